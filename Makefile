@@ -1,0 +1,84 @@
+# One entry point for everything: make test | check | demo | bless | docs | bench | proto | clean.
+# Needs Python >= 3.11; all else goes into .venv and is reinstalled only when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CHAKRA := mlc-chakra==1.0.0
+PROTOC := grpcio-tools==1.75.1
+SCHEMA := stagec/trace/et_def.proto
+
+DEMO_DIR  := build/demo
+DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
+
+.PHONY: help test check demo bless docs bench proto lit clean distclean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make test    run the tests                     make check   linters, types, layers"
+	@echo "make demo    compile a Llama 3 8B for 64 GPUs  make bless   accept changed goldens"
+	@echo "make docs    regenerate the generated docs     make bench   time the compiler"
+	@echo "make lit     the lit suite, with stock lit     make proto   regenerate the trace schema"
+	@echo "make clean   remove build outputs              make distclean   ... and .venv"
+
+test: $(VENV)/.stamp-test
+	$(BIN)/python -m pytest -n 2 -q
+
+check: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python tools/lint_checks.py
+
+demo: $(VENV)/.stamp-run
+	$(BIN)/stagec compile $(DEMO_ARGS)
+
+bless: $(VENV)/.stamp-test
+	STAGEC_BLESS=1 $(BIN)/python -m pytest -n 2 -q tests/test_lit.py
+
+lit: $(VENV)/.stamp-test
+	$(BIN)/lit -v tests/lit
+
+docs: $(VENV)/.stamp-run
+	$(BIN)/python tools/gen_docs.py
+
+bench: $(VENV)/.stamp-run
+	$(BIN)/python tools/bench.py
+
+# Generated code refuses a protobuf older than its own: the compiler is that of our lower bound.
+# Its environment is apart, since that compiler's pins may conflict with what is installed.
+proto:
+	$(PYTHON) -m venv build/protoc
+	build/protoc/bin/python -m pip --disable-pip-version-check --quiet install $(PROTOC)
+	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(SCHEMA)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+
+# A half-made environment is removed, so that the next run starts afresh.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("stagec needs Python 3.11 or newer; this is %d.%d: make PYTHON=python3.12" % v[:2])'
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv $(VENV) || { rm -rf $(VENV); \
+	  echo "cannot create a virtual environment: install python3-venv or virtualenv" >&2; exit 1; }
+
+$(VENV)/.stamp-run: pyproject.toml | $(BIN)/python
+	$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.stamp-test: pyproject.toml | $(BIN)/python
+	$(PIP) install -e '.[test]'
+	$(PIP) install --no-deps $(CHAKRA)
+	@touch $@ $(VENV)/.stamp-run
+
+$(VENV)/.stamp-dev: pyproject.toml | $(BIN)/python
+	$(PIP) install -e '.[test,dev]'
+	$(PIP) install --no-deps $(CHAKRA)
+	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run

@@ -1,0 +1,1 @@
+"""What the STG language is: grammar, reference, phases and ops."""

@@ -1,0 +1,184 @@
+"""Collectives in global view: they change placement, never shape. Each states its result and its exchange.
+
+Every collective takes any number of operands (a coalesced call over one buffer); `dim` is one dimension for
+each of them. The numeric exchange acts on the local arrays of one group, in the order of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import ZERO, Expr
+from stagec.ir.opdef import Array, OpDef, Param
+from stagec.ir.types import AxisUse, Dim, Partial, TensorType, Type
+from stagec.support.diagnostics import error
+
+_OVER = Param("over", "names", "the mesh axes of the group, major first", required=True)
+_DIM = Param("dim", "ints", "the dimension, one for each operand", required=True)
+
+
+class Movement(OpDef):
+    """Base of ops that change the placement of each operand on its own."""
+
+    operands = ("x",)
+    variadic = True
+    variadic_results = True
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        """The type of result `index` from that of its operand; ValueError if that cannot be."""
+        raise NotImplementedError
+
+    def infer(self, op: Operation) -> list[Type]:
+        try:
+            return [self.move(op, i, v.tensor) for i, v in enumerate(op.operands)]
+        except ValueError as e:
+            raise error(f"'{op.name}' {e}", op.loc, remedy="give it an operand that is placed so") from None
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        for i, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
+            try:
+                expected = self.move(op, i, value.tensor)
+            except ValueError as e:
+                yield str(e)
+                continue
+            found = result.tensor
+            if (expected.dims, expected.partial) != (found.dims, found.partial):
+                yield f"gives {expected}, but %{result.name} is written as {found}"
+
+
+class Collective(Movement):
+    """Base of what ranks do together. `steps` times (n-1)/n of the buffer crosses a ring per rank."""
+
+    steps = 1
+    bucketed = False
+
+    def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
+        """The local results of one group from its local operands."""
+        raise NotImplementedError
+
+    def buffer(self, op: Operation) -> Expr:
+        """Bytes of the larger side on one rank, all operands together."""
+        return sum((v.tensor.local_bytes for v in op.operands), ZERO)
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return self.buffer(op)
+
+
+def operand_dim(op: Operation, index: int) -> int:
+    """The dimension for operand `index`."""
+    value = op.attrs["dim"]
+    item = value[index if len(value) > 1 else 0] if isinstance(value, tuple) else value
+    return int(item.value or 0) if isinstance(item, Expr) else 0
+
+
+def _unsplit(dim: Dim, over: tuple[str, ...]) -> Dim:
+    keep = len(dim.split) - len(over)
+    if keep < 0 or dim.axes[keep:] != over:
+        raise ValueError(f"expects a dimension split last over {', '.join(over)}, found {dim}")
+    return replace(dim, split=dim.split[:keep])
+
+
+def _split(dim: Dim, over: tuple[str, ...]) -> Dim:
+    return replace(dim, split=dim.split + tuple(AxisUse(a) for a in over))
+
+
+def _with_dim(type_: TensorType, d: int, dim: Dim) -> TensorType:
+    return replace(type_, dims=(*type_.dims[:d], dim, *type_.dims[d + 1 :]), placed=True, role="")
+
+
+def _reduced(type_: TensorType, over: tuple[str, ...], kind: str) -> TensorType:
+    if type_.partial is None or type_.partial.kind != kind or not set(over) <= set(type_.partial.axes):
+        raise ValueError(f"expects a {kind} unreduced over {', '.join(over)}, found {type_}")
+    rest = tuple(a for a in type_.partial.axes if a not in over)
+    return replace(type_, partial=Partial(kind, rest) if rest else None, placed=True, role="")
+
+
+class AllReduce(Collective):
+    """Sum (or maximum) of a partial value over a group; everyone gets the whole. `bucket` splits it by bytes."""
+
+    name = "stg.all_reduce"
+    steps = 2
+    params = (_OVER, Param("kind", "name", "sum or max (default sum)", choices=("sum", "max")),
+              Param("bucket", "int", "bytes of one call, the last one is shorter (default: one call)"))
+    example = "%y = stg.all_reduce[over = tp](%x) : bf16[B@dp, S, D]"
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        return _reduced(type_, op.names("over"), op.text("kind", "sum"))
+
+    def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
+        whole = np.max(parts, axis=0) if op.text("kind", "sum") == "max" else np.sum(parts, axis=0)
+        return [whole] * len(parts)
+
+
+class ReduceScatter(Collective):
+    """Sum of a partial value over a group, of which everyone gets a part of dimension `dim`."""
+
+    name = "stg.reduce_scatter"
+    params = (_DIM, _OVER, Param("bucket", "int", "bytes of one call, the last one is shorter"))
+    example = "%y = stg.reduce_scatter[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        over, d = op.names("over"), operand_dim(op, index)
+        reduced = _reduced(type_, over, "sum")
+        return _with_dim(reduced, d, _split(reduced.dims[d], over))
+
+    def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
+        return np.split(np.sum(parts, axis=0), len(parts), axis=operand_dim(op, index))
+
+
+class AllGather(Collective):
+    """Everyone gets the parts of all along dimension `dim`."""
+
+    name = "stg.all_gather"
+    params = (_DIM, _OVER)
+    example = "%y = stg.all_gather[dim = 1, over = tp](%x) : bf16[B@dp, S, D]"
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        d = operand_dim(op, index)
+        return _with_dim(type_, d, _unsplit(type_.dims[d], op.names("over")))
+
+    def buffer(self, op: Operation) -> Expr:
+        return sum((v.tensor.local_bytes for v in op.results), ZERO)
+
+    def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
+        return [np.concatenate(parts, axis=operand_dim(op, index))] * len(parts)
+
+
+class AllToAll(Collective):
+    """Moves a split from dimension `from` to dimension `dim`."""
+
+    name = "stg.all_to_all"
+    params = (Param("from", "int", "the dimension that is split before", required=True), _DIM, _OVER)
+    example = "%y = stg.all_to_all[from = 1, dim = 2, over = cp](%x) : bf16[B, S, H@cp, K]"
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        over, d, source = op.names("over"), operand_dim(op, index), op.integer("from")
+        opened = _with_dim(type_, source, _unsplit(type_.dims[source], over))
+        return _with_dim(opened, d, _split(opened.dims[d], over))
+
+    def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
+        pieces = [np.split(p, len(parts), axis=operand_dim(op, index)) for p in parts]
+        return [np.concatenate([p[i] for p in pieces], axis=op.integer("from")) for i in range(len(parts))]
+
+
+class Slice(Movement):
+    """Takes the local part of a replicated value along dimension `dim`; a view, nothing is sent."""
+
+    name = "stg.slice"
+    free = True
+    aliases = True
+    params = (_DIM, _OVER)
+    example = "%y = stg.slice[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        over, d = op.names("over"), operand_dim(op, index)
+        if set(over) & set(type_.axes):
+            raise ValueError(f"expects a value replicated over {', '.join(over)}, found {type_}")
+        return _with_dim(type_, d, _split(type_.dims[d], over))
+
+
+OPS = (AllReduce(), ReduceScatter(), AllGather(), AllToAll(), Slice())

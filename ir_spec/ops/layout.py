@@ -1,0 +1,137 @@
+"""Ops that move or name data and compute nothing: reshape, unbind, stack, place, gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import Expr
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param
+from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
+from stagec.ir_spec.ops.pointwise import pointwise
+
+
+class Reshape(OpDef):
+    """Splits and joins dimensions in named factors, "bs(gr)k->bsgrk"; a view. `sizes` gives inner factors."""
+
+    name = "stg.reshape"
+    operands = ("x",)
+    free = True
+    aliases = True
+    params = (Param("spec", "str", "the rule", required=True, positional=True),
+              Param("factor", "name", "a factor whose size is given"), Param("size", "size", "its size"))
+    example = '%y = stg.reshape["bs(gr)k->bsgrk", factor = g, size = G](%x) : bf16[B, S, G, H/G, K]'
+
+    def rule(self, op: Operation) -> Rule:
+        sizes = {op.text("factor"): op.expr("size")} if "factor" in op.attrs else {}
+        return make_rule(op.text("spec"), linear=[0], sizes=sizes)
+
+    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+        (dy,) = grads
+        (left,), (right,) = parse_rule(op.text("spec"))
+        attrs = {k: v for k, v in op.attrs.items() if k in ("factor", "size")}
+        attrs["spec"] = Quoted(f"{shape_text(right)}->{shape_text(left)}")
+        return [dy and b.value("stg.reshape", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        (left,), (right,) = parse_rule(op.text("spec"))
+        shape = [ctx.size(d.local) for d in op.result.tensor.dims]
+        order = [f for g in left for f in g]
+        if order != [f for g in right for f in g]:
+            raise NotImplementedError("reshape with transposition")
+        return [args[0].reshape(shape)]
+
+
+class Unbind(OpDef):
+    """Views of the slices along dimension `dim`, whose size is the number of results."""
+
+    name = "stg.unbind"
+    operands = ("x",)
+    variadic_results = True
+    free = True
+    aliases = True
+    params = (Param("dim", "int", "the dimension", required=True),
+              Param("count", "int", "the number of slices", required=True))
+    example = "%q, %k, %v = stg.unbind[dim = 1, count = 3](%qkv) : (bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K])"
+
+    def rule(self, op: Operation) -> Rule:
+        d, text = op.integer("dim"), letters(op.operands[0].tensor.rank - 1)
+        packed = text[:d] + "z" + text[d:]
+        return make_rule(f"{packed}->" + ",".join([text] * op.integer("count")), whole="z", linear=[0])
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.operands[0].tensor.shape[op.integer("dim")] != op.integer("count"):
+            yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {op.operands[0].type}"
+
+    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+        present = [g for g in grads if g is not None]
+        if len(present) != len(grads):
+            return [None] if not present else [super().grad(b, op, grads)[0]]
+        return [b.value("stg.stack", present, {"dim": op.expr("dim")}, hint=f"d_{op.operands[0].name}")]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return list(np.moveaxis(args[0], op.integer("dim"), 0))
+
+
+class Stack(OpDef):
+    """Stacks its operands along a new dimension `dim`; copies, no FLOPs."""
+
+    name = "stg.stack"
+    operands = ("x",)
+    variadic = True
+    params = (Param("dim", "int", "the new dimension", required=True),)
+    example = "%qkv = stg.stack[dim = 1](%q, %k, %v) : bf16[B, 3, S, H, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        from stagec.ir.expr import const
+
+        d, text, count = op.integer("dim"), letters(op.operands[0].tensor.rank), len(op.operands)
+        packed = text[:d] + "z" + text[d:]
+        return make_rule(",".join([text] * count) + f"->{packed}", whole="z", linear=range(count),
+                         sizes={"z": const(count)})
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.stack(args, axis=op.integer("dim"))]
+
+
+class Identity(OpDef):
+    """Base of ops that hand their operand on and are there for the placement of their result."""
+
+    operands = ("x",)
+    free = True
+    aliases = True
+
+    def rule(self, op: Operation) -> Rule:
+        return pointwise(op, linear=True)
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        from stagec.ir.expr import ZERO
+
+        return ZERO
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0]]
+
+
+class Place(Identity):
+    """Pins a placement: the result has the written type, whatever the strategy says."""
+
+    name = "stg.place"
+    example = "%y = stg.place(%x) : bf16[B@dp, S, V]"
+
+    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+        return [grads[0]]
+
+
+class Gradient(Identity):
+    """Marks the final gradient of a parameter, reduced and placed as the optimizer wants it."""
+
+    name = "stg.gradient"
+    pure = False
+    example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
+
+
+OPS = (Reshape(), Unbind(), Stack(), Place(), Gradient())

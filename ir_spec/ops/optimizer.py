@@ -1,0 +1,94 @@
+"""Optimizer ops: AdamW with an fp32 master copy, and the pieces of gradient-norm clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, product
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir_spec.ops.structure import ratio
+
+_HYPER = (
+    Param("lr", "ratio", "learning rate"), Param("beta1", "ratio", "decay of the first moment"),
+    Param("beta2", "ratio", "decay of the second moment"), Param("decay", "ratio", "weight decay"),
+    Param("eps", "ratio", "added to the root of the second moment"),
+)  # fmt: skip
+
+
+class AdamW(OpDef):
+    """One AdamW step (arXiv 1711.05101) in place; 16 FLOPs per element.
+
+    Operands: parameter, gradient, master copy, first and second moment, and the clipping factor, a scalar.
+    """
+
+    name = "stg.adamw"
+    operands = ("param", "grad", "master", "m", "v", "clip")
+    results = ("param", "master", "m", "v")
+    inplace = {0: 0, 1: 2, 2: 3, 3: 4}
+    params = _HYPER
+    example = "%w2, %a2, %m2, %v2 = stg.adamw(%w, %g, %a, %m, %v, %clip) : (bf16[D], f32[D], f32[D], f32[D])"
+
+    def rule(self, op: Operation) -> Rule:
+        t = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{t},{t},{t},{t},{t},->{t},{t},{t},{t}")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[i].tensor.dtype for i in (0, 2, 3, 4)]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 16
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        _, grad, master, m, v, clip = args
+        b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.95)
+        g = grad * clip
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g * g
+        step = (m / (1 - b1)) / (np.sqrt(v / (1 - b2)) + ratio(op, "eps", 1e-8))
+        master = master - ratio(op, "lr", 3e-4) * (step + ratio(op, "decay", 0.1) * master)
+        return [master, master, m, v]
+
+
+class SquaredNorm(OpDef):
+    """Sum of squares in fp32, 2 FLOPs per element; a split dimension leaves a partial sum."""
+
+    name = "stg.squared_norm"
+    operands = ("x",)
+    example = "%s = stg.squared_norm(%g) : f32[]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule(letters(op.operands[0].tensor.rank) + "->")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 2
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.square(args[0]).sum()]
+
+
+class ClipFactor(OpDef):
+    """min(1, max / sqrt(x)): the factor that clips a gradient of squared norm x; 3 FLOPs."""
+
+    name = "stg.clip_factor"
+    operands = ("x",)
+    params = (Param("max", "ratio", "the largest norm", required=True),)
+    example = "%c = stg.clip_factor[max = 1](%s) : f32[]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("->")
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(()) * 3
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.minimum(1.0, ratio(op, "max") / np.sqrt(args[0] + 1e-12))]
+
+
+OPS = (AdamW(), SquaredNorm(), ClipFactor())

@@ -1,0 +1,97 @@
+"""Statements of a strategy: how a model is laid out on a mesh, without touching the model's text."""
+
+from __future__ import annotations
+
+from stagec.ir.opdef import Param
+from stagec.ir_spec.ops.structure import Declaration
+
+_DIMS = Param("dims", "names", "dimension names", required=True, positional=True)
+_OVER = Param("over", "names", "mesh axes", required=True)
+DTYPES = ("f32", "bf16", "f16")
+
+
+class StrategyOp(Declaration):
+    """A parallelization strategy: statements that `apply-strategy` turns into placements."""
+
+    name = "stg.strategy"
+    has_region = True
+    symbol = "required"
+    params = (Param("mesh", "symbol", "the mesh that it is for"),)
+    example = "stg.strategy @s[mesh = @pod] {\n  stg.split[B, over = dp]\n}"
+
+
+class SplitOp(Declaration):
+    """Dimensions of these names are split over the axes wherever that can be.
+
+    `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where no
+    computation uses the axis otherwise: sequence parallelism.
+    """
+
+    name = "stg.split"
+    params = (_DIMS, _OVER, Param("at", "name", "rest, or everywhere by default", choices=("rest",)))
+    example = "stg.split[(H, G, F, V), over = tp]"
+
+
+class GatherOp(Declaration):
+    """Activations split over these dimensions are gathered before an op that would treat the split specially.
+
+    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one.
+    """
+
+    name = "stg.gather"
+    params = (_DIMS,)
+    example = "stg.gather[V]"
+
+
+class ShardParamsOp(Declaration):
+    """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes."""
+
+    name = "stg.shard_params"
+    params = (_OVER, Param("zero", "int", "the stage, 1 to 3", required=True))
+    example = "stg.shard_params[over = dp, zero = 3]"
+
+
+class MicrobatchesOp(Declaration):
+    """Splits the batch into microbatches whose gradients are accumulated."""
+
+    name = "stg.microbatches"
+    params = (Param("count", "int", "how many", required=True), Param("split", "name", "the batch symbol (B)"))
+    example = "stg.microbatches[count = 4]"
+
+
+class DtypesOp(Declaration):
+    """Element types: of parameters and activations, gradients, reductions on the wire, the master copy."""
+
+    name = "stg.dtypes"
+    params = tuple(Param(n, "name", f"of the {n}", choices=DTYPES) for n in ("param", "grad", "reduce", "master"))
+    example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
+
+
+class TpInputsOp(Declaration):
+    """Whether backward gathers the inputs of split matmuls again (regather) or keeps them (save-gathered)."""
+
+    name = "stg.tp_inputs"
+    params = (Param("policy", "name", "regather or save_gathered", required=True, positional=True,
+                    choices=("regather", "save_gathered")),)
+    example = "stg.tp_inputs[regather]"
+
+
+class BucketOp(Declaration):
+    """Gradient all_reduces are cut into calls of this many bytes."""
+
+    name = "stg.bucket"
+    params = (Param("bytes", "int", "bytes of one call", required=True),)
+    example = "stg.bucket[bytes = 26214400]"
+
+
+class OptimizerOp(Declaration):
+    """The optimizer: AdamW with clipping of the gradient norm to `clip` (0: no clipping)."""
+
+    name = "stg.optimizer"
+    params = (Param("kind", "name", "adamw or none", required=True, positional=True, choices=("adamw", "none")),
+              Param("clip", "ratio", "the largest gradient norm (default 1)"))
+    example = "stg.optimizer[adamw, clip = 1]"
+
+
+OPS = (StrategyOp(), SplitOp(), GatherOp(), ShardParamsOp(), MicrobatchesOp(), DtypesOp(), TpInputsOp(), BucketOp(),
+       OptimizerOp())

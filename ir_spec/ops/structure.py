@@ -1,0 +1,227 @@
+"""Ops that give a module its structure: declarations, functions, repetition, accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, const, substitute
+from stagec.ir.facts import Relation
+from stagec.ir.opdef import OpDef, Param
+from stagec.ir.types import Dim, TensorType, Type
+
+
+class Declaration(OpDef):
+    """Base of ops that state something and compute nothing."""
+
+    results = ()
+    pure = False
+    free = True
+
+
+class ModuleOp(Declaration):
+    """The unit of compilation: declarations, functions and strategies."""
+
+    name = "stg.module"
+    has_region = True
+    symbol = "required"
+    params = (Param("phase", "name", "how far the module is compiled"),)
+    example = "stg.module @m[phase = parsed] {\n}"
+
+
+class SymbolsOp(Declaration):
+    """Declares symbolic sizes, positive integers, with default values where there are any."""
+
+    name = "stg.symbols"
+    open_params = True
+    example = "stg.symbols[B, S = 8192]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        for name, value in op.attrs.items():
+            number = value.value if isinstance(value, Expr) else None
+            if value is not True and (number is None or number < 1):
+                yield f"symbol {name} expects a positive integer, found {value}"
+
+
+class AssumeOp(Declaration):
+    """States relations between sizes that every binding must satisfy; they make divisions exact."""
+
+    name = "stg.assume"
+    params = (Param("relations", "relations", "the relations", required=True, positional=True),)
+    example = "stg.assume[S % tp == 0, B >= 1]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        relations = op.attrs.get("relations")
+        for relation in relations if isinstance(relations, tuple) else ():
+            if isinstance(relation, Relation) and not relation.symbols and not relation.holds({}):
+                yield f"{relation} is never true"
+
+
+class MeshOp(Declaration):
+    """Declares the device mesh: named axes, slowest first, with sizes where they are known."""
+
+    name = "stg.mesh"
+    open_params = True
+    symbol = "required"
+    example = "stg.mesh @pod[pp = 2, dp, tp]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        for name, value in op.attrs.items():
+            number = value.value if isinstance(value, Expr) else None
+            if value is not True and (number is None or number < 1):
+                yield f"mesh axis {name} expects a positive integer, found {value}"
+
+
+class FuncOp(Declaration):
+    """A function. Arguments with the clause `param` are trainable, those with `state` are updated in place."""
+
+    name = "stg.func"
+    has_region = True
+    symbol = "required"
+    example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"
+
+
+class Terminator(Declaration):
+    """Base of ops that end a region."""
+
+    operands = ("value",)
+    variadic = True
+
+
+class ReturnOp(Terminator):
+    """Ends a function with its results."""
+
+    name = "stg.return"
+    example = "stg.return(%x)"
+
+
+class YieldOp(Terminator):
+    """Ends the region of a repeat or an accumulate with the values that it hands on."""
+
+    name = "stg.yield"
+    example = "stg.yield(%x)"
+
+
+class RegionOp(OpDef):
+    """Base of ops whose region runs several times; arguments are bound to the operands."""
+
+    operands = ("init",)
+    variadic = True
+    has_region = True
+    results = ()
+    pure = False
+    free = True
+
+    def region_args(self, op: Operation) -> Sequence[Type]:
+        """The types of the region's arguments, from the operands."""
+        raise NotImplementedError
+
+
+class RepeatOp(RegionOp):
+    """Runs its region `count` times, like a scan.
+
+    The first `carry` bindings are carried from one iteration to the next; the others are sliced along their
+    first dimension. Values yielded beyond the carried ones come out stacked along a new first dimension.
+    `reverse` runs from the last slice to the first.
+    """
+
+    name = "stg.repeat"
+    params = (Param("count", "size", "the number of iterations", required=True),
+              Param("carry", "int", "how many values are carried (default 1)"),
+              Param("reverse", "flag", "run from the last slice to the first"))
+    example = "%y = stg.repeat[count = L, carry = 1] (%h = %x, %w = %W) {\n  stg.yield(%h)\n}"
+
+    def region_args(self, op: Operation) -> Sequence[Type]:
+        carry = op.integer("carry", 1)
+        return [_at_rest(v.tensor) if i < carry else v.tensor.sliced() for i, v in enumerate(op.operands)]
+
+    def infer(self, op: Operation) -> list[Type]:
+        carry, count = op.integer("carry", 1), op.expr("count")
+        yielded = op.body.terminator.operands
+        carried: list[Type] = [a.tensor for a in op.body.args[:carry]]
+        return carried + [v.tensor.stacked(count) for v in yielded[carry:]]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        carry, count = op.integer("carry", 1), op.expr("count")
+        if len(op.operands) < carry or len(op.body.terminator.operands) < carry:
+            yield f"carries {carry} values, so it must bind and yield at least {carry}"
+            return
+        for value in op.operands[carry:]:
+            dims = value.tensor.dims
+            if not dims or dims[0].size != count:
+                yield f"%{value.name} is sliced, so its first dimension must be {count}: {value.type}"
+        for arg, value in zip(op.body.args[:carry], op.body.terminator.operands, strict=False):
+            if arg.tensor.shape != value.tensor.shape or arg.tensor.dtype != value.tensor.dtype:
+                yield f"%{arg.name} is carried as {arg.type}, but %{value.name} is {value.type}"
+
+
+class AccumulateOp(RegionOp):
+    """Gradient accumulation: splits the symbol `split` (the batch) into `count` microbatches.
+
+    Bound values are sliced along the dimensions that contain the symbol, others are the same every time.
+    What the region yields is summed over the microbatches.
+    """
+
+    name = "stg.accumulate"
+    params = (Param("count", "size", "the number of microbatches", required=True),
+              Param("split", "name", "the symbol that is split (default B)"))
+    example = "%l = stg.accumulate[count = 4] (%t = %tokens) {\n  stg.yield(%t)\n}"
+
+    def region_args(self, op: Operation) -> Sequence[Type]:
+        return [_at_rest(microbatch(op, v.tensor)) for v in op.operands]
+
+    def infer(self, op: Operation) -> list[Type]:
+        return [v.tensor for v in op.body.terminator.operands]
+
+
+def microbatch(op: Operation, type_: TensorType) -> TensorType:
+    """The type of one microbatch of a value."""
+    name, count = op.text("split", "B"), op.expr("count")
+    dims = [Dim(_divide(d.size, name, count), d.split, d.open) for d in type_.dims]
+    return TensorType(type_.dtype, tuple(dims), type_.partial, type_.placed, type_.memory, type_.stage)
+
+
+def _divide(size: Expr, name: str, count: Expr) -> Expr:
+    from stagec.ir.expr import symbol
+
+    return substitute(size, {name: symbol(name) / count}) if name in size.symbols else size
+
+
+def _at_rest(type_: TensorType) -> TensorType:
+    """The type without role, as seen inside a region."""
+    return TensorType(type_.dtype, type_.dims, type_.partial, type_.placed, type_.memory, type_.stage)
+
+
+class ConstantOp(OpDef):
+    """A scalar constant, f32."""
+
+    name = "stg.constant"
+    params = (Param("value", "ratio", "the number", required=True),)
+    free = True
+    example = "%one = stg.constant[value = 1] : f32[]"
+
+    def rule(self, op: Operation):  # type: ignore[no-untyped-def]
+        from stagec.ir.rule import Rule
+
+        return Rule((), ((),))
+
+    def infer(self, op: Operation) -> list[Type]:
+        return [TensorType("f32")]
+
+    def reference(self, op, ctx, *args):  # type: ignore[no-untyped-def]
+        import numpy as np
+
+        return [np.float64(ratio(op, "value"))]
+
+
+def ratio(op: Operation, name: str, default: float = 0.0) -> float:
+    """A `ratio` parameter as a float, for numeric references."""
+    from stagec.ir.expr import fraction
+
+    value = op.attrs.get(name)
+    return float(fraction(value)) if isinstance(value, Expr) else default
+
+
+OPS = (ModuleOp(), SymbolsOp(), AssumeOp(), MeshOp(), FuncOp(), ReturnOp(), YieldOp(), RepeatOp(), AccumulateOp(),
+       ConstantOp())
+ONE = const(1)

@@ -1,0 +1,252 @@
+"""Ops over the vocabulary: embedding and cross entropy, with what they become when it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, product
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir_spec.ops.pointwise import need_result
+
+_MEAN = Param("mean", "size", "the number of tokens to average over, such as B*S", required=True)
+
+
+def _batch(op: Operation, operand: int) -> str:
+    """Letters of the batch dimensions: those of the token operand."""
+    return letters(op.operands[operand].tensor.rank)
+
+
+class Embedding(OpDef):
+    """Looks rows of a table up. A table split over its rows gives a masked lookup and a partial sum."""
+
+    name = "stg.embedding"
+    operands = ("table", "tokens")
+    example = "%e = stg.embedding(%table, %tokens) : bf16[B, S, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        t = _batch(op, 1)
+        return make_rule(f"vx,{t}->{t}x")
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        out = op.result.tensor.local_bytes
+        return out * 2 + op.operands[1].tensor.local_bytes
+
+    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+        (dy,) = grads
+        table, tokens = op.operands
+        rows = table.tensor.shape[0]
+        return [dy and b.value("stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=f"d_{table.name}"), None]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        table, tokens = args
+        local = tokens - ctx.start(op.operands[0].tensor.dims[0])
+        inside = (local >= 0) & (local < table.shape[0])
+        return [np.where(inside[..., None], table[np.clip(local, 0, table.shape[0] - 1)], 0.0)]
+
+
+class EmbeddingGrad(OpDef):
+    """Adds rows of dy up per token, one FLOP per element of dy."""
+
+    name = "stg.embedding_grad"
+    operands = ("tokens", "dy")
+    params = (Param("rows", "size", "the rows of the table", required=True),)
+    example = "%dt = stg.embedding_grad[rows = V](%tokens, %de) : bf16[V, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        t = _batch(op, 0)
+        return make_rule(f"{t},{t}x->vx", sizes={"v": op.expr("rows")})
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[1].tensor.dtype]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in _batch(op, 0) + "x")
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        tokens, dy = args
+        rows = op.result.tensor.dims[0]
+        out = np.zeros((ctx.size(rows.local), dy.shape[-1]))
+        local = tokens - ctx.start(rows)
+        inside = (local >= 0) & (local < out.shape[0])
+        np.add.at(out, local[inside], dy[inside])
+        return [out]
+
+
+class CrossEntropy(OpDef):
+    """Mean negative log-likelihood in fp32; the second result is the row log-sum-exp for backward.
+
+    Where the vocabulary is split it becomes three all_reduces of [batch, sequence] in fp32: the maximum, the
+    sum of exponentials, the target logit (arXiv 1909.08053). 5 FLOPs per logit.
+    """
+
+    name = "stg.cross_entropy"
+    operands = ("logits", "labels")
+    results = ("loss", "lse")
+    required_results = 1
+    params = (_MEAN,)
+    example = "%loss = stg.cross_entropy[mean = B*S](%logits, %labels) : f32[]"
+
+    def rule(self, op: Operation) -> Rule:
+        t = _batch(op, 1)
+        return make_rule(f"{t}v,{t}->,{t}", special="v")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32", "f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 5
+
+    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+        dloss = grads[0]
+        if dloss is None:
+            return [None, None]
+        logits, labels = op.operands
+        operands = [logits, labels, need_result(op, 1, "lse"), dloss]
+        return [b.value("stg.cross_entropy_grad", operands, {"mean": op.expr("mean")}, hint=f"d_{logits.name}"), None]
+
+    def partition(self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]) -> Sequence[Value]:
+        logits, labels = op.operands
+        over = special["v"]
+        kind: Mapping[str, tuple[str, ...]] = {"over": over}
+        top = b.value("stg.all_reduce", [b.value("stg.reduce_max", [logits], hint="top")],
+                      {**kind, "kind": "max"}, hint="row_max")
+        part = b.value("stg.sum_exp", [logits, top], hint="part_sum")
+        exp = b.value("stg.all_reduce", [part], kind, hint="row_sum")
+        picked = b.value("stg.pick", [logits, labels], hint="part_target")
+        target = b.value("stg.all_reduce", [picked], kind, hint="target")
+        return b.op("stg.nll", [top, exp, target], {"mean": op.expr("mean")}, names=["loss", "lse"]).results
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        logits, labels = args
+        lse = _logsumexp(logits)
+        picked = np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+        return [(lse - picked).sum() / ctx.size(op.expr("mean")), lse]
+
+
+def _logsumexp(x: Array) -> Array:
+    top = x.max(-1, keepdims=True)
+    return (np.log(np.exp(x - top).sum(-1, keepdims=True)) + top)[..., 0]
+
+
+class CrossEntropyGrad(OpDef):
+    """(softmax(logits) - onehot(labels)) * dloss / mean, 4 FLOPs per logit."""
+
+    name = "stg.cross_entropy_grad"
+    operands = ("logits", "labels", "lse", "dloss")
+    params = (_MEAN,)
+    example = "%dl = stg.cross_entropy_grad[mean = B*S](%logits, %labels, %lse, %one) : bf16[B, S, V]"
+
+    def rule(self, op: Operation) -> Rule:
+        t = _batch(op, 1)
+        return make_rule(f"{t}v,{t},{t},->{t}v")
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 4
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        logits, labels, lse, dloss = args
+        grad = np.exp(logits - lse[..., None])
+        columns = np.arange(logits.shape[-1]) + ctx.start(op.operands[0].tensor.dims[-1])
+        grad -= labels[..., None] == columns
+        return [grad * dloss / ctx.size(op.expr("mean"))]
+
+
+class ReduceMax(OpDef):
+    """Maximum over the last dimension, in fp32; a split dimension leaves a partial maximum."""
+
+    name = "stg.reduce_max"
+    operands = ("x",)
+    example = "%m = stg.reduce_max(%logits) : f32[B, S]"
+
+    def rule(self, op: Operation) -> Rule:
+        row = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{row}->{row[:-1]}", reduction="max")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values())
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0].max(-1)]
+
+
+class SumExp(OpDef):
+    """Sum of exp(x - m) over the last dimension, 3 FLOPs per element."""
+
+    name = "stg.sum_exp"
+    operands = ("x", "m")
+    example = "%s = stg.sum_exp(%logits, %m) : f32[B, S]"
+
+    def rule(self, op: Operation) -> Rule:
+        row = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{row},{row[:-1]}->{row[:-1]}")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 3
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.exp(args[0] - args[1][..., None]).sum(-1)]
+
+
+class Pick(OpDef):
+    """The element of the last dimension that the label names; 0 where another rank holds it."""
+
+    name = "stg.pick"
+    operands = ("x", "labels")
+    example = "%t = stg.pick(%logits, %labels) : f32[B, S]"
+
+    def rule(self, op: Operation) -> Rule:
+        row = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{row},{row[:-1]}->{row[:-1]}")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.result.tensor.local_bytes * 2 + op.operands[1].tensor.local_bytes
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x, labels = args
+        local = labels - ctx.start(op.operands[0].tensor.dims[-1])
+        inside = (local >= 0) & (local < x.shape[-1])
+        picked = np.take_along_axis(x, np.clip(local, 0, x.shape[-1] - 1)[..., None], -1)[..., 0]
+        return [np.where(inside, picked, 0.0)]
+
+
+class Nll(OpDef):
+    """Mean of log(sum) + max - target, and the log-sum-exp; 4 FLOPs per row."""
+
+    name = "stg.nll"
+    operands = ("max", "sum", "target")
+    results = ("loss", "lse")
+    params = (_MEAN,)
+    example = "%loss, %lse = stg.nll[mean = B*S](%m, %s, %t) : (f32[], f32[B, S])"
+
+    def rule(self, op: Operation) -> Rule:
+        t = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{t},{t},{t}->,{t}")
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if {v.tensor.dtype for v in op.operands} != {"f32"}:
+            yield "works on f32"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 4
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        top, exp, target = args
+        lse = np.log(exp) + top
+        return [(lse - target).sum() / ctx.size(op.expr("mean")), lse]
+
+
+OPS = (Embedding(), EmbeddingGrad(), CrossEntropy(), CrossEntropyGrad(), ReduceMax(), SumExp(), Pick(), Nll())

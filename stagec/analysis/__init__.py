@@ -1,0 +1,1 @@
+"""Counts over a module: FLOPs, bytes, communication, memory."""

@@ -1,0 +1,1 @@
+"""The mechanics of the IR: expressions, types, operations, op definitions, building, verifying."""

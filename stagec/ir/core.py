@@ -1,0 +1,269 @@
+"""Operations, values and regions: the mutable part of the IR.
+
+An operation has at most one region, a region is one straight list of operations. A region's arguments
+may be bound to the operands of its operation (`%h = %x`): argument i then stands for operand i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stagec.ir.expr import Expr, substitute
+from stagec.ir.facts import Relation
+from stagec.ir.types import TensorType, Type
+from stagec.support.source import UNKNOWN, Loc
+
+if TYPE_CHECKING:
+    from stagec.ir.opdef import OpDef
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolRef:
+    """`@name`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return "@" + self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """A string that prints in quotes (a plain `str` attribute is a bare name)."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return f'"{self.text}"'
+
+
+Attr = bool | str | Expr | Relation | SymbolRef | Quoted | tuple["Attr", ...]
+
+
+class Value:
+    """An SSA value: a result of an operation or an argument of a region."""
+
+    __slots__ = ("index", "loc", "name", "owner", "type", "uses")
+
+    def __init__(self, name: str, type: Type | None, owner: Operation | Region, index: int,
+                 loc: Loc = UNKNOWN) -> None:
+        self.name, self.type, self.owner, self.index, self.loc = name, type, owner, index, loc
+        self.uses: list[tuple[Operation, int]] = []
+
+    @property
+    def producer(self) -> Operation | None:
+        """The operation that this is a result of; None for a region's argument."""
+        return self.owner if isinstance(self.owner, Operation) else None
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type, which must be a tensor type by now."""
+        if not isinstance(self.type, TensorType):
+            raise TypeError(f"%{self.name} has no tensor type")
+        return self.type
+
+    @property
+    def region(self) -> Region:
+        """The region in which it is defined."""
+        if isinstance(self.owner, Region):
+            return self.owner
+        if self.owner.parent is None:
+            raise ValueError(f"%{self.name} is not in a region")
+        return self.owner.parent
+
+    def replace_with(self, other: Value) -> None:
+        """Make all users use `other`."""
+        for op, index in list(self.uses):
+            op.set_operand(index, other)
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+
+class Region:
+    """A list of operations with arguments; `returns` is the declared result types of a function."""
+
+    __slots__ = ("args", "ops", "owner", "returns")
+
+    def __init__(self, owner: Operation) -> None:
+        self.owner = owner
+        self.args: list[Value] = []
+        self.ops: list[Operation] = []
+        self.returns: tuple[Type, ...] = ()
+
+    def add_arg(self, name: str, type: Type | None, loc: Loc = UNKNOWN) -> Value:
+        """Append an argument."""
+        arg = Value(name, type, self, len(self.args), loc)
+        self.args.append(arg)
+        return arg
+
+    def insert(self, index: int, op: Operation) -> Operation:
+        """Insert an operation that is in no region yet."""
+        self.ops.insert(index, op)
+        op.parent = self
+        return op
+
+    def append(self, op: Operation) -> Operation:
+        """Insert at the end."""
+        return self.insert(len(self.ops), op)
+
+    @property
+    def terminator(self) -> Operation:
+        """The last operation (a yield or a return)."""
+        return self.ops[-1]
+
+    def walk(self) -> Iterator[Operation]:
+        """All operations below, outer before inner, in order."""
+        for op in list(self.ops):
+            yield op
+            if op.region:
+                yield from op.region.walk()
+
+
+class Operation:
+    """`results = name @symbol [attrs] (operands) region`."""
+
+    __slots__ = ("_operands", "attrs", "definition", "loc", "name", "parent", "region", "results", "symbol")
+
+    def __init__(self, definition: OpDef, operands: Iterable[Value] = (),
+                 attrs: Mapping[str, Attr] | None = None, *, symbol: str | None = None,
+                 loc: Loc = UNKNOWN) -> None:
+        self.definition, self.name, self.symbol, self.loc = definition, definition.name, symbol, loc
+        self.attrs: dict[str, Attr] = dict(attrs or {})
+        self.results: list[Value] = []
+        self.region: Region | None = None
+        self.parent: Region | None = None
+        self._operands: list[Value] = []
+        for value in operands:
+            self.add_operand(value)
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """The values used."""
+        return tuple(self._operands)
+
+    def add_operand(self, value: Value) -> None:
+        """Append an operand."""
+        value.uses.append((self, len(self._operands)))
+        self._operands.append(value)
+
+    def set_operand(self, index: int, value: Value) -> None:
+        """Use another value as operand `index`."""
+        self._operands[index].uses.remove((self, index))
+        self._operands[index] = value
+        value.uses.append((self, index))
+
+    def set_operands(self, values: Iterable[Value]) -> None:
+        """Use these values instead of the present operands."""
+        self.drop_operands()
+        for value in values:
+            self.add_operand(value)
+
+    def drop_operands(self) -> None:
+        """Use nothing."""
+        for index, value in enumerate(self._operands):
+            value.uses.remove((self, index))
+        self._operands = []
+
+    def add_result(self, name: str, type: Type | None = None, loc: Loc | None = None) -> Value:
+        """Append a result."""
+        value = Value(name, type, self, len(self.results), loc or self.loc)
+        self.results.append(value)
+        return value
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+    @property
+    def body(self) -> Region:
+        """The region, which must be there."""
+        if self.region is None:
+            raise ValueError(f"'{self.name}' has no region")
+        return self.region
+
+    def make_region(self) -> Region:
+        """Give it an empty region."""
+        self.region = Region(self)
+        return self.region
+
+    @property
+    def parent_op(self) -> Operation | None:
+        """The operation in whose region this one is."""
+        return self.parent.owner if self.parent else None
+
+    @property
+    def phase(self) -> str:
+        """forward, backward, recompute, gradient or optimizer: its own attribute or its parent's."""
+        op: Operation | None = self
+        while op is not None:
+            own = op.attrs.get("phase")
+            if isinstance(own, str) and op.name != "stg.module":
+                return own
+            op = op.parent_op
+        return "forward"
+
+    def flag(self, name: str) -> bool:
+        """A flag attribute."""
+        return self.attrs.get(name) is True
+
+    def expr(self, name: str) -> Expr:
+        """An attribute that is a size."""
+        value = self.attrs[name]
+        if not isinstance(value, Expr):
+            raise TypeError(f"'{self.name}' attribute {name} is not a size")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An attribute that is an integer constant."""
+        value = self.attrs.get(name)
+        if value is None and default is not None:
+            return default
+        number = value.value if isinstance(value, Expr) else None
+        if number is None:
+            raise TypeError(f"'{self.name}' attribute {name} is not an integer")
+        return number
+
+    def text(self, name: str, default: str = "") -> str:
+        """An attribute that is a name or a string."""
+        value = self.attrs.get(name, default)
+        return value.text if isinstance(value, Quoted) else str(value)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """An attribute that is a list of names, such as axes."""
+        value = self.attrs.get(name, ())
+        return tuple(str(v) for v in value) if isinstance(value, tuple) else (str(value),)
+
+    def erase(self) -> None:
+        """Remove it; its results must not be used."""
+        self.drop_operands()
+        if self.region:
+            for op in list(self.region.walk()):
+                op.drop_operands()
+        if self.parent:
+            self.parent.ops.remove(self)
+            self.parent = None
+
+    def position(self) -> int:
+        """Its index in its region."""
+        if self.parent is None:
+            raise ValueError(f"'{self.name}' is not in a region")
+        return self.parent.ops.index(self)
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.attrs}>"
+
+
+def substitute_attr(value: Attr, env: Mapping[str, Expr]) -> Attr:
+    """An attribute with the symbols of its sizes and relations replaced."""
+    if isinstance(value, Expr):
+        return substitute(value, env)
+    if isinstance(value, Relation):
+        return value.substitute(env)
+    if isinstance(value, tuple):
+        return tuple(substitute_attr(v, env) for v in value)
+    return value

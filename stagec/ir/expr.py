@@ -1,0 +1,347 @@
+"""Symbolic sizes: the one file that imports sympy.
+
+`Expr` is a thin typed wrapper over a sympy expression whose symbols are positive integers, so the rest of
+the compiler sees exact integer arithmetic and nothing of sympy. Text never reaches sympy: expressions
+are built from tokens, operator by operator.
+"""
+
+# sympy ships partial types only; this file is the fence around them.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from functools import lru_cache, reduce
+from typing import Any
+
+import sympy
+
+#: Integers in a program are bounded, so that hostile text cannot make arithmetic slow.
+MAX_INTEGER = 2**63 - 1
+MAX_EXPONENT = 64
+FUNCTIONS = ("max", "min", "ceildiv")
+_MOD = "mod"
+
+
+class UnboundError(Exception):
+    """An expression was evaluated with a symbol that has no value."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(sorted(names))
+        super().__init__(f"no value for {', '.join(self.names)}")
+
+
+class NotAnIntegerError(Exception):
+    """An expression that must be an integer is not one: some division is not exact."""
+
+    def __init__(self, text: str, value: Fraction) -> None:
+        self.text, self.value = text, value
+        super().__init__(f"'{text}' is {value}, not an integer")
+
+
+class Expr:
+    """An immutable symbolic integer; `/` is exact division (the caller has to know that it is)."""
+
+    __slots__ = ("_text", "node")
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+        self._text: str | None = None
+
+    def __add__(self, other: Expr | int) -> Expr:
+        return Expr(self.node + _node(other))
+
+    def __sub__(self, other: Expr | int) -> Expr:
+        return Expr(self.node - _node(other))
+
+    def __mul__(self, other: Expr | int) -> Expr:
+        return Expr(self.node * _node(other))
+
+    def __truediv__(self, other: Expr | int) -> Expr:
+        return Expr(self.node / _node(other))
+
+    def __mod__(self, other: Expr | int) -> Expr:
+        return _apply(_MOD, (self.node, _node(other)))
+
+    def __neg__(self) -> Expr:
+        return Expr(-self.node)
+
+    def __pow__(self, exponent: int) -> Expr:
+        return Expr(self.node**exponent)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: int) -> Expr:
+        return Expr(_node(other) - self.node)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return bool(self.node == other)
+        return isinstance(other, Expr) and bool(self.node == other.node)
+
+    def __hash__(self) -> int:
+        return hash(self.node)
+
+    def __str__(self) -> str:
+        if self._text is None:
+            self._text = _print(self.node)
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Expr({self})"
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbols in it."""
+        return frozenset(s.name for s in self.node.free_symbols)
+
+    @property
+    def symbol_name(self) -> str | None:
+        """The name, if this is a bare symbol."""
+        return str(self.node.name) if isinstance(self.node, sympy.Symbol) else None
+
+    @property
+    def value(self) -> int | None:
+        """The number, if this is an integer constant."""
+        return int(self.node) if isinstance(self.node, sympy.Integer) else None
+
+
+def _node(value: Expr | int) -> Any:
+    return value.node if isinstance(value, Expr) else sympy.Integer(value)
+
+
+@lru_cache(maxsize=None)
+def symbol(name: str) -> Expr:
+    """The symbol of that name: a positive integer. The one constructor of symbols."""
+    return Expr(sympy.Symbol(name, integer=True, positive=True))
+
+
+@lru_cache(maxsize=4096)
+def const(value: int) -> Expr:
+    """An integer constant."""
+    return Expr(sympy.Integer(value))
+
+
+ONE = const(1)
+ZERO = const(0)
+
+
+def as_expr(value: Expr | int) -> Expr:
+    """The expression itself, or the constant."""
+    return value if isinstance(value, Expr) else const(value)
+
+
+def product(factors: Iterable[Expr]) -> Expr:
+    """The product; 1 if there are none."""
+    nodes = [f.node for f in factors]
+    return Expr(sympy.Mul(*nodes)) if nodes else ONE
+
+
+def total(terms: Iterable[Expr]) -> Expr:
+    """The sum; 0 if there are none."""
+    nodes = [t.node for t in terms]
+    return Expr(sympy.Add(*nodes)) if nodes else ZERO
+
+
+def maximum(values: Iterable[Expr]) -> Expr:
+    """The largest, kept as a call if it depends on symbols; 0 if there are none."""
+    unique = list(dict.fromkeys(values))
+    return call("max", unique) if unique else ZERO
+
+
+def call(function: str, arguments: Iterable[Expr]) -> Expr:
+    """`max`, `min` or `ceildiv` of the arguments, folded where they are numbers."""
+    return _apply(function, tuple(a.node for a in arguments))
+
+
+def expand(value: Expr) -> Expr:
+    """Products multiplied out: the normal form in which equal polynomials are the same."""
+    return Expr(sympy.expand(value.node))
+
+
+def same(left: Expr, right: Expr) -> bool:
+    """Whether both are equal for all values of their symbols."""
+    return left.node == right.node or sympy.expand(left.node - right.node) == 0
+
+
+def _apply(function: str, arguments: tuple[Any, ...]) -> Expr:
+    if all(isinstance(a, sympy.Integer) for a in arguments):
+        return const(int(_compute(function, [Fraction(int(a)) for a in arguments])))
+    if function in ("max", "min"):
+        arguments = _prune(function, arguments)
+        if len(arguments) == 1:
+            return Expr(arguments[0])
+    # Undefined functions: sympy's own Max and Mod spend seconds on comparing symbols.
+    return Expr(sympy.Function(function)(*arguments))
+
+
+def _prune(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Flatten nested calls, fold the numbers, drop duplicates; the order stays."""
+    flat: list[Any] = []
+    numbers: list[int] = []
+    for a in arguments:
+        inner = a.args if getattr(a, "func", None) and getattr(a.func, "__name__", "") == function else (a,)
+        for item in inner:
+            numbers.append(int(item)) if isinstance(item, sympy.Integer) else flat.append(item)
+    if numbers:
+        best = max(numbers) if function == "max" else min(numbers)
+        if function == "min" or best > 0 or not flat:
+            flat.append(sympy.Integer(best))
+    return tuple(dict.fromkeys(flat))
+
+
+def _compute(function: str, values: list[Fraction]) -> Fraction:
+    if function == "max":
+        return max(values)
+    if function == "min":
+        return min(values)
+    a, b = values
+    if function == "ceildiv":
+        return Fraction(-(-a // b))
+    return a % b
+
+
+def substitute(value: Expr, env: Mapping[str, Expr]) -> Expr:
+    """Replace symbols by expressions; calls whose arguments become numbers are folded."""
+    if not value.symbols & env.keys():
+        return value
+    return Expr(_rebuild(value.node, {k: v.node for k, v in env.items()}))
+
+
+def _rebuild(node: Any, env: dict[str, Any]) -> Any:
+    if isinstance(node, sympy.Symbol):
+        return env.get(node.name, node)
+    if not node.args:
+        return node
+    args = tuple(_rebuild(a, env) for a in node.args)
+    if isinstance(node, sympy.core.function.AppliedUndef):
+        return _apply(node.func.__name__, args).node
+    return node.func(*args)
+
+
+def evaluate(value: Expr, env: Mapping[str, int]) -> int:
+    """The number for these values of the symbols.
+
+    Raises `UnboundError` for a symbol without value, `NotAnIntegerError` if a division is not exact.
+    """
+    missing = value.symbols - env.keys()
+    if missing:
+        raise UnboundError(missing)
+    result = _eval(value.node, env)
+    if result.denominator != 1:
+        raise NotAnIntegerError(str(value), result)
+    return result.numerator
+
+
+def _eval(node: Any, env: Mapping[str, int]) -> Fraction:
+    if isinstance(node, sympy.Symbol):
+        return Fraction(env[node.name])
+    if isinstance(node, sympy.Rational):
+        return Fraction(int(node.p), int(node.q))
+    values = [_eval(a, env) for a in node.args]
+    if isinstance(node, sympy.Add):
+        return sum(values, Fraction(0))
+    if isinstance(node, sympy.Mul):
+        return reduce(lambda a, b: a * b, values, Fraction(1))
+    if isinstance(node, sympy.Pow):
+        return Fraction(values[0] ** int(values[1]))
+    return _compute(node.func.__name__, values)
+
+
+# -- printing: the same text for the same expression, in the grammar of STG ---------------------------------
+
+
+def _print(node: Any) -> str:
+    if isinstance(node, sympy.Add):
+        terms = sorted((_print_term(t) for t in node.args), key=lambda t: (t[0] < 0, t[1].isdigit(), t[1]))
+        text = ("-" if terms[0][0] < 0 else "") + terms[0][1]
+        return text + "".join((" - " if sign < 0 else " + ") + body for sign, body in terms[1:])
+    sign, body = _print_term(node)
+    return ("-" if sign < 0 else "") + body
+
+
+def _print_term(node: Any) -> tuple[int, str]:
+    coefficient, factors = node.as_coeff_Mul()
+    if not isinstance(coefficient, sympy.Rational):
+        coefficient, factors = sympy.Integer(1), node
+    parts: list[tuple[str, int]] = []
+    for factor in sympy.Mul.make_args(factors):
+        base, exponent = (factor.base, int(factor.exp)) if isinstance(factor, sympy.Pow) else (factor, 1)
+        if base != 1:
+            parts.append((_print_atom(base), exponent))
+    parts.sort(key=lambda p: (not p[0][0].isalpha(), p[0]))
+    above = [_power(b, e) for b, e in parts if e > 0]
+    below = [_power(b, -e) for b, e in parts if e < 0]
+    number, divisor = abs(int(coefficient.p)), int(coefficient.q)
+    if number != 1 or not above:
+        above.insert(0, str(number))
+    if divisor != 1:
+        below.insert(0, str(divisor))
+    text = "*".join(above)
+    if below:
+        text += "/" + (below[0] if len(below) == 1 else "(" + "*".join(below) + ")")
+    return (-1 if coefficient < 0 else 1), text
+
+
+def _power(base: str, exponent: int) -> str:
+    return base if exponent == 1 else f"{base}^{exponent}"
+
+
+def _print_atom(node: Any) -> str:
+    if isinstance(node, sympy.Symbol):
+        return str(node.name)
+    if isinstance(node, sympy.core.function.AppliedUndef):
+        name = node.func.__name__
+        arguments = [_print(a) for a in node.args]
+        if name == _MOD:
+            return f"({arguments[0]} % {arguments[1]})"
+        return f"{name}({', '.join(arguments)})"
+    return f"({_print(node)})"
+
+
+# -- guards for text that nobody vouches for -----------------------------------------------------------------
+
+
+def modulo_parts(value: Expr) -> tuple[Expr, Expr] | None:
+    """(a, b) if the expression is `a % b`."""
+    node = value.node
+    if isinstance(node, sympy.core.function.AppliedUndef) and node.func.__name__ == _MOD:
+        return Expr(node.args[0]), Expr(node.args[1])
+    return None
+
+
+def too_large(value: Expr, max_terms: int, max_coefficient: int) -> bool:
+    """Whether the expression has too many terms when multiplied out, or a huge coefficient."""
+    return _terms(value.node, max_terms) > max_terms or _huge(value.node, max_coefficient)
+
+
+def _terms(node: Any, limit: int) -> int:
+    if isinstance(node, sympy.Add):
+        if len(node.args) > limit:
+            return limit + 1
+        return min(limit + 1, sum(_terms(a, limit) for a in node.args))
+    if isinstance(node, sympy.Pow):
+        return min(limit + 1, _terms(node.base, limit) ** abs(int(node.exp)))
+    if isinstance(node, sympy.Mul):
+        count = 1
+        for a in node.args:
+            count = min(limit + 1, count * _terms(a, limit))
+        return count
+    if isinstance(node, sympy.core.function.AppliedUndef):
+        return min(limit + 1, sum(_terms(a, limit) for a in node.args))
+    return 1
+
+
+def _huge(node: Any, limit: int) -> bool:
+    coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(node)]
+    return any(abs(c.p) > limit or c.q > limit for c in coefficients if isinstance(c, sympy.Rational))
+
+
+def fraction(value: Expr) -> Fraction:
+    """A constant as a fraction. Raises `UnboundError` if it contains symbols."""
+    if value.symbols:
+        raise UnboundError(value.symbols)
+    return _eval(value.node, {})

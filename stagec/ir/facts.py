@@ -1,0 +1,115 @@
+"""What a module assumes about its sizes, and what follows from it.
+
+Owns `Relation` (`S % tp == 0`, `B >= 1`) and `Facts`, which decides divisibility from relations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product as combinations
+from typing import Literal
+
+from stagec.ir.expr import Expr, as_expr, evaluate, expand, substitute, symbol
+
+Comparison = Literal["==", ">=", "<="]
+_MAX_COMBINATIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """`left op right` between two sizes."""
+
+    left: Expr
+    op: Comparison
+    right: Expr
+    modulus: Expr | None = None  # `left % modulus op right`
+
+    def __str__(self) -> str:
+        left = f"{_operand(self.left)} % {_operand(self.modulus)}" if self.modulus is not None else str(self.left)
+        return f"{left} {self.op} {self.right}"
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbols on both sides."""
+        inner = self.modulus.symbols if self.modulus is not None else frozenset[str]()
+        return self.left.symbols | self.right.symbols | inner
+
+    def holds(self, env: Mapping[str, int]) -> bool:
+        """Whether it is true for these values (all symbols must have one)."""
+        left, right = evaluate(self.left, env), evaluate(self.right, env)
+        if self.modulus is not None:
+            left %= evaluate(self.modulus, env)
+        return left == right if self.op == "==" else left >= right if self.op == ">=" else left <= right
+
+    def substitute(self, env: Mapping[str, Expr]) -> Relation:
+        """The relation with symbols replaced."""
+        modulus = substitute(self.modulus, env) if self.modulus is not None else None
+        return Relation(substitute(self.left, env), self.op, substitute(self.right, env), modulus)
+
+
+def _operand(value: Expr) -> str:
+    text = str(value)
+    return f"({text})" if any(c in text for c in "+-*/% ") and not text.isalnum() else text
+
+
+def divisible(left: Expr, right: Expr) -> Relation:
+    """`left % right == 0`."""
+    return Relation(left, "==", as_expr(0), right)
+
+
+class Facts:
+    """Decides from a module's relations whether one size divides another."""
+
+    def __init__(self, relations: Iterable[Relation] = ()) -> None:
+        self._relations: list[Relation] = []
+        self._quotients: dict[str, list[Expr]] = {}
+        self._known: set[tuple[Expr, Expr]] = set()
+        self._cache: dict[tuple[Expr, Expr], bool] = {}
+        for relation in relations:
+            self.add(relation)
+
+    def add(self, relation: Relation) -> None:
+        """Assume one more relation. Only `a % b == 0` is used for deciding divisibility."""
+        self._relations.append(relation)
+        self._cache.clear()
+        if relation.modulus is None or relation.op != "==" or relation.right != 0:
+            return
+        self._known.add((relation.left, relation.modulus))
+        name = relation.left.symbol_name
+        if name:  # name = modulus * a fresh integer
+            fresh = symbol(f"{name}_over_{len(self._quotients.get(name, []))}")
+            self._quotients.setdefault(name, []).append(relation.modulus * fresh)
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """All that is assumed, in order."""
+        return tuple(self._relations)
+
+    def divides(self, divisor: Expr, size: Expr) -> bool:
+        """Whether `size / divisor` is surely an integer."""
+        key = (divisor, size)
+        if key not in self._cache:
+            self._cache[key] = self._decide(divisor, size)
+        return self._cache[key]
+
+    def _decide(self, divisor: Expr, size: Expr) -> bool:
+        if divisor == 1 or (size, divisor) in self._known or _is_integral(size / divisor):
+            return True
+        if any(_is_integral(m / divisor) and _is_integral(size / n) for n, m in self._known):
+            return True
+        names = sorted(size.symbols & self._quotients.keys())
+        options = [[None, *self._quotients[n]] for n in names]
+        for tried, choice in enumerate(combinations(*options)):
+            if tried > _MAX_COMBINATIONS:
+                return False
+            env = {n: c for n, c in zip(names, choice, strict=True) if c is not None}
+            if env and _is_integral(substitute(size, env) / divisor):
+                return True
+        return False
+
+
+def _is_integral(value: Expr) -> bool:
+    """Whether every term of the expanded expression is an integer times non-negative powers."""
+    text = str(expand(value)) if "+" in str(value) or "-" in str(value) else str(value)
+    return "/" not in text

@@ -1,0 +1,115 @@
+"""A module: the root operation and what is asked of it all the time (symbols, mesh, facts, functions)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr
+from stagec.ir.facts import Facts, Relation
+from stagec.ir.opdef import Registry
+from stagec.support.diagnostics import DiagnosticList, error
+from stagec.support.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named axes, slowest first; a size may be open. Ranks number it row-major, last axis fastest."""
+
+    name: str
+    sizes: Mapping[str, int | None]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes."""
+        return tuple(self.sizes)
+
+
+@dataclass(slots=True)
+class Module:
+    """The unit of compilation."""
+
+    root: Operation
+    registry: Registry
+    sources: dict[str, Source] = field(default_factory=dict[str, Source])
+    diagnostics: DiagnosticList = field(default_factory=DiagnosticList)
+
+    @property
+    def name(self) -> str:
+        """The module's @name."""
+        return self.root.symbol or "module"
+
+    @property
+    def phase(self) -> str:
+        """The phase that the module says it is in."""
+        return self.root.text("phase", "parsed")
+
+    @phase.setter
+    def phase(self, value: str) -> None:
+        self.root.attrs["phase"] = value
+
+    def ops(self, name: str) -> list[Operation]:
+        """The operations of that name directly in the module (declarations, functions, strategies)."""
+        return [op for op in self.root.body.ops if op.name == name]
+
+    def walk(self) -> Iterator[Operation]:
+        """All operations of the module."""
+        return self.root.body.walk()
+
+    @property
+    def functions(self) -> list[Operation]:
+        """All functions."""
+        return self.ops("stg.func")
+
+    @property
+    def main(self) -> Operation:
+        """The one function that is compiled. Raises `DiagnosticError` if there is not exactly one."""
+        found = self.functions
+        if len(found) != 1:
+            raise error(f"module @{self.name} has {len(found)} functions, expected one", self.root.loc,
+                        remedy="state the forward computation in one stg.func")
+        return found[0]
+
+    @property
+    def symbols(self) -> dict[str, int | None]:
+        """Every declared symbol with its default value."""
+        found: dict[str, int | None] = {}
+        for op in self.ops("stg.symbols"):
+            for name, value in op.attrs.items():
+                found[name] = value.value if isinstance(value, Expr) else None
+        return found
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh, None if there is none."""
+        for op in self.ops("stg.mesh"):
+            sizes = {n: v.value if isinstance(v, Expr) else None for n, v in op.attrs.items()}
+            return Mesh(op.symbol or "mesh", sizes)
+        return None
+
+    @property
+    def env(self) -> dict[str, int]:
+        """The values that are known: symbols with defaults and axes with sizes."""
+        mesh = self.mesh
+        known = {n: v for n, v in self.symbols.items() if v is not None}
+        return known | {n: v for n, v in (mesh.sizes if mesh else {}).items() if v is not None}
+
+    @property
+    def relations(self) -> list[tuple[Relation, Operation]]:
+        """Everything assumed, with the operation that says so."""
+        found: list[tuple[Relation, Operation]] = []
+        for op in self.ops("stg.assume"):
+            values = op.attrs.get("relations", ())
+            if isinstance(values, tuple):
+                found += [(v, op) for v in values if isinstance(v, Relation)]
+        return found
+
+    @property
+    def facts(self) -> Facts:
+        """What can be decided from the relations."""
+        return Facts(relation for relation, _ in self.relations)
+
+    def parameters(self) -> list[Value]:
+        """The trainable parameters: arguments of the function with the role `param`."""
+        return [a for a in self.main.body.args if a.tensor.role == "param"]

@@ -1,0 +1,335 @@
+"""Op definitions: everything the compiler knows of an op, in one class.
+
+Owns `OpDef`, its parameters (`Param`) and the `Registry`. Concrete ops live in `ir_spec/ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stagec.ir.core import Attr, Operation, Quoted, SymbolRef, Value
+from stagec.ir.expr import ZERO, Expr, const, product
+from stagec.ir.facts import Relation
+from stagec.ir.rule import Rule, Shape, shape_text
+from stagec.ir.types import Dim, TensorType, Type
+from stagec.support.diagnostics import DiagnosticError, did_you_mean, error, note
+from stagec.support.source import Loc
+
+if TYPE_CHECKING:
+    from stagec.ir.builder import Builder
+
+#: What the numeric reference of an op works on: numpy arrays (kept untyped, they are test oracles).
+Array = Any
+Sizes = Mapping[str, Expr]
+PHASES = ("forward", "backward", "recompute", "gradient", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A static parameter of an op, in brackets.
+
+    Kinds: `flag` (bare name), `int`, `size`, `ratio` (a constant fraction), `str` (quoted), `name`, `names`
+    (one or a tuple of names, such as axes), `ints`, `symbol` (`@x`), `relations` (all positional values).
+    """
+
+    name: str
+    kind: str
+    doc: str = ""
+    required: bool = False
+    positional: bool = False
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NumericContext:
+    """What a numeric reference may ask about the rank that it computes for."""
+
+    env: Mapping[str, int]
+    coords: Mapping[str, int]
+    iteration: int = 0
+
+    def size(self, value: Expr) -> int:
+        """The number of a size."""
+        from stagec.ir.expr import evaluate
+
+        return evaluate(value, self.env)
+
+    def start(self, dim: Dim) -> int:
+        """The global index of the first local element along a dimension."""
+        index, count = 0, 1
+        for axis in dim.axes:
+            index = index * self.env[axis] + self.coords.get(axis, 0)
+            count *= self.env[axis]
+        return index * (self.size(dim.size) // count)
+
+
+class OpDef:
+    """Base of all op definitions; a subclass states what differs. The docstring is the documentation."""
+
+    name: ClassVar[str] = ""
+    operands: ClassVar[tuple[str, ...]] = ()
+    results: ClassVar[tuple[str, ...]] = ("result",)
+    required_results: ClassVar[int | None] = None  # trailing results beyond these may be left out
+    params: ClassVar[tuple[Param, ...]] = ()
+    variadic: ClassVar[bool] = False  # the last operand may stand any number of times
+    variadic_results: ClassVar[bool] = False  # as many results as operands
+    has_region: ClassVar[bool] = False
+    open_params: ClassVar[bool] = False  # any parameter is accepted (declarations)
+    pure: ClassVar[bool] = True  # may be removed if unused, merged if equal
+    free: ClassVar[bool] = False  # costs nothing at run time: a view or a declaration
+    inplace: ClassVar[Mapping[int, int]] = {}  # result i takes the buffer of operand inplace[i]
+    aliases: ClassVar[bool] = False  # the result is a view of operand 0
+    symbol: ClassVar[str] = ""  # "required" if the op needs an @name
+    example: ClassVar[str] = ""
+
+    # -- shape -----------------------------------------------------------------------------------------
+
+    def rule(self, op: Operation) -> Rule | None:
+        """The index rule, None for ops that are not computations."""
+        return None
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        """The dtype of each result; by default that of operand 0."""
+        return [op.operands[0].tensor.dtype] * len(self.rule_results(op))
+
+    def rule_results(self, op: Operation) -> tuple[Shape, ...]:
+        """The results of the rule, () without one."""
+        rule = self.rule(op)
+        return rule.results if rule else ()
+
+    def infer(self, op: Operation) -> list[Type]:
+        """The result types from the operand types: shapes from the rule. Raises `DiagnosticError`."""
+        rule = self.rule(op)
+        if rule is None:
+            return []
+        sizes = factor_sizes(op, rule)
+        dtypes = self.dtypes(op)
+        return [TensorType(dtype, tuple(Dim(product(sizes[f] for f in g)) for g in shape))
+                for dtype, shape in zip(dtypes, rule.results, strict=True)]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """Messages for what is wrong with this op beyond its signature."""
+        return iter(())
+
+    # -- cost, per rank: `n` maps each factor to its local size -----------------------------------------
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        """Floating-point operations executed (a multiply-add is two); 0 for pure data movement."""
+        return ZERO
+
+    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
+        """FLOPs of matrix products with masks ignored, as PyTorch's FlopCounterMode counts them."""
+        return ZERO
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        """Bytes read and written once each on one rank; by default all operands and all results."""
+        values = [v.tensor for v in (*op.operands, *op.results)]
+        return sum((t.local_bytes for t in values), ZERO)
+
+    # -- derivative --------------------------------------------------------------------------------------
+
+    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+        """Build the gradient of each operand from the gradients of the results.
+
+        Whatever forward value it uses is what backward needs: it is stashed. None: no gradient flows.
+        """
+        raise error(f"'{self.name}' has no gradient", op.loc,
+                    remedy="define 'grad' in its op definition, or keep it off the path to the loss")
+
+    # -- numeric meaning ---------------------------------------------------------------------------------
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        """The results as numpy arrays, from local operands on one rank."""
+        raise error(f"'{self.name}' has no numeric reference", op.loc,
+                    remedy="define 'reference' in its op definition")
+
+    # -- placement ---------------------------------------------------------------------------------------
+
+    def partition(self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]) -> Sequence[Value]:
+        """Rewrite the op for split special factors; returns the values that replace its results."""
+        raise error(f"'{self.name}' cannot be split over {sorted(special)}", op.loc,
+                    remedy="leave that dimension whole, or define 'partition' in its op definition")
+
+    def params_by_name(self) -> dict[str, Param]:
+        """The declared parameters, `phase` included."""
+        return {p.name: p for p in (_PHASE, *self.params)}
+
+
+_PHASE = Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES)
+
+
+class UnregisteredOp(OpDef):
+    """An op that nothing is known of; it prints and parses, no more."""
+
+    open_params = True
+    variadic = True
+    pure = False
+    operands = ("operand",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # pyright: ignore[reportAttributeAccessIssue] # an instance stands for a class here
+
+
+class Registry:
+    """The ops that a compiler knows: the built-in ones and those of plug-ins."""
+
+    def __init__(self, ops: Iterable[OpDef] = ()) -> None:
+        self._ops: dict[str, OpDef] = {}
+        for op in ops:
+            self.add(op)
+
+    def add(self, op: OpDef) -> None:
+        """Add a definition. Raises `DiagnosticError` if another one has its name."""
+        known = self._ops.get(op.name)
+        if known is not None and type(known).__qualname__ != type(op).__qualname__:
+            raise error(f"op '{op.name}' is defined twice", remedy="rename one of the two definitions")
+        self._ops[op.name] = op
+
+    def get(self, name: str) -> OpDef | None:
+        """The definition of that name."""
+        return self._ops.get(name)
+
+    def __getitem__(self, name: str) -> OpDef:
+        return self._ops[name]
+
+    def __iter__(self) -> Iterator[OpDef]:
+        return iter(self._ops.values())
+
+    def suggest(self, name: str) -> str:
+        """A remedy for an unknown op."""
+        return did_you_mean(name, self._ops) or "see 'stagec ops' or docs/ops.md for the known ops"
+
+
+def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str, Expr]:
+    """The global (or local) size of each factor from the operand types.
+
+    Raises `DiagnosticError` if ranks or sizes of the operands disagree with the rule.
+    """
+    found: dict[str, tuple[Expr, Loc, str]] = {}
+    compound: list[tuple[tuple[str, ...], Expr, Value]] = []
+    if len(op.operands) != len(rule.operands):
+        raise error(f"'{op.name}' expects {len(rule.operands)} operands, found {len(op.operands)}", op.loc)
+    for value, shape in zip(op.operands, rule.operands, strict=True):
+        dims = value.tensor.dims
+        if len(dims) != len(shape):
+            raise error(f"'{op.name}' expects %{value.name} to have {len(shape)} dimensions "
+                        f"({shape_text(shape) or 'a scalar'}), found {len(dims)}: {value.type}", op.loc,
+                        notes=[note(f"%{value.name} is defined here", value.loc)])
+        for d, group in zip(dims, shape, strict=True):
+            size = d.local if local else d.size
+            if len(group) > 1:
+                compound.append((group, size, value))
+            elif group[0] not in found:
+                found[group[0]] = (size, value.loc, value.name)
+            else:
+                _agree(op, group[0], found[group[0]], size, value, local)
+    sizes = {f: s for f, (s, _, _) in found.items()} | dict(rule.sizes)
+    for group, size, value in compound:
+        _solve(op, sizes, group, size, value, local)
+    if local:
+        _sizes_from_results(op, rule, sizes)
+    return sizes
+
+
+def _sizes_from_results(op: Operation, rule: Rule, sizes: dict[str, Expr]) -> None:
+    for value, shape in zip(op.results, rule.results, strict=False):
+        if not isinstance(value.type, TensorType):
+            continue
+        for d, group in zip(value.type.dims, shape, strict=False):
+            if len(group) == 1 and (group[0] not in sizes or group[0] in rule.sizes):
+                sizes[group[0]] = d.local
+
+
+def _agree(op: Operation, factor: str, known: tuple[Expr, Loc, str], size: Expr, value: Value, local: bool) -> None:
+    from stagec.ir.expr import same
+
+    if same(known[0], size):
+        return
+    kind = "local size" if local else "size"
+    raise error(f"'{op.name}' expects the same {kind} for factor '{factor}': %{known[2]} has {known[0]}, "
+                f"%{value.name} has {size}", op.loc,
+                remedy=f"make both {known[0]}, or use another letter",
+                notes=[note(f"%{known[2]} is defined here", known[1]),
+                       note(f"%{value.name} is defined here", value.loc)])
+
+
+def _solve(op: Operation, sizes: dict[str, Expr], group: tuple[str, ...], size: Expr, value: Value,
+           local: bool) -> None:
+    unknown = [f for f in group if f not in sizes]
+    known = product(sizes[f] for f in group if f in sizes)
+    if len(unknown) > 1:
+        raise error(f"'{op.name}' cannot tell the sizes of factors {', '.join(unknown)} in a dimension of "
+                    f"%{value.name}", op.loc, remedy="give all but one of them in another operand")
+    if unknown:
+        sizes[unknown[0]] = size / known
+    elif size != known:
+        from stagec.ir.expr import same
+
+        if not same(size, known):
+            raise error(f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}", op.loc)
+
+
+# -- parameters -------------------------------------------------------------------------------------------
+
+
+def convert_param(param: Param, raw: Attr) -> Attr:
+    """The attribute for a parsed parameter value. Raises ValueError with what was expected."""
+    match param.kind:
+        case "flag":
+            if raw is not True:
+                raise ValueError(f"'{param.name}' is a flag and takes no value")
+            return True
+        case "int":
+            return _number(param, raw)
+        case "ints":
+            return tuple(_number(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
+        case "size" | "ratio" if isinstance(raw, Expr):
+            return raw
+        case "str" if isinstance(raw, Quoted):
+            return raw
+        case "symbol" if isinstance(raw, SymbolRef):
+            return raw
+        case "relations" if isinstance(raw, tuple) and all(isinstance(v, Relation) for v in raw):
+            return raw
+        case "name":
+            return _name(param, raw)
+        case "names":
+            return tuple(_name(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
+        case _:
+            raise ValueError(f"'{param.name}' expects {_EXPECTED[param.kind]}, found {attr_text(raw)}")
+
+
+_EXPECTED = {
+    "flag": "nothing", "int": "an integer", "ints": "integers", "size": "a size such as S/2",
+    "ratio": "a fraction such as 1/10", "str": "a string in quotes", "symbol": "a symbol such as @pod",
+    "relations": "relations such as S % tp == 0", "name": "a name", "names": "a name or a tuple of names",
+}  # fmt: skip
+
+
+def _number(param: Param, raw: Attr) -> Expr:
+    if isinstance(raw, Expr) and raw.value is not None:
+        return const(raw.value)
+    raise ValueError(f"'{param.name}' expects {_EXPECTED[param.kind]}, found {attr_text(raw)}")
+
+
+def _name(param: Param, raw: Attr) -> str:
+    name = raw if isinstance(raw, str) else raw.symbol_name if isinstance(raw, Expr) else None
+    if name is None:
+        raise ValueError(f"'{param.name}' expects {_EXPECTED[param.kind]}, found {attr_text(raw)}")
+    if param.choices and name not in param.choices:
+        raise ValueError(f"'{param.name}' expects one of {', '.join(param.choices)}, found {name}")
+    return name
+
+
+def attr_text(value: Attr) -> str:
+    """The text of an attribute value, as it stands in brackets."""
+    if isinstance(value, tuple):
+        parts = [attr_text(v) for v in value]
+        return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+    return str(value)
+
+
+__all__ = ["PHASES", "Array", "DiagnosticError", "NumericContext", "OpDef", "Param", "Registry", "Sizes",
+           "UnregisteredOp", "attr_text", "convert_param", "factor_sizes"]

@@ -1,0 +1,107 @@
+"""Index rules: how the dimensions of an op's operands and results correspond.
+
+A rule is written like an einsum, `bshk,hkd->bsd`, over one-letter *factors*. A dimension may be a product of
+factors, major first, in parentheses: `bs(gr)k,bztgk->bs(gr)k`. Everything that reasons about placement,
+cost or shape reads rules; nothing asks for the name of an op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from stagec.ir.expr import Expr
+
+Group = tuple[str, ...]
+Shape = tuple[Group, ...]
+
+
+class RuleSyntaxError(ValueError):
+    """The text is not an index rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The factors of each operand and result dimension, and what may be done to them.
+
+    `whole` factors must not be split. `special` ones may, but then the op has to be rewritten
+    (`OpDef.partition`). `linear`: partial sums may pass if *all* operands named here are partial over the
+    same axes. `reduction` is the kind of partial value that a split contracted factor leaves.
+    `sizes` gives factors that appear in no operand.
+    """
+
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    whole: frozenset[str] = frozenset()
+    special: frozenset[str] = frozenset()
+    linear: frozenset[int] = frozenset()
+    reduction: str = "sum"
+    sizes: Mapping[str, Expr] = field(default_factory=dict[str, Expr], hash=False)
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """All factors, in order of appearance."""
+        shapes = (*self.operands, *self.results)
+        return tuple(dict.fromkeys(f for shape in shapes for group in shape for f in group))
+
+    def contracted(self, result: int) -> frozenset[str]:
+        """Factors that are not in result `result`."""
+        kept = {f for group in self.results[result] for f in group}
+        return frozenset(self.factors) - kept
+
+    def occurrences(self, factor: str) -> Iterator[tuple[int, int]]:
+        """The (operand, dimension) pairs in which the factor appears."""
+        for i, shape in enumerate(self.operands):
+            for d, group in enumerate(shape):
+                if factor in group:
+                    yield i, d
+
+
+def make_rule(text: str, *, whole: str = "", special: str = "", linear: Iterable[int] = (),
+              reduction: str = "sum", sizes: Mapping[str, Expr] | None = None) -> Rule:
+    """A rule from its text, `operand,operand->result,result`.
+
+    Raises `RuleSyntaxError`.
+    """
+    operands, results = parse_rule(text)
+    return Rule(operands, results, frozenset(whole), frozenset(special), frozenset(linear), reduction, sizes or {})
+
+
+@lru_cache(maxsize=4096)
+def parse_rule(text: str) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+    """The shapes on both sides of the arrow. Raises `RuleSyntaxError`."""
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise RuleSyntaxError(f"'{text}' has no '->'")
+    return tuple(map(_shape, left.split(","))), tuple(map(_shape, right.split(",")))
+
+
+def _shape(text: str) -> Shape:
+    groups: list[Group] = []
+    rest = text.strip()
+    while rest:
+        if rest[0] == "(":
+            inner, closed, rest = rest[1:].partition(")")
+            if not closed or not inner.isalpha():
+                raise RuleSyntaxError(f"'{text}': expected letters and ')' after '('")
+            groups.append(tuple(inner))
+        elif rest[0].isascii() and rest[0].isalpha():
+            groups.append((rest[0],))
+            rest = rest[1:]
+        else:
+            raise RuleSyntaxError(f"'{text}': expected a letter, found '{rest[0]}'")
+    letters = [f for g in groups for f in g]
+    if len(letters) != len(set(letters)):
+        raise RuleSyntaxError(f"'{text}': a letter stands twice")
+    return tuple(groups)
+
+
+def letters(count: int) -> str:
+    """`count` letters, for rules of any rank."""
+    return "abcdefghijklmnopqrstuvwxyz"[:count]
+
+
+def shape_text(shape: Shape) -> str:
+    """The text of one operand's or result's factors."""
+    return "".join(g[0] if len(g) == 1 else f"({''.join(g)})" for g in shape)

@@ -1,0 +1,1 @@
+"""Liveness and memory planning as pure functions."""

@@ -1,0 +1,1 @@
+"""The model library: STG files shipped as package data."""

@@ -1,0 +1,1 @@
+"""Passes, pipeline specs, the pass manager and plug-ins."""

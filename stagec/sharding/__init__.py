@@ -1,0 +1,1 @@
+"""Sharding rules and propagation as pure functions."""

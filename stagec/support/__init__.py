@@ -1,0 +1,1 @@
+"""Sources, locations and diagnostics: what every other layer stands on."""

@@ -1,0 +1,106 @@
+"""Diagnostics: errors, warnings and remarks with a place, a caret, notes and a remedy.
+
+A failing step collects as many as it can and raises one `DiagnosticError`; only the driver prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from stagec.support.source import UNKNOWN, Loc, Source, file_loc
+
+Severity = Literal["error", "warning", "remark", "note"]
+_MAX_LINE = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding. `remedy` says what the author can do; `notes` point at related places."""
+
+    message: str
+    loc: Loc = UNKNOWN
+    severity: Severity = "error"
+    remedy: str | None = None
+    notes: tuple[Diagnostic, ...] = ()
+
+
+def note(message: str, loc: Loc = UNKNOWN) -> Diagnostic:
+    """A note, to be attached to another diagnostic."""
+    return Diagnostic(message, loc, "note")
+
+
+class DiagnosticError(Exception):
+    """The input is wrong; `diagnostics` says how (at least one of them is an error)."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        self.diagnostics = diagnostics
+        super().__init__("; ".join(d.message for d in diagnostics))
+
+
+def error(message: str, loc: Loc = UNKNOWN, *, remedy: str | None = None,
+          notes: Iterable[Diagnostic] = ()) -> DiagnosticError:
+    """A `DiagnosticError` of one error, ready to be raised."""
+    return DiagnosticError(Diagnostic(message, loc, "error", remedy, tuple(notes)))
+
+
+class DiagnosticList:
+    """Collects diagnostics; `check` raises if there is an error among them."""
+
+    def __init__(self) -> None:
+        self.items: list[Diagnostic] = []
+
+    def add(self, *items: Diagnostic) -> None:
+        """Append, each message and place once."""
+        self.items.extend(item for item in items if item not in self.items)
+
+    def error(self, message: str, loc: Loc = UNKNOWN, *, remedy: str | None = None,
+              notes: Iterable[Diagnostic] = ()) -> None:
+        """Append an error."""
+        self.add(Diagnostic(message, loc, "error", remedy, tuple(notes)))
+
+    def remark(self, message: str, loc: Loc = UNKNOWN) -> None:
+        """Append a remark: something the author may want to know."""
+        self.add(Diagnostic(message, loc, "remark"))
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        """The errors among the items."""
+        return tuple(item for item in self.items if item.severity == "error")
+
+    def check(self) -> None:
+        """Raise `DiagnosticError` with all errors, if there are any."""
+        if self.errors:
+            raise DiagnosticError(*self.errors)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """A remedy that names the nearest known word, or None."""
+    near = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+def render(diagnostic: Diagnostic, sources: Mapping[str, Source]) -> str:
+    """`file:line:col: error: message`, the line, a caret, the remedy and the notes."""
+    place = file_loc(diagnostic.loc)
+    head = f"{place.file}:{place.line}:{place.col}: " if place else ""
+    lines = [f"{head}{diagnostic.severity}: {diagnostic.message}"]
+    if place:
+        lines += _excerpt(sources, place.file, place.line, place.col, place.width)
+    if diagnostic.remedy:
+        lines.append(f"  help: {diagnostic.remedy}")
+    lines += [render(item, sources) for item in diagnostic.notes]
+    return "\n".join(lines)
+
+
+def _excerpt(sources: Mapping[str, Source], file: str, line: int, col: int, width: int) -> list[str]:
+    source = sources.get(file)
+    text = source.line(line) if source else None
+    if text is None:
+        return []
+    start = max(0, col - 1 - _MAX_LINE // 2) if len(text) > _MAX_LINE else 0
+    shown = "".join(c if c.isprintable() else " " for c in text[start : start + _MAX_LINE])
+    caret = min(max(col - 1 - start, 0), len(shown))
+    return ["  " + shown, "  " + " " * caret + "^" * max(1, min(width, len(shown) - caret))]

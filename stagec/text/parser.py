@@ -1,0 +1,340 @@
+"""Text to syntax: the one file that imports lark.
+
+`parse_syntax` turns a source into an `OpSyntax` tree or raises one `DiagnosticError`. Limits on size, depth
+and numbers keep hostile text from costing more than a message.
+"""
+
+# lark hands trees and tokens to these callbacks by position, which types cannot express.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# mypy: disable-error-code="no-untyped-def,type-arg,no-untyped-call,misc"
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedEOF, UnexpectedToken, v_args
+from lark.exceptions import VisitError
+
+from stagec.ir import expr as ex
+from stagec.ir.core import Attr, Quoted, SymbolRef
+from stagec.ir.expr import Expr
+from stagec.ir.facts import Comparison, Relation
+from stagec.ir.types import DTYPE_BYTES, ROLES, AxisUse, Dim, OpaqueType, Partial, TensorType, Type
+from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.source import FileLoc, Loc, NameLoc, Source
+from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
+
+#: Longest text that is read; dumps of the largest models are three orders below.
+MAX_BYTES = 16 << 20
+MAX_DEPTH = 128
+MAX_TERMS = 1000
+_MAX_COEFFICIENT = 1 << 64
+
+
+class _SyntaxLimit(Exception):
+    def __init__(self, message: str, token: Token | None = None, remedy: str | None = None) -> None:
+        self.message, self.token, self.remedy = message, token, remedy
+        super().__init__(message)
+
+
+def parse_syntax(source: Source) -> OpSyntax:
+    """The syntax of a source that holds one top-level operation.
+
+    Raises `DiagnosticError` at the first place that is not in the grammar.
+    """
+    _check_limits(source)
+    try:
+        return _parser(source.name).parse(source.text)  # type: ignore[return-value]
+    except UnexpectedToken as e:
+        raise _syntax_error(source, e.token, e.accepts or e.expected) from None
+    except UnexpectedEOF:
+        raise error("unexpected end of text", FileLoc(source.name, 1, 1)) from None
+    except UnexpectedCharacters as e:
+        char = source.text[e.pos_in_stream : e.pos_in_stream + 1]
+        what = f"'{char}'" if char.isprintable() else f"character U+{ord(char):04X}"
+        raise error(f"unexpected {what}", FileLoc(source.name, e.line, e.column),
+                    remedy="remove it; names start with a letter, values with '%', symbols with '@'") from None
+    except (VisitError, _SyntaxLimit) as e:
+        limit = e.orig_exc if isinstance(e, VisitError) else e
+        if not isinstance(limit, _SyntaxLimit):
+            raise
+        loc = _loc(source.name, limit.token) if limit.token is not None else FileLoc(source.name, 1, 1)
+        raise error(limit.message, loc, remedy=limit.remedy) from None
+
+
+def _check_limits(source: Source) -> None:
+    start = FileLoc(source.name, 1, 1)
+    if len(source.text) > MAX_BYTES:
+        raise error(f"the text is {len(source.text):,} characters long, expected at most {MAX_BYTES:,}", start,
+                    remedy="state repeated layers once, in a stg.repeat")
+    if not source.text.strip():
+        raise error("the text is empty, expected a 'stg.module'", start,
+                    remedy="'stagec models' lists models to start from")
+    depth, line = 0, 1
+    for char in source.text:
+        if char in "([{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise error(f"brackets are nested deeper than {MAX_DEPTH}", FileLoc(source.name, line, 1),
+                            remedy="flatten the expression or the regions")
+        elif char in ")]}":
+            depth -= 1
+        elif char == "\n":
+            line += 1
+
+
+_NAMES = {
+    "OPNAME": "an operation such as stg.add", "VALUE": "a value such as %x", "SYMBOL": "a symbol such as @pod",
+    "NAME": "a name", "INT": "an integer", "STRING": "a string", "CMP": "'==', '>=' or '<='", "$END": "the end",
+    "LPAR": "'('", "RPAR": "')'", "LSQB": "'['", "RSQB": "']'", "LBRACE": "'{'", "RBRACE": "'}'",
+    "COMMA": "','", "COLON": "':'", "EQUAL": "'='", "VBAR": "'|'", "AT": "'@'", "PLUS": "'+'", "MINUS": "'-'",
+    "STAR": "'*'", "SLASH": "'/'", "PERCENT": "'%'", "CIRCUMFLEX": "'^'", "QMARK": "'?'", "BANG": "'!'",
+    "LOC": "'loc'", "__ANON_0": "'->'",
+}  # fmt: skip
+
+
+def _syntax_error(source: Source, token: Token, expected: Any) -> Exception:
+    found = "the end of the text" if token.type == "$END" else f"'{token}'"
+    names = sorted({_NAMES.get(t, t.lower()) for t in expected if t != "LOC"})
+    shown = ", ".join(names[:7]) + (", ..." if len(names) > 7 else "")
+    loc = _end_loc(source) if token.type == "$END" else _loc(source.name, token)
+    remedy = "close every '{', '(' and '['" if token.type == "$END" else None
+    return error(f"syntax error: found {found}, expected {shown}", loc, remedy=remedy)
+
+
+def _end_loc(source: Source) -> FileLoc:
+    lines = source.text.rstrip().splitlines() or [""]
+    return FileLoc(source.name, len(lines), len(lines[-1]) + 1)
+
+
+def _loc(file: str, token: Token) -> FileLoc:
+    return FileLoc(file, token.line or 1, token.column or 1, max(1, len(token)))
+
+
+@lru_cache(maxsize=8)
+def _parser(file: str) -> Lark:
+    return Lark(_grammar(), parser="lalr", transformer=_Builder(file), maybe_placeholders=True)
+
+
+@lru_cache(maxsize=1)
+def _grammar() -> str:
+    return files("stagec.ir_spec").joinpath("stg.lark").read_text(encoding="utf-8")
+
+
+def _checked(value: Expr, token: Token | None = None) -> Expr:
+    """Refuse expressions whose arithmetic would cost more than it can mean."""
+    if ex.too_large(value, MAX_TERMS, _MAX_COEFFICIENT):
+        raise _SyntaxLimit("the expression is too large", token,
+                          f"keep integers below 2^63 and sums below {MAX_TERMS} terms")
+    return value
+
+
+@v_args(inline=True)
+class _Builder(Transformer):
+    """Callbacks of the LALR parser, one a rule of the grammar, bottom up."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = file
+        self._first: Token | None = None
+        self._fresh = True
+
+    def start(self, op):
+        return op
+
+    def op(self, results, name, symbol, params, operands, region, types, loc):
+        self._boundary()
+        positional, named = params or ([], [])
+        return OpSyntax(self._name(name), results or [], self._name(symbol, 1) if symbol else None, positional, named,
+                        operands or [], region, types or (), loc or _loc(self._file, name))
+
+    def _name(self, token: Token, sigil: int = 0) -> Name:
+        return Name(str(token)[sigil:], _loc(self._file, token))
+
+    def results(self, *names):
+        return [self._name(n, 1) for n in names]
+
+    def operands(self, *names):
+        return [self._name(n, 1) for n in names if n is not None]
+
+    def params(self, *params):
+        positional = [p for kind, p in filter(None, params) if kind == "positional"]
+        named = [p for kind, p in filter(None, params) if kind == "named"]
+        return positional, named
+
+    def named(self, name, value):
+        self._boundary()
+        return "named", (self._name(name), value)
+
+    def positional(self, value):
+        self._boundary()
+        first = self._first
+        return "positional", (value, _loc(self._file, first) if first is not None else FileLoc(self._file, 1, 1))
+
+    def string(self, token) -> Attr:
+        self._mark(token)
+        return Quoted(str(token)[1:-1])
+
+    def symbol(self, token) -> Attr:
+        self._mark(token)
+        return SymbolRef(str(token)[1:])
+
+    def _mark(self, token: Token) -> None:
+        """Remember where the present parameter starts; values themselves carry no place."""
+        if self._fresh:
+            self._first, self._fresh = token, False
+
+    def _boundary(self) -> None:
+        self._fresh = True
+
+    def relation(self, left: Expr, op: Token, right: Expr) -> Attr:
+        comparison: Comparison = "==" if op == "==" else ">=" if op == ">=" else "<="
+        parts = ex.modulo_parts(left)
+        return Relation(parts[0], comparison, right, parts[1]) if parts else Relation(left, comparison, right)
+
+    def region(self, args, returns, *ops):
+        return RegionSyntax(args or [], returns or (), list(ops))
+
+    def args(self, *args):
+        return list(args)
+
+    def typed_arg(self, name, type_, bound):
+        self._boundary()
+        return ArgSyntax(self._name(name, 1), type_, self._name(bound, 1) if bound else None)
+
+    def bound_arg(self, name, bound):
+        return ArgSyntax(self._name(name, 1), None, self._name(bound, 1))
+
+    def types(self, *types) -> tuple[Type, ...]:
+        self._boundary()
+        return types
+
+    def opaque(self, name) -> Type:
+        return OpaqueType(str(name))
+
+    def tensor(self, dtype, *parts) -> Type:
+        if dtype not in DTYPE_BYTES:
+            remedy = did_you_mean(dtype, DTYPE_BYTES) or f"use one of {', '.join(DTYPE_BYTES)}"
+            raise _SyntaxLimit(f"unknown element type '{dtype}'", dtype, remedy)
+        dims = tuple(p for p in parts if isinstance(p, Dim))
+        fields: dict[str, Any] = {"placed": any(d.split for d in dims)}
+        for token, coords in (p for p in parts if isinstance(p, tuple)):
+            _clause(fields, token, coords)
+        return TensorType(str(dtype), dims, **fields)
+
+    def plain(self, size):
+        return Dim(self._size(size))
+
+    def open(self, size):
+        return Dim(self._size(size), open=True)
+
+    def placed(self, size, axes):
+        return Dim(self._size(size), axes)
+
+    def _size(self, size) -> Expr:
+        if not isinstance(size, Expr):
+            raise _SyntaxLimit("a dimension is one size, found a tuple")
+        return size
+
+    def axes(self, *axes):
+        return axes
+
+    def axis(self, name, priority):
+        return AxisUse(str(name), _integer(priority) if priority else 0)
+
+    def clause(self, name, *coords):
+        return name, [c for c in coords if c is not None]
+
+    def coord(self, name, value):
+        return str(name), _integer(value) if value else None
+
+    def add(self, a, b):
+        return _checked(_expr(a) + _expr(b))
+
+    def sub(self, a, b):
+        return _checked(_expr(a) - _expr(b))
+
+    def mul(self, a, b):
+        return _checked(_expr(a) * _expr(b))
+
+    def div(self, a, b):
+        if _expr(b) == 0:
+            raise _SyntaxLimit("division by zero")
+        return _checked(_expr(a) / b)
+
+    def mod(self, a, b):
+        if _expr(b) == 0:
+            raise _SyntaxLimit("division by zero")
+        return _checked(_expr(a) % b)
+
+    def pow(self, base, exponent):
+        power = _integer(exponent)
+        if power > (ex.MAX_EXPONENT if _expr(base).symbol_name else 8):
+            raise _SyntaxLimit(f"exponent {power} is too large", exponent)
+        return _checked(base**power, exponent)
+
+    def neg(self, a):
+        return -_expr(a)
+
+    def num(self, token):
+        self._mark(token)
+        return ex.const(_integer(token))
+
+    def sym(self, token):
+        self._mark(token)
+        return ex.symbol(str(token))
+
+    def call(self, name, *arguments):
+        if name not in ex.FUNCTIONS:
+            remedy = did_you_mean(name, ex.FUNCTIONS) or f"use one of {', '.join(ex.FUNCTIONS)}"
+            raise _SyntaxLimit(f"unknown function '{name}'", name, remedy)
+        if name == "ceildiv" and (len(arguments) != 2 or arguments[1] == 0):
+            raise _SyntaxLimit("ceildiv expects a size and a positive divisor", name)
+        return _checked(ex.call(str(name), [_expr(a) for a in arguments]), name)
+
+    def tuple(self, *items):
+        return items
+
+    def loc(self, body) -> Loc:
+        return body
+
+    def filelineco(self, file, line, col) -> Loc:
+        return FileLoc(str(file)[1:-1], _integer(line), _integer(col))
+
+    def nameloc(self, name, inner) -> Loc:
+        return NameLoc(str(name)[1:-1], inner)
+
+
+def _expr(value: Any) -> Expr:
+    if not isinstance(value, Expr):
+        raise _SyntaxLimit("a tuple stands where a size is expected")
+    return value
+
+
+def _integer(token: Token) -> int:
+    if len(token) > 19 or int(token) > ex.MAX_INTEGER:
+        raise _SyntaxLimit("the integer is too large, expected at most 2^63 - 1", token)
+    return int(token)
+
+
+def _clause(fields: dict[str, Any], token: Token, coords: list[tuple[str, int | None]]) -> None:
+    name, names = str(token), tuple(n for n, _ in coords)
+    if name in ("sum", "max") and coords:
+        fields["partial"] = Partial(name, names)
+    elif name in ROLES:
+        fields["role"] = name
+        return
+    elif name == "mem" and coords:
+        fields["memory"] = names[0]
+        return
+    elif name == "on" and coords and coords[0][1] is not None:
+        fields["stage"] = (coords[0][0], coords[0][1])
+        return
+    elif name != "rep":
+        known = ("sum", "max", "rep", "mem", "on", *ROLES)
+        raise _SyntaxLimit(f"unknown clause '{name}' in a type", token,
+                          did_you_mean(name, known) or "use sum(axis), max(axis), rep, param, state, mem(..), on(..)")
+    fields["placed"] = True

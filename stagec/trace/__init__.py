@@ -1,0 +1,1 @@
+"""Execution traces: graph, rank classes, file format, checker."""

@@ -1,0 +1,135 @@
+"""The proof that the ranks of a job cannot wait for each other in a circle.
+
+The merged graph is built of rank classes first. Mapping each rank to its class maps a cycle to a
+cycle, so classes without one prove that ranks have none; otherwise ranks are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+
+from stagec.trace.check_job import Job
+from stagec.trace.check_program import Analysis
+from stagec.trace.check_ranks import RankTrace
+from stagec.trace.findings import CheckReport
+from stagec.trace.merged import Communication, Edge, MergedGraph, Vertex
+
+EXPANDED_NODES = 20_000_000
+"""How many nodes are looked at rank by rank before the proof is given up."""
+
+_CYCLE_STEPS = 12
+
+
+def check_deadlock(job: Job, report: CheckReport, expanded_nodes: int = EXPANDED_NODES) -> None:
+    """Prove the merged graph free of cycles, or report one.
+
+    Says nothing about a job with a rank whose own dependencies are broken.
+    """
+    if not all(trace.analysis.sound for trace in job.traces.values()):
+        return
+    suspects = _suspects(job)
+    if not suspects:
+        return
+    keep = {t.rank: suspects[t.class_id] for t in job.traces.values() if t.class_id in suspects}
+    if sum(len(indices) for indices in keep.values()) > expanded_nodes:
+        message = f"expected a provable job, found cycles between {len(suspects)} rank classes"
+        remedy = "make ranks with the same program communicate in the same order"
+        report.error(job.directory, "unproven", message, remedy)
+        return
+    ranks = {rank: job.traces[rank].analysis for rank in keep}
+    graph = MergedGraph(ranks, _communication(job, lambda trace: trace.rank), keep)
+    core = graph.core()
+    if core:
+        _report_deadlock(job, graph.cycle(core), report)
+
+
+def _suspects(job: Job) -> Mapping[int, set[int]]:
+    """Per class, the nodes that are on a cycle of classes."""
+    classes = {trace.class_id: trace.analysis for trace in job.traces.values()}
+    graph = MergedGraph(classes, _communication(job, lambda trace: trace.class_id))
+    suspects: dict[int, set[int]] = defaultdict(set)
+    for edge in graph.core():
+        for class_id, index in edge:
+            suspects[class_id].add(index)
+    return suspects
+
+
+def _communication(job: Job, unit: Callable[[RankTrace], int]) -> Communication:
+    """How the units that ranks belong to meet, each distinct way once."""
+    traces = job.traces
+    analyses = {unit(trace): trace.analysis for trace in traces.values()}
+    channels = {
+        (unit(traces[src]), unit(traces[dst]), src_slot, dst_slot): None
+        for src, dst, src_slot, dst_slot in _channels(job)
+    }
+    meetings = {
+        (unit(traces[one]), unit(traces[other]), one_slot, other_slot): None
+        for one, other, one_slot, other_slot in _neighbours(job)
+    }
+    return Communication(
+        messages=(
+            ((src, send), (dst, receive))
+            for src, dst, src_slot, dst_slot in channels
+            for send, receive in _matched(analyses[src], src_slot, analyses[dst], dst_slot)
+        ),
+        meetings=(
+            ((one, first.index), (other, second.index))
+            for one, other, one_slot, other_slot in meetings
+            for first, second in zip(
+                analyses[one].collectives.get(one_slot, ()),
+                analyses[other].collectives.get(other_slot, ()),
+                strict=False,
+            )
+        ),
+    )
+
+
+def _channels(job: Job) -> Iterator[tuple[int, int, int, int]]:
+    """Sender and receiver, and the slot that each has for the other."""
+    for src, trace in job.traces.items():
+        for slot, dst in enumerate(trace.peers):
+            back = job.peer_slots.get(dst, {}).get(src)
+            if back is not None and slot in trace.analysis.sends:
+                yield src, dst, slot, back
+
+
+def _neighbours(job: Job) -> Iterator[tuple[int, int, int, int]]:
+    """Pairs of ranks that chain all ranks using a group, and the slots of the group on them."""
+    for slots in job.group_slots.values():
+        for (one, one_slot), (other, other_slot) in pairwise(slots.items()):
+            yield one, other, one_slot, other_slot
+
+
+def _matched(
+    src: Analysis, src_slot: int, dst: Analysis, dst_slot: int
+) -> Iterator[tuple[int, int]]:
+    """Indices of sends and their receives: first in, first out for each tag and size."""
+    waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for receive in reversed(dst.receives.get(dst_slot, ())):
+        waiting[receive.tag, receive.size].append(receive.index)
+    for send in src.sends[src_slot]:
+        receives = waiting[send.tag, send.size]
+        if receives:
+            yield send.index, receives.pop()
+
+
+def _report_deadlock(job: Job, cycle: list[Edge], report: CheckReport) -> None:
+    steps: list[str] = []
+    for (before, after), (following, _) in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        meets = "" if after == following else f", one collective with {_named(job, following)}"
+        steps.append(f"{_named(job, before)} before {_named(job, after)}{meets}")
+    if len(steps) > _CYCLE_STEPS:
+        steps[_CYCLE_STEPS:] = [f"... ({len(steps) - _CYCLE_STEPS} more)"]
+    rank, index = cycle[0][0]
+    trace = job.traces[rank]
+    message = f"expected an order in which all ranks can run, found a cycle: {'; '.join(steps)}"
+    remedy = "issue the collectives and messages of these ranks in one consistent order"
+    node = trace.analysis.program.nodes[index].id
+    report.error(trace.path, "deadlock", message, remedy, node=node)
+
+
+def _named(job: Job, vertex: Vertex) -> str:
+    rank, index = vertex
+    return f"rank {rank} {job.traces[rank].analysis.program.nodes[index].label}"

@@ -1,0 +1,75 @@
+"""What the trace checker reports: findings, and the report that collects them.
+
+A code is reported in full a limited number of times; the rest is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FINDINGS_PER_CODE = 20
+"""How many findings of one code a report spells out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, where, and what to do about it.
+
+    `node` is a node id of the file `path`, or None where the finding is not about one node.
+    `message` states what was expected and what was found.
+    """
+
+    path: Path
+    node: int | None
+    code: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        where = str(self.path) if self.node is None else f"{self.path}: node {self.node}"
+        return f"{where}: {self.message} [{self.code}]; {self.remedy}"
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """The outcome of checking a directory of traces.
+
+    `ranks` counts trace files; `nodes`, `collectives` and `sends` count nodes over all ranks;
+    `groups` counts the communicator groups of the groups file. `omitted` says per code how many
+    findings beyond `FINDINGS_PER_CODE` were left out of `errors` and `warnings`.
+    """
+
+    errors: list[Finding] = field(default_factory=list[Finding])
+    warnings: list[Finding] = field(default_factory=list[Finding])
+    omitted: Counter[str] = field(default_factory=Counter[str])
+    ranks: int = 0
+    nodes: int = 0
+    collectives: int = 0
+    groups: int = 0
+    sends: int = 0
+    _seen: Counter[str] = field(default_factory=Counter[str], repr=False)
+
+    def ok(self) -> bool:
+        """Whether nothing is wrong; warnings do not count."""
+        return not self.errors
+
+    def error(
+        self, path: Path, code: str, message: str, remedy: str, *, node: int | None = None
+    ) -> None:
+        """Add an error, or count it where its code has been reported often enough."""
+        self._add(self.errors, Finding(path, node, code, message, remedy))
+
+    def warning(
+        self, path: Path, code: str, message: str, remedy: str, *, node: int | None = None
+    ) -> None:
+        """Add a warning, or count it where its code has been reported often enough."""
+        self._add(self.warnings, Finding(path, node, code, message, remedy))
+
+    def _add(self, findings: list[Finding], finding: Finding) -> None:
+        self._seen[finding.code] += 1
+        if self._seen[finding.code] > FINDINGS_PER_CODE:
+            self.omitted[finding.code] += 1
+        else:
+            findings.append(finding)

@@ -1,0 +1,77 @@
+"""What the consumers of traces cannot take, whatever the trace: numbers measured on them.
+
+ASTRA-sim's analytical backends (2026) set these limits; a job beyond them is a valid job still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+TAG_STRIDE = 500
+"""Group ids congruent modulo this share message tags; ids below it are safe."""
+
+LARGEST_GROUP_ID = 2147
+"""A larger id overflows a signed 32-bit message tag."""
+
+OPEN_FILES = 1024
+"""The usual limit on open files of a process; the simulator holds one per rank."""
+
+BYTES_PER_NODE = 1200
+SIMULATOR_BYTES = 64 << 30
+"""Simulator memory per node, and the total that an ordinary machine does not have."""
+
+
+def exceeded_limits(group_ids: Iterable[int], ranks: int, nodes_per_rank: int) -> list[str]:
+    """One sentence per consumer limit that a job exceeds; empty for a job that fits.
+
+    `nodes_per_rank` is the mean or the maximum, as the caller has it.
+    """
+    ids = sorted(set(group_ids))
+    sentences = (
+        _overflowing_ids(ids),
+        _shared_tags(ids),
+        _open_files(ranks),
+        _memory(ranks, nodes_per_rank),
+    )
+    return [sentence for sentence in sentences if sentence]
+
+
+def _overflowing_ids(ids: list[int]) -> str:
+    beyond = [number for number in ids if number > LARGEST_GROUP_ID]
+    if not beyond:
+        return ""
+    return (
+        f"{len(beyond)} communicator group ids exceed {LARGEST_GROUP_ID} (the largest is "
+        f"{beyond[-1]}): ASTRA-sim's 32-bit message tags overflow"
+    )
+
+
+def _shared_tags(ids: list[int]) -> str:
+    first_with_tag: dict[int, int] = {}
+    for number in ids:
+        other = first_with_tag.setdefault(number % TAG_STRIDE, number)
+        if other != number:
+            return (
+                f"communicator group ids {other} and {number} are congruent modulo {TAG_STRIDE}: "
+                "ASTRA-sim gives their messages the same tags"
+            )
+    return ""
+
+
+def _open_files(ranks: int) -> str:
+    if ranks < OPEN_FILES:
+        return ""
+    return (
+        f"{ranks} ranks: ASTRA-sim holds one open file per rank, more than the usual limit of "
+        f"{OPEN_FILES} (raise it with ulimit -n)"
+    )
+
+
+def _memory(ranks: int, nodes_per_rank: int) -> str:
+    total = ranks * nodes_per_rank * BYTES_PER_NODE
+    if total <= SIMULATOR_BYTES:
+        return ""
+    return (
+        f"{ranks} ranks of {nodes_per_rank} nodes take about {total >> 30} GiB of memory in "
+        f"ASTRA-sim ({BYTES_PER_NODE} bytes per node)"
+    )

@@ -1,0 +1,110 @@
+"""Tests of tools/lint_checks.py: each lint on a text that has the fault and one that has not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import lint_checks
+from tools.lint_checks import directive_problem, known_prefixes, lint_lit_text, machine_specific
+
+RUN = "// RUN: %stagec opt %s | %filecheck %s\n"
+
+
+def complaints(text: str) -> list[str]:
+    return [f"{f.line}: {f.message}" for f in lint_lit_text(Path("x.stg"), text)]
+
+
+@pytest.mark.parametrize(
+    ("line", "prefixes"),
+    [
+        ("%stagec opt %s | %filecheck %s", {"CHECK"}),
+        ("%stagec opt %s | %golden", set[str]()),
+        ("%stagec opt %s | %filecheck %s --check-prefix=TP", {"TP"}),
+        (
+            "%stagec opt %s | %filecheck --check-prefixes A,B %s && %filecheck %s",
+            {"A", "B", "CHECK"},
+        ),
+    ],
+)
+def test_known_prefixes(line: str, prefixes: set[str]) -> None:
+    assert known_prefixes([line]) == prefixes
+
+
+@pytest.mark.parametrize(
+    ("word", "colon", "problem"),
+    [
+        ("CHECK", True, ""),
+        ("CHECK-NEXT", True, ""),
+        ("CHECK-COUNT-3", True, ""),
+        ("CHECK", False, "no colon"),
+        ("CHECK-NEXT", False, "no colon"),
+        ("CHECK-NXT", True, "no known directive"),
+        ("CHECK_NEXT", False, "no known directive"),
+        ("CHEK", True, "no known directive"),
+        ("OTHER-NEXT", False, "no known directive"),
+        ("FSDP", False, ""),
+        ("RUN", True, ""),
+    ],
+)
+def test_directive_problem(word: str, colon: bool, problem: str) -> None:
+    found = directive_problem(word, colon, {"CHECK"})
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+def test_a_clean_test_has_no_findings() -> None:
+    assert (
+        complaints(f"{RUN}// FSDP gathers.\n%a = x // CHECK: foo\n// CHECK-NEXT{{LITERAL}}: y\n")
+        == []
+    )
+
+
+def test_findings_name_the_line() -> None:
+    assert complaints(f"{RUN}// CHECK: a\n%b = y // CHECK-NEXT b\n") == [
+        "3: `CHECK-NEXT` has no colon: FileCheck ignores it"
+    ]
+
+
+def test_a_test_without_run_is_reported() -> None:
+    assert complaints("stg.module\n") == ["1: no RUN line: the test runs nothing"]
+
+
+def test_checks_without_filecheck_are_reported() -> None:
+    (found,) = complaints("// RUN: %stagec opt %s\n// CHECK: x\n")
+    assert "prefixes of the RUN lines: none" in found
+
+
+def test_the_golden_section_is_not_linted() -> None:
+    assert complaints("// RUN: %stagec opt %s | %golden\n// GOLDEN:\n// CHECK x\n// FOO: y\n") == []
+
+
+def test_inputs_and_golden_directories_hold_no_tests(tmp_path: Path) -> None:
+    for folder in ("Inputs", "x.golden", "good"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.stg").write_text("")
+    assert [f.path for f in lint_checks.lint_lit(tmp_path)] == [tmp_path / "good" / "a.stg"]
+
+
+@pytest.mark.parametrize("top", ["work", "root", "home", "Users"])
+def test_machine_paths_are_found(top: str) -> None:
+    assert machine_specific(f"see '/{top}/someone/x'", [])
+    assert not machine_specific(f"see https://example.org/{top}/someone and a/{top}/b", [])
+
+
+def test_the_checkout_itself_is_a_machine_path() -> None:
+    assert machine_specific("in /srv/x/stagec/y", ["/srv/x/stagec"]) == "/srv/x/stagec"
+
+
+def test_package_index_options_are_found() -> None:
+    assert machine_specific("pip install --index" + "-url https://x.example", [])
+
+
+def test_main_reports_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tests" / "lit").mkdir(parents=True)
+    (tmp_path / "a.txt").write_text("fine\n")
+    assert lint_checks.main(tmp_path) == 0
+    (tmp_path / "a.txt").write_text("cd /" + "home/someone\n")
+    assert lint_checks.main(tmp_path) == 1
+    assert "a.txt:1:" in capsys.readouterr().out

@@ -1,0 +1,98 @@
+"""The package list of pyproject.toml against the disk, and a wheel against both.
+
+setuptools drops a forgotten sub-package or data file in silence; these tests do not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = {"stagec": "stagec", "stagec.passes": "passes", "stagec.ir_spec": "ir_spec"}
+SHIPPED = {".py", ".pyi", ".typed", ".stg", ".proto", ".json", ".lark", ".md"}
+
+
+def setuptools_config() -> dict[str, object]:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    config: dict[str, object] = tomllib.loads(text)["tool"]["setuptools"]
+    return config
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Files below a folder; the two symlinked rooms are visited under their own names."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            yield from files_of(path)
+        elif path.suffix in SHIPPED:
+            yield path
+
+
+def shipped_files() -> dict[str, Path]:
+    """Name inside the wheel -> path on disk."""
+    return {
+        f"{package.replace('.', '/')}/{path.relative_to(ROOT / room).as_posix()}": path
+        for package, room in ROOMS.items()
+        for path in files_of(ROOT / room)
+    }
+
+
+def packages_on_disk() -> set[str]:
+    return {name.rpartition("/")[0].replace("/", ".") for name in shipped_files()}
+
+
+def test_the_package_list_equals_the_disk() -> None:
+    listed = setuptools_config()["packages"]
+    assert listed == sorted(packages_on_disk())
+
+
+def test_the_rooms_are_mapped_and_linked() -> None:
+    assert setuptools_config()["package-dir"] == ROOMS
+    for package, room in ROOMS.items():
+        link = ROOT / package.replace(".", "/")
+        assert link.resolve() == ROOT / room
+
+
+def test_every_package_has_an_init() -> None:
+    files = shipped_files()
+    missing = {p for p in packages_on_disk() if f"{p.replace('.', '/')}/__init__.py" not in files}
+    assert not missing
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy, so that no build output lands in the checkout."""
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, copy)
+    for room in ROOMS.values():
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / room, copy / room, symlinks=True, ignore=ignore)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    subprocess.run([*command, "--no-build-isolation", "-w", str(out), str(copy)], check=True)
+    (built,) = out.glob("stagec-*.whl")
+    return built
+
+
+def test_the_wheel_contains_every_file(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    packed = {name for name in names if ".dist-info/" not in name}
+    assert packed == set(shipped_files())
+
+
+def test_the_wheel_has_its_entry_points(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    text = archive.read(name).decode()
+    assert "stagec = stagec.driver.cli:entry" in text
+    assert "[stagec.plugins]\nbuiltin = stagec.passes:PLUGIN" in text

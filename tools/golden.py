@@ -1,0 +1,186 @@
+"""Golden texts, where the checker is the updater.
+
+`... | golden.py FILE` compares stdin with what follows `// GOLDEN:` in FILE, and
+`golden.py --dir ACTUAL EXPECTED.golden` compares two directories of dumps.
+With STAGEC_BLESS=1 the expected side is rewritten instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MARKER = "// GOLDEN:"
+BLESS = "STAGEC_BLESS"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One difference: a headline and, for text, the unified diff."""
+
+    headline: str
+    diff: str = ""
+
+
+def blessing() -> bool:
+    """Whether the expected side is to be rewritten rather than compared."""
+    return os.environ.get(BLESS, "") not in ("", "0")
+
+
+def comment(line: str) -> str:
+    """`x` -> `// x`; an empty line -> `//`, so that no golden has trailing blanks of ours."""
+    return f"// {line}" if line else "//"
+
+
+def uncomment(line: str) -> str:
+    """The inverse of `comment`; a line without the prefix is returned as it is."""
+    return line.removeprefix("//").removeprefix(" ") if line.startswith("//") else line
+
+
+def split_golden(text: str) -> tuple[str, list[str] | None]:
+    """The text before the marker line and the expected lines after it (None: no marker)."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if line.rstrip() == MARKER:
+            return "\n".join(lines[:number]), [uncomment(rest) for rest in lines[number + 1 :]]
+    return text, None
+
+
+def join_golden(head: str, expected: Sequence[str]) -> str:
+    """The text of a file whose golden section holds `expected`."""
+    section = "\n".join([MARKER, *map(comment, expected)])
+    return f"{head.rstrip()}\n\n{section}\n"
+
+
+def scrub(text: str, home: Path, test_name: str = "") -> str:
+    """Drop what depends on the machine: the test's directory, and the path that `%t` stands for."""
+    for directory in {home.absolute(), home.resolve()}:
+        text = text.replace(f"{directory}{os.sep}", "")
+    temp = re.compile(rf"[^\s'\"=:]*/{re.escape(test_name)}\.tmp")
+    return temp.sub("%t", text) if test_name else text
+
+
+def unified(expected: Sequence[str], actual: Sequence[str], name: str) -> str:
+    """A unified diff from the expected to the actual lines; empty when they are equal."""
+    return "\n".join(
+        difflib.unified_diff(
+            expected, actual, f"{name} (expected)", f"{name} (actual)", lineterm=""
+        )
+    )
+
+
+def check_file(path: Path, actual_text: str) -> list[Problem]:
+    """Compare a golden section with the actual text, or rewrite it when blessing."""
+    head, expected = split_golden(path.read_text(encoding="utf-8"))
+    actual = scrub(actual_text, path.parent, path.name).splitlines()
+    if expected == actual:
+        return []
+    if blessing():
+        path.write_text(join_golden(head, actual), encoding="utf-8")
+        return []
+    if expected is None:
+        return [Problem(f"{path.name} has no line `{MARKER}`", unified([], actual, path.name))]
+    return [Problem(f"{path.name}: output differs", unified(expected, actual, path.name))]
+
+
+def files_below(directory: Path) -> dict[str, Path]:
+    """Relative POSIX name -> path of every file below a directory (none if it is missing)."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {path.relative_to(directory).as_posix(): path for path in files}
+
+
+def compare_dirs(actual: Path, expected: Path) -> Iterator[Problem]:
+    """Missing, extra and different files, by name."""
+    ours, theirs = files_below(actual), files_below(expected)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours:
+            yield Problem(f"missing: {name} is expected but was not written")
+        elif name not in theirs:
+            yield Problem(f"extra: {name} was written but is not expected")
+        else:
+            yield from compare_texts(name, ours[name], theirs[name], expected.parent)
+
+
+def compare_texts(name: str, actual: Path, expected: Path, home: Path) -> Iterator[Problem]:
+    """The difference of one pair of files, if any."""
+    ours = scrub(actual.read_text(encoding="utf-8"), home).splitlines()
+    theirs = expected.read_text(encoding="utf-8").splitlines()
+    if ours != theirs:
+        yield Problem(f"different: {name}", unified(theirs, ours, name))
+
+
+def bless_dir(actual: Path, expected: Path) -> None:
+    """Make the expected directory a scrubbed copy of the actual one."""
+    for path in files_below(expected).values():
+        path.unlink()
+    for name, path in files_below(actual).items():
+        target = expected / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = scrub(path.read_text(encoding="utf-8"), expected.parent)
+        target.write_text(text, encoding="utf-8")
+
+
+def check_dir(actual: Path, expected: Path) -> list[Problem]:
+    """Compare two directories, or rewrite the expected one when blessing."""
+    if expected.suffix != ".golden":
+        return [Problem(f"the expected directory must be named *.golden, not {expected.name}")]
+    if not files_below(actual):
+        return [Problem(f"nothing was written to {actual}")]
+    problems = list(compare_dirs(actual, expected))
+    if problems and blessing():
+        bless_dir(actual, expected)
+        return []
+    return problems
+
+
+def accept_command(test_file: Path | None) -> str:
+    """The shell command that accepts the actual output."""
+    lit = ROOT / "tests" / "lit"
+    if test_file is not None and test_file.resolve().is_relative_to(lit):
+        name = test_file.resolve().relative_to(lit).as_posix()
+        return f"{BLESS}=1 .venv/bin/pytest 'tests/test_lit.py::test_lit[{name}]'"
+    return f"{BLESS}=1 <the same command>   (all lit tests: make bless)"
+
+
+def report(problems: Sequence[Problem], test_file: Path | None) -> int:
+    """Print the problems and how to accept them to stderr; the exit code."""
+    if not problems:
+        return 0
+    for problem in problems:
+        print(f"golden: {problem.headline}", file=sys.stderr)
+        if problem.diff:
+            print(problem.diff, file=sys.stderr)
+    print(f"golden: to accept, run\n  {accept_command(test_file)}", file=sys.stderr)
+    return 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="golden.py", description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, help="the test file with the golden section")
+    parser.add_argument("--dir", nargs=2, type=Path, metavar=("ACTUAL", "EXPECTED"))
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0: equal (or blessed), 1: different, 2: wrong usage."""
+    options = make_parser().parse_args(argv)
+    test_file: Path | None = options.file
+    pair: list[Path] | None = options.dir
+    if pair is not None:
+        return report(check_dir(pair[0], pair[1]), test_file or pair[1])
+    if test_file is None or not test_file.is_file():
+        print(f"golden: no such test file: {test_file}", file=sys.stderr)
+        return 2
+    return report(check_file(test_file, sys.stdin.read()), test_file)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
