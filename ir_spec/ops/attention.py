@@ -144,7 +144,7 @@ class Rope(OpDef):
 
     name = "stg.rope"
     operands = ("x",)
-    params = (Param("base", "int", "the base of the frequencies (default 10000)"),
+    params = (Param("base", "size", "the base of the frequencies (default 10000)"),
               Param("inverse", "flag", "rotate by the negative angle"))
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
 
@@ -169,7 +169,7 @@ class Rope(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = args[0]
         half = x.shape[-1] // 2
-        angles = _angles(x.shape[1], half, ctx.start(_position(op)), op.integer("base", 10000))
+        angles = _angles(x.shape[1], half, ctx.start(_position(op)), ctx.size(op.expr("base")) if "base" in op.attrs else 10000)
         shape = (1, x.shape[1], *([1] * (x.ndim - 3)), half)
         cos, sin = np.cos(angles).reshape(shape), np.sin(angles).reshape(shape)
         sin = -sin if op.flag("inverse") else sin

@@ -130,6 +130,7 @@ class Gradient(Identity):
     """Marks the final gradient of a parameter, reduced and placed as the optimizer wants it."""
 
     name = "stg.gradient"
+    collective_phase = "gradient"
     pure = False
     example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
 

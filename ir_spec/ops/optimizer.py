@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -22,35 +22,46 @@ _HYPER = (
 class AdamW(OpDef):
     """One AdamW step (arXiv 1711.05101) in place; 16 FLOPs per element.
 
-    Operands: parameter, gradient, master copy, first and second moment, and the clipping factor, a scalar.
+    Operands: parameter, gradient, first and second moment; with the flag `master` the master copy, with the
+    flag `clip` a factor for the gradient, a scalar. The parameter is rounded from the master copy.
     """
 
     name = "stg.adamw"
-    operands = ("param", "grad", "master", "m", "v", "clip")
-    results = ("param", "master", "m", "v")
+    operands = ("param", "grad", "m", "v", "master or clip")
+    variadic = True
+    results = ("param", "m", "v", "master")
+    required_results = 3
     inplace = {0: 0, 1: 2, 2: 3, 3: 4}
-    params = _HYPER
-    example = "%w2, %a2, %m2, %v2 = stg.adamw(%w, %g, %a, %m, %v, %clip) : (bf16[D], f32[D], f32[D], f32[D])"
+    params = (Param("master", "flag", "there is a master copy"), Param("clip", "flag", "the gradient is scaled"), *_HYPER)
+    example = "%w2, %m2, %v2 = stg.adamw[clip](%w, %g, %m, %v, %clip) : (f32[D], f32[D], f32[D])"
 
     def rule(self, op: Operation) -> Rule:
         t = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{t},{t},{t},{t},{t},->{t},{t},{t},{t}")
+        same = 5 if op.flag("master") else 4
+        tail = "," if op.flag("clip") else ""
+        return make_rule(",".join([t] * same) + tail + "->" + ",".join([t] * (same - 1)))
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        expected = 4 + op.flag("master") + op.flag("clip")
+        if len(op.operands) != expected:
+            yield f"expects {expected} operands, found {len(op.operands)}"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[i].tensor.dtype for i in (0, 2, 3, 4)]
+        return [op.operands[i].tensor.dtype for i in ((0, 2, 3, 4) if op.flag("master") else (0, 2, 3))]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n.values()) * 16
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        _, grad, master, m, v, clip = args
+        param, grad, m, v = args[:4]
         b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.95)
-        g = grad * clip
+        g = grad * args[-1] if op.flag("clip") else grad
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * g * g
-        step = (m / (1 - b1)) / (np.sqrt(v / (1 - b2)) + ratio(op, "eps", 1e-8))
-        master = master - ratio(op, "lr", 3e-4) * (step + ratio(op, "decay", 0.1) * master)
-        return [master, master, m, v]
+        step = (m / (1 - b1)) / (np.sqrt(np.abs(v) / (1 - b2)) + ratio(op, "eps", 1e-8))
+        old = args[4] if op.flag("master") else param
+        new = old - ratio(op, "lr", 3e-4) * (step + ratio(op, "decay", 0.1) * old)
+        return [new, m, v, new] if op.flag("master") else [new, m, v]
 
 
 class SquaredNorm(OpDef):

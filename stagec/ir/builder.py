@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr, const
@@ -20,6 +20,7 @@ class Builder:
                  loc: Loc = UNKNOWN, phase: str = "forward") -> None:
         self.registry, self.region, self.loc, self.phase = registry, region, loc, phase
         self._index = len(region.ops) if index is None else index
+        self.finish: Callable[[Operation], None] | None = None  # called with each new op, to place its results
 
     @classmethod
     def before(cls, registry: Registry, op: Operation, *, loc: Loc | None = None,
@@ -46,6 +47,8 @@ class Builder:
         self.insert(op)
         for i, type_ in enumerate(definition.infer(op) if types is None else types):
             op.add_result(names[i] if i < len(names) else f"t{i}" if i else "t", type_)
+        if self.finish is not None:
+            self.finish(op)
         return op
 
     def value(self, name: str, operands: Iterable[Value] = (), attrs: Mapping[str, RawAttr] | None = None, *,

@@ -81,6 +81,7 @@ class OpDef:
     free: ClassVar[bool] = False  # costs nothing at run time: a view or a declaration
     inplace: ClassVar[Mapping[int, int]] = {}  # result i takes the buffer of operand inplace[i]
     aliases: ClassVar[bool] = False  # the result is a view of operand 0
+    collective_phase: ClassVar[str] = ""  # phase of collectives that its operands need (default: its own)
     symbol: ClassVar[str] = ""  # "required" if the op needs an @name
     example: ClassVar[str] = ""
 

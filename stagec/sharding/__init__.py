@@ -1,1 +1,1 @@
-"""Sharding rules and propagation as pure functions."""
+"""Placement as pure functions: factor assignments, propagation, resharding, strategies."""

@@ -111,6 +111,8 @@ class _Resolver:
                                     remedy=did_you_mean(name.text, known) or _list_params(definition))
             else:
                 self._convert(known[name.text], value, name.loc, attrs)
+        if definition.open_params:
+            attrs = _in_text_order(attrs, syntax)
         for param in definition.params:
             if param.required and param.name not in attrs and not _reported(self.problems, syntax):
                 self.problems.error(f"'{definition.name}' expects parameter '{param.name}': {param.doc}",
@@ -203,6 +205,14 @@ class _Resolver:
     def _arg(self, region: Region, arg: ArgSyntax, scope: _Scope) -> None:
         value = region.add_arg(arg.name.text, arg.type, arg.name.loc)
         self._define(value, arg.name.loc, scope)
+
+
+def _in_text_order(attrs: dict[str, Attr], syntax: OpSyntax) -> dict[str, Attr]:
+    """Declarations keep the order in which they are written, with and without values."""
+    places = {name.text: name.loc for name, _ in syntax.named}
+    places |= {str(value): loc for value, loc in syntax.positional}
+    last = syntax.name.loc
+    return dict(sorted(attrs.items(), key=lambda kv: (places.get(kv[0], last).line, places.get(kv[0], last).col)))
 
 
 def _reported(problems: DiagnosticList, syntax: OpSyntax) -> bool:

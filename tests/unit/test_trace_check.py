@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -744,6 +745,74 @@ def test_messages_match_first_in_first_out(tmp_path: Path) -> None:
     assert check(tmp_path, ranks, None).ok()
 
 
+def random_job(seed: int) -> tuple[Ranks, Groups]:
+    """Chains of a few collectives and messages on each of four ranks, in orders made up."""
+    draw = random.Random(seed)
+    groups: Groups = {"1": [0, 1], "2": [2, 3], "3": [0, 2], "4": [1, 3], "5": [0, 1, 2, 3]}
+    steps: dict[int, list[Callable[[int], TraceNode]]] = {rank: [] for rank in range(4)}
+    for _ in range(draw.randint(2, 5)):
+        if draw.random() < 0.5:
+            group = draw.choice([*groups])
+            for rank in groups[group]:
+                steps[rank].append(partial(coll, group=group))
+        else:
+            src, dst = draw.sample(range(4), 2)
+            steps[src].append(partial(send, peer=dst))
+            steps[dst].append(partial(recv, peer=src))
+    ranks: Ranks = {}
+    for rank, made in steps.items():
+        for _ in range(draw.randint(0, 1)):
+            draw.shuffle(made)
+        nodes = [comp(0), *(step(number) for number, step in enumerate(made, start=1))]
+        ranks[rank] = [replace(n, ctrl_deps=(n.id - 1,)) if n.id else n for n in nodes]
+    return ranks, groups
+
+
+def runs_to_the_end(ranks: Ranks, groups: Groups) -> bool:
+    """Play the chains: an independent, naive answer to whether they deadlock."""
+    left = {rank: [*nodes] for rank, nodes in ranks.items()}
+    sent: Counter[tuple[int, int]] = Counter()
+
+    def group_ready(name: str) -> bool:
+        heads = [left[rank][0] if left[rank] else comp(0) for rank in groups[name]]
+        return all(head.attrs.get("pg_name") == name for head in heads)
+
+    def step(rank: int) -> bool:
+        node = left[rank][0]
+        movers = [rank]
+        if node.kind == NodeKind.COLL:
+            name = str(node.attrs["pg_name"])
+            if not group_ready(name):
+                return False
+            movers = groups[name]
+        elif node.kind == NodeKind.SEND:
+            sent[rank, int(str(node.attrs["comm_dst"]))] += 1
+        elif node.kind == NodeKind.RECV:
+            channel = int(str(node.attrs["comm_src"])), rank
+            if not sent[channel]:
+                return False
+            sent[channel] -= 1
+        for mover in movers:
+            left[mover].pop(0)
+        return True
+
+    while any(left[rank] and step(rank) for rank in left):
+        pass
+    return not any(left.values())
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_verdict_equals_that_of_playing_the_job(tmp_path: Path, seed: int) -> None:
+    ranks, groups = random_job(seed)
+    report = check(tmp_path, ranks, groups)
+    assert codes(report.errors) == (set() if runs_to_the_end(ranks, groups) else {"deadlock"})
+
+
+def test_random_jobs_are_of_both_sorts() -> None:
+    sound_ones = sum(runs_to_the_end(*random_job(seed)) for seed in range(150))
+    assert 40 < sound_ones < 110
+
+
 # ---------------------------------------------------------------- the report
 
 
@@ -764,8 +833,6 @@ def test_finding_as_text() -> None:
 
 
 def random_program(seed: int) -> Program:
-    import random
-
     draw = random.Random(seed)
     nodes = [
         coll(i, "1", *sorted(draw.sample(range(i), draw.randint(0, min(i, 2)))), size=1)

@@ -1,0 +1,49 @@
+"""The phases of a module: one row a phase, saying which ops and which states of types are legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """What holds in a phase. `typed`: every value has a type; `placed`: and a placement; `explicit`: no op needs
+    another placement of an operand than it has; `lowered`: the program is one et.graph."""
+
+    order: int
+    typed: bool = False
+    placed: bool = False
+    explicit: bool = False
+    lowered: bool = False
+
+
+class Phase(Enum):
+    """How far a module is compiled."""
+
+    PARSED = PhaseRow(0)
+    SHAPED = PhaseRow(1, typed=True)
+    PLACED = PhaseRow(2, typed=True)
+    DIFFERENTIATED = PhaseRow(3, typed=True)
+    SHARDED = PhaseRow(4, typed=True, placed=True)
+    PARTITIONED = PhaseRow(5, typed=True, placed=True, explicit=True)
+    PLANNED = PhaseRow(6, typed=True, placed=True, explicit=True)
+    LOWERED = PhaseRow(7, lowered=True)
+
+    @property
+    def label(self) -> str:
+        """Its name in the text."""
+        return self.name.lower()
+
+    @property
+    def row(self) -> PhaseRow:
+        """Its row of the table."""
+        return self.value
+
+    def __le__(self, other: Phase) -> bool:
+        return self.row.order <= other.row.order
+
+
+def phase_named(label: str) -> Phase | None:
+    """The phase of that name."""
+    return next((p for p in Phase if p.label == label), None)

@@ -1,0 +1,82 @@
+"""Type inference: fills in what the text leaves out and compares what it says.
+
+Types follow from the operands, one op at a time; a wrong one is reported where it stands.
+"""
+
+from __future__ import annotations
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import same
+from stagec.ir.module import Module
+from stagec.ir.opdef import UnregisteredOp
+from stagec.ir.types import TensorType, Type
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList, note
+
+
+def infer_module(module: Module) -> None:
+    """Give every value a type.
+
+    Raises `DiagnosticError` with all ops whose types do not fit.
+    """
+    problems = DiagnosticList()
+    for op in module.root.body.ops:
+        if op.region is not None:
+            _infer_region(op.region, problems)
+    problems.check()
+
+
+def _infer_region(region: Region, problems: DiagnosticList) -> None:
+    for arg in region.args:
+        if arg.type is None:
+            problems.error(f"argument '%{arg.name}' has no type", arg.loc, remedy=f"write '%{arg.name}: bf16[...]'")
+    for op in region.ops:
+        infer_op(op, problems)
+
+
+def infer_op(op: Operation, problems: DiagnosticList) -> None:
+    """Infer the results of one op (and its region); problems are appended."""
+    if any(v.type is None for v in op.operands):
+        return  # reported where that value is made
+    try:
+        if op.region is not None:
+            _enter(op, op.region, problems)
+        types = op.definition.infer(op)
+    except DiagnosticError as e:
+        problems.add(*e.diagnostics)
+        return
+    if isinstance(op.definition, UnregisteredOp):
+        return
+    if len(types) < len(op.results):
+        problems.error(f"'{op.name}' gives {len(types)} results, found {len(op.results)} names", op.loc,
+                       remedy="name as many results as it gives")
+    for value, type_ in zip(op.results, types, strict=False):
+        _set(op, value, type_, problems)
+
+
+def _enter(op: Operation, region: Region, problems: DiagnosticList) -> None:
+    region_args = getattr(op.definition, "region_args", None)
+    if region_args is not None:
+        if len(op.operands) != len(region.args):
+            problems.error(f"'{op.name}' binds {len(op.operands)} values to {len(region.args)} arguments", op.loc)
+            return
+        for value, type_ in zip(region.args, region_args(op), strict=True):
+            _set(op, value, type_, problems)
+    _infer_region(region, problems)
+    if not region.ops or region.ops[-1].name.partition(".")[2] not in ("yield", "return"):
+        problems.error(f"the region of '{op.name}' does not end in a yield or return", op.loc,
+                       remedy="add 'stg.yield(...)' as its last operation")
+        raise DiagnosticError
+
+
+def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) -> None:
+    if value.type is None:
+        value.type = inferred
+        return
+    found = value.type
+    if not isinstance(found, TensorType) or not isinstance(inferred, TensorType):
+        return
+    fits = found.dtype == inferred.dtype and found.rank == inferred.rank
+    if not fits or not all(same(a, b) for a, b in zip(found.shape, inferred.shape, strict=True)):
+        problems.error(f"'{op.name}' gives %{value.name}: {inferred.unplaced()}, but it is written as "
+                       f"{found.unplaced()}", value.loc, remedy="correct the type, or leave it out",
+                       notes=[note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]])

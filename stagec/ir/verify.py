@@ -1,0 +1,198 @@
+"""Checks that hold in every phase: structure, visibility of values, symbols, types, assumptions.
+
+`check_module` collects everything it finds; what depends on the phase is added by `stagec.pipeline.verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.expr import Expr, NotAnIntegerError, evaluate
+from stagec.ir.facts import Relation
+from stagec.ir.infer import infer_op
+from stagec.ir.module import Module
+from stagec.ir.opdef import UnregisteredOp
+from stagec.ir.rule import RuleSyntaxError
+from stagec.ir.types import TensorType
+from stagec.ir.verify_signature import check_signature
+from stagec.ir.verify_types import TypeChecker
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList, did_you_mean
+from stagec.support.source import Loc
+
+#: Parameters that name mesh axes.
+AXIS_PARAMS = ("over", "group")
+
+
+def verify_module(module: Module, *, typed: bool = False) -> None:
+    """Check a module. With `typed`, every value must have a type, and the types must follow from each other.
+
+    Raises `DiagnosticError` with every error.
+    """
+    problems = DiagnosticList()
+    check_module(module, problems, typed=typed)
+    problems.check()
+
+
+def check_module(module: Module, problems: DiagnosticList, *, typed: bool) -> None:
+    """Append everything that is wrong with the module, in the order of its text."""
+    _Checker(module, problems, typed).run()
+
+
+class _Checker:
+    def __init__(self, module: Module, problems: DiagnosticList, typed: bool) -> None:
+        self._module, self._problems, self._typed = module, problems, typed
+        mesh = module.mesh
+        self._axes = frozenset(mesh.axes if mesh else ())
+        self._declared = frozenset(module.symbols) | self._axes
+        self._env = module.env
+        self._types = TypeChecker(module, problems)
+        self._visible: set[Value] = set()
+
+    def run(self) -> None:
+        """All checks that the state of the module allows."""
+        self._relations()
+        self._op(self._module.root)
+        if self._typed and not self._problems.errors:
+            self._infer_again()
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def _region(self, region: Region) -> None:
+        outer = set(self._visible)
+        for value in region.args:
+            self._value(region.owner, value)
+        for type_ in region.returns:
+            if isinstance(type_, TensorType):
+                self._symbols_of_type(type_, region.owner.loc)
+                self._types.check(type_, region.owner, None, region.owner.loc)
+        for op in region.ops:
+            self._op(op)
+        self._visible = outer
+
+    def _op(self, op: Operation) -> None:
+        sound = check_signature(op, self._problems)
+        for value in op.operands:
+            if value not in self._visible:
+                self._problems.error(
+                    f"'{op.name}' uses %{value.name}, which is not visible here",
+                    op.loc,
+                    remedy="define it before its use, in this region or around it",
+                )
+        for name, attr in op.attrs.items():
+            self._attr(op, name, attr)
+        if op.region is not None:
+            self._region(op.region)
+        for value in op.results:
+            self._value(op, value)
+        if sound and _has_types(op):
+            self._definition(op)
+
+    def _definition(self, op: Operation) -> None:
+        try:
+            for message in op.definition.verify(op):
+                self._problems.error(f"'{op.name}' {message}", op.loc)
+        except DiagnosticError as e:
+            self._problems.add(*e.diagnostics)
+        except RuleSyntaxError as e:
+            self._problems.error(f"'{op.name}' has a malformed rule: {e}", op.loc)
+
+    def _value(self, op: Operation, value: Value) -> None:
+        self._visible.add(value)
+        if isinstance(value.type, TensorType):
+            self._symbols_of_type(value.type, value.loc)
+            self._types.check(value.type, op, value, value.loc)
+        elif value.type is None and self._typed and not isinstance(op.definition, UnregisteredOp):
+            self._problems.error(
+                f"%{value.name} has no type, but the module is {self._module.phase}",
+                value.loc,
+                remedy="write its type, or say phase = parsed and run 'infer-shapes'",
+            )
+
+    # -- symbols -------------------------------------------------------------------------------
+
+    def _symbols_of_type(self, type_: TensorType, loc: Loc) -> None:
+        for dim in type_.dims:
+            self._declared_symbols(dim.size.symbols, loc)
+        for axis in type_.axes:
+            self._axis(axis, loc)
+        if type_.stage is not None:
+            self._axis(type_.stage[0], loc)
+
+    def _attr(self, op: Operation, name: str, attr: Attr) -> None:
+        if isinstance(attr, Expr | Relation):
+            self._declared_symbols(attr.symbols, op.loc)
+        elif isinstance(attr, tuple):
+            for item in attr:
+                self._attr(op, name, item)
+        elif name in AXIS_PARAMS and isinstance(attr, str) and not _in_strategy(op):
+            self._axis(attr, op.loc)
+
+    def _declared_symbols(self, names: frozenset[str], loc: Loc) -> None:
+        for name in sorted(names - self._declared):
+            self._problems.error(
+                f"'{name}' is neither a declared symbol nor a mesh axis",
+                loc,
+                remedy=did_you_mean(name, self._declared) or f"declare it: stg.symbols[{name}]",
+            )
+
+    def _axis(self, name: str, loc: Loc) -> None:
+        if name not in self._axes:
+            known = ", ".join(sorted(self._axes)) or "none"
+            self._problems.error(
+                f"'{name}' is not an axis of the mesh",
+                loc,
+                remedy=did_you_mean(name, self._axes) or f"the axes are: {known}",
+            )
+
+    # -- assumptions ---------------------------------------------------------------------------
+
+    def _relations(self) -> None:
+        for relation, op in self._module.relations:
+            if not relation.symbols or not relation.symbols <= self._env.keys():
+                continue
+            problem = broken(relation, self._env)
+            if problem:
+                self._problems.error(
+                    problem, op.loc, remedy="change one of the values, or drop the assumption"
+                )
+
+    # -- inference -----------------------------------------------------------------------------
+
+    def _infer_again(self) -> None:
+        for func in self._module.functions:
+            for op in func.region.ops if func.region else ():
+                infer_op(op, self._problems)
+
+
+def broken(relation: Relation, env: dict[str, int]) -> str | None:
+    """Why a relation whose symbols all have values does not hold, with the numbers; None if it does."""
+    values = ", ".join(f"{name} = {env[name]}" for name in sorted(relation.symbols))
+    try:
+        if relation.holds(env):
+            return None
+        left = evaluate(relation.left, env)
+        if relation.modulus is not None:
+            left %= evaluate(relation.modulus, env)
+        return f"the assumption {relation} does not hold for {values}: the left side is {left}"
+    except (NotAnIntegerError, ZeroDivisionError) as e:
+        return f"the assumption {relation} does not hold for {values}: {e}"
+
+
+def _has_types(op: Operation) -> bool:
+    values = (*op.operands, *op.results, *_inner_values(op.region))
+    rule_op = not op.name.startswith("et.")
+    return all(isinstance(v.type, TensorType) if rule_op else v.type is not None for v in values)
+
+
+def _inner_values(region: Region | None) -> Iterator[Value]:
+    if region is not None:
+        yield from region.args
+        yield from region.ops[-1].operands if region.ops else ()
+
+
+def _in_strategy(op: Operation) -> bool:
+    parent = op.parent_op
+    return parent is not None and parent.name == "stg.strategy"
+
+

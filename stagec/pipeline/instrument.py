@@ -1,0 +1,175 @@
+"""What may happen around a pass: hooks, and printing, dumping, timing, verifying built on them.
+
+An instrument is any object with `before_pass` and `after_pass`; those that derive from `Hooks` are also
+told of the start, the end and errors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from stagec.ir.module import Module
+from stagec.pipeline.passes import Pass
+from stagec.pipeline.spec import print_pipeline
+from stagec.pipeline.verify import verify_module
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, note
+from stagec.text.printer import print_module
+
+
+class Instrument(Protocol):
+    """What the manager calls around every pass."""
+
+    def before_pass(self, pass_: Pass, module: Module) -> None:
+        """The pass is about to run."""
+        ...
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        """The pass has run, and the module is in its new phase."""
+        ...
+
+
+class Hooks:
+    """An instrument that does nothing; subclasses override what they need."""
+
+    def start(self, module: Module) -> None:
+        """Before the first pass."""
+
+    def before_pass(self, pass_: Pass, module: Module) -> None:
+        """Before each pass."""
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        """After each pass that did not fail."""
+
+    def on_error(self, pass_: Pass, module: Module, problem: Exception) -> None:
+        """A pass raised; the error goes on afterwards."""
+
+    def finish(self, module: Module) -> None:
+        """After the last pass."""
+
+
+class Verification(Hooks):
+    """Verifies the module before the first pass and after each one."""
+
+    def start(self, module: Module) -> None:
+        verify_module(module)
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        try:
+            verify_module(module)
+        except DiagnosticError as e:
+            found = note(f"found after pass '{pass_.name}'")
+            raise DiagnosticError(*(_with_note(d, found) for d in e.diagnostics)) from None
+
+
+def _with_note(item: Diagnostic, extra: Diagnostic) -> Diagnostic:
+    return Diagnostic(item.message, item.loc, item.severity, item.remedy, (*item.notes, extra))
+
+
+class PrintAfter(Hooks):
+    """Prints the module after the passes of these names: `all`, or `change` for those that change it."""
+
+    def __init__(self, names: Sequence[str], stream: TextIO) -> None:
+        self._names, self._stream = frozenset(names), stream
+        self._last = ""
+
+    def start(self, module: Module) -> None:
+        if "change" in self._names:
+            self._last = print_module(module)
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        if not self._names & {"all", "change", pass_.name}:
+            return
+        text = print_module(module)
+        if text != self._last or self._names & {"all", pass_.name}:
+            self._stream.write(f"// -- after {pass_.name}\n{text}")
+        else:
+            self._stream.write(f"// -- after {pass_.name}: no change\n")
+        self._last = text
+
+
+class DumpDir(Hooks):
+    """Writes `00-input.stg`, `01-infer-shapes.stg`, ... each of which can be read back."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+
+    def start(self, module: Module) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._write("input", module)
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        self._write(pass_.name, module)
+
+    def _write(self, name: str, module: Module) -> None:
+        path = self._folder / f"{self._count:02}-{name}.stg"
+        path.write_text(print_module(module), encoding="utf-8")
+        self._count += 1
+
+
+class Timing(Hooks):
+    """Measures each pass; `finish` prints a table."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.seconds: list[tuple[str, float]] = []
+        self._stream, self._began = stream, 0.0
+
+    def before_pass(self, pass_: Pass, module: Module) -> None:
+        self._began = time.perf_counter()
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        self.seconds.append((pass_.name, time.perf_counter() - self._began))
+
+    def finish(self, module: Module) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        total = sum(s for _, s in self.seconds)
+        table = Table("pass", "seconds", "share", title="time per pass", show_footer=False)
+        for name, seconds in self.seconds:
+            table.add_row(name, f"{seconds:.4f}", f"{seconds / total if total else 0:.0%}")
+        table.add_row("total", f"{total:.4f}", "")
+        Console(file=self._stream).print(table)
+
+
+class Reproducer(Hooks):
+    """Keeps the text before each pass; an unexpected exception writes it to a file that reruns the rest.
+
+    The first line of the file is a RUN line, so that it also is a lit test.
+    """
+
+    def __init__(self, path: Path, passes: Sequence[Pass]) -> None:
+        self._path, self._rest = path, list(passes)
+        self._text = ""
+        self.written = False
+
+    def before_pass(self, pass_: Pass, module: Module) -> None:
+        self._text = print_module(module)
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        self._rest = self._rest[1:]
+
+    def on_error(self, pass_: Pass, module: Module, problem: Exception) -> None:
+        if isinstance(problem, DiagnosticError):
+            return
+        self._path.write_text(reproducer_text(self._text, self._rest), encoding="utf-8")
+        self.written = True
+
+
+_RUN_PREFIX = "// RUN: %stagec opt %s -p '"
+
+
+def reproducer_text(module_text: str, passes: Sequence[Pass]) -> str:
+    """A module's text under a RUN line for these passes."""
+    return f"{_RUN_PREFIX}{print_pipeline(passes)}'\n{module_text}"
+
+
+def reproducer_pipeline(text: str) -> str | None:
+    """The pipeline in the first line of a reproducer, None if there is none."""
+    head, _, _ = text.lstrip().partition("\n")
+    command, found, rest = head.partition(" -p '")
+    if not found or "RUN:" not in command:
+        return None
+    return rest.rpartition("'")[0]

@@ -1,0 +1,107 @@
+"""Runs passes in order: checks the order first, then runs, moves the phase on, and calls instruments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stagec.ir.module import Module
+from stagec.ir_spec.phases import Phase, phase_named
+from stagec.pipeline.instrument import Hooks, Instrument, Verification
+from stagec.pipeline.passes import Pass
+from stagec.pipeline.spec import Pipeline
+from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.source import UNKNOWN, Loc
+
+
+class PassManager:
+    """A pipeline with the instruments around it.
+
+    `known` are all passes there are, so that an impossible order can be told with its remedy.
+    """
+
+    def __init__(
+        self,
+        passes: Sequence[Pass] | Pipeline,
+        instrumentation: Iterable[Instrument] = (),
+        *,
+        known: Iterable[type[Pass]] = (),
+        verify: bool = True,
+    ) -> None:
+        pipeline = passes if isinstance(passes, Pipeline) else Pipeline(tuple(passes))
+        self.passes = pipeline.passes
+        self._locs = pipeline.locs or (UNKNOWN,) * len(self.passes)
+        self._known = [*known, *map(type, self.passes)]
+        self._instruments = [*([Verification()] if verify else []), *instrumentation]
+
+    def run(self, module: Module) -> None:
+        """Run all passes on the module, in place.
+
+        Raises `DiagnosticError` before anything runs if the order is impossible, and later for whatever the
+        passes and the verifier find. Other exceptions are bugs; they go through unchanged.
+        """
+        self.check_order(phase_of(module))
+        for hooks in self._hooks():
+            hooks.start(module)
+        for pass_ in self.passes:
+            self._run_one(pass_, module)
+        for hooks in self._hooks():
+            hooks.finish(module)
+
+    def check_order(self, phase: Phase) -> Phase:
+        """The phase after all passes, for a module in this one.
+
+        Raises `DiagnosticError` for the first pass that could not run where it stands.
+        """
+        for pass_, loc in zip(self.passes, self._locs, strict=True):
+            if not pass_.runs_in(phase):
+                raise _impossible(pass_, loc, phase, self._known)
+            phase = pass_.gives or phase
+        return phase
+
+    def _run_one(self, pass_: Pass, module: Module) -> None:
+        try:
+            for instrument in self._instruments:
+                instrument.before_pass(pass_, module)
+            pass_.run(module)
+            if pass_.gives is not None:
+                module.phase = pass_.gives.label
+            for instrument in self._instruments:
+                instrument.after_pass(pass_, module)
+        except Exception as e:
+            for hooks in self._hooks():
+                hooks.on_error(pass_, module, e)
+            raise
+
+    def _hooks(self) -> list[Hooks]:
+        return [i for i in self._instruments if isinstance(i, Hooks)]
+
+
+def phase_of(module: Module) -> Phase:
+    """The phase that a module says it is in. Raises `DiagnosticError` if there is no such phase."""
+    found = phase_named(module.phase)
+    if found is None:
+        labels = [p.label for p in Phase]
+        raise error(
+            f"unknown phase '{module.phase}'",
+            module.root.loc,
+            remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
+        )
+    return found
+
+
+def _impossible(pass_: Pass, loc: Loc, phase: Phase, known: Iterable[type[Pass]]) -> Exception:
+    until = pass_.until or pass_.needs
+    wanted = pass_.needs.label if until is pass_.needs else f"{pass_.needs.label} to {until.label}"
+    message = f"pass '{pass_.name}' needs a module that is {wanted}, but here it is {phase.label}"
+    return error(message, loc, remedy=_way_out(type(pass_), phase, known))
+
+
+def _way_out(pass_type: type[Pass], phase: Phase, known: Iterable[type[Pass]]) -> str:
+    if not phase <= pass_type.needs:
+        return f"run '{pass_type.name}' earlier"
+    givers = [p for p in known if p.gives is not None and pass_type.runs_in(p.gives)]
+    ready = [p for p in givers if p.runs_in(phase)] or givers
+    if not ready:
+        return f"start from a module whose phase is {pass_type.needs.label}"
+    nearest = min(ready, key=lambda p: p.needs.row.order)
+    return f"run '{nearest.name}' before it"

@@ -1,0 +1,174 @@
+"""What a pass is: a frozen dataclass whose fields are its options, with the phases it stands between.
+
+Owns `Pass`, the conversion of options from and to text, and `Plugin`, by which passes and ops come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, ClassVar, Self, get_type_hints
+
+from stagec.ir.module import Module
+from stagec.ir.opdef import OpDef
+from stagec.ir_spec.phases import Phase
+from stagec.support.diagnostics import did_you_mean, error
+
+_BOOLS = {"true": True, "false": False, "": True}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Base of all passes. The docstring is the documentation; its first line says what the pass does.
+
+    A pass may run while the module is in one of the phases `needs` to `until` (inclusive; exactly `needs`
+    without it) and leaves it in `gives`, or where it was. Fields are options: `max_bytes: int = 4096` is
+    `max-bytes=4096` in a pipeline; their types are int, str, bool, Fraction or tuple[str, ...].
+    `metadata={"help": ...}` of a field documents it. Blocks after `Before:` and `After:` are run as a test.
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[Phase] = Phase.PARSED
+    until: ClassVar[Phase | None] = None
+    gives: ClassVar[Phase | None] = None
+
+    def run(self, module: Module) -> None:
+        """Change the module in place. Raises `DiagnosticError` if the input is wrong."""
+        raise NotImplementedError
+
+    @classmethod
+    def runs_in(cls, phase: Phase) -> bool:
+        """Whether the pass may run on a module in that phase."""
+        return cls.needs <= phase <= (cls.until or cls.needs)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """The pass with these options, as written in a pipeline.
+
+        Raises `DiagnosticError` for an option that is unknown, missing or of another type.
+        """
+        known = options_of(cls)
+        values: dict[str, Any] = {}
+        for name, text in options.items():
+            if name not in known:
+                shown = ", ".join(known) or "none"
+                raise error(
+                    f"pass '{cls.name}' has no option '{name}'",
+                    remedy=did_you_mean(name, known) or f"its options are: {shown}",
+                )
+            values[known[name].declared.name] = known[name].parse(cls.name, text)
+        for name, option in known.items():
+            if option.required and name not in options:
+                raise error(
+                    f"pass '{cls.name}' expects option '{name}': {option.kind}",
+                    remedy=f"write {cls.name}{{{name}=...}}",
+                )
+        return cls(**values)
+
+    def options(self) -> dict[str, str]:
+        """The options that differ from their defaults, as text: the inverse of `from_options`."""
+        found: dict[str, str] = {}
+        for name, option in options_of(type(self)).items():
+            value = getattr(self, option.declared.name)
+            if option.required or value != option.default:
+                found[name] = option_text(value)
+        return found
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a pass, read from a field of its class."""
+
+    name: str
+    kind: str
+    declared: Field[Any]
+    type: Any
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.declared.default is MISSING and self.declared.default_factory is MISSING
+
+    @property
+    def default(self) -> Any:
+        """Its default value, None if it is required."""
+        if self.declared.default is not MISSING:
+            return self.declared.default
+        return self.declared.default_factory() if self.declared.default_factory is not MISSING else None
+
+    @property
+    def help(self) -> str:
+        """What its author says of it."""
+        return str(self.declared.metadata.get("help", ""))
+
+    def parse(self, owner: str, text: str) -> Any:
+        """The value of a text. Raises `DiagnosticError` if it is of another type."""
+        try:
+            return _parse(self.type, text)
+        except (ValueError, KeyError, ZeroDivisionError):
+            raise error(
+                f"option '{self.name}' of pass '{owner}' expects {self.kind}, found '{text}'",
+                remedy=f"for example {self.name}={_EXAMPLES[self.type]}",
+            ) from None
+
+
+_KINDS: Mapping[Any, str] = {
+    int: "an integer",
+    str: "a text",
+    bool: "true or false",
+    Fraction: "a fraction",
+    tuple[str, ...]: "a list of names",
+}
+_EXAMPLES: Mapping[Any, str] = {
+    int: "4",
+    str: "name",
+    bool: "true",
+    Fraction: "1/2",
+    tuple[str, ...]: "(a, b)",
+}
+
+
+@lru_cache(maxsize=None)
+def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
+    """The options of a pass by name. Raises `DiagnosticError` for a field whose type has no text."""
+    hints = get_type_hints(pass_type)
+    found: dict[str, Option] = {}
+    for item in fields(pass_type):
+        name, type_ = item.name.replace("_", "-"), hints[item.name]
+        if type_ not in _KINDS:
+            raise error(
+                f"option '{name}' of pass '{pass_type.name}' has a type that no text can give",
+                remedy="use int, str, bool, Fraction or tuple[str, ...], or define from_options",
+            )
+        found[name] = Option(name, _KINDS[type_], item, type_)
+    return found
+
+
+def _parse(type_: Any, text: str) -> Any:
+    if type_ is bool:
+        return _BOOLS[text]
+    if type_ == tuple[str, ...]:
+        inner = text.removeprefix("(").removesuffix(")")
+        return tuple(part.strip() for part in inner.split(",") if part.strip())
+    return type_(text)
+
+
+def option_text(value: object) -> str:
+    """The text of an option's value."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(str, value))})"  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a package or file brings: passes, ops, and named pipelines (their text by name)."""
+
+    name: str = "plugin"
+    passes: tuple[type[Pass], ...] = ()
+    ops: tuple[OpDef, ...] = ()
+    pipelines: Mapping[str, str] = field(default_factory=dict[str, str])

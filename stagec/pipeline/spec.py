@@ -1,0 +1,237 @@
+"""Pipelines as text: `a,b{x=1,y=2},c`, read with caret positions and printed back.
+
+Named pipelines stand like a pass and are replaced by what they are made of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stagec.pipeline.passes import Pass
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, did_you_mean, error
+from stagec.support.source import UNKNOWN, FileLoc, Loc, UnknownLoc
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_SPACE = re.compile(r"\s*")
+_STRING = re.compile(r'"([^"\n]*)"')
+_PLAIN = re.compile(r"[^\s,{}()\"=]+")
+#: The name by which diagnostics call the text of a pipeline.
+PIPELINE = "<pipeline>"
+
+
+@dataclass(frozen=True)
+class PassSpec:
+    """A pass or a named pipeline as written, with its options and its place."""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in order; `locs` says where each of them is written."""
+
+    passes: tuple[Pass, ...] = ()
+    locs: tuple[Loc, ...] = ()
+
+    def __str__(self) -> str:
+        return print_pipeline(self.passes)
+
+
+# -- text to specs ---------------------------------------------------------------------------------
+
+
+def parse_specs(text: str, file: str = PIPELINE) -> list[PassSpec]:
+    """The passes that a text names, unresolved.
+
+    Raises `DiagnosticError` at the first character that does not fit.
+    """
+    return _Parser(text, file).pipeline()
+
+
+class _Parser:
+    def __init__(self, text: str, file: str) -> None:
+        self._text, self._file, self._at = text, file, 0
+        self._skip()
+
+    def pipeline(self) -> list[PassSpec]:
+        specs: list[PassSpec] = []
+        while self._at < len(self._text):
+            specs.append(self._pass())
+            if self._at < len(self._text):
+                self._expect(",", "',' or '{'" if not specs[-1].options else "','")
+                if self._at == len(self._text):
+                    raise self._error("a pass after ','")
+        return specs
+
+    def _pass(self) -> PassSpec:
+        start = self._at
+        name = self._match(_NAME, "the name of a pass")[0]
+        loc = self._loc(start, len(name))
+        options: dict[str, str] = {}
+        if self._peek() == "{":
+            self._take()
+            while self._peek() != "}":
+                self._option(options)
+                if self._peek() != "}":
+                    self._expect(",", "',' or '}'")
+            self._take()
+        return PassSpec(name, options, loc)
+
+    def _option(self, options: dict[str, str]) -> None:
+        start = self._at
+        name = self._match(_NAME, "the name of an option")[0]
+        if name in options:
+            raise error(
+                f"option '{name}' is given twice", self._loc(start, len(name)), remedy="drop one"
+            )
+        options[name] = ""
+        if self._peek() == "=":
+            self._take()
+            options[name] = self._value()
+
+    def _value(self) -> str:
+        if self._peek() == '"':
+            return self._match(_STRING, "a closing quote")[1]
+        if self._peek() == "(":
+            self._take()
+            parts: list[str] = []
+            while self._peek() != ")":
+                parts.append(self._value())
+                if self._peek() != ")":
+                    self._expect(",", "',' or ')'")
+            self._take()
+            return f"({', '.join(parts)})"
+        return self._match(_PLAIN, "a value")[0]
+
+    # -- characters ----------------------------------------------------------------------------
+
+    def _skip(self) -> None:
+        match = _SPACE.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _take(self) -> None:
+        self._at += 1
+        self._skip()
+
+    def _expect(self, char: str, what: str) -> None:
+        if self._peek() != char:
+            raise self._error(what)
+        self._take()
+
+    def _match(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            raise self._error(what)
+        self._at = match.end()
+        self._skip()
+        return match
+
+    def _error(self, expected: str) -> DiagnosticError:
+        found = f"'{self._peek()}'" if self._peek() else "the end"
+        return error(
+            f"expected {expected}, found {found}",
+            self._loc(self._at, 1),
+            remedy="a pipeline reads pass-a,pass-b{option=value}",
+        )
+
+    def _loc(self, start: int, width: int) -> FileLoc:
+        before = self._text[:start]
+        line = before.count("\n") + 1
+        return FileLoc(self._file, line, start - (before.rfind("\n") + 1) + 1, width)
+
+
+# -- specs to passes -------------------------------------------------------------------------------
+
+
+def build_pipeline(
+    specs: Sequence[PassSpec],
+    passes: Mapping[str, type[Pass]],
+    pipelines: Mapping[str, str] | None = None,
+) -> Pipeline:
+    """The passes of the specs, named pipelines expanded.
+
+    Raises `DiagnosticError` for an unknown name or option.
+    """
+    built = [(p, loc) for spec in specs for p, loc in _expand(spec, passes, pipelines or {}, ())]
+    return Pipeline(tuple(p for p, _ in built), tuple(loc for _, loc in built))
+
+
+def parse_pipeline(
+    text: str,
+    passes: Mapping[str, type[Pass]],
+    pipelines: Mapping[str, str] | None = None,
+    *,
+    file: str = PIPELINE,
+) -> Pipeline:
+    """Text to passes. Raises `DiagnosticError` with the place in the text."""
+    return build_pipeline(parse_specs(text, file), passes, pipelines)
+
+
+def _expand(
+    spec: PassSpec,
+    passes: Mapping[str, type[Pass]],
+    pipelines: Mapping[str, str],
+    outer: tuple[str, ...],
+) -> Iterator[tuple[Pass, Loc]]:
+    if spec.name in passes:
+        yield _with_place(passes[spec.name], spec), spec.loc
+        return
+    if spec.name not in pipelines:
+        raise error(
+            f"unknown pass '{spec.name}'",
+            spec.loc,
+            remedy=did_you_mean(spec.name, {**passes, **pipelines})
+            or "'stagec passes' lists the passes",
+        )
+    if spec.name in outer:
+        raise error(f"pipeline '{spec.name}' contains itself", spec.loc, remedy="remove the cycle")
+    if spec.options:
+        raise error(
+            f"'{spec.name}' is a named pipeline and takes no options",
+            spec.loc,
+            remedy=f"write its passes: {pipelines[spec.name]}",
+        )
+    for inner in parse_specs(pipelines[spec.name], f"<pipeline {spec.name}>"):
+        located = PassSpec(inner.name, inner.options, spec.loc)
+        yield from _expand(located, passes, pipelines, (*outer, spec.name))
+
+
+def _with_place(pass_type: type[Pass], spec: PassSpec) -> Pass:
+    try:
+        return pass_type.from_options(spec.options)
+    except DiagnosticError as e:
+        raise DiagnosticError(*(_placed(d, spec.loc) for d in e.diagnostics)) from None
+
+
+def _placed(diagnostic: Diagnostic, loc: Loc) -> Diagnostic:
+    if not isinstance(diagnostic.loc, UnknownLoc):
+        return diagnostic
+    return Diagnostic(
+        diagnostic.message, loc, diagnostic.severity, diagnostic.remedy, diagnostic.notes
+    )
+
+
+# -- passes to text --------------------------------------------------------------------------------
+
+
+def print_pipeline(passes: Sequence[Pass]) -> str:
+    """The text that builds these passes again."""
+    return ",".join(map(print_pass, passes))
+
+
+def print_pass(pass_: Pass) -> str:
+    """The text of one pass; options that have their defaults are left out."""
+    parts = [f"{name}={_quoted(text)}" for name, text in pass_.options().items()]
+    return pass_.name + (f"{{{','.join(parts)}}}" if parts else "")
+
+
+def _quoted(text: str) -> str:
+    plain = _PLAIN.fullmatch(text) or re.fullmatch(r"\((?:[\w.-]+(?:, )?)*\)", text)
+    return text if plain else f'"{text}"'

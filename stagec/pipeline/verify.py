@@ -1,0 +1,85 @@
+"""Verifies a module against the row of its phase: what must hold between passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.module import Module
+from stagec.ir.types import TensorType
+from stagec.ir.verify import check_module
+from stagec.ir_spec.phases import Phase, PhaseRow, phase_named
+from stagec.sharding.local import implicit_moves
+from stagec.support.diagnostics import DiagnosticList, did_you_mean
+
+
+def verify_module(module: Module) -> None:
+    """Check everything that holds in the module's phase.
+
+    Raises `DiagnosticError` with all that does not.
+    """
+    problems = DiagnosticList()
+    phase = phase_named(module.phase)
+    if phase is None:
+        labels = [p.label for p in Phase]
+        problems.error(
+            f"unknown phase '{module.phase}'",
+            module.root.loc,
+            remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
+        )
+    row = phase.row if phase else PhaseRow(0)
+    check_module(module, problems, typed=row.typed)
+    if row.placed:
+        _check_placed(module, problems)
+    if row.explicit and not problems.errors:
+        _check_explicit(module, problems)
+    if row.lowered:
+        _check_lowered(module, problems)
+    problems.check()
+
+
+def _check_placed(module: Module, problems: DiagnosticList) -> None:
+    for value in values(module):
+        if isinstance(value.type, TensorType) and not value.type.placed:
+            problems.error(
+                f"%{value.name} is not placed, but the module is {module.phase}: {value.type}",
+                value.loc,
+                remedy="state its placement, such as '@dp' at a dimension or '| rep' for none",
+            )
+
+
+def _check_explicit(module: Module, problems: DiagnosticList) -> None:
+    facts = module.facts
+    for op in computations(module):
+        for message in implicit_moves(op, facts):
+            problems.error(
+                f"'{op.name}' {message}",
+                op.loc,
+                remedy="insert the collective that moves it, or run 'insert-collectives' before",
+            )
+
+
+def _check_lowered(module: Module, problems: DiagnosticList) -> None:
+    graphs = module.ops("et.graph")
+    if not graphs or module.functions:
+        problems.error(
+            f"a lowered module holds et.graph and no stg.func, found {len(graphs)} and "
+            f"{len(module.functions)}",
+            module.root.loc,
+            remedy="run 'lower-to-trace', or correct the phase of the module",
+        )
+
+
+def computations(module: Module) -> Iterator[Operation]:
+    """All operations inside functions, outer before inner."""
+    for func in module.functions:
+        if func.region is not None:
+            yield from func.region.walk()
+
+
+def values(module: Module) -> Iterator[Value]:
+    """All values of all functions: arguments of regions and results, in order of definition."""
+    for func in module.functions:
+        for op in (func, *(func.region.walk() if func.region else ())):
+            yield from op.region.args if op.region else ()
+            yield from op.results

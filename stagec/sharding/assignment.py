@@ -1,0 +1,79 @@
+"""Which mesh axes split which factors of an op: the link between rules and placements.
+
+An assignment maps factors to axes. From it follow the placement of every operand that the op needs and
+the placement of every result that it gives; from placed results it can be read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr
+from stagec.ir.facts import Facts
+from stagec.ir.rule import Group, Rule, Shape
+from stagec.ir.types import Partial, TensorType, axis_size
+
+Axes = tuple[str, ...]
+Assignment = Mapping[str, Axes]
+
+
+def split_of(group: Group, assignment: Assignment) -> Axes:
+    """The axes that split a dimension made of these factors, major first."""
+    return tuple(a for f in group for a in assignment.get(f, ()))
+
+
+def required_splits(shape: Shape, assignment: Assignment) -> tuple[Axes, ...]:
+    """The split of each dimension of an operand or result."""
+    return tuple(split_of(group, assignment) for group in shape)
+
+
+def distribute(group: Group, axes: Axes, sizes: Mapping[str, Expr], facts: Facts) -> dict[str, Axes]:
+    """Hand the axes of a dimension to its factors, major factor first, as far as they surely divide.
+
+    A factor takes further axes only if the one before it is split completely; without that knowledge all
+    axes go to the first factor that they divide.
+    """
+    if len(group) == 1:
+        return {group[0]: axes}
+    for factor in group:
+        size = sizes.get(factor)
+        if size is not None and size != 1 and facts.divides(axis_size(axes), size):
+            return {factor: axes}
+    return {group[0]: axes}
+
+
+def result_type(op: Operation, rule: Rule, index: int, assignment: Assignment) -> TensorType:
+    """The placed type of a result under an assignment (partial sums of operands not included)."""
+    shape = rule.results[index]
+    contracted = rule.contracted(index) - rule.special
+    axes = tuple(a for f in rule.factors if f in contracted for a in assignment.get(f, ()))
+    partial = Partial(rule.reduction, axes) if axes else None
+    return op.results[index].tensor.with_splits(required_splits(shape, assignment), partial)
+
+
+def read_assignment(op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts) -> dict[str, Axes]:
+    """The assignment under which an op with placed results was placed.
+
+    Factors of a result have its axes; a contracted factor has those axes of the result's partial sum by which
+    an operand is split along it; a special factor has what its operand has.
+    """
+    found: dict[str, Axes] = {}
+    for value, shape in zip(op.results, rule.results, strict=False):
+        for d, group in zip(value.tensor.dims, shape, strict=True):
+            if d.axes:
+                found.update(distribute(group, d.axes, sizes, facts))
+    partial = {a for r in op.results for a in r.tensor.partial_axes}
+    used = {a for axes in found.values() for a in axes}
+    for value, shape in zip(op.operands, rule.operands, strict=True):
+        for d, group in zip(value.tensor.dims, shape, strict=True):
+            hidden = [f for f in group if f not in found and f not in rule.whole]
+            if not d.axes or not hidden:
+                continue
+            for factor, axes in distribute(group, d.axes, sizes, facts).items():
+                special = factor in rule.special
+                keep = tuple(a for a in axes if a not in used and (special or a in partial))
+                if factor in hidden and keep:
+                    found[factor] = keep
+                    used |= set(keep)
+    return found

@@ -1,0 +1,49 @@
+"""Placing single ops that passes build after propagation, and checking that nothing is implicit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stagec.ir.core import Operation
+from stagec.ir.facts import Facts
+from stagec.ir.opdef import factor_sizes
+from stagec.ir.types import Partial, TensorType
+from stagec.sharding.assignment import distribute, read_assignment, required_splits, split_of
+from stagec.sharding.propagate import passing_partial
+
+
+def place_from_operands(op: Operation, facts: Facts) -> None:
+    """Place the results of an op so that it works on its operands as they are placed."""
+    rule = op.definition.rule(op)
+    if rule is None:
+        for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
+            value.type = type_
+        return
+    sizes = factor_sizes(op, rule)
+    found: dict[str, tuple[str, ...]] = {}
+    for value, shape in zip(op.operands, rule.operands, strict=True):
+        for d, group in zip(value.tensor.dims, shape, strict=True):
+            if d.axes:
+                for factor, axes in distribute(group, d.axes, sizes, facts).items():
+                    found.setdefault(factor, axes)
+    for i, value in enumerate(op.results):
+        axes = tuple(dict.fromkeys(a for f in rule.factors if f in rule.contracted(i) for a in found.get(f, ())))
+        axes = tuple(dict.fromkeys((*passing_partial(op, rule), *axes)))
+        partial = Partial(rule.reduction, axes) if axes else None
+        value.type = value.tensor.with_splits([split_of(g, found) for g in rule.results[i]], partial)
+
+
+def implicit_moves(op: Operation, facts: Facts) -> Iterator[str]:
+    """Messages for operands that the op needs placed otherwise than they are."""
+    rule = op.definition.rule(op)
+    if rule is None or not rule.operands or not all(isinstance(v.type, TensorType) for v in op.operands):
+        return
+    assignment = read_assignment(op, rule, factor_sizes(op, rule), facts)
+    for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=True)):
+        splits = list(required_splits(shape, assignment))
+        passed = op.results[0].tensor.partial_axes if i in rule.linear and op.results else ()
+        if [d.axes for d in value.tensor.dims] != splits:
+            wanted = value.tensor.with_splits(splits)
+            yield f"needs %{value.name} as {wanted}, but it is {value.type}"
+        elif not set(value.tensor.partial_axes) <= set(passed):
+            yield f"takes %{value.name} unreduced: {value.type}"

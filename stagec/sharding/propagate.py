@@ -1,0 +1,327 @@
+"""Sharding propagation: from pinned placements to the placement of every value.
+
+Sweeps forward and backward over the ops' rules, priority by priority, to a fixpoint. It knows rules, never
+ops. What it decides is which axes split which factors of each op; the types of the results follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import Expr
+from stagec.ir.facts import Facts
+from stagec.ir.module import Module
+from stagec.ir.opdef import factor_sizes
+from stagec.ir.rule import Group, Rule
+from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
+from stagec.sharding.assignment import distribute
+from stagec.support.diagnostics import error, note
+
+Split = tuple[AxisUse, ...]
+PRIORITIES = (0, 1, 2)
+
+
+def propagate(module: Module) -> None:
+    """Give every value of every function a placement, in place.
+
+    Raises `DiagnosticError` for pins that contradict each other.
+    """
+    for func in module.functions:
+        _Propagation(module, func.body).run()
+
+
+class _Node:
+    """An op with a rule: its factors' axes as found so far."""
+
+    def __init__(self, op: Operation, rule: Rule, sizes: dict[str, Expr]) -> None:
+        self.op, self.rule, self.sizes = op, rule, sizes
+        self.axes: dict[str, Split] = {}
+
+    def split(self, group: Group) -> Split:
+        return tuple(use for f in group for use in self.axes.get(f, ()))
+
+
+class _Propagation:
+    def __init__(self, module: Module, region: Region) -> None:
+        self._module = module
+        self._facts: Facts = module.facts
+        self._region = region
+        self._order = module.mesh.axes if module.mesh else ()
+        self._nodes: dict[Operation, _Node] = {}
+        self._free: dict[Value, list[Split]] = {}  # carried arguments: placed by what is around them
+        self._pinned: dict[Value, TensorType] = {}
+        self._collect(region)
+
+    def _collect(self, region: Region) -> None:
+        for arg in region.args:
+            if region is self._region or arg.tensor.placed:
+                self._pinned[arg] = arg.tensor
+            elif self._is_carried(arg):
+                self._free[arg] = [()] * arg.tensor.rank
+        for op in region.ops:
+            rule = op.definition.rule(op)
+            if rule is not None:
+                self._nodes[op] = _Node(op, rule, factor_sizes(op, rule))
+            for value in op.results:
+                if isinstance(value.type, TensorType) and value.type.placed and op.region is None:
+                    self._pinned[value] = value.type
+            if op.region is not None:
+                self._collect(op.region)
+
+    @staticmethod
+    def _is_carried(arg: Value) -> bool:
+        owner = arg.region.owner
+        return "carry" in owner.definition.params_by_name() and arg.index < owner.integer("carry", 1)
+
+    # -- placements of values ------------------------------------------------------------------------
+
+    def split(self, value: Value) -> list[Split]:
+        """The split of each dimension of a value, as far as it is known."""
+        if value in self._pinned:
+            return [d.split for d in self._pinned[value].dims]
+        if value in self._free:
+            return self._free[value]
+        op = value.producer
+        if op is None:
+            return self._split_of_arg(value)
+        if op in self._nodes:
+            node = self._nodes[op]
+            return [node.split(g) for g in node.rule.results[value.index]]
+        if op.region is not None:
+            return self._split_of_region_result(op, value)
+        return [d.split for d in value.tensor.dims]
+
+    def _split_of_arg(self, arg: Value) -> list[Split]:
+        owner = arg.region.owner
+        outer = self.split(owner.operands[arg.index])
+        return outer[1:] if "carry" in owner.definition.params_by_name() else outer
+
+    def _split_of_region_result(self, op: Operation, value: Value) -> list[Split]:
+        if "carry" not in op.definition.params_by_name():
+            return self.split(op.body.terminator.operands[value.index])
+        if value.index < op.integer("carry", 1):
+            return self.split(op.body.args[value.index])
+        return [(), *self.split(op.body.terminator.operands[value.index])]
+
+    # -- the sweeps ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Propagate, then write the types."""
+        self._take_pinned_results()
+        for priority in PRIORITIES:
+            while self._sweep(priority):
+                pass
+        self._write(self._region)
+
+    def _take_pinned_results(self) -> None:
+        for node in self._nodes.values():
+            for value in node.op.results:
+                if value in self._pinned:
+                    self._check_pins(node, value)
+                    self._offer_dims(node, node.rule.results[value.index], self.split(value), 2)
+
+    def _check_pins(self, node: _Node, value: Value) -> None:
+        """A pinned result and a pinned operand must not split one factor over different axes."""
+        result = {f: d.axes for g, d in zip(node.rule.results[value.index], self._pinned[value].dims, strict=True)
+                  for f in g if len(g) == 1}
+        if not node.op.definition.pure or node.op.definition.aliases:
+            return  # place and gradient are there to change placements
+        for operand, shape in zip(node.op.operands, node.rule.operands, strict=True):
+            pinned = self._pinned.get(operand)
+            for g, d in zip(shape, pinned.dims if pinned else (), strict=False):
+                mine, other = result.get(g[0], ()), d.axes
+                hard = all(use.priority == 0 for use in d.split)
+                if mine and other and hard and mine[: len(other)] != other[: len(mine)]:
+                    raise error(f"contradictory placements: '{node.op.name}' splits factor '{g[0]}' over "
+                                f"{', '.join(mine)} in its result, but over {', '.join(other)} in %{operand.name}",
+                                value.loc, remedy="change one of them, or move the value with 'stg.place'",
+                                notes=[note(f"%{operand.name} is pinned here: {pinned}", operand.loc)])
+
+    def _sweep(self, priority: int) -> bool:
+        changed = False
+        for node in self._nodes.values():
+            changed |= self._forward(node, priority)
+        for arg in self._free:
+            changed |= self._carry(arg, priority)
+        for node in reversed(self._nodes.values()):
+            changed |= self._backward(node, priority)
+        return changed
+
+    def _forward(self, node: _Node, priority: int) -> bool:
+        offers: list[tuple[int, int, Group, Split]] = []
+        for i, (value, shape) in enumerate(zip(node.op.operands, node.rule.operands, strict=True)):
+            weight = len(str(value.tensor.elements).split("*"))
+            for group, split in zip(shape, self.split(value), strict=True):
+                if split:
+                    offers.append((min(u.priority for u in split), -weight * 100 + i, group, split))
+        changed = False
+        for _, _, group, split in sorted(offers, key=lambda o: o[:2]):
+            changed |= self._offer(node, group, split, priority)
+        return changed
+
+    def _backward(self, node: _Node, priority: int) -> bool:
+        changed = False
+        for value, shape in zip(node.op.results, node.rule.results, strict=False):
+            for op, index in value.uses:
+                wanted = self._wanted(op, index)
+                if wanted is not None:
+                    changed |= self._offer_dims(node, shape, wanted, priority)
+        return changed
+
+    def _wanted(self, op: Operation, index: int) -> list[Split] | None:
+        """How a user of a value has it split, if the user has a say."""
+        if op in self._nodes:
+            node = self._nodes[op]
+            return [node.split(g) for g in node.rule.operands[index]]
+        if op.region is not None:
+            arg = op.body.args[index]
+            return self.split(arg) if arg in self._free or arg in self._pinned else None
+        owner = op.parent_op
+        if owner is None or not owner.definition.has_region:
+            return None
+        if op.parent is not self._region:
+            return self._wanted_by_region(owner, index)
+        returns = owner.body.returns
+        declared = returns[index] if index < len(returns) else None
+        return [d.split for d in declared.dims] if isinstance(declared, TensorType) and declared.placed else None
+
+    def _wanted_by_region(self, owner: Operation, index: int) -> list[Split] | None:
+        """How what a region yields is wanted: as it is carried, or as the users of the result have it."""
+        repeats = "carry" in owner.definition.params_by_name()
+        if repeats and index < owner.integer("carry", 1):
+            return self.split(owner.body.args[index])
+        for user, slot in owner.results[index].uses:
+            wanted = self._wanted(user, slot)
+            if wanted is not None:
+                return wanted[1:] if repeats else wanted
+        return None
+
+    def _carry(self, arg: Value, priority: int) -> bool:
+        """A carried argument takes splits from its initial value, from what is yielded, and from its users."""
+        owner = arg.region.owner
+        sources = [self.split(owner.operands[arg.index]), self.split(owner.body.terminator.operands[arg.index])]
+        sources += [w for op, i in arg.uses if (w := self._wanted(op, i)) is not None]
+        now = self._free[arg]
+        before = list(now)
+        for source in sources:
+            for d, split in enumerate(source):
+                for use in split[len(now[d]) :]:
+                    taken = {u.axis for s in now for u in s}
+                    if use.priority <= priority and use.axis not in taken and split[: len(now[d])] == now[d]:
+                        now[d] = (*now[d], use)
+        return now != before
+
+    def _offer_dims(self, node: _Node, shape: tuple[Group, ...], splits: list[Split], priority: int) -> bool:
+        changed = False
+        for group, split in zip(shape, splits, strict=True):
+            changed |= self._offer(node, group, split, priority)
+        return changed
+
+    def _offer(self, node: _Node, group: Group, split: Split, priority: int) -> bool:
+        """Split the factors of a dimension as offered, as far as priority, rule and other factors let it."""
+        split = tuple(u for u in split if u.priority <= priority)
+        if not split:
+            return False
+        by_axis = {u.axis: u for u in split}
+        shares = distribute(group, tuple(by_axis), node.sizes, self._facts)
+        changed = False
+        for factor, axes in shares.items():
+            changed |= self._extend(node, factor, [by_axis[a] for a in axes])
+        return changed
+
+    def _extend(self, node: _Node, factor: str, offered: list[AxisUse]) -> bool:
+        now = node.axes.get(factor, ())
+        if factor in node.rule.whole or [u.axis for u in now] != [u.axis for u in offered[: len(now)]]:
+            return False
+        changed = False
+        for use in offered[len(now) :]:
+            taken = {u.axis: f for f, uses in node.axes.items() for u in uses}
+            axes = (*(u.axis for u in now), use.axis)
+            if use.axis in taken or use.axis in self._passing(node) or not self._facts.divides(axis_size(axes), node.sizes[factor]):
+                break
+            now = (*now, use)
+            node.axes[factor] = now
+            changed = True
+        return changed
+
+    def _passing(self, node: _Node) -> frozenset[str]:
+        """Axes over which all linear operands are unreduced: the op hands the parts on, it does not split them."""
+        if not node.rule.linear:
+            return frozenset()
+        parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
+        return parts[0].intersection(*parts[1:])
+
+    def _unreduced(self, value: Value) -> frozenset[str]:
+        if value in self._pinned:
+            return frozenset(self._pinned[value].partial_axes)
+        op = value.producer
+        if op is None or op not in self._nodes:
+            return frozenset()
+        node = self._nodes[op]
+        contracted = node.rule.contracted(value.index) - node.rule.special
+        return self._passing(node) | {u.axis for f in contracted for u in node.axes.get(f, ())}
+
+    # -- the types -----------------------------------------------------------------------------------
+
+    def _write(self, region: Region) -> None:
+        for arg in region.args:
+            arg.type = _settled(arg.tensor, self.split(arg))
+        for op in region.ops:
+            if op in self._nodes:
+                self._write_results(self._nodes[op])
+            if op.region is not None:
+                self._write(op.region)
+                self._write_region_results(op)
+        region.returns = tuple(
+            _settled(t, [d.split for d in t.dims], t.partial) if isinstance(t, TensorType) and t.placed else v.tensor
+            for t, v in zip(region.returns, region.terminator.operands, strict=False))
+
+    def _write_results(self, node: _Node) -> None:
+        for value in node.op.results:
+            if value in self._pinned:
+                pin = self._pinned[value]
+                value.type = _settled(pin, self.split(value), pin.partial)
+                continue
+            splits = [node.split(g) for g in node.rule.results[value.index]]
+            value.type = _settled(value.tensor, splits, _partial(node, value.index, self._order))
+
+    def _write_region_results(self, op: Operation) -> None:
+        for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
+            value.type = type_
+
+
+def _partial(node: _Node, index: int, order: Sequence[str]) -> Partial | None:
+    """What is unreduced in a result: contracted split factors, and partial sums that all operands hand on."""
+    contracted = node.rule.contracted(index) - node.rule.special
+    axes = tuple(dict.fromkeys(u.axis for f in node.rule.factors if f in contracted for u in node.axes.get(f, ())))
+    common = passing_partial(node.op, node.rule)
+    used = {u.axis for uses in node.axes.values() for u in uses}
+    axes += tuple(a for a in common if a not in used)
+    return Partial(node.rule.reduction, tuple(sorted(axes, key=order.index))) if axes else None
+
+
+def passing_partial(op: Operation, rule: Rule) -> tuple[str, ...]:
+    """Axes over which all linear operands are partial sums, so that the op may work on the parts."""
+    parts = [op.operands[i].tensor.partial for i in sorted(rule.linear)]
+    if not parts or any(p is None or p.kind != "sum" for p in parts):
+        return ()
+    first = parts[0].axes if parts[0] else ()
+    return tuple(a for a in first if all(p is not None and a in p.axes for p in parts))
+
+
+def _settled(type_: TensorType, splits: list[Split], partial: Partial | None = None) -> TensorType:
+    """The type placed so, without priorities."""
+    dims = tuple(replace(d, split=tuple(AxisUse(u.axis) for u in s), open=False)
+                 for d, s in zip(type_.dims, splits, strict=True))
+    return replace(type_, dims=dims, partial=partial, placed=True)
+
+
+def walk_rules(module: Module) -> Iterator[tuple[Operation, Rule]]:
+    """All ops of the functions that have a rule, with it."""
+    for func in module.functions:
+        for op in func.body.walk():
+            rule = op.definition.rule(op)
+            if rule is not None:
+                yield op, rule

@@ -1,0 +1,46 @@
+"""Choosing the dimension along which a parameter is sharded at rest (ZeRO, FSDP)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from stagec.ir.expr import Expr, UnboundError, evaluate
+from stagec.ir.facts import Facts
+from stagec.ir.types import AxisUse, TensorType, axis_size
+
+AT_REST = 2
+
+
+def common_dimensions(types: Iterable[TensorType]) -> list[str]:
+    """Dimension names, those that most parameters have first."""
+    counts = Counter(name for t in types for name in {str(d.size) for d in t.dims})
+    return sorted(counts, key=lambda n: (-counts[n], n))
+
+
+def shard_at_rest(type_: TensorType, axes: tuple[str, ...], preferred: list[str], facts: Facts,
+                  env: Mapping[str, int], skip: frozenset[str]) -> tuple[TensorType, bool]:
+    """The type with one more dimension split over the axes, at rest; False if none can be.
+
+    Takes an unsplit dimension if one divides, else appends to a split one. Where sizes are known they decide,
+    else the relations, else the first candidate is taken (and has to be assumed).
+    """
+    ranked = sorted((i for i, d in enumerate(type_.dims) if str(d.size) not in skip and d.size.value is None),
+                    key=lambda i: (bool(type_.dims[i].split), preferred.index(str(type_.dims[i].size))))
+    for i in ranked:
+        d = type_.dims[i]
+        divisor = axis_size((*d.axes, *axes))
+        if facts.divides(divisor, d.size) or _divides_numerically(d.size, divisor, env) is not False:
+            split = (*d.split, *(AxisUse(a, AT_REST) for a in axes))
+            dims = (*type_.dims[:i], replace(d, split=split), *type_.dims[i + 1 :])
+            return replace(type_, dims=dims, placed=True), True
+    return type_, False
+
+
+def _divides_numerically(size: Expr, divisor: Expr, env: Mapping[str, int]) -> bool | None:
+    """Whether it divides for the known values; None if some are open."""
+    try:
+        return evaluate(size, env) % evaluate(divisor, env) == 0
+    except UnboundError:
+        return None

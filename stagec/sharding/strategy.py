@@ -1,0 +1,91 @@
+"""Strategies as data: reads a `stg.strategy` op into a frozen record that passes ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, const
+from stagec.ir.module import Module
+from stagec.support.diagnostics import error
+from stagec.support.source import UNKNOWN, Loc
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """Dimensions of these names are split over the axes; `rest`: only between blocks."""
+
+    dims: tuple[str, ...]
+    over: Axes
+    rest: bool
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Dtypes:
+    """Element types of parameters and activations, gradients, reductions on the wire and the master copy."""
+
+    param: str = "bf16"
+    grad: str = "f32"
+    reduce: str = "f32"
+    master: str = "f32"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What a strategy says; the defaults are those of one device."""
+
+    splits: tuple[SplitRule, ...] = ()
+    gathered: tuple[str, ...] = ()
+    zero: int = 0
+    zero_axes: Axes = ()
+    microbatches: int = 1
+    batch: str = "B"
+    dtypes: Dtypes = field(default_factory=Dtypes)
+    save_gathered: bool = False
+    bucket: int = 0
+    optimizer: str = "adamw"
+    clip: Expr = field(default_factory=lambda: const(1))
+    loc: Loc = UNKNOWN
+
+
+def read_strategy(module: Module) -> Strategy:
+    """The module's strategy; the default one if it has none. Raises `DiagnosticError` if there are two."""
+    found = module.ops("stg.strategy")
+    if len(found) > 1:
+        raise error("the module has two strategies, expected one", found[1].loc, remedy="remove one of them")
+    if not found or found[0].region is None:
+        return Strategy()
+    fields: dict[str, object] = {"loc": found[0].loc, "splits": ()}
+    for op in found[0].region.ops:
+        _statement(op, fields)
+    return Strategy(**fields)  # type: ignore[arg-type]
+
+
+def _statement(op: Operation, fields: dict[str, object]) -> None:
+    """Add what one statement says."""
+    match op.name:
+        case "stg.split":
+            rule = SplitRule(op.names("dims"), op.names("over"), op.text("at") == "rest", op.loc)
+            fields["splits"] = (*fields["splits"], rule)  # type: ignore[misc]
+        case "stg.gather":
+            fields["gathered"] = op.names("dims")
+        case "stg.shard_params":
+            fields["zero"], fields["zero_axes"] = op.integer("zero"), op.names("over")
+        case "stg.microbatches":
+            fields["microbatches"], fields["batch"] = op.integer("count"), op.text("split", "B")
+        case "stg.dtypes":
+            fields["dtypes"] = Dtypes(**{n: op.text(n) for n in ("param", "grad", "reduce", "master") if n in op.attrs})
+        case "stg.tp_inputs":
+            fields["save_gathered"] = op.text("policy") == "save_gathered"
+        case "stg.bucket":
+            fields["bucket"] = op.integer("bytes")
+        case "stg.optimizer":
+            fields["optimizer"] = op.text("kind")
+            if "clip" in op.attrs:
+                fields["clip"] = op.expr("clip")
+        case _:
+            raise error(f"'{op.name}' is not a statement of a strategy", op.loc,
+                        remedy="'stagec ops' lists those that are: stg.split, stg.shard_params, ...")

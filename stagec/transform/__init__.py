@@ -1,0 +1,1 @@
+"""Rewrites of whole functions: strategy, microbatches, differentiation, optimizer, unit collectives."""

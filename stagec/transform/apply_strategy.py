@@ -1,0 +1,268 @@
+"""Puts a model on a mesh: turns the statements of a strategy into pinned placements and assumptions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.facts import Relation, divisible
+from stagec.ir.infer import infer_op
+from stagec.ir.module import Module
+from stagec.ir.opdef import factor_sizes
+from stagec.ir.types import AxisUse, TensorType, axis_size
+from stagec.sharding.shard import common_dimensions, shard_at_rest
+from stagec.sharding.strategy import SplitRule, Strategy, read_strategy
+from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
+from stagec.support.source import Loc, NameLoc, made_by
+
+PASS = "apply-strategy"
+
+
+def apply_strategy(module: Module) -> None:
+    """Place arguments and carried values as the strategy says, in place.
+
+    Raises `DiagnosticError` for unknown axes or dimensions and for sizes that do not divide.
+    """
+    _drop_unit_axes(module)
+    strategy = read_strategy(module)
+    _check_names(module, strategy)
+    _Applier(module, strategy).run()
+
+
+def _drop_unit_axes(module: Module) -> None:
+    """Axes of size 1 vanish: from the mesh and from every statement."""
+    mesh = module.mesh
+    gone = {a for a, n in mesh.sizes.items() if n == 1} if mesh else set[str]()
+    if not gone:
+        return
+    for op in module.ops("stg.mesh"):
+        for axis in gone:
+            op.attrs.pop(axis, None)
+    for strategy in module.ops("stg.strategy"):
+        for op in list(strategy.body.ops):
+            over = op.names("over")
+            kept = tuple(a for a in over if a not in gone)
+            if over and not kept:
+                op.erase()
+            elif over:
+                op.attrs["over"] = kept
+
+
+def _check_names(module: Module, strategy: Strategy) -> None:
+    problems = DiagnosticList()
+    mesh = module.mesh
+    axes = mesh.axes if mesh else ()
+    for rule in (*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)):
+        for axis in rule.over:
+            if axis not in axes:
+                problems.error(f"the mesh has no axis '{axis}'", rule.loc,
+                               remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}")
+    problems.check()
+
+
+class _Applier:
+    def __init__(self, module: Module, strategy: Strategy) -> None:
+        self._module, self._strategy = module, strategy
+        self._assumptions = Assumptions(module, strategy.loc)
+        self._body = module.main.body
+
+    def run(self) -> None:
+        self._set_dtype(self._strategy.dtypes.param)
+        if self._strategy.microbatches > 1:
+            self._accumulate()
+        for arg in self._body.args:
+            arg.type = self._place(arg.tensor, rest=arg.tensor.role == "param")
+        self._shard_parameters()
+        if any(rule.rest for rule in self._strategy.splits):
+            self._place_carried(self._body)
+        for name in self._strategy.gathered:
+            self._gather(self._body, name)
+
+    def _set_dtype(self, dtype: str) -> None:
+        """The model's 16-bit type becomes the strategy's parameter type."""
+        if dtype == "bf16":
+            return
+        for region in _regions(self._body):
+            for value in _values(region):
+                if isinstance(value.type, TensorType) and value.type.dtype == "bf16":
+                    value.type = replace(value.type, dtype=dtype)
+            for op in region.ops:
+                if op.attrs.get("to") == "bf16":
+                    op.attrs["to"] = dtype
+
+    # -- microbatches --------------------------------------------------------------------------------
+
+    def _accumulate(self) -> None:
+        """Wrap the body into stg.accumulate; data arguments become those of one microbatch."""
+        strategy, body, registry = self._strategy, self._body, self._module.registry
+        end = body.terminator
+        inner = [op for op in body.ops if op is not end]
+        data = [a for a in body.args if not a.tensor.role and strategy.batch in _symbols(a.tensor)]
+        if not data:
+            raise error(f"no argument has the dimension {strategy.batch}, so it cannot be split into microbatches",
+                        strategy.loc, remedy="name the batch symbol: stg.microbatches[count = 2, split = N]")
+        builder = Builder(registry, body, 0, loc=made_by(PASS, strategy.loc))
+        op = builder.op("stg.accumulate", data, {"count": strategy.microbatches, "split": strategy.batch}, types=())
+        region = op.make_region()
+        for arg in data:
+            inside = region.add_arg(f"{arg.name}_mb", None, arg.loc)
+            for user, index in list(arg.uses):
+                if user is not op:
+                    user.set_operand(index, inside)
+        for child in inner:
+            body.ops.remove(child)
+            region.append(child)
+        outputs = end.operands
+        region.append(Operation(registry["stg.yield"], outputs, loc=end.loc))
+        self._forget_types(region)
+        for value in outputs:
+            result = op.add_result(value.name + "_sum", None, value.loc)
+            end.set_operand(end.operands.index(value), result)
+        problems = DiagnosticList()
+        infer_op(op, problems)
+        problems.check()
+
+    @staticmethod
+    def _forget_types(region: Region) -> None:
+        """Sizes change inside: all types that are not pinned are inferred again."""
+        for inner in _regions(region):
+            for value in _values(inner):
+                if isinstance(value.type, TensorType) and not value.type.placed:
+                    value.type = None
+
+    # -- placements ----------------------------------------------------------------------------------
+
+    def _place(self, type_: TensorType, *, rest: bool) -> TensorType:
+        """Split dimensions by name. A placement that the model pins wins; an axis is used once."""
+        used = set(type_.axes)
+        dims = list(type_.dims)
+        for rule in self._strategy.splits:
+            if rule.rest and not rest:
+                continue
+            for i, d in enumerate(dims):
+                over = tuple(a for a in rule.over if a not in used)
+                if d.split or d.size.value is not None or not d.size.symbols & set(rule.dims) or over != rule.over:
+                    continue
+                parts = self._strategy.microbatches if self._strategy.batch == d.size.symbol_name else 1
+                self._assumptions.divides(d.size, axis_size(over) * parts, rule.loc)
+                dims[i] = replace(d, split=tuple(AxisUse(a, int(rule.rest)) for a in over))
+                used |= set(over)
+        return replace(type_, dims=tuple(dims), placed=True)
+
+    def _shard_parameters(self) -> None:
+        if self._strategy.zero >= 3:
+            sharder = Sharder(self._module, self._strategy, self._assumptions)
+            for param, type_ in [(p, sharder.shard(p)) for p in self._module.parameters()]:
+                param.type = type_
+
+    def _place_carried(self, region: Region) -> None:
+        for op in region.ops:
+            if op.region is None:
+                continue
+            if "carry" in op.definition.params_by_name():
+                for arg in op.body.args[: op.integer("carry", 1)]:
+                    arg.type = self._place(arg.tensor, rest=True)
+            self._place_carried(op.body)
+
+    def _gather(self, region: Region, name: str) -> None:
+        """Pin activations whole in dimension `name` before an op for which the split would be special."""
+        for op in list(region.ops):
+            if op.region is not None:
+                self._gather(op.region, name)
+                continue
+            rule = op.definition.rule(op)
+            if rule is None or not rule.special:
+                continue
+            sizes = factor_sizes(op, rule)
+            for factor in rule.special:
+                if sizes[factor].symbol_name == name:
+                    self._pin_whole(op, [i for i, _ in rule.occurrences(factor)], name)
+
+    def _pin_whole(self, op: Operation, operands: list[int], name: str) -> None:
+        for index in operands:
+            value = op.operands[index]
+            builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+            type_ = replace(value.tensor.unplaced(), placed=True)
+            dims = tuple(replace(d, split=()) if d.size.symbol_name == name else d
+                         for d in self._place(type_, rest=False).dims)
+            op.set_operand(index, builder.value("stg.place", [value], type=replace(type_, dims=dims),
+                                                hint=f"{value.name}_whole"))
+
+
+class Sharder:
+    """Shards parameters over the ZeRO axes, all along the dimension that most of them share."""
+
+    def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions | None = None) -> None:
+        self._module, self._strategy = module, strategy
+        self._assumptions = assumptions or Assumptions(module, strategy.loc)
+        self._preferred = common_dimensions(p.tensor for p in module.parameters())
+        self._counts = _repeat_counts(module)
+
+    def shard(self, param: Value) -> TensorType:
+        """The parameter's type sharded at rest; left whole, with a remark, where nothing divides."""
+        strategy, module = self._strategy, self._module
+        sharded, done = shard_at_rest(param.tensor, strategy.zero_axes, self._preferred, self._assumptions.facts,
+                                      module.env, self._counts)
+        if not done:
+            module.diagnostics.remark(f"%{param.name} stays whole over {', '.join(strategy.zero_axes)}: none of its "
+                                      "dimensions divides", param.loc)
+        for d in sharded.dims:
+            if d.split:
+                self._assumptions.divides(d.size, axis_size(d.axes), strategy.loc)
+        return sharded
+
+
+class Assumptions:
+    """Relations that a strategy adds to a module; each is checked at once where the sizes are known."""
+
+    def __init__(self, module: Module, loc: Loc) -> None:
+        self._module, self._loc = module, loc
+        self.facts = module.facts
+
+    def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
+        """Assume that `divisor` divides `size`. Raises `DiagnosticError` if the known values say otherwise."""
+        env = self._module.env
+        relation = divisible(size, divisor)
+        if relation.symbols <= env.keys() and not relation.holds(env):
+            raise error(f"{size} = {evaluate(size, env)} does not divide over {divisor} = {evaluate(divisor, env)}",
+                        loc, remedy=_choices(size, divisor, evaluate(size, env), evaluate(divisor, env)))
+        if not self.facts.divides(divisor, size):
+            self.facts.add(relation)
+            self._declare(relation)
+
+    def _declare(self, relation: Relation) -> None:
+        """Append to the stg.assume that this pass has made, or make it, after the other declarations."""
+        root, definition = self._module.root.body, self._module.registry["stg.assume"]
+        loc = made_by(PASS, self._loc)
+        for op in root.ops:
+            if op.definition is definition and isinstance(op.loc, NameLoc) and op.loc.name == PASS:
+                op.attrs["relations"] = (*op.attrs["relations"], relation)  # type: ignore[misc]
+                return
+        after = 1 + max((i for i, o in enumerate(root.ops) if o.name in ("stg.symbols", "stg.assume", "stg.mesh")),
+                        default=-1)
+        root.insert(after, Operation(definition, (), {"relations": (relation,)}, loc=loc))
+
+
+def _choices(size: Expr, divisor: Expr, have: int, tried: int) -> str:
+    near = [n for n in range(1, min(have, 4 * tried) + 1) if have % n == 0]
+    best = sorted(near, key=lambda n: abs(n - tried))[:3]
+    return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"
+
+
+def _repeat_counts(module: Module) -> frozenset[str]:
+    """Sizes that repeats slice along: never sharded, an iteration needs its slice whole."""
+    return frozenset(str(op.expr("count")) for op in module.walk() if "carry" in op.definition.params_by_name())
+
+
+def _symbols(type_: TensorType) -> frozenset[str]:
+    return frozenset(s for d in type_.dims for s in d.size.symbols)
+
+
+def _regions(region: Region) -> list[Region]:
+    return [region, *(r for op in region.ops if op.region is not None for r in _regions(op.region))]
+
+
+def _values(region: Region) -> list[Value]:
+    return [*region.args, *(r for op in region.ops for r in op.results)]

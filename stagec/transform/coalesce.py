@@ -1,0 +1,122 @@
+"""Unit collectives: one call where a framework makes one.
+
+Gathers of parameters used in one region become one (an FSDP unit: each block, and the root); reductions of
+parameter gradients in one region become one for each group of axes, or buckets of a given size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.expr import const
+from stagec.ir.module import Module
+from stagec.ir.opdef import attr_text
+from stagec.ir.types import TensorType
+from stagec.sharding.strategy import read_strategy
+
+_Key = tuple[str, ...]
+
+
+def coalesce(module: Module) -> None:
+    """Merge the collectives of parameters and of their gradients, in place."""
+    bucket = read_strategy(module).bucket
+    for func in module.functions:
+        for region in _regions(func.body):
+            _merge_gathers(region)
+            _merge_reductions(region, bucket)
+            _merge_updates(region)
+
+
+def _regions(region: Region) -> Iterable[Region]:
+    yield region
+    for op in region.ops:
+        if op.region is not None:
+            yield from _regions(op.region)
+
+
+def is_parameter(value: Value) -> bool:
+    """Whether the value is a parameter, or the slice of one inside a repeat."""
+    owner = value.owner
+    if not isinstance(owner, Region):
+        return False
+    if isinstance(value.type, TensorType) and value.type.role == "param":
+        return True
+    outer = owner.owner
+    return value.index < len(outer.operands) and is_parameter(outer.operands[value.index])
+
+
+def _is_movement(op: Operation) -> bool:
+    """Whether the op moves data between ranks, operand by operand."""
+    return op.definition.variadic_results and "over" in op.attrs and not op.definition.free
+
+
+def _key(op: Operation) -> _Key:
+    """Movements with the same key may be one call."""
+    dtype = op.operands[0].tensor.dtype
+    attrs = (f"{n}={attr_text(v)}" for n, v in sorted(op.attrs.items()) if n != "dim")
+    return (op.name, op.phase, dtype, *attrs)
+
+
+def _groups(ops: Iterable[Operation], wanted: Callable[[Operation], bool]) -> list[list[Operation]]:
+    found: dict[_Key, list[Operation]] = {}
+    for op in ops:
+        if _is_movement(op) and wanted(op):
+            found.setdefault(_key(op), []).append(op)
+    return list(found.values())
+
+
+def _merge_gathers(region: Region) -> None:
+    """Gathers of parameters: all at the place of the first, their operands are arguments."""
+    for group in _groups(region.ops, lambda op: all(map(is_parameter, op.operands))):
+        _merge(group, group[0].position())
+
+
+def _merge_updates(region: Region) -> None:
+    """Gathers of updated parameters at the end of the step (ZeRO-1 and 2): all at the place of the last."""
+    for group in _groups(region.ops, lambda op: op.phase == "optimizer" and "dim" in op.attrs):
+        _merge(group, group[-1].position())
+
+
+def _merge_reductions(region: Region, bucket: int) -> None:
+    """Reductions of gradients: the ops that finish gradients move to the end of backward, level by level."""
+    ops = [op for op in region.ops if op.phase == "gradient" and op.region is None]
+    levels: dict[Operation, int] = {}
+    for op in ops:
+        before = [levels[v.producer] for v in op.operands if v.producer in levels]
+        levels[op] = 1 + max(before, default=-1)
+    end = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
+    for op in sorted(ops, key=lambda op: levels[op]):
+        region.ops.remove(op)
+        region.insert(end.position(), op)
+    for group in _groups(region.ops, lambda op: op in levels):
+        by_level: dict[int, list[Operation]] = {}
+        for op in group:
+            by_level.setdefault(levels[op], []).append(op)
+        for same in by_level.values():
+            merged = _merge(same, same[-1].position())
+            if bucket and any(p.name == "bucket" for p in merged.definition.params):
+                merged.attrs["bucket"] = const(bucket)
+
+
+def _merge(ops: list[Operation], position: int) -> Operation:
+    """One op for several, at a place where all operands are known and no result is used yet."""
+    if len(ops) == 1:
+        return ops[0]
+    first, region = ops[0], ops[0].parent
+    if region is None:
+        return first
+    merged = Operation(first.definition, [v for op in ops for v in op.operands], first.attrs, loc=first.loc)
+    if "dim" in first.attrs:
+        merged.attrs["dim"] = tuple(d for op in ops for d in _dims(op.attrs["dim"], len(op.operands)))
+    region.insert(position, merged)
+    for op in ops:
+        for old in op.results:
+            old.replace_with(merged.add_result(old.name, old.type, old.loc))
+        op.erase()
+    return merged
+
+
+def _dims(value: Attr, count: int) -> tuple[Attr, ...]:
+    dims = value if isinstance(value, tuple) else (value,)
+    return dims if len(dims) == count else dims * count
