@@ -40,7 +40,8 @@ class GraphOp(Declaration):
     name = "et.graph"
     has_region = True
     symbol = "required"
-    params = (Param("ranks", "size", "how many ranks run it", required=True),)
+    params = (Param("ranks", "size", "how many ranks run it", required=True),
+              Param("parameters", "size", "trainable parameters of the whole model"))
     example = "et.graph @step[ranks = dp*tp] (%x: node) -> node {\n  et.return(%x)\n}"
 
 
@@ -79,6 +80,7 @@ class CollOp(NodeOp):
               Param("group", "names", "the mesh axes", required=True),
               Param("bytes", "size", "bytes of the full buffer", required=True),
               Param("dtype", "name", "element type"), Param("bucket", "int", "bytes of one call"),
+              Param("parts", "sizes", "bytes of each operand, where a bucket cuts between them"),
               Param("ahead", "int", "iterations by which it may start early"))
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
 

@@ -42,6 +42,9 @@ class Embedding(OpDef):
         rows = table.tensor.shape[0]
         return [dy and b.value("stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=f"d_{table.name}"), None]
 
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[0].tensor.shape[0] if operand == 1 else None
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         table, tokens = args
         local = tokens - ctx.start(op.operands[0].tensor.dims[0])
@@ -108,6 +111,9 @@ class CrossEntropy(OpDef):
         logits, labels = op.operands
         operands = [logits, labels, need_result(op, 1, "lse"), dloss]
         return [b.value("stg.cross_entropy_grad", operands, {"mean": op.expr("mean")}, hint=f"d_{logits.name}"), None]
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[0].tensor.shape[-1] if operand == 1 else None
 
     def partition(self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]) -> Sequence[Value]:
         logits, labels = op.operands

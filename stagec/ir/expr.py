@@ -345,3 +345,13 @@ def fraction(value: Expr) -> Fraction:
     if value.symbols:
         raise UnboundError(value.symbols)
     return _eval(value.node, {})
+
+
+def terms(value: Expr) -> dict[str, Fraction]:
+    """The expanded expression as monomials (their text) with coefficients."""
+    found: dict[str, Fraction] = {}
+    for node in sympy.Add.make_args(sympy.expand(value.node)):
+        coefficient, monomial = node.as_coeff_Mul()
+        key = _print(monomial)
+        found[key] = found.get(key, Fraction(0)) + Fraction(int(coefficient.p), int(coefficient.q))
+    return found

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
+from stagec.ir.types import TensorType
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Source
 
@@ -113,3 +114,14 @@ class Module:
     def parameters(self) -> list[Value]:
         """The trainable parameters: arguments of the function with the role `param`."""
         return [a for a in self.main.body.args if a.tensor.role == "param"]
+
+
+def is_parameter(value: Value) -> bool:
+    """Whether the value is a parameter, or the slice of one inside a repeat."""
+    owner = value.owner
+    if not isinstance(owner, Region):
+        return False
+    if isinstance(value.type, TensorType) and value.type.role == "param":
+        return True
+    outer = owner.owner
+    return value.index < len(outer.operands) and is_parameter(outer.operands[value.index])

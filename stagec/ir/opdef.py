@@ -31,7 +31,7 @@ class Param:
     """A static parameter of an op, in brackets.
 
     Kinds: `flag` (bare name), `int`, `size`, `ratio` (a constant fraction), `str` (quoted), `name`, `names`
-    (one or a tuple of names, such as axes), `ints`, `symbol` (`@x`), `relations` (all positional values).
+    (one or a tuple of names, such as axes), `ints`, `sizes`, `symbol` (`@x`), `relations` (all positional values).
     """
 
     name: str
@@ -49,6 +49,7 @@ class NumericContext:
     env: Mapping[str, int]
     coords: Mapping[str, int]
     iteration: int = 0
+    microbatch: tuple[str, int, int] | None = None  # the symbol that is split, which part, of how many
 
     def size(self, value: Expr) -> int:
         """The number of a size."""
@@ -62,7 +63,11 @@ class NumericContext:
         for axis in dim.axes:
             index = index * self.env[axis] + self.coords.get(axis, 0)
             count *= self.env[axis]
-        return index * (self.size(dim.size) // count)
+        local = self.size(dim.size) // count
+        if self.microbatch and self.microbatch[0] in dim.size.symbols:
+            _, part, parts = self.microbatch
+            return (index * parts + part) * local
+        return index * local
 
 
 class OpDef:
@@ -145,6 +150,10 @@ class OpDef:
         """The results as numpy arrays, from local operands on one rank."""
         raise error(f"'{self.name}' has no numeric reference", op.loc,
                     remedy="define 'reference' in its op definition")
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        """If an integer operand holds indices: how many there are (random test data stays below)."""
+        return None
 
     # -- placement ---------------------------------------------------------------------------------------
 
@@ -286,6 +295,11 @@ def convert_param(param: Param, raw: Attr) -> Attr:
             return _number(param, raw)
         case "ints":
             return tuple(_number(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
+        case "sizes":
+            parts = raw if isinstance(raw, tuple) else (raw,)
+            if all(isinstance(v, Expr) for v in parts):
+                return parts
+            raise ValueError(f"'{param.name}' expects sizes, found {attr_text(raw)}")
         case "size" | "ratio" if isinstance(raw, Expr):
             return raw
         case "str" if isinstance(raw, Quoted):
@@ -303,7 +317,7 @@ def convert_param(param: Param, raw: Attr) -> Attr:
 
 
 _EXPECTED = {
-    "flag": "nothing", "int": "an integer", "ints": "integers", "size": "a size such as S/2",
+    "flag": "nothing", "int": "an integer", "ints": "integers", "size": "a size such as S/2", "sizes": "sizes",
     "ratio": "a fraction such as 1/10", "str": "a string in quotes", "symbol": "a symbol such as @pod",
     "relations": "relations such as S % tp == 0", "name": "a name", "names": "a name or a tuple of names",
 }  # fmt: skip

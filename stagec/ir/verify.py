@@ -1,6 +1,7 @@
 """Checks that hold in every phase: structure, visibility of values, symbols, types, assumptions.
 
-`check_module` collects everything it finds; what depends on the phase is added by `stagec.pipeline.verify`.
+`check_module` collects everything it finds; what depends on the phase is added by
+`stagec.pipeline.verify`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ AXIS_PARAMS = ("over", "group")
 
 
 def verify_module(module: Module, *, typed: bool = False) -> None:
-    """Check a module. With `typed`, every value must have a type, and the types must follow from each other.
+    """Check a module.
 
-    Raises `DiagnosticError` with every error.
+    With `typed`, every value must have a type, and the types must follow from each other. Raises
+    `DiagnosticError` with every error.
     """
     problems = DiagnosticList()
     check_module(module, problems, typed=typed)
@@ -166,7 +168,7 @@ class _Checker:
 
 
 def broken(relation: Relation, env: dict[str, int]) -> str | None:
-    """Why a relation whose symbols all have values does not hold, with the numbers; None if it does."""
+    """Why a relation does not hold for these values of all its symbols; None if it does."""
     values = ", ".join(f"{name} = {env[name]}" for name in sorted(relation.symbols))
     try:
         if relation.holds(env):
@@ -194,5 +196,3 @@ def _inner_values(region: Region | None) -> Iterator[Value]:
 def _in_strategy(op: Operation) -> bool:
     parent = op.parent_op
     return parent is not None and parent.name == "stg.strategy"
-
-

@@ -1,4 +1,7 @@
-"""The signature of an operation: counts, parameters, regions. The parser checks it in text, this in memory."""
+"""The signature of an operation: counts, parameters, regions.
+
+The parser checks it in text, this in memory.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Liveness and memory planning as pure functions."""
+"""What a rank holds: liveness of buffers and the bytes of a training step."""

@@ -1,7 +1,7 @@
 """What may happen around a pass: hooks, and printing, dumping, timing, verifying built on them.
 
-An instrument is any object with `before_pass` and `after_pass`; those that derive from `Hooks` are also
-told of the start, the end and errors.
+An instrument is any object with `before_pass` and `after_pass`; those that derive from `Hooks` are
+also told of the start, the end and errors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _with_note(item: Diagnostic, extra: Diagnostic) -> Diagnostic:
 
 
 class PrintAfter(Hooks):
-    """Prints the module after the passes of these names: `all`, or `change` for those that change it."""
+    """Prints the module after the passes of these names; `all`, or `change` if they change it."""
 
     def __init__(self, names: Sequence[str], stream: TextIO) -> None:
         self._names, self._stream = frozenset(names), stream
@@ -135,9 +135,10 @@ class Timing(Hooks):
 
 
 class Reproducer(Hooks):
-    """Keeps the text before each pass; an unexpected exception writes it to a file that reruns the rest.
+    """Keeps the text before each pass and writes it to a file if the pass crashes.
 
-    The first line of the file is a RUN line, so that it also is a lit test.
+    With the passes that are left, the file runs the crash again. The first line of the file is a
+    RUN line, so that it also is a lit test.
     """
 
     def __init__(self, path: Path, passes: Sequence[Pass]) -> None:

@@ -1,4 +1,4 @@
-"""Runs passes in order: checks the order first, then runs, moves the phase on, and calls instruments."""
+"""Runs passes: checks their order first, then runs, moves the phase on, calls instruments."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class PassManager:
     def run(self, module: Module) -> None:
         """Run all passes on the module, in place.
 
-        Raises `DiagnosticError` before anything runs if the order is impossible, and later for whatever the
-        passes and the verifier find. Other exceptions are bugs; they go through unchanged.
+        Raises `DiagnosticError` before anything runs if the order is impossible, and later for
+        whatever the passes and the verifier find. Other exceptions are bugs; they go through
+        unchanged.
         """
         self.check_order(phase_of(module))
         for hooks in self._hooks():

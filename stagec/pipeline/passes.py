@@ -1,6 +1,7 @@
-"""What a pass is: a frozen dataclass whose fields are its options, with the phases it stands between.
+"""What a pass is: a frozen dataclass whose fields are its options, between two phases.
 
-Owns `Pass`, the conversion of options from and to text, and `Plugin`, by which passes and ops come in.
+Owns `Pass`, the conversion of options from and to text, and `Plugin`, by which passes and ops come
+in.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any, ClassVar, Self, get_type_hints
+from functools import cache
+from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef
@@ -21,12 +22,13 @@ _BOOLS = {"true": True, "false": False, "": True}
 
 @dataclass(frozen=True)
 class Pass:
-    """Base of all passes. The docstring is the documentation; its first line says what the pass does.
+    """Base of all passes. The docstring documents it; its first line says what the pass does.
 
-    A pass may run while the module is in one of the phases `needs` to `until` (inclusive; exactly `needs`
-    without it) and leaves it in `gives`, or where it was. Fields are options: `max_bytes: int = 4096` is
-    `max-bytes=4096` in a pipeline; their types are int, str, bool, Fraction or tuple[str, ...].
-    `metadata={"help": ...}` of a field documents it. Blocks after `Before:` and `After:` are run as a test.
+    A pass may run while the module is in one of the phases `needs` to `until` (inclusive; exactly
+    `needs` without it) and leaves it in `gives`, or where it was. Fields are options: `max_bytes:
+    int = 4096` is `max-bytes=4096` in a pipeline; their types are int, str, bool, Fraction or
+    tuple[str, ...]. `metadata={"help": ...}` of a field documents it. Blocks after `Before:` and
+    `After:` are run as a test.
     """
 
     name: ClassVar[str] = ""
@@ -96,7 +98,11 @@ class Option:
         """Its default value, None if it is required."""
         if self.declared.default is not MISSING:
             return self.declared.default
-        return self.declared.default_factory() if self.declared.default_factory is not MISSING else None
+        return (
+            self.declared.default_factory()
+            if self.declared.default_factory is not MISSING
+            else None
+        )
 
     @property
     def help(self) -> str:
@@ -130,9 +136,19 @@ _EXAMPLES: Mapping[Any, str] = {
 }
 
 
-@lru_cache(maxsize=None)
+def reads_its_own_options(pass_type: type[Pass]) -> bool:
+    """Whether the pass overrides `from_options`, so that its fields are no list of its options."""
+    return any("from_options" in vars(c) for c in pass_type.__mro__ if c is not Pass)
+
+
+@cache
 def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
-    """The options of a pass by name. Raises `DiagnosticError` for a field whose type has no text."""
+    """The options of a pass by name, none for a pass that reads its own.
+
+    Raises `DiagnosticError` for a field whose type has no text.
+    """
+    if reads_its_own_options(pass_type):
+        return {}
     hints = get_type_hints(pass_type)
     found: dict[str, Option] = {}
     for item in fields(pass_type):
@@ -160,7 +176,8 @@ def option_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return f"({', '.join(map(str, value))})"  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        items = cast("tuple[object, ...]", value)
+        return f"({', '.join(map(str, items))})"
     return str(value)
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.core import Attr, Operation, Region
 from stagec.ir.expr import const
-from stagec.ir.module import Module
+from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import attr_text
-from stagec.ir.types import TensorType
 from stagec.sharding.strategy import read_strategy
 
 _Key = tuple[str, ...]
@@ -33,17 +32,6 @@ def _regions(region: Region) -> Iterable[Region]:
     for op in region.ops:
         if op.region is not None:
             yield from _regions(op.region)
-
-
-def is_parameter(value: Value) -> bool:
-    """Whether the value is a parameter, or the slice of one inside a repeat."""
-    owner = value.owner
-    if not isinstance(owner, Region):
-        return False
-    if isinstance(value.type, TensorType) and value.type.role == "param":
-        return True
-    outer = owner.owner
-    return value.index < len(outer.operands) and is_parameter(outer.operands[value.index])
 
 
 def _is_movement(op: Operation) -> bool:

@@ -1,0 +1,37 @@
+"""eliminate-common-subexpressions: what is computed twice is computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Pass, Phase
+from stagec.ir.rewrite import eliminate_common_subexpressions
+
+
+@dataclass(frozen=True)
+class EliminateCommonSubexpressions(Pass):
+    """Use one result for operations that compute the same from the same values.
+
+    They must belong to the same phase of the step: what backward recomputes or gathers again stays.
+
+    Before:
+        stg.func @f(%x: bf16[B, S, D]) {
+          %y = stg.gelu(%x) : bf16[B, S, D]
+          %z = stg.gelu(%x) : bf16[B, S, D]
+          %s = stg.add(%y, %z) : bf16[B, S, D]
+          stg.return(%s)
+        }
+    After:
+        stg.func @f(%x: bf16[B, S, D]) {
+          %y = stg.gelu(%x) : bf16[B, S, D]
+          %s = stg.add(%y, %y) : bf16[B, S, D]
+          stg.return(%s)
+        }
+    """
+
+    name = "eliminate-common-subexpressions"
+    needs = Phase.SHAPED
+    until = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        eliminate_common_subexpressions(module)

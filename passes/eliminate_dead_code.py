@@ -1,0 +1,33 @@
+"""eliminate-dead-code: what nobody uses goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Pass, Phase
+from stagec.ir.rewrite import eliminate_dead_code
+
+
+@dataclass(frozen=True)
+class EliminateDeadCode(Pass):
+    """Erase operations whose results nobody uses, and what a repeat slices or stacks for nobody.
+
+    Before:
+        stg.func @f(%x: bf16[B, S, D]) {
+          %y = stg.gelu(%x) : bf16[B, S, D]
+          %z = stg.silu(%y) : bf16[B, S, D]
+          stg.return(%y)
+        }
+    After:
+        stg.func @f(%x: bf16[B, S, D]) {
+          %y = stg.gelu(%x) : bf16[B, S, D]
+          stg.return(%y)
+        }
+    """
+
+    name = "eliminate-dead-code"
+    needs = Phase.SHAPED
+    until = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        eliminate_dead_code(module)

@@ -1,0 +1,32 @@
+"""infer-shapes: every value gets a type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Pass, Phase
+from stagec.ir.infer import infer_module
+
+
+@dataclass(frozen=True)
+class InferShapes(Pass):
+    """Infer the types that the text leaves out, and compare those that it states.
+
+    Before:
+        stg.func @f(%x: bf16[B, S, D], %w: bf16[D, F]) {
+          %y = stg.einsum["bsd,df->bsf"](%x, %w)
+          stg.return(%y)
+        }
+    After:
+        stg.func @f (%x: bf16[B, S, D], %w: bf16[D, F]) {
+          %y = stg.einsum["bsd,df->bsf"](%x, %w) : bf16[B, S, F]
+          stg.return(%y)
+        }
+    """
+
+    name = "infer-shapes"
+    needs = Phase.PARSED
+    gives = Phase.SHAPED
+
+    def run(self, module: Module) -> None:
+        infer_module(module)

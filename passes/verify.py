@@ -1,0 +1,19 @@
+"""verify: nothing but the checks that stand between all passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Pass, Phase, verify_module
+
+
+@dataclass(frozen=True)
+class Verify(Pass):
+    """Verify the module against the row of its phase, and change nothing."""
+
+    name = "verify"
+    needs = Phase.PARSED
+    until = Phase.LOWERED
+
+    def run(self, module: Module) -> None:
+        verify_module(module)

@@ -1,0 +1,5 @@
+"""`python -m stagec` is `stagec`."""
+
+from stagec.driver.cli import entry
+
+entry()

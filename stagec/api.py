@@ -1,0 +1,85 @@
+"""The stable surface for authors of passes and ops: import from here and nowhere else.
+
+What is listed in `__all__` changes only with a major version.
+"""
+
+from __future__ import annotations
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
+from stagec.ir.expr import Expr, as_expr, const, product, symbol, total
+from stagec.ir.facts import Facts, Relation
+from stagec.ir.module import Mesh, Module
+from stagec.ir.opdef import NumericContext, OpDef, Param, Registry, Sizes, factor_sizes
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.types import AxisUse, Dim, OpaqueType, Partial, TensorType, Type
+from stagec.ir_spec.phases import Phase
+from stagec.pipeline.instrument import Hooks, Instrument
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.passes import Pass, Plugin
+from stagec.pipeline.spec import Pipeline, parse_pipeline, print_pipeline
+from stagec.pipeline.verify import verify_module
+from stagec.sharding.local import place_from_operands
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error, note
+from stagec.support.source import FileLoc, Loc, NameLoc, Source, made_by
+from stagec.text.build import parse_module
+from stagec.text.printer import print_module, print_op
+
+__all__ = [
+    "Attr",
+    "AxisUse",
+    "Builder",
+    "Diagnostic",
+    "DiagnosticError",
+    "DiagnosticList",
+    "Dim",
+    "Expr",
+    "Facts",
+    "FileLoc",
+    "Hooks",
+    "Instrument",
+    "Loc",
+    "Mesh",
+    "Module",
+    "NameLoc",
+    "NumericContext",
+    "OpDef",
+    "OpaqueType",
+    "Operation",
+    "Param",
+    "Partial",
+    "Pass",
+    "PassManager",
+    "Phase",
+    "Pipeline",
+    "Plugin",
+    "Quoted",
+    "Region",
+    "Registry",
+    "Relation",
+    "Rule",
+    "Sizes",
+    "Source",
+    "SymbolRef",
+    "TensorType",
+    "Type",
+    "Value",
+    "as_expr",
+    "const",
+    "error",
+    "factor_sizes",
+    "letters",
+    "made_by",
+    "make_rule",
+    "note",
+    "parse_module",
+    "parse_pipeline",
+    "place_from_operands",
+    "print_module",
+    "print_op",
+    "print_pipeline",
+    "product",
+    "symbol",
+    "total",
+    "verify_module",
+]

@@ -1,0 +1,90 @@
+"""The command line: which commands there are, and nothing of what they do.
+
+A command's module is imported only when it runs, so that help and usage errors come at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+
+from stagec import __version__
+
+#: name -> (module that holds the click command `command`, one line of help)
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "compile": ("stagec.driver.compile", "Compile a model to one execution trace per rank."),
+    "analyze": ("stagec.driver.analyze", "Count parameters, FLOPs, communication and memory."),
+    "opt": ("stagec.driver.opt", "Run passes over a module, text in, text out."),
+    "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),
+    "show": ("stagec.driver.show", "Print an execution trace."),
+    "validate": ("stagec.driver.validate", "Print published figures beside those computed here."),
+    "models": ("stagec.driver.models", "List the models of the library."),
+    "passes": ("stagec.driver.passes", "List passes and pipelines, or describe one."),
+    "ops": ("stagec.driver.ops", "List ops, or describe one."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by a table and imports one when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{COMMANDS[cmd_name][0]}.command is not a click command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            from stagec.support.diagnostics import did_you_mean
+
+            hint = did_you_mean(name, COMMANDS) or f"the commands are: {', '.join(COMMANDS)}"
+            ctx.fail(f"no such command '{name}'; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="stagec")
+def cli() -> None:
+    """A compiler from symbolic LLM workloads to per-rank execution traces.
+
+    Results go to stdout, everything else to stderr. Exit code 0: fine, 1: the input is wrong, 2:
+    the usage is wrong, 70: a bug in stagec.
+    """
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `stagec ARGV`; the exit code. Never raises for what a user can do."""
+    from stagec.driver.common import run_safely
+
+    def run() -> object:
+        return cli.main(args=list(argv), prog_name="stagec", standalone_mode=False)
+
+    return run_safely(run)
+
+
+def entry() -> None:
+    """The console script."""
+    code = main(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # a closed pipe or a full disk, reported already: nothing is left to say
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+    sys.exit(code)

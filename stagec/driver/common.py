@@ -1,0 +1,154 @@
+"""What all commands share: how errors are told, how texts are read and written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, render
+from stagec.support.source import Source
+
+OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
+MAX_BYTES = 16 << 20
+STDIN = "<stdin>"
+DEBUG = "STAGEC_DEBUG"
+
+_sources: dict[str, Source] = {}
+
+
+def remember(source: Source) -> Source:
+    """Keep a text so that diagnostics can show its lines."""
+    _sources[source.name] = source
+    return source
+
+
+def tell(text: str) -> None:
+    """A line for people, on stderr."""
+    click.echo(text, err=True)
+
+
+def report(diagnostic: Diagnostic) -> None:
+    """Show a diagnostic with the line that it is about, on stderr."""
+    tell(render(diagnostic, _sources))
+
+
+def run_safely(run: Callable[[], object]) -> int:
+    """Run a command; the exit code. All that can go wrong is told on stderr, without a traceback.
+
+    A command returns its exit code, or None for 0.
+    """
+    _sources.clear()
+    try:
+        result = run()
+        sys.stdout.flush()
+        return result if isinstance(result, int) else OK
+    except DiagnosticError as e:
+        for diagnostic in e.diagnostics:
+            report(diagnostic)
+        return WRONG_INPUT
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.ClickException as e:
+        e.show()
+        return WRONG_USAGE if isinstance(e, click.UsageError) else WRONG_INPUT
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return CLOSED_PIPE
+    except OSError as e:
+        return _os_error(e)
+    except Exception as e:
+        return _bug(e)
+
+
+_REMEDIES = {
+    errno.ENOENT: "check the path",
+    errno.EISDIR: "give a file, not a folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EACCES: "check the permissions of the file and its folder",
+    errno.EPERM: "check the permissions of the file and its folder",
+    errno.EROFS: "write to another place",
+    errno.ENOSPC: "free space on the disk, or write to another place",
+    errno.EDQUOT: "free space on the disk, or write to another place",
+    errno.EEXIST: "choose another name, or remove what is there",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def _os_error(problem: OSError) -> int:
+    if problem.errno == errno.EPIPE:
+        return CLOSED_PIPE
+    reason = problem.strerror or str(problem)
+    where = f"{problem.filename}: " if problem.filename else "cannot write the output: "
+    remedy = _REMEDIES.get(problem.errno or 0, "check the path and the system")
+    try:
+        report(Diagnostic(where + reason, remedy=remedy))
+    except OSError:  # stderr is closed or full as well
+        return WRONG_INPUT
+    return WRONG_INPUT
+
+
+def _bug(problem: Exception) -> int:
+    if os.environ.get(DEBUG, "") not in ("", "0"):
+        traceback.print_exc()
+    tell(f"stagec: internal error: {type(problem).__name__}: {problem}")
+    for line in getattr(problem, "__notes__", ()):
+        tell(f"  {line}")
+    tell(f"This is a bug in stagec. {DEBUG}=1 shows the traceback; 'stagec opt --reproducer FILE'")
+    tell("writes what is needed to run it again.")
+    return BUG
+
+
+# -- reading and writing ---------------------------------------------------------------------------
+
+
+def read_source(path: str) -> Source:
+    """The text of a file, or of stdin for '-'; diagnostics can show its lines.
+
+    Raises `DiagnosticError` for what is no text, or longer than 16 MiB.
+    """
+    if path == "-":
+        return remember(_decoded(STDIN, sys.stdin.buffer.read(MAX_BYTES + 1)))
+    file = Path(path)
+    if file.is_dir():
+        raise error(f"{path} is a folder, expected a file", remedy="give one .stg file")
+    if file.stat().st_size > MAX_BYTES:
+        raise _too_long(path)
+    with file.open("rb") as stream:
+        return remember(_decoded(path, stream.read(MAX_BYTES + 1)))
+
+
+def _decoded(name: str, data: bytes) -> Source:
+    if len(data) > MAX_BYTES:
+        raise _too_long(name)
+    if b"\0" in data:
+        raise error(f"{name} holds NUL bytes: it is not a text", remedy="give a text file")
+    try:
+        return Source(name, data.decode("utf-8-sig").replace("\r\n", "\n"))
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise error(
+            f"{name} is not UTF-8: byte 0x{data[e.start]:02x} on line {line}",
+            remedy="save the file as UTF-8",
+        ) from None
+
+
+def _too_long(name: str) -> DiagnosticError:
+    return error(
+        f"{name} is longer than {MAX_BYTES >> 20} MiB",
+        remedy="state repeated layers once, in a stg.repeat",
+    )
+
+
+def write_output(text: str, path: str | None) -> None:
+    """Write a result to a file, or to stdout for None or '-'."""
+    if path is None or path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")

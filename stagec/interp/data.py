@@ -1,0 +1,76 @@
+"""Tiny sizes and random inputs for numeric checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import lcm
+
+import numpy as np
+
+from stagec.ir.core import Value
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.facts import Relation
+from stagec.ir.module import Module
+from stagec.ir.opdef import Array
+from stagec.support.diagnostics import error
+
+_ROUNDS = 64
+_LARGEST = 4096
+
+
+def tiny_sizes(module: Module, axis_size: int = 2, fixed: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Small values for all symbols and axes that satisfy the module's relations.
+
+    Raises `DiagnosticError` if none are found.
+    """
+    mesh = module.mesh
+    env = {name: 2 + i % 3 for i, name in enumerate(module.symbols)}
+    env |= {a: axis_size for a in (mesh.axes if mesh else ())}
+    env |= dict(fixed or {})
+    relations = [r for r, _ in module.relations]
+    for _ in range(_ROUNDS):
+        broken = [r for r in relations if r.symbols <= env.keys() and not r.holds(env)]
+        if not broken:
+            return env
+        for relation in broken:
+            _mend(relation, env, frozenset(fixed or {}) | frozenset(mesh.axes if mesh else ()))
+    raise error(f"no small sizes satisfy {relations[0]} and the other assumptions", module.root.loc,
+                remedy="give sizes with --set")
+
+
+def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:
+    free = sorted(relation.left.symbols - fixed)
+    if relation.modulus is not None and free:
+        name = free[0]
+        env[name] = min(_LARGEST, lcm(env[name], evaluate(relation.modulus, env)))
+    elif relation.op == ">=" and free:
+        env[free[0]] += 1
+    elif relation.op == "==" and relation.left.symbol_name in free and relation.left.symbol_name:
+        env[relation.left.symbol_name] = evaluate(relation.right, env)
+    elif free:
+        env[free[0]] = max(1, env[free[0]] - 1)
+
+
+def random_inputs(args: Sequence[Value], env: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+    """One whole array per argument: normal floats, indices below their bound; moments are not negative."""
+    inputs: dict[str, Array] = {}
+    for arg in args:
+        rng = np.random.default_rng([seed, *arg.name.encode()])
+        shape = [evaluate(s, env) for s in arg.tensor.shape]
+        if arg.tensor.dtype.startswith(("i", "u")):
+            bound = _bound(arg)
+            inputs[arg.name] = rng.integers(0, evaluate(bound, env) if bound else 2, shape)
+        else:
+            values = rng.standard_normal(shape) * 0.5
+            inputs[arg.name] = np.abs(values) if arg.tensor.role == "state" else values
+    return inputs
+
+
+def _bound(value: Value) -> Expr | None:
+    for op, index in value.uses:
+        bound = op.definition.index_bound(op, index)
+        if bound is None and op.region is not None and index < len(op.region.args):
+            bound = _bound(op.region.args[index])
+        if bound is not None:
+            return bound
+    return None

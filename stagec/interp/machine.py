@@ -1,0 +1,193 @@
+"""Runs a function numerically, every rank at once, with real collectives on numpy arrays.
+
+With all axes of size 1 this is one device. Everything is computed in float64: element types only matter for
+sizes, not for values. Ranks that should agree are compared, so a missing or wrong collective is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product as combinations
+
+import numpy as np
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+from stagec.ir.opdef import Array, NumericContext
+from stagec.ir.types import TensorType
+from stagec.support.diagnostics import error
+
+Locals = list[Array]
+_TOLERANCE = 1e-8
+
+
+class DisagreementError(Exception):
+    """Ranks that hold the same value hold different numbers: a collective is missing or wrong."""
+
+
+class Machine:
+    """All ranks of a mesh: `env` gives sizes of symbols and axes."""
+
+    def __init__(self, module: Module, env: Mapping[str, int]) -> None:
+        mesh = module.mesh
+        self.axes = mesh.axes if mesh else ()
+        self.env = {**dict.fromkeys(self.axes, 1), **env}
+        sizes = [range(self.env[a]) for a in self.axes]
+        self.ranks = [dict(zip(self.axes, c, strict=True)) for c in combinations(*sizes)]
+        self._values: dict[Value, Locals] = {}
+        self._iteration = 0
+        self._microbatch: tuple[str, int, int] | None = None
+
+    def run(self, func: Operation, inputs: Mapping[str, Array]) -> list[Array]:
+        """The results as whole arrays. Raises `DisagreementError`."""
+        for arg in func.body.args:
+            self._values[arg] = self.scatter(inputs[arg.name], arg.tensor)
+        self._region(func.body)
+        end = func.body.terminator
+        return [self.gather(self._values[v], v.tensor, v.name) for v in end.operands]
+
+    # -- whole arrays and parts ------------------------------------------------------------------------
+
+    def scatter(self, whole: Array, type_: TensorType) -> Locals:
+        """The part of each rank."""
+        return [whole[self._window(type_, coords)] for coords in self.ranks]
+
+    def _window(self, type_: TensorType, coords: Mapping[str, int]) -> tuple[slice, ...]:
+        ctx = NumericContext(self.env, coords)
+        return tuple(slice(s := ctx.start(d), s + evaluate(d.local, self.env)) for d in type_.dims)
+
+    def gather(self, parts: Locals, type_: TensorType, name: str) -> Array:
+        """The whole array from the parts; replicas must agree."""
+        whole = np.full([evaluate(s, self.env) for s in type_.shape], np.nan)
+        parts = self._reduce(parts, type_)
+        for coords, part in zip(self.ranks, parts, strict=True):
+            window = self._window(type_, coords)
+            there = whole[window]
+            if there.shape != np.shape(part):
+                raise DisagreementError(f"%{name} has local shape {np.shape(part)}, expected {there.shape}")
+            known = ~np.isnan(there)
+            if not np.allclose(there[known], np.asarray(part)[known], rtol=_TOLERANCE, atol=_TOLERANCE):
+                raise DisagreementError(f"ranks disagree on %{name}: {type_}")
+            whole[window] = part
+        return whole
+
+    def _reduce(self, parts: Locals, type_: TensorType) -> Locals:
+        if not type_.partial:
+            return parts
+        reduced: Locals = list(parts)
+        for group in self.groups(type_.partial.axes):
+            together = [parts[i] for i in group]
+            whole = np.max(together, axis=0) if type_.partial.kind == "max" else np.sum(together, axis=0)
+            for i in group:
+                reduced[i] = whole
+        return reduced
+
+    def groups(self, over: Sequence[str]) -> list[list[int]]:
+        """Ranks that differ along `over` only, each group in the order of those axes (major first)."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        order = sorted(range(len(self.ranks)), key=lambda r: [self.ranks[r][a] for a in over])
+        for r in order:
+            key = tuple(v for a, v in self.ranks[r].items() if a not in over)
+            found.setdefault(key, []).append(r)
+        return list(found.values())
+
+    # -- operations ------------------------------------------------------------------------------------
+
+    def _region(self, region: Region) -> list[Locals]:
+        for op in region.ops[:-1]:
+            self._op(op)
+        return [self._values[v] for v in region.terminator.operands]
+
+    def _op(self, op: Operation) -> None:
+        operands = [self._values[v] for v in op.operands]
+        if op.region is not None:
+            run = self._repeat if "carry" in op.definition.params_by_name() else self._accumulate
+            outputs = run(op, op.region, operands)
+        elif "over" in op.attrs:
+            outputs = self._movement(op, operands)
+        elif not op.results:
+            return
+        else:
+            outputs = self._local(op, operands)
+        for value, parts in zip(op.results, outputs, strict=False):
+            self._check_shapes(op, value, parts)
+            self._values[value] = parts
+
+    def _check_shapes(self, op: Operation, value: Value, parts: Locals) -> None:
+        expected = tuple(evaluate(d.local, self.env) for d in value.tensor.dims)
+        if np.shape(parts[0]) != expected:
+            raise DisagreementError(f"'{op.name}' gives %{value.name} of local shape {np.shape(parts[0])}, its type "
+                                    f"{value.type} says {expected}")
+
+    def _local(self, op: Operation, operands: list[Locals]) -> list[Locals]:
+        per_rank = []
+        for r, coords in enumerate(self.ranks):
+            ctx = NumericContext(self.env, coords, self._iteration, self._microbatch)
+            per_rank.append(op.definition.reference(op, ctx, *(parts[r] for parts in operands)))
+        return [list(parts) for parts in zip(*per_rank, strict=True)]
+
+    def _movement(self, op: Operation, operands: list[Locals]) -> list[Locals]:
+        exchange = getattr(op.definition, "exchange", None)
+        outputs: list[Locals] = []
+        for index, parts in enumerate(operands):
+            if exchange is None:
+                outputs.append(self._slice(op, index, parts))
+                continue
+            result: Locals = list(parts)
+            for group in self.groups(op.names("over")):
+                for r, part in zip(group, exchange(op, index, [parts[i] for i in group]), strict=True):
+                    result[r] = part
+            outputs.append(result)
+        return outputs
+
+    def _slice(self, op: Operation, index: int, parts: Locals) -> Locals:
+        """The local part of what each rank holds whole."""
+        have, want = op.operands[index].tensor, op.results[index].tensor
+        new: Locals = []
+        for coords, part in zip(self.ranks, parts, strict=True):
+            ctx = NumericContext(self.env, coords)
+            starts = [ctx.start(w) - ctx.start(h) for w, h in zip(want.dims, have.dims, strict=True)]
+            sizes = [evaluate(d.local, self.env) for d in want.dims]
+            new.append(part[tuple(slice(s, s + n) for s, n in zip(starts, sizes, strict=True))])
+        return new
+
+    def _repeat(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:
+        count, carry = evaluate(op.expr("count"), self.env), op.integer("carry", 1)
+        carried, sliced = operands[:carry], operands[carry:]
+        stacks: dict[int, list[Locals]] = {}
+        outer, order = self._iteration, range(count)
+        for i in reversed(order) if op.flag("reverse") else order:
+            self._iteration = i
+            values = carried + [[part[i] for part in parts] for parts in sliced]
+            self._values.update(zip(region.args, values, strict=True))
+            yielded = self._region(region)
+            carried = yielded[:carry]
+            stacks[i] = yielded[carry:]
+        self._iteration = outer
+        stacked = [[np.stack([stacks[i][k][r] for i in order]) for r in range(len(self.ranks))]
+                   for k in range(len(op.results) - carry)]
+        return carried + stacked
+
+    def _accumulate(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:
+        count, split = evaluate(op.expr("count"), self.env), op.text("split", "B")
+        total: list[Locals] = []
+        for i in range(count):
+            self._microbatch = (split, i, count)
+            for arg, value, parts in zip(region.args, op.operands, operands, strict=True):
+                along = [d for d, dim in enumerate(value.tensor.dims) if split in dim.size.symbols]
+                self._values[arg] = [np.split(p, count, axis=along[0])[i] if along else p for p in parts]
+            yielded = self._region(region)
+            total = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(total, yielded, strict=True)
+                     ] if total else yielded
+        self._microbatch = None
+        return total
+
+
+def run_module(module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]) -> list[Array]:
+    """Run the main function. Raises `DiagnosticError` if a size is open."""
+    missing = {s for a in module.main.body.args for d in a.tensor.dims for s in d.size.symbols} - env.keys()
+    if missing:
+        raise error(f"no value for {', '.join(sorted(missing))}", module.main.loc,
+                    remedy=f"give them: --set {','.join(f'{m}=4' for m in sorted(missing))}")
+    return Machine(module, env).run(module.main, inputs)

@@ -1,0 +1,177 @@
+"""Putting numbers in: symbols and mesh axes replaced by their values throughout a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+
+from stagec.ir.core import Attr, Operation, Value, substitute_attr
+from stagec.ir.expr import Expr, const
+from stagec.ir.facts import Relation
+from stagec.ir.module import Module
+from stagec.ir.types import Partial, TensorType, Type
+from stagec.ir.verify import AXIS_PARAMS, broken
+from stagec.support.diagnostics import DiagnosticList, did_you_mean
+
+TypeMap = Callable[[TensorType], TensorType]
+
+
+def bind(module: Module, values: Mapping[str, int]) -> None:
+    """Substitute symbols and axes by numbers in all types and parameters, in place.
+
+    The declarations keep the names with their values. A symbol that an op refers to by name (the
+    batch that is cut into microbatches, a dimension in a strategy) gets its value but stays in the
+    types. Axes of size 1 vanish. Raises `DiagnosticError` for unknown names, values below 1 and
+    assumptions that do not hold.
+    """
+    _check_names(module, values)
+    _check_assumptions(module, {**module.env, **values})
+    for op in (*module.ops("stg.symbols"), *module.ops("stg.mesh")):
+        op.attrs.update({name: const(values[name]) for name in op.attrs if name in values})
+    kept = _referred_to(module) - frozenset(module.mesh.axes if module.mesh else ())
+    _substitute(module, {n: const(v) for n, v in values.items() if n not in kept})
+    gone = drop_unit_axes(module)
+    for op in module.ops("stg.mesh"):
+        for axis in gone:
+            op.attrs.pop(axis, None)
+
+
+def _check_names(module: Module, values: Mapping[str, int]) -> None:
+    problems = DiagnosticList()
+    mesh = module.mesh
+    known = {*module.symbols, *(mesh.axes if mesh else ())}
+    for name, value in values.items():
+        if name not in known:
+            problems.error(
+                f"cannot bind '{name}': it is neither a symbol nor a mesh axis",
+                module.root.loc,
+                remedy=did_you_mean(name, known) or f"the names are: {', '.join(sorted(known))}",
+            )
+        if value < 1:
+            problems.error(
+                f"cannot bind '{name}' to {value}: sizes are positive", remedy="use 1 or more"
+            )
+    problems.check()
+
+
+def _check_assumptions(module: Module, env: dict[str, int]) -> None:
+    problems = DiagnosticList()
+    for relation, op in module.relations:
+        problem = broken(relation, env) if relation.symbols <= env.keys() else None
+        if problem:
+            problems.error(problem, op.loc, remedy="bind other values")
+    problems.check()
+
+
+def _referred_to(module: Module) -> frozenset[str]:
+    """Names in parameters of ops that mean a symbol by its name."""
+    found: set[str] = set()
+    for op in module.walk():
+        for param in op.definition.params:
+            if param.kind in ("name", "names"):
+                found.update(op.names(param.name))
+        if "split" in op.definition.params_by_name():
+            found.add(op.text("split", "B"))
+    return frozenset(found)
+
+
+def _substitute(module: Module, env: Mapping[str, Expr]) -> None:
+    for op in _operations(module):
+        if op.name not in ("stg.symbols", "stg.mesh"):
+            op.attrs = {name: substitute_attr(value, env) for name, value in op.attrs.items()}
+    for op in module.ops("stg.assume"):
+        _drop_settled(op)
+    map_types(module, lambda t: t.substitute(env))
+
+
+def _drop_settled(op: Operation) -> None:
+    relations = op.attrs.get("relations", ())
+    left = (
+        [r for r in relations if isinstance(r, Relation) and r.symbols]
+        if isinstance(relations, tuple)
+        else []
+    )
+    op.attrs["relations"] = tuple(left)
+    if not left:
+        op.erase()
+
+
+# -- types -----------------------------------------------------------------------------------------
+
+
+def map_types(module: Module, change: TypeMap) -> None:
+    """Replace every tensor type of the module, those of declared results included."""
+    for op in _operations(module):
+        for value in _values(op):
+            value.type = _changed(value.type, change)
+        if op.region is not None:
+            returns = (_changed(t, change) for t in op.region.returns)
+            op.region.returns = tuple(t for t in returns if t is not None)
+
+
+def _changed(type_: Type | None, change: TypeMap) -> Type | None:
+    return change(type_) if isinstance(type_, TensorType) else type_
+
+
+def _operations(module: Module) -> Iterator[Operation]:
+    yield module.root
+    yield from module.walk()
+
+
+def _values(op: Operation) -> Iterator[Value]:
+    yield from op.results
+    if op.region is not None:
+        yield from op.region.args
+
+
+# -- axes of size 1 --------------------------------------------------------------------------------
+
+
+def drop_unit_axes(module: Module) -> tuple[str, ...]:
+    """Remove mesh axes of size 1 from types, groups and strategies.
+
+    Returns those that are used nowhere any more. A collective whose group is left empty moves
+    nothing: its operands take the place of its results.
+    """
+    mesh = module.mesh
+    gone = frozenset(n for n, size in mesh.sizes.items() if size == 1) if mesh else frozenset[str]()
+    if not gone:
+        return ()
+    map_types(module, lambda t: without_axes(t, gone))
+    left = {axis for op in list(module.walk()) for axis in _shrink_group(op, gone)}
+    return tuple(sorted(gone - left))
+
+
+def without_axes(type_: TensorType, gone: Collection[str]) -> TensorType:
+    """The type on a mesh without these axes."""
+    dims = tuple(
+        replace(d, split=tuple(u for u in d.split if u.axis not in gone)) for d in type_.dims
+    )
+    axes = tuple(a for a in type_.partial_axes if a not in gone)
+    partial = Partial(type_.partial.kind, axes) if type_.partial and axes else None
+    stage = None if type_.stage and type_.stage[0] in gone else type_.stage
+    return replace(type_, dims=dims, partial=partial, stage=stage)
+
+
+def _shrink_group(op: Operation, gone: Collection[str]) -> tuple[str, ...]:
+    """Take axes out of an op's group; those that had to stay."""
+    for name in AXIS_PARAMS:
+        axes = op.names(name) if name in op.attrs else ()
+        rest: tuple[Attr, ...] = tuple(a for a in axes if a not in gone)
+        if len(rest) == len(axes):
+            continue
+        if rest:
+            op.attrs[name] = rest
+        elif not _erase_idle(op):
+            return tuple(a for a in axes if a in gone)
+    return ()
+
+
+def _erase_idle(op: Operation) -> bool:
+    """Erase an op whose group is empty; whether that could be done."""
+    if op.results and len(op.results) != len(op.operands):
+        return False
+    for result, operand in zip(op.results, op.operands, strict=False):
+        result.replace_with(operand)
+    op.erase()
+    return True

@@ -1,0 +1,240 @@
+"""Rewrites that keep the meaning: dead code, common subexpressions, folds of single ops.
+
+Pure functions on a module; the passes of the same names are handles over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.expr import Expr
+from stagec.ir.module import Module
+from stagec.ir.types import TensorType
+
+Fold = Callable[[Operation], Value | None]
+_Key = tuple[str, tuple[Value, ...], tuple[tuple[str, Attr], ...], str, tuple[object, ...]]
+
+
+def is_removable(op: Operation) -> bool:
+    """Whether the operation only computes its results.
+
+    | operation                          | removable |
+    |------------------------------------|-----------|
+    | `stg.add`, `stg.all_gather`        | yes       |
+    | `stg.gradient`, `stg.return`       | no        |
+    | `stg.adamw`: updates its operands  | no        |
+    | an operation with a region         | no        |
+    """
+    return op.definition.pure and not op.definition.inplace and op.region is None
+
+
+# -- dead code -------------------------------------------------------------------------------------
+
+
+def eliminate_dead_code(module: Module) -> int:
+    """Erase operations whose results nobody uses, in all functions; returns how many.
+
+    A region op loses what it stacks and what it slices for nobody, and goes if it computes only
+    what goes.
+    """
+    return sum(_dead_in(func.body) for func in module.functions)
+
+
+def _dead_in(region: Region) -> int:
+    erased = 0
+    for op in reversed(list(region.ops)):
+        if op.region is not None and op.operands:
+            drop_unused_results(op)
+            erased += _dead_in(op.region)
+            drop_unused_bindings(op)
+        unused = bool(op.results) and not any(v.uses for v in op.results)
+        if unused and (is_removable(op) or _computes_only(op)):
+            op.erase()
+            erased += 1
+    return erased
+
+
+def _computes_only(op: Operation) -> bool:
+    """Whether an operation with a region does nothing but compute its results."""
+    if op.region is None or op.name.startswith("et."):
+        return False
+    *body, _ = op.region.ops
+    return all(is_removable(inner) or _computes_only(inner) for inner in body)
+
+
+def carried(op: Operation) -> int:
+    """How many operands of a region op are carried (0 for those that carry nothing)."""
+    return op.integer("carry", 1) if "carry" in op.definition.params_by_name() else 0
+
+
+def drop_unused_results(op: Operation) -> None:
+    """Remove results that nobody uses, and what is yielded for them; carried ones stay."""
+    end = op.body.terminator
+    for index in reversed(range(carried(op), len(op.results))):
+        if not op.results[index].uses and len(op.results) == len(end.operands):
+            del op.results[index]
+            end.set_operands([v for i, v in enumerate(end.operands) if i != index])
+    for index, value in enumerate(op.results):
+        value.index = index
+
+
+def drop_unused_bindings(op: Operation) -> None:
+    """Remove arguments of the region that nobody uses, and their operands; carried ones stay."""
+    region = op.body
+    for index in reversed(range(carried(op), len(region.args))):
+        if not region.args[index].uses and len(region.args) > 1:
+            del region.args[index]
+            op.set_operands([v for i, v in enumerate(op.operands) if i != index])
+    for index, arg in enumerate(region.args):
+        arg.index = index
+
+
+# -- common subexpressions -------------------------------------------------------------------------
+
+
+def eliminate_common_subexpressions(module: Module) -> int:
+    """Use one result for operations that compute the same; returns how many went.
+
+    Two are the same if name, operands, parameters and result types are, and if both belong to the
+    same phase of the step: what backward recomputes or gathers again on purpose stays.
+    """
+    return sum(_common_in(func.body, {}) for func in module.functions)
+
+
+def _common_in(region: Region, outer: dict[_Key, Operation]) -> int:
+    known, erased = dict(outer), 0
+    for op in list(region.ops):
+        if op.region is not None:
+            visible = {key: o for key, o in known.items() if key[1]}
+            erased += _common_in(op.region, visible)
+        if not is_removable(op):
+            continue
+        first = known.setdefault(_key(op), op)
+        if first is not op:
+            _replace(op, first.results)
+            erased += 1
+    return erased
+
+
+def _key(op: Operation) -> _Key:
+    attrs = tuple(
+        sorted(((k, v) for k, v in op.attrs.items() if k != "phase"), key=lambda kv: kv[0])
+    )
+    return op.name, op.operands, attrs, op.phase, tuple(v.type for v in op.results)
+
+
+def _replace(op: Operation, values: list[Value]) -> None:
+    for old, new in zip(op.results, values, strict=True):
+        old.replace_with(new)
+    op.erase()
+
+
+# -- folds -----------------------------------------------------------------------------------------
+
+
+def canonicalize(module: Module) -> int:
+    """Apply folds to a fixpoint, in all functions; returns how many operations went.
+
+    A fold replaces the result of an op by a value of the same type that is there already.
+    """
+    return sum(_fold_region(func.body) for func in module.functions)
+
+
+def _fold_region(region: Region) -> int:
+    erased = 0
+    for op in list(region.ops):
+        if op.region is not None:
+            erased += _fold_region(op.region)
+        fold = FOLDS.get(op.name)
+        if fold is None or len(op.results) != 1:
+            continue
+        value = fold(op)
+        if value is not None and same_type(value, op.result):
+            op.result.replace_with(value)
+            op.erase()
+            erased += 1
+    return erased
+
+
+def same_type(left: Value, right: Value) -> bool:
+    """Whether two values have the same type but for their role (a parameter may stand anywhere)."""
+    a, b = left.type, right.type
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
+        return a == b
+    return (a.dtype, a.dims, a.partial, a.placed, a.memory, a.stage) == (
+        b.dtype, b.dims, b.partial, b.placed, b.memory, b.stage,
+    )  # fmt: skip
+
+
+def _operand(op: Operation) -> Value | None:
+    return op.operands[0] if len(op.operands) == 1 else None
+
+
+def _scale(op: Operation) -> Value | None:
+    """`scale[by = 1](x)` is x; a scale of a scale takes both factors."""
+    inner = op.operands[0].producer
+    if inner is not None and inner.name == op.name:
+        op.attrs["by"] = op.expr("by") * inner.expr("by")
+        op.set_operand(0, inner.operands[0])
+    return op.operands[0] if op.expr("by") == 1 else None
+
+
+def _reshape(op: Operation) -> Value | None:
+    left, _, right = op.text("spec").partition("->")
+    return _operand(op) if left.strip() == right.strip() else None
+
+
+def _inverse_of(name: str) -> Fold:
+    """The fold of an op after its inverse along the same dimension over the same axes."""
+
+    def fold(op: Operation) -> Value | None:
+        inner = op.operands[0].producer if len(op.operands) == 1 else None
+        if inner is None or inner.name != name or len(inner.operands) != 1:
+            return None
+        same = all(inner.attrs.get(k) == op.attrs.get(k) for k in ("dim", "over"))
+        return inner.operands[0] if same else None
+
+    return fold
+
+
+def _all_to_all(op: Operation) -> Value | None:
+    """An exchange that undoes the one before it."""
+    inner = op.operands[0].producer if len(op.operands) == 1 else None
+    if inner is None or inner.name != op.name or len(inner.operands) != 1:
+        return None
+    there = (inner.attrs["from"], inner.attrs["dim"], inner.attrs["over"])
+    back = (_single(op.attrs["dim"]), (op.attrs["from"],), op.attrs["over"])
+    return inner.operands[0] if there == back else None
+
+
+def _single(value: Attr) -> Attr:
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def _stack(op: Operation) -> Value | None:
+    """A stack of all slices of an unbind along the same dimension."""
+    inner = op.operands[0].producer if op.operands else None
+    if inner is None or inner.name != "stg.unbind" or op.operands != tuple(inner.results):
+        return None
+    same: bool = _number(op, "dim") == _number(inner, "dim")
+    return inner.operands[0] if same else None
+
+
+def _number(op: Operation, name: str) -> Expr | None:
+    value = op.attrs.get(name)
+    return value if isinstance(value, Expr) else None
+
+
+#: What replaces the only result of an op of this name, None if nothing does.
+FOLDS: Final[dict[str, Fold]] = {
+    "stg.add": _operand,
+    "stg.all_gather": _inverse_of("stg.slice"),
+    "stg.all_to_all": _all_to_all,
+    "stg.cast": _operand,
+    "stg.reshape": _reshape,
+    "stg.scale": _scale,
+    "stg.slice": _inverse_of("stg.all_gather"),
+    "stg.stack": _stack,
+}

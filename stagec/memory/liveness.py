@@ -1,0 +1,134 @@
+"""Liveness: which buffers exist at each moment of a step, per rank, with symbolic sizes.
+
+A buffer lives from the op that makes it to its last user. Views share the buffer of what they view, in-place
+results take that of their operand. A repeat is looked at in its worst iteration only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import Expr, total
+from stagec.ir.module import is_parameter
+from stagec.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in a step: the op that runs and the buffers that are live while it does."""
+
+    op: Operation
+    live: frozenset[Value]
+    stash: tuple[Value, ...] = ()
+    partly: tuple[Value, ...] = ()  # stacked values of which all but one slice exist
+
+    def bytes(self) -> Expr:
+        """Bytes of the buffers."""
+        filled = [v.tensor.local_bytes for v in (*self.live, *self.stash)]
+        growing = [_all_but_one(v.tensor) for v in self.partly]
+        return total([*filled, *growing])
+
+
+def _all_but_one(type_: TensorType) -> Expr:
+    count = type_.dims[0].size
+    return type_.local_bytes / count * (count - 1)
+
+
+def root(value: Value) -> Value:
+    """The value whose buffer this one uses: views and in-place results followed to their source."""
+    op = value.producer
+    while op is not None and op.region is None:
+        if op.definition.aliases and op.operands:
+            source = op.operands[min(value.index, len(op.operands) - 1)]
+        elif value.index in op.definition.inplace:
+            source = op.operands[op.definition.inplace[value.index]]
+        else:
+            return value
+        value, op = source, source.producer
+    return value
+
+
+@dataclass(slots=True)
+class Sets:
+    """Buffers that are not transient: what a step starts with, its gradients, its stash."""
+
+    static: set[Value] = field(default_factory=set[Value])
+    gradients: set[Value] = field(default_factory=set[Value])
+    stash: set[Value] = field(default_factory=set[Value])
+
+
+def classify(body: Region) -> Sets:
+    """Sort the values of a function: arguments; what the optimizer takes from backward; forward to backward."""
+    sets = Sets(static=set(body.args))
+    for region in step_regions(body):
+        for op in region.ops:
+            for value in op.results:
+                users = {u.phase for u, _ in value.uses if u is not body.terminator}
+                gathered = "over" in op.attrs and all(map(is_parameter, op.operands))
+                if op.phase == "forward" and not gathered and users & {"backward", "gradient", "recompute"}:
+                    sets.stash.add(root(value))
+                elif op.phase != "optimizer" and "optimizer" in users:
+                    sets.gradients.add(root(value))
+    sets.stash -= sets.static
+    return sets
+
+
+def step_regions(body: Region) -> list[Region]:
+    """The region of a function and that of its accumulation, if there is one."""
+    inner = [op.body for op in body.ops if op.region is not None and "carry" not in op.definition.params_by_name()]
+    return [body, *(r for region in inner for r in step_regions(region))]
+
+
+def moments(region: Region, sets: Sets, around: frozenset[Value] = frozenset(),
+            stash: tuple[Value, ...] = ()) -> Iterator[Moment]:
+    """Every moment of a region, given what is live around it."""
+    last = last_users(region)
+    live: set[Value] = set(around)
+    held: list[Value] = list(stash)
+    live |= {a for a in region.args if _owned(a)}
+    for op in region.ops:
+        made = {root(r) for r in op.results} - live - sets.static
+        kept = {v for v in made if v in sets.stash}
+        dying = {v for v, user in last.items() if user is op}
+        if op.region is not None:
+            growing = tuple(v for v in kept if v.owner is op and v.index >= _carried(op))
+            outer = frozenset(live - {root(v) for v in op.operands if root(v) in dying})
+            for moment in moments(op.region, sets, outer, tuple(held)):
+                yield Moment(moment.op, moment.live, moment.stash, moment.partly + growing)
+        held += [v for v in kept if v not in held]
+        live |= made - kept - sets.gradients
+        if op.region is None:
+            yield Moment(op, frozenset(live), tuple(held))
+        live -= dying
+        held = [v for v in held if v not in dying]
+
+
+def _carried(op: Operation) -> int:
+    return op.integer("carry", 1) if "carry" in op.definition.params_by_name() else len(op.results)
+
+
+def _owned(arg: Value) -> bool:
+    """Whether a region's argument is a buffer of its own: carried values are, slices are views."""
+    owner = arg.region.owner
+    return "carry" in owner.definition.params_by_name() and arg.index < owner.integer("carry", 1)
+
+
+def last_users(region: Region) -> dict[Value, Operation]:
+    """For each buffer made in (or carried into) a region: the last op of the region that uses it."""
+    found: dict[Value, Operation] = {}
+    for op in region.ops:
+        for value in op.results:
+            found[root(value)] = op
+        for value in _uses(op):
+            if value.region is region or root(value).region is region:
+                found[root(value)] = op
+    return found
+
+
+def _uses(op: Operation) -> Iterator[Value]:
+    yield from op.operands
+    if op.region is not None:
+        for inner in op.region.walk():
+            yield from inner.operands

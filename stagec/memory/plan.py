@@ -1,0 +1,84 @@
+"""The memory plan of a step: lifetimes made explicit, and the bytes of each category.
+
+Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do; the peak
+is the worst moment of everything else on top of the static state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import ZERO, Expr, evaluate, maximum, terms, total
+from stagec.ir.module import Module
+from stagec.memory.liveness import classify, last_users, moments, root
+from stagec.support.source import made_by
+
+PASS = "plan-memory"
+
+
+def plan_memory(module: Module) -> None:
+    """Insert `stg.free` after each buffer's last user and a `stg.memory` with the bytes on one rank."""
+    func = module.main
+    body = func.body
+    sets = classify(body)
+    steps = list(moments(body, sets))
+    env = module.env
+    static = _bytes(v for v in body.args if v.tensor.role == "param")
+    optimizer = _bytes(v for v in body.args if v.tensor.role == "state")
+    gradients = _bytes(sets.gradients)
+    stash = _bytes(sets.stash)
+    working = _worst([m.bytes() for m in steps], env)
+    transient = _worst([_bytes(m.live) for m in steps], env)
+    _insert_frees(module, body, keep=sets.gradients | sets.static)
+    b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
+    b.op("stg.memory", (), {"parameters": static, "gradients": gradients, "optimizer": optimizer, "stash": stash,
+                            "transient": transient, "peak": static + gradients + optimizer + working}, types=())
+
+
+def _bytes(values: Iterable[Value]) -> Expr:
+    return total(v.tensor.local_bytes for v in sorted(values, key=lambda v: v.name))
+
+
+def _worst(candidates: list[Expr], env: Mapping[str, int]) -> Expr:
+    """The largest; decided by the known sizes if all are known, else kept as a `max` of what may be largest."""
+    unique = list(dict.fromkeys(candidates))
+    if not unique:
+        return ZERO
+    if all(e.symbols <= env.keys() for e in unique):
+        return max(unique, key=lambda e: evaluate(e, env))
+    return maximum(_undominated(unique))
+
+
+def _undominated(candidates: list[Expr]) -> list[Expr]:
+    """Drop what is never largest: every term of it is at most the same term of another (sizes are positive)."""
+    kept: list[tuple[Expr, Mapping[str, Fraction]]] = []
+    for candidate in candidates:
+        mine = terms(candidate)
+        if any(_covers(other, mine) for _, other in kept):
+            continue
+        kept = [(e, t) for e, t in kept if not _covers(mine, t)] + [(candidate, mine)]
+    return [e for e, _ in kept]
+
+
+def _covers(big: Mapping[str, Fraction], small: Mapping[str, Fraction]) -> bool:
+    return all(big.get(k, Fraction(0)) >= small.get(k, Fraction(0)) for k in big.keys() | small.keys())
+
+
+def _insert_frees(module: Module, region: Region, keep: set[Value]) -> None:
+    """One `stg.free` after each op, naming the buffers that die there."""
+    dying: dict[Operation, list[Value]] = {}
+    for value, user in last_users(region).items():
+        if value not in keep and user is not region.terminator and root(value) is value:
+            dying.setdefault(user, []).append(value)
+    for op, values in dying.items():
+        Builder.after(module.registry, op).op("stg.free", values, types=())
+    for op in list(region.ops):
+        if op.region is not None:
+            _insert_frees(module, op.region, keep | {a for a in op.region.args if not _is_carried(op, a)})
+
+
+def _is_carried(op: Operation, arg: Value) -> bool:
+    return "carry" in op.definition.params_by_name() and arg.index < op.integer("carry", 1)

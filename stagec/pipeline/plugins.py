@@ -1,0 +1,139 @@
+"""Where passes, ops and named pipelines come from: entry points and files, all by one door.
+
+The group `stagec.plugins` holds the built-in plug-in as well as those of other packages.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from stagec.ir.opdef import Registry
+from stagec.pipeline.passes import Pass, Plugin, options_of
+from stagec.pipeline.spec import Pipeline, parse_pipeline, parse_specs
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
+
+GROUP = "stagec.plugins"
+BUILTIN = "builtin"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Everything that plug-ins brought, by name."""
+
+    registry: Registry
+    passes: dict[str, type[Pass]] = field(default_factory=dict[str, type[Pass]])
+    pipelines: dict[str, str] = field(default_factory=dict[str, str])
+    origins: dict[str, str] = field(default_factory=dict[str, str])
+
+    def pipeline(self, text: str, **where: str) -> Pipeline:
+        """The passes that a text names. Raises `DiagnosticError`."""
+        return parse_pipeline(text, self.passes, self.pipelines, **where)
+
+    def add(self, plugin: Plugin) -> None:
+        """Take in one plug-in. Raises `DiagnosticError` for names that are taken."""
+        problems = DiagnosticList()
+        for op in plugin.ops:
+            self._guard(problems, lambda op=op: self.registry.add(op))
+        for pass_type in plugin.passes:
+            self._guard(problems, lambda p=pass_type: self._add_pass(p, plugin.name))
+        for name, text in plugin.pipelines.items():
+            self._guard(problems, lambda n=name, t=text: self._add_pipeline(n, t, plugin.name))
+        problems.check()
+
+    @staticmethod
+    def _guard(problems: DiagnosticList, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except DiagnosticError as e:
+            problems.add(*e.diagnostics)
+
+    def _add_pass(self, pass_type: type[Pass], origin: str) -> None:
+        if not pass_type.name:
+            raise error(
+                f"plug-in '{origin}' has a pass without a name: {pass_type.__name__}",
+                remedy='add name = "my-pass" to the class',
+            )
+        options_of(pass_type)
+        self._claim(pass_type.name, origin)
+        self.passes[pass_type.name] = pass_type
+
+    def _add_pipeline(self, name: str, text: str, origin: str) -> None:
+        parse_specs(text, f"<pipeline {name}>")
+        self._claim(name, origin)
+        self.pipelines[name] = text
+
+    def _claim(self, name: str, origin: str) -> None:
+        taken = self.origins.get(name)
+        if taken is not None:
+            raise error(
+                f"plug-in '{origin}' brings '{name}', which plug-in '{taken}' has brought already",
+                remedy="rename one of the two, or load one of the plug-ins only",
+            )
+        self.origins[name] = origin
+
+
+def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
+    """The built-in plug-in, those of installed packages, and those in these files.
+
+    Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
+    """
+    loaded = Loaded(Registry())
+    found = sorted(entry_points(group=GROUP), key=lambda e: (e.name != BUILTIN, e.name))
+    for entry in dict.fromkeys(found):
+        loaded.add(_from_entry_point(entry))
+    for file in files:
+        loaded.add(_from_file(Path(file)))
+    return loaded
+
+
+def _from_entry_point(entry: EntryPoint) -> Plugin:
+    where = f"plug-in '{entry.name}' ({entry.value})"
+    try:
+        return _checked(entry.load(), where)
+    except DiagnosticError:
+        raise
+    except Exception as e:
+        raise _broken(where, e, "uninstall the package that brings it, or repair it") from None
+
+
+def _from_file(path: Path) -> Plugin:
+    where = f"plug-in {path}"
+    if not path.is_file():
+        raise error(f"{where} is not a file", remedy="give the path of a Python file with a PLUGIN")
+    name = f"stagec_plugin_{path.stem}_{abs(hash(path.resolve()))}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise error(f"{where} is not a Python file", remedy="its name must end in .py")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their annotations up there
+    try:
+        spec.loader.exec_module(module)
+    except DiagnosticError:
+        raise
+    except Exception as e:
+        raise _broken(where, e, "run the file with Python to see the traceback") from None
+    plugin = getattr(module, "PLUGIN", None)
+    if plugin is None:
+        raise error(
+            f"{where} defines no PLUGIN",
+            remedy='add PLUGIN = Plugin(name="mine", passes=(MyPass,))',
+        )
+    return _checked(plugin, where)
+
+
+def _checked(plugin: object, where: str) -> Plugin:
+    if isinstance(plugin, Plugin):
+        return plugin
+    raise error(
+        f"{where}: PLUGIN is a {type(plugin).__name__}, expected a stagec.api.Plugin",
+        remedy="build it with stagec.api.Plugin(...)",
+    )
+
+
+def _broken(where: str, problem: Exception, remedy: str) -> DiagnosticError:
+    return error(f"{where} cannot be loaded: {type(problem).__name__}: {problem}", remedy=remedy)

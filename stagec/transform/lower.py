@@ -1,0 +1,99 @@
+"""Lowering: the partitioned function becomes an et.graph whose ops are the nodes of a trace.
+
+Only here are sizes divided by axis sizes: FLOPs and bytes become those of one rank, as expressions.
+"""
+
+from __future__ import annotations
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import Expr, const, total
+from stagec.ir.module import Module, is_parameter
+from stagec.ir.opdef import factor_sizes
+from stagec.ir.types import NODE, axis_size
+
+
+def lower_to_trace(module: Module) -> None:
+    """Replace the main function by an et.graph, in place."""
+    func = module.main
+    root = module.root.body
+    mesh = module.mesh
+    parameters = total(p.tensor.elements for p in module.parameters())
+    b = Builder(module.registry, root, func.position(), loc=func.loc)
+    graph = b.op("et.graph", (), {"ranks": axis_size(mesh.axes) if mesh else const(1), "parameters": parameters},
+                 types=(), symbol=func.symbol)
+    _Lowering(module).function(func.body, graph.make_region())
+    func.erase()
+
+
+class _Lowering:
+    def __init__(self, module: Module) -> None:
+        self._registry = module.registry
+        self._nodes: dict[Value, Value] = {}
+
+    def function(self, body: Region, new: Region) -> None:
+        for arg in body.args:
+            self._nodes[arg] = new.add_arg(arg.name, NODE, arg.loc)
+        new.returns = tuple(NODE for _ in body.terminator.operands)
+        self._region(body, new, "et.return")
+
+    def _region(self, old: Region, new: Region, end: str) -> None:
+        for op in old.ops[:-1]:
+            self._op(op, Builder(self._registry, new, loc=op.loc, phase=op.phase))
+        last = old.terminator
+        Builder(self._registry, new, loc=last.loc, phase=last.phase).op(end, self._deps(last.operands), types=())
+
+    def _deps(self, values: tuple[Value, ...]) -> list[Value]:
+        return [self._nodes[v] for v in values if v in self._nodes]
+
+    def _op(self, op: Operation, b: Builder) -> None:
+        if op.region is not None:
+            self._repeated(op, op.region, b)
+        elif op.definition.free:
+            for result in op.results:  # a view: whoever uses it depends on what it views
+                if op.operands and op.operands[min(result.index, len(op.operands) - 1)] in self._nodes:
+                    self._nodes[result] = self._nodes[op.operands[min(result.index, len(op.operands) - 1)]]
+        elif op.results:
+            node = self._collective(op, b) if "over" in op.attrs else self._computation(op, b)
+            for result in op.results:
+                self._nodes[result] = node
+
+    def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
+        """Repeat and accumulate keep their shape; what is no node (a constant) is not handed over."""
+        name = "et.repeat" if "carry" in op.definition.params_by_name() else "et.accumulate"
+        attrs: dict[str, RawAttr] = {n: v for n, v in op.attrs.items() if n in ("count", "carry", "reverse")}
+        new = b.op(name, self._deps(op.operands), attrs, types=())
+        region = new.make_region()
+        for arg, value in zip(old.args, op.operands, strict=True):
+            if value in self._nodes:
+                self._nodes[arg] = region.add_arg(arg.name, NODE, arg.loc)
+        self._region(old, region, "et.yield")
+        for value in op.results:
+            self._nodes[value] = new.add_result(value.name, NODE, value.loc)
+
+    def _computation(self, op: Operation, b: Builder) -> Value:
+        rule = op.definition.rule(op)
+        sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
+        matmul = op.definition.matmul_flops(op, sizes)
+        attrs: dict[str, RawAttr] = {"kind": op.name.partition(".")[2], "flops": op.definition.flops(op, sizes)}
+        if matmul != 0:
+            attrs["matmul"] = matmul
+        attrs["bytes"] = op.definition.bytes_touched(op)
+        attrs["out"] = total(r.tensor.local_bytes for r in op.results)
+        return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
+
+    def _collective(self, op: Operation, b: Builder) -> Value:
+        buffer: Expr = getattr(op.definition, "buffer")(op)  # noqa: B009 # a Collective of any plug-in
+        attrs: dict[str, RawAttr] = {"kind": op.name.partition(".")[2], "group": op.names("over"), "bytes": buffer,
+                                     "dtype": op.operands[0].tensor.dtype}
+        if "bucket" in op.attrs:
+            attrs["bucket"] = op.expr("bucket")
+            attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)
+        if all(map(is_parameter, op.operands)) and "carry" in _owner_params(op):
+            attrs["ahead"] = 1
+        return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
+
+
+def _owner_params(op: Operation) -> frozenset[str]:
+    owner = op.parent_op
+    return frozenset(owner.definition.params_by_name()) if owner else frozenset()
