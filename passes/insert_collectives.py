@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from stagec.api import Module, Pass, Phase
 from stagec.sharding.insert import insert_collectives
+from stagec.sharding.strategy import read_strategy
 
 
 @dataclass(frozen=True)
@@ -39,4 +40,5 @@ class InsertCollectives(Pass):
     )
 
     def run(self, module: Module) -> None:
-        insert_collectives(module, save_gathered=self.save_gathered)
+        keep = self.save_gathered or read_strategy(module).save_gathered
+        insert_collectives(module, save_gathered=keep)

@@ -1,1 +1,1 @@
-"""Counts over a module: FLOPs, bytes, communication, memory."""
+"""Counting: FLOPs, communication, memory and nodes of a lowered module, symbolic or bound."""

@@ -340,6 +340,12 @@ def _huge(node: Any, limit: int) -> bool:
     return any(abs(c.p) > limit or c.q > limit for c in coefficients if isinstance(c, sympy.Rational))
 
 
+def numerator_and_denominator(value: Expr) -> tuple[Expr, Expr]:
+    """(B, 4) for `B/4`."""
+    above, below = value.node.as_numer_denom()
+    return Expr(above), Expr(below)
+
+
 def fraction(value: Expr) -> Fraction:
     """A constant as a fraction. Raises `UnboundError` if it contains symbols."""
     if value.symbols:

@@ -123,6 +123,8 @@ class _Checker:
 
     def _attr(self, op: Operation, name: str, attr: Attr) -> None:
         if isinstance(attr, Expr | Relation):
+            if isinstance(op.definition, UnregisteredOp) and isinstance(attr, Expr):
+                return  # a bare name may mean anything there
             self._declared_symbols(attr.symbols, op.loc)
         elif isinstance(attr, tuple):
             for item in attr:

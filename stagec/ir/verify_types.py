@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, NotAnIntegerError, evaluate
+from stagec.ir.expr import Expr, NotAnIntegerError, evaluate, numerator_and_denominator
 from stagec.ir.facts import divisible
 from stagec.ir.module import Module
 from stagec.ir.rule import Rule, RuleSyntaxError
@@ -26,10 +26,9 @@ class TypeChecker:
     def check(self, type_: TensorType, op: Operation, value: Value | None, loc: Loc) -> None:
         """Append what is wrong with the type of a value (None: a declared result of a function)."""
         for d in type_.dims:
-            number = d.size.value
-            if number is not None and number <= 0:
+            if not d.size.symbols and (d.size.value is None or d.size.value <= 0):
                 self._problems.error(
-                    f"a dimension must be positive, found {number} in {type_}",
+                    f"a dimension must be a positive integer, found {d.size} in {type_}",
                     loc,
                     remedy="drop the dimension, or give it a size of 1 or more",
                 )
@@ -48,7 +47,8 @@ class TypeChecker:
         if (dim.size.symbols | divisor.symbols) <= self._env.keys():
             self._check_numbers(dim, divisor, loc)
         elif not self._facts.divides(divisor, dim.size):
-            wanted = divisible(dim.size, divisor)
+            above, below = numerator_and_denominator(dim.size)
+            wanted = divisible(above, below * divisor)
             self._problems.error(
                 f"cannot show that {dim.size} divides by {divisor}: expected '{wanted}'",
                 loc,

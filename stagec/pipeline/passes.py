@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from fractions import Fraction
-from functools import cache
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from stagec.ir.module import Module
@@ -141,7 +140,6 @@ def reads_its_own_options(pass_type: type[Pass]) -> bool:
     return any("from_options" in vars(c) for c in pass_type.__mro__ if c is not Pass)
 
 
-@cache
 def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
     """The options of a pass by name, none for a pass that reads its own.
 

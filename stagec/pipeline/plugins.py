@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -37,20 +38,18 @@ class Loaded:
     def add(self, plugin: Plugin) -> None:
         """Take in one plug-in. Raises `DiagnosticError` for names that are taken."""
         problems = DiagnosticList()
-        for op in plugin.ops:
-            self._guard(problems, lambda op=op: self.registry.add(op))
-        for pass_type in plugin.passes:
-            self._guard(problems, lambda p=pass_type: self._add_pass(p, plugin.name))
-        for name, text in plugin.pipelines.items():
-            self._guard(problems, lambda n=name, t=text: self._add_pipeline(n, t, plugin.name))
+        steps: list[Callable[[], None]] = [partial(self.registry.add, op) for op in plugin.ops]
+        steps += [partial(self._add_pass, p, plugin.name) for p in plugin.passes]
+        steps += [
+            partial(self._add_pipeline, name, text, plugin.name)
+            for name, text in plugin.pipelines.items()
+        ]
+        for step in steps:
+            try:
+                step()
+            except DiagnosticError as e:
+                problems.add(*e.diagnostics)
         problems.check()
-
-    @staticmethod
-    def _guard(problems: DiagnosticList, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except DiagnosticError as e:
-            problems.add(*e.diagnostics)
 
     def _add_pass(self, pass_type: type[Pass], origin: str) -> None:
         if not pass_type.name:

@@ -20,16 +20,24 @@ def parse_module(source: Source, registry: Registry, *, allow_unregistered: bool
 
     Raises `DiagnosticError` with every error of names, ops, parameters and signatures.
     """
-    syntax = parse_syntax(source)
-    if syntax.name.text != "stg.module":
-        raise error(f"expected 'stg.module' around everything, found '{syntax.name.text}'", syntax.name.loc,
+    root = parse_op(source, registry, allow_unregistered=allow_unregistered)
+    if root.name != "stg.module":
+        raise error(f"expected 'stg.module' around everything, found '{root.name}'", root.loc,
                     remedy="wrap the text in 'stg.module @name { ... }'")
-    builder = _Resolver(registry, allow_unregistered)
-    root = builder.op(syntax, _Scope(None))
-    builder.problems.check()
     if root.region is None:
         root.make_region()
     return Module(root, registry, {source.name: source})
+
+
+def parse_op(source: Source, registry: Registry, *, allow_unregistered: bool = False) -> Operation:
+    """The one operation that a text states, such as a module or a strategy.
+
+    Raises `DiagnosticError` with every error.
+    """
+    builder = _Resolver(registry, allow_unregistered)
+    op = builder.op(parse_syntax(source), _Scope(None))
+    builder.problems.check()
+    return op
 
 
 class _Scope:

@@ -1,0 +1,29 @@
+"""plan-memory: lifetimes of buffers and the bytes on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Pass, Phase
+from stagec.memory.plan import plan_memory
+
+
+@dataclass(frozen=True)
+class PlanMemory(Pass):
+    """Insert `stg.free` where buffers die, and a `stg.memory` that states the bytes of each category.
+
+    Before:
+        %b = stg.gelu(%a) : bf16[B, F]
+        %c = stg.gelu(%b) : bf16[B, F]
+    After:
+        %b = stg.gelu(%a) : bf16[B, F]
+        %c = stg.gelu(%b) : bf16[B, F]
+        stg.free(%b)
+    """
+
+    name = "plan-memory"
+    needs = Phase.PARTITIONED
+    gives = Phase.PLANNED
+
+    def run(self, module: Module) -> None:
+        plan_memory(module)

@@ -1,0 +1,113 @@
+"""Counts of a lowered module: expressions per rank and step, from each op once, whatever the repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stagec.ir.core import Operation, Region
+from stagec.ir.expr import ONE, ZERO, Expr, call, total
+from stagec.ir.module import Module
+from stagec.ir.types import axis_size
+from stagec.support.diagnostics import error
+
+FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
+MATMUL_PHASES = ("forward", "backward", "recompute")
+MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak")
+_STEPS = {"all_reduce": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveKey:
+    """Calls that are counted together."""
+
+    op: str
+    over: tuple[str, ...]
+    phase: str
+    dtype: str
+
+
+@dataclass(slots=True)
+class CollectiveCount:
+    """How often, and bytes of the full buffer over all calls."""
+
+    count: Expr = ZERO
+    bytes: Expr = ZERO
+
+    def wire(self, key: CollectiveKey) -> Expr:
+        """Bytes that a ring sends per rank: (n-1)/n of the buffer, twice for an all_reduce."""
+        n = axis_size(key.over)
+        return self.bytes * (n - 1) * _STEPS.get(key.op, 1) / n
+
+
+@dataclass(slots=True)
+class Counts:
+    """Everything that is counted of one rank class."""
+
+    ranks: Expr
+    parameters: Expr
+    flops: dict[str, Expr] = field(default_factory=dict[str, Expr])
+    matmul: dict[str, Expr] = field(default_factory=dict[str, Expr])
+    matmul_executed: dict[str, Expr] = field(default_factory=dict[str, Expr])
+    repeated_matmul: Expr = ZERO
+    collectives: dict[CollectiveKey, CollectiveCount] = field(default_factory=dict[CollectiveKey, CollectiveCount])
+    memory: dict[str, Expr] = field(default_factory=dict[str, Expr])
+    computations: Expr = ZERO
+    communications: Expr = ZERO
+
+
+def count_module(module: Module) -> Counts:
+    """Count a lowered module. Raises `DiagnosticError` if it is not lowered."""
+    graphs = module.ops("et.graph")
+    if len(graphs) != 1:
+        raise error("only lowered modules can be counted", module.root.loc, remedy="run 'lower-to-trace' first")
+    graph = graphs[0]
+    counts = Counts(graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO)
+    terms: dict[tuple[str, str], list[Expr]] = {}
+    for op, times in _weighted(graph.body, ONE):
+        if op.name == "et.comp":
+            _count_computation(counts, terms, op, times)
+        elif op.name == "et.coll":
+            _count_collective(counts, op, times)
+    for (table, phase), values in terms.items():
+        getattr(counts, table)[phase] = total(values)
+    for op in module.ops("stg.memory"):
+        counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
+    return counts
+
+
+def _weighted(region: Region, times: Expr) -> Iterator[tuple[Operation, Expr]]:
+    """Every op with the number of times that it runs."""
+    for op in region.ops:
+        if op.region is not None:
+            yield from _weighted(op.region, times * op.expr("count"))
+        else:
+            yield op, times
+
+
+def _count_computation(counts: Counts, terms: dict[tuple[str, str], list[Expr]], op: Operation, times: Expr) -> None:
+    phase = "backward" if op.phase == "gradient" else op.phase
+    counts.computations += times
+    terms.setdefault(("flops", phase), []).append(op.expr("flops") * times)
+    if "matmul" in op.attrs:
+        terms.setdefault(("matmul", phase), []).append(op.expr("matmul") * times)
+        terms.setdefault(("matmul_executed", phase), []).append(op.expr("flops") * times)
+        if times != 1 and phase == "forward" and _in_repeat(op):
+            counts.repeated_matmul += op.expr("matmul") * times
+
+
+def _in_repeat(op: Operation) -> bool:
+    parent = op.parent_op
+    while parent is not None and parent.name != "et.repeat":
+        parent = parent.parent_op
+    return parent is not None
+
+
+def _count_collective(counts: Counts, op: Operation, times: Expr) -> None:
+    key = CollectiveKey(op.text("kind"), op.names("group"), op.phase, op.text("dtype"))
+    found = counts.collectives.setdefault(key, CollectiveCount())
+    size = op.expr("bytes")
+    calls = call("ceildiv", [size, op.expr("bucket")]) if "bucket" in op.attrs else ONE
+    found.count += calls * times
+    found.bytes += size * times
+    counts.communications += calls * times

@@ -1,0 +1,44 @@
+"""`stagec analyze`: counts of a training step, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from stagec.driver.common import write_output
+from stagec.driver.job import JobBuilder, job_options, take_options
+
+
+@click.command("analyze")
+@job_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--symbolic", is_flag=True, help="Print expressions in the symbols instead of numbers.")
+@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+def command(**given: Any) -> int:
+    """Count parameters, FLOPs, communication and memory of one training step, per rank.
+
+    MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
+    """
+    options = take_options(given)
+    builder = JobBuilder(options, symbolic=given["symbolic"])
+    if options.print_strategy:
+        write_output(builder.strategy(), given["output"])
+        return 0
+    from stagec.analysis.report import analysis
+
+    result = analysis(builder.lower(), builder.model_name, symbolic=given["symbolic"])
+    if given["as_json"]:
+        write_output(json.dumps(result, indent=1) + "\n", given["output"])
+    elif given["output"]:
+        from stagec.driver.tables import print_analysis
+
+        with open(given["output"], "w", encoding="utf-8") as stream:  # noqa: PTH123
+            print_analysis(result, stream)
+    else:
+        from stagec.driver.tables import print_analysis
+
+        print_analysis(result, sys.stdout)
+    return 0

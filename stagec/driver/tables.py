@@ -1,0 +1,78 @@
+"""Tables for people: analyses, traces, validation, models. Everything here is presentation."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_COUNT_UNITS = ("", "K", "M", "G", "T", "P", "E", "Z")
+
+
+def console(stream: TextIO) -> Console:
+    """A console that never cuts a table where the width is not that of a terminal."""
+    terminal = stream.isatty()
+    return Console(file=stream, highlight=False, width=None if terminal else 120, soft_wrap=not terminal)
+
+
+def bytes_text(value: Any) -> str:
+    """`12.35 GiB`; expressions as they are."""
+    return _scaled(value, 1024, _BYTE_UNITS) if isinstance(value, int) else str(value)
+
+
+def count_text(value: Any, unit: str = "") -> str:
+    """`8.03 G`; expressions as they are."""
+    return (_scaled(value, 1000, _COUNT_UNITS) + unit).strip() if isinstance(value, int) else str(value)
+
+
+def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
+    scaled, index = float(value), 0
+    while abs(scaled) >= base and index < len(units) - 1:
+        scaled, index = scaled / base, index + 1
+    return f"{value} {units[0]}" if index == 0 else f"{scaled:,.2f} {units[index]}"
+
+
+def table(title: str, *columns: str, text_columns: int = 1) -> Table:
+    """A table whose first columns are text and whose others are numbers."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i < text_columns else "right", overflow="fold")
+    return made
+
+
+def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
+    """The whole analysis."""
+    out = console(stream)
+    mesh = " x ".join(f"{a} {n}" for a, n in result["mesh"].items()) or "one device"
+    params = result["parameters"]
+    exact = f"{params:,}" if isinstance(params, int) else params
+    out.print(f"[bold]{result['model']}[/bold]: {exact} parameters, {result['ranks']} ranks ({mesh})")
+    for entry in result["classes"]:
+        _print_class(entry, out)
+
+
+def _print_class(entry: dict[str, Any], out: Console) -> None:
+    title = f"{entry['name']}: {entry['count']} ranks; per rank and step"
+    flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
+    for phase, value in entry["flops"].items():
+        if value not in (0, "0"):
+            flops.add_row(phase, count_text(value, "FLOP"), count_text(entry["matmul_flops"].get(phase, 0), "FLOP"))
+    out.print(flops)
+    if entry["collectives"]:
+        comm = table("Communication", "collective", "over", "phase", "dtype", "calls", "bytes", "sent on a ring",
+                     text_columns=4)
+        for row in entry["collectives"]:
+            comm.add_row(row["op"], " x ".join(row["over"]) + f" ({row['group_size']})", row["phase"], row["dtype"],
+                         count_text(row["count"]) if not isinstance(row["count"], int) else f"{row['count']:,}",
+                         bytes_text(row["bytes"]), bytes_text(row["wire_bytes"]))
+        out.print(comm)
+    memory = table("Memory", "category", "bytes", "")
+    for name, value in entry["memory"].items():
+        memory.add_row(name, bytes_text(value), f"{value:,}" if isinstance(value, int) else "")
+    out.print(memory)
+    nodes = entry["nodes"]
+    out.print(f"Nodes: {nodes['comp']} computations, {nodes['coll']} collectives, {nodes['send']} sends, "
+              f"{nodes['recv']} receives")

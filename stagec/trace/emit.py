@@ -1,0 +1,24 @@
+"""From a lowered module to files: unrolls the program of its rank class and writes the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stagec.ir.module import Module
+from stagec.trace.encode import Roofline
+from stagec.trace.program import build_program
+from stagec.trace.writer import Job, Progress, Written, write_job
+
+
+def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job:
+    """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
+    program = build_program(module)
+    mesh = module.mesh
+    return Job(name, program, {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}, roofline)
+
+
+def emit_module(module: Module, name: str, directory: Path, about: Mapping[str, object], *, force: bool = False,
+                roofline: Roofline | None = None, progress: Progress | None = None) -> Written:
+    """Write the traces of a lowered module. Raises `DiagnosticError`."""
+    return write_job(make_job(module, name, roofline), directory, about, force=force, progress=progress)

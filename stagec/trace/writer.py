@@ -1,0 +1,164 @@
+"""Writes a job: one `.et` file per rank, the groups file and the manifest, all or nothing.
+
+Files go to a temporary directory beside the asked-for one, which takes its place only when complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stagec.support.diagnostics import error
+from stagec.trace.encode import Encoder, Roofline
+from stagec.trace.groups import Groups, number_groups
+from stagec.trace.limits import exceeded_limits
+from stagec.trace.program import Program
+
+MANIFEST = "manifest.json"
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program and the mesh that runs it."""
+
+    name: str
+    program: Program
+    mesh: Mapping[str, int]
+    roofline: Roofline | None = None
+
+    @property
+    def groups(self) -> Groups:
+        """The numbered communicator groups."""
+        return number_groups(self.mesh, self.program.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: bytes of each file, and the warnings that go with it."""
+
+    directory: Path
+    files: Mapping[str, int]
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self.files.values())
+
+
+def write_job(job: Job, directory: Path, about: Mapping[str, object], *, force: bool = False,
+              progress: Progress | None = None) -> Written:
+    """Write the traces of all ranks of a job into `directory`.
+
+    `about` goes into the manifest (inputs, strategy, versions). Raises `DiagnosticError` if the directory is not
+    empty (and not `force`) or cannot be written.
+    """
+    check_target(directory, force=force)
+    with _all_or_nothing(directory, force=force) as temporary:
+        groups = job.groups
+        files = dict(_write_ranks(job, groups, temporary, progress))
+        table = json.dumps(groups.table())
+        files[f"{job.name}.json"] = _write(temporary / f"{job.name}.json", table.encode())
+        warnings = tuple(exceeded_limits(map(int, groups.table()), groups.ranks, len(job.program.nodes)))
+        manifest = {**about, "ranks": groups.ranks, "mesh": dict(job.mesh),
+                    "classes": [_class_entry(job, groups)], "consumer_limits_exceeded": list(warnings),
+                    "files": {n: {"bytes": size, "sha256": digest} for n, (size, digest) in files.items()}}
+        text = json.dumps(manifest, indent=1) + "\n"
+        files[MANIFEST] = _write(temporary / MANIFEST, text.encode())
+    return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)
+
+
+def _class_entry(job: Job, groups: Groups) -> dict[str, object]:
+    nodes = job.program.nodes
+    collectives = sum(n.is_collective for n in nodes)
+    return {"name": job.program.name, "count": groups.ranks, "example_rank": 0,
+            "nodes": {"comp": len(nodes) - collectives, "coll": collectives, "send": 0, "recv": 0}}
+
+
+def _write_ranks(job: Job, groups: Groups, directory: Path, progress: Progress | None
+                 ) -> Iterator[tuple[str, tuple[int, str]]]:
+    encoder = Encoder(job.program, job.mesh, groups, job.roofline)
+    for rank in range(groups.ranks):
+        name = f"{job.name}.{rank}.et"
+        yield name, _write(directory / name, encoder.rank(rank))
+        if progress is not None:
+            progress(rank + 1, groups.ranks)
+
+
+def _write(path: Path, data: bytes) -> tuple[int, str]:
+    path.write_bytes(data)
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def check_target(directory: Path, *, force: bool) -> None:
+    """Refuse a target that would lose something. Raises `DiagnosticError`."""
+    if directory.exists() and not directory.is_dir():
+        raise error(f"'{directory}' is a file, expected a directory to write to", remedy="choose another -o")
+    if directory.is_symlink():
+        raise error(f"'{directory}' is a symbolic link", remedy="give the directory that it points to")
+    if directory.is_dir() and any(directory.iterdir()):
+        if not force:
+            raise error(f"'{directory}' is not empty", remedy="choose another -o, or replace it with --force")
+        if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
+            raise error(f"'{directory}' contains the working directory", remedy="choose another -o")
+        if not (directory / MANIFEST).is_file():
+            raise error(f"'{directory}' holds something else than traces: it has no {MANIFEST}",
+                        remedy="--force replaces earlier output only; choose another -o")
+
+
+@contextmanager
+def _all_or_nothing(directory: Path, *, force: bool) -> Iterator[Path]:
+    """A temporary directory that becomes `directory` on success and vanishes on any failure."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
+    with _termination_raises():
+        try:
+            yield temporary
+            os.chmod(temporary, 0o777 & ~_umask())
+            _replace(temporary, directory, force=force)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def _replace(new: Path, target: Path, *, force: bool) -> None:
+    if target.exists() and force and any(target.iterdir()):
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+        os.rename(target, old / "was")
+        os.rename(new, target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(new, target)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _termination_raises() -> Iterator[None]:
+    """Turn SIGTERM into an exception while writing, so that a killed run cleans up."""
+
+    def stop(signum: int, _frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
