@@ -1,0 +1,58 @@
+"""`stagec check`: proves a folder of traces well-formed and free of deadlock."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stagec.driver.common import tell, write_output
+
+if TYPE_CHECKING:
+    from stagec.trace.check import CheckReport
+
+
+@click.command("check")
+@click.argument("directory", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--strict", is_flag=True, help="Warnings fail too.")
+def command(directory: Path, as_json: bool, strict: bool) -> int:
+    """Check all traces of a job together: files, nodes, groups, collectives, messages, absence of deadlock.
+
+    Reads traces of other tools too. Exit code 1 if anything is wrong.
+    """
+    from stagec.trace.check import check_directory
+
+    if not directory.is_dir():
+        what = "a file" if directory.exists() else "nothing"
+        from stagec.support.diagnostics import error
+
+        raise error(f"'{directory}' is {what}, expected a folder of .et files", remedy="give the folder of a job")
+    report = check_directory(directory)
+    failed = bool(report.errors) or (strict and bool(report.warnings))
+    if as_json:
+        write_output(json.dumps(_as_json(report, failed), indent=1) + "\n", None)
+        return int(failed)
+    for severity, findings in (("error", report.errors), ("warning", report.warnings)):
+        for finding in findings:
+            tell(f"{severity}: {finding}")
+    for code, count in report.omitted.items():
+        tell(f"... and {count} more of '{code}'")
+    verdict = "not well-formed" if failed else "well-formed, free of deadlock"
+    sys.stdout.write(f"{directory}: {verdict}: {report.ranks} ranks, {report.nodes} nodes, {report.collectives} "
+                     f"collectives over {report.groups} groups, {report.sends} messages; {len(report.errors)} errors, "
+                     f"{len(report.warnings)} warnings\n")
+    return int(failed)
+
+
+def _as_json(report: CheckReport, failed: bool) -> dict[str, object]:
+    def rows(findings: object) -> list[dict[str, str]]:
+        return [{"file": str(f.path), "node": str(f.node), "code": f.code, "message": f.message, "remedy": f.remedy}
+                for f in findings]  # type: ignore[attr-defined]
+
+    return {"schema": 1, "ok": not failed, "ranks": report.ranks, "nodes": report.nodes,
+            "collectives": report.collectives, "groups": report.groups, "sends": report.sends,
+            "errors": rows(report.errors), "warnings": rows(report.warnings), "omitted": dict(report.omitted)}

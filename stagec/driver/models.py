@@ -1,0 +1,55 @@
+"""`stagec models`: the model library."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from stagec.driver.common import write_output
+from stagec.models import LibraryModel, library
+from stagec.support.diagnostics import did_you_mean, error
+
+
+@click.command("models")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the models of the library, or print the STG text of one with its values."""
+    models = library()
+    if name is not None:
+        if name not in models:
+            raise error(f"no model '{name}' in the library",
+                        remedy=did_you_mean(name, models) or f"choose among {', '.join(models)}")
+        write_output(model_text(models[name]), None)
+    elif as_json:
+        rows = [{"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(m.values)} for m in models.values()]
+        write_output(json.dumps(rows, indent=1) + "\n", None)
+    else:
+        _print_table(models)
+
+
+def model_text(model: LibraryModel) -> str:
+    """The model's text with the values of the library, as a file of its own."""
+    from stagec.driver.job import set_symbols
+    from stagec.pipeline.plugins import load_plugins
+    from stagec.support.source import Source
+    from stagec.text.build import parse_module
+    from stagec.text.printer import print_module
+
+    module = parse_module(Source(model.text_name, model.text), load_plugins(()).registry)
+    set_symbols(module, model.values)
+    return print_module(module)
+
+
+def _print_table(models: dict[str, LibraryModel]) -> None:
+    from stagec.driver.tables import console, table
+
+    rows = table("Models", "name", "model", "layers", "width", "heads", "KV heads", "feed-forward", "vocabulary",
+                 "sequence", text_columns=2)
+    for m in models.values():
+        sizes = [m.values.get(k, m.values.get("H", "")) for k in ("L", "D", "H", "G", "F", "V", "S")]
+        rows.add_row(m.name, m.title, *map(str, sizes))
+    console(sys.stdout).print(rows)
+    click.echo("'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides sizes when compiling.", err=True)

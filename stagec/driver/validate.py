@@ -1,0 +1,55 @@
+"""`stagec validate`: published figures beside those computed here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from stagec.driver.common import write_output
+
+if TYPE_CHECKING:
+    from stagec.analysis.count import Counts
+
+
+@click.command("validate")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def command(as_json: bool) -> int:
+    """Compile the models of the library and compare with what has been published; exit code 1 if a row is off."""
+    from stagec.analysis.published import rows
+
+    compiled = _Compiled()
+    found = list(rows(compiled))
+    failed = not all(row.ok for row in found)
+    if as_json:
+        write_output(json.dumps([dataclasses.asdict(row) for row in found], indent=1) + "\n", None)
+        return int(failed)
+    from stagec.driver.tables import console, table
+
+    shown = table("Published and computed", "source", "row", "published", "ours", "", text_columns=2)
+    for row in found:
+        shown.add_row(row.source, row.row, row.published, row.ours, "ok" if row.ok else "[red]OFF[/red]")
+    console(sys.stdout).print(shown)
+    return int(failed)
+
+
+class _Compiled:
+    """Counts of library models; a text is compiled once, with all sizes open."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, Counts] = {}
+
+    def __call__(self, name: str) -> tuple[Counts, Mapping[str, int]]:
+        from stagec.analysis.count import count_module
+        from stagec.driver.job import JobBuilder, JobOptions
+        from stagec.models import library
+
+        model = library()[name]
+        if model.text_name not in self._texts:
+            builder = JobBuilder(JobOptions(model=name), symbolic=True)
+            self._texts[model.text_name] = count_module(builder.lower())
+        return self._texts[model.text_name], model.values
