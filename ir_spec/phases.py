@@ -8,8 +8,9 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """What holds in a phase. `typed`: every value has a type; `placed`: and a placement; `explicit`: no op needs
-    another placement of an operand than it has; `lowered`: the program is one et.graph."""
+    """What holds in a phase. `typed`: every value has a type; `placed`: and a placement;
+    `explicit`: no op needs another placement of an operand than it has; `lowered`: the program is
+    one et.graph."""
 
     order: int
     typed: bool = False

@@ -42,8 +42,9 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "place": "infer-shapes,propagate-sharding,insert-collectives",
-        "train": "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,propagate-sharding,"
-        "insert-collectives,coalesce-collectives,eliminate-dead-code,plan-memory,lower-to-trace",
+        "train": "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
+        "propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code,"
+        "plan-memory,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

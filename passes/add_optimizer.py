@@ -10,7 +10,8 @@ from stagec.transform.optimizer import add_optimizer
 
 @dataclass(frozen=True)
 class AddOptimizer(Pass):
-    """Append the optimizer: the function then returns the loss, updated parameters and updated state.
+    """Append the optimizer: the function then returns the loss, updated parameters and updated
+    state.
 
     The strategy says which (`stg.optimizer`) and with which element types (`stg.dtypes`).
     """

@@ -10,7 +10,8 @@ from stagec.transform.apply_strategy import apply_strategy
 
 @dataclass(frozen=True)
 class ApplyStrategy(Pass):
-    """Turn the statements of the module's `stg.strategy` into placements, assumptions and microbatches.
+    """Turn the statements of the module's `stg.strategy` into placements, assumptions and
+    microbatches.
 
     Axes of size 1 vanish. A placement that the model pins wins over the strategy.
 

@@ -10,7 +10,8 @@ from stagec.transform.coalesce import coalesce
 
 @dataclass(frozen=True)
 class CoalesceCollectives(Pass):
-    """Merge the gathers of the parameters of a block, and the reductions of their gradients, into one call each.
+    """Merge the gathers of the parameters of a block, and the reductions of their gradients, into
+    one call each.
 
     Before:
         %a_g = stg.all_gather[dim = 0, over = dp](%a) : bf16[D, F]

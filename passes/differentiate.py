@@ -10,7 +10,8 @@ from stagec.transform.differentiate import differentiate
 
 @dataclass(frozen=True)
 class Differentiate(Pass):
-    """Append the gradient of the loss with respect to every parameter, through repeats and accumulation.
+    """Append the gradient of the loss with respect to every parameter, through repeats and
+    accumulation.
 
     What backward needs of a repeat's forward comes out of it stacked: the stash is explicit.
 

@@ -11,7 +11,8 @@ from stagec.trace.emit import emit_module
 
 @dataclass(frozen=True)
 class EmitChakra(Pass):
-    """Write the traces of all ranks, the groups file and the manifest into a folder; the module stays as it is."""
+    """Write the traces of all ranks, the groups file and the manifest into a folder; the module
+    stays as it is."""
 
     name = "emit-chakra"
     needs = Phase.LOWERED

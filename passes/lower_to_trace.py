@@ -10,7 +10,8 @@ from stagec.transform.lower import lower_to_trace
 
 @dataclass(frozen=True)
 class LowerToTrace(Pass):
-    """Replace the function by an `et.graph`: computations and collectives of one rank, sizes still symbolic.
+    """Replace the function by an `et.graph`: computations and collectives of one rank, sizes still
+    symbolic.
 
     Before:
         %y = stg.einsum["bd,df->bf"](%x, %w) : bf16[B@dp, F@tp]

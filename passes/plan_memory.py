@@ -10,7 +10,8 @@ from stagec.memory.plan import plan_memory
 
 @dataclass(frozen=True)
 class PlanMemory(Pass):
-    """Insert `stg.free` where buffers die, and a `stg.memory` that states the bytes of each category.
+    """Insert `stg.free` where buffers die, and a `stg.memory` that states the bytes of each
+    category.
 
     Before:
         %b = stg.gelu(%a) : bf16[B, F]

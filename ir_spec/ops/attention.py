@@ -12,7 +12,7 @@ from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.norm import softmax
+from stagec.ir_spec.ops.norm import softmax, visible
 from stagec.ir_spec.ops.pointwise import need_result
 
 _CAUSAL = Param("causal", "flag", "mask the future")
@@ -28,11 +28,12 @@ def _executed(op: Operation, flops: Expr) -> Expr:
 
 
 class Attention(OpDef):
-    """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries included.
+    """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
+    included.
 
-    Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v. The second result, the row log-sum-exp in
-    fp32, is there if backward needs it. FLOPs are those of the two products, half of them when causal;
-    the softmax inside the kernel is not counted, as in the FlashAttention papers.
+    Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v. The second result, the row
+    log-sum-exp in fp32, is there if backward needs it. FLOPs are those of the two products, half of
+    them when causal; the softmax inside the kernel is not counted, as in the FlashAttention papers.
     """
 
     name = "stg.attention"
@@ -62,7 +63,9 @@ class Attention(OpDef):
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return _core_flops(op, n, 2)
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         dy = grads[0]
         if dy is None:
             return [None] * len(op.operands)
@@ -80,7 +83,8 @@ class Attention(OpDef):
 
 
 class AttentionGrad(OpDef):
-    """Gradient of `stg.attention`: five products, as the kernel recomputes the scores; half when causal."""
+    """Gradient of `stg.attention`: five products, as the kernel recomputes the scores; half when
+    causal."""
 
     name = "stg.attention_grad"
     operands = ("dy", "y", "lse", "q", "k", "v")
@@ -88,11 +92,16 @@ class AttentionGrad(OpDef):
     results = ("dq", "dk", "dv")
     required_results = 2
     params = (_CAUSAL,)
-    example = "%dq, %dk, %dv = stg.attention_grad[causal](%da, %a, %lse, %q, %k, %v) : (bf16[B, S, H, K], bf16[B, S, G, K], bf16[B, S, G, K])"
+    example = (
+        "%dq, %dk, %dv = stg.attention_grad[causal](%da, %a, %lse, %q, %k, %v) : "
+        "(bf16[B, S, H, K], bf16[B, S, G, K], bf16[B, S, G, K])"
+    )
 
     def rule(self, op: Operation) -> Rule:
         kv = "bztgk" if len(op.operands) == 5 else "btgk,btgk"
-        return make_rule(f"bs(gr)k,bs(gr)k,b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", whole="zk", special="t")
+        return make_rule(
+            f"bs(gr)k,bs(gr)k,b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", whole="zk", special="t"
+        )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _executed(op, self.matmul_flops(op, n))
@@ -130,22 +139,24 @@ def _scores(q: Array, k: Array) -> Array:
 
 def _lse(scores: Array, start: int | None) -> Array:
     if start is not None:
-        rows = np.arange(scores.shape[-2])[:, None] + start
-        scores = np.where(np.arange(scores.shape[-1])[None, :] <= rows, scores, -np.inf)
+        scores = np.where(visible(scores, start), scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     return (np.log(np.exp(scores - top).sum(-1, keepdims=True)) + top)[..., 0]
 
 
 class Rope(OpDef):
-    """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs per element.
+    """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
+    per element.
 
     `inverse` rotates back, which is its gradient.
     """
 
     name = "stg.rope"
     operands = ("x",)
-    params = (Param("base", "size", "the base of the frequencies (default 10000)"),
-              Param("inverse", "flag", "rotate by the negative angle"))
+    params = (
+        Param("base", "size", "the base of the frequencies (default 10000)"),
+        Param("inverse", "flag", "rotate by the negative angle"),
+    )
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
@@ -159,7 +170,9 @@ class Rope(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n.values()) * 3
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         attrs = {k: v for k, v in op.attrs.items() if k == "base"}
         if not op.flag("inverse"):
@@ -169,7 +182,12 @@ class Rope(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = args[0]
         half = x.shape[-1] // 2
-        angles = _angles(x.shape[1], half, ctx.start(_position(op)), ctx.size(op.expr("base")) if "base" in op.attrs else 10000)
+        angles = _angles(
+            x.shape[1],
+            half,
+            ctx.start(_position(op)),
+            ctx.size(op.expr("base")) if "base" in op.attrs else 10000,
+        )
         shape = (1, x.shape[1], *([1] * (x.ndim - 3)), half)
         cos, sin = np.cos(angles).reshape(shape), np.sin(angles).reshape(shape)
         sin = -sin if op.flag("inverse") else sin

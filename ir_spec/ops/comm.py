@@ -1,7 +1,9 @@
-"""Collectives in global view: they change placement, never shape. Each states its result and its exchange.
+"""Collectives in global view: they change placement, never shape. Each states its result and its
+exchange.
 
-Every collective takes any number of operands (a coalesced call over one buffer); `dim` is one dimension for
-each of them. The numeric exchange acts on the local arrays of one group, in the order of the group.
+Every collective takes any number of operands (a coalesced call over one buffer); `dim` is one
+dimension for each of them. The numeric exchange acts on the local arrays of one group, in the order
+of the group.
 """
 
 from __future__ import annotations
@@ -36,9 +38,14 @@ class Movement(OpDef):
         try:
             return [self.move(op, i, v.tensor) for i, v in enumerate(op.operands)]
         except ValueError as e:
-            raise error(f"'{op.name}' {e}", op.loc, remedy="give it an operand that is placed so") from None
+            raise error(
+                f"'{op.name}' {e}", op.loc, remedy="give it an operand that is placed so"
+            ) from None
 
     def verify(self, op: Operation) -> Iterator[str]:
+        if len(op.results) != len(op.operands):
+            yield f"moves {len(op.operands)} values, so it has as many results"
+            return
         for i, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
             try:
                 expected = self.move(op, i, value.tensor)
@@ -51,7 +58,8 @@ class Movement(OpDef):
 
 
 class Collective(Movement):
-    """Base of what ranks do together. `steps` times (n-1)/n of the buffer crosses a ring per rank."""
+    """Base of what ranks do together. `steps` times (n-1)/n of the buffer crosses a ring per
+    rank."""
 
     steps = 1
     bucketed = False
@@ -91,19 +99,27 @@ def _with_dim(type_: TensorType, d: int, dim: Dim) -> TensorType:
 
 
 def _reduced(type_: TensorType, over: tuple[str, ...], kind: str) -> TensorType:
-    if type_.partial is None or type_.partial.kind != kind or not set(over) <= set(type_.partial.axes):
+    if (
+        type_.partial is None
+        or type_.partial.kind != kind
+        or not set(over) <= set(type_.partial.axes)
+    ):
         raise ValueError(f"expects a {kind} unreduced over {', '.join(over)}, found {type_}")
     rest = tuple(a for a in type_.partial.axes if a not in over)
     return replace(type_, partial=Partial(kind, rest) if rest else None, placed=True, role="")
 
 
 class AllReduce(Collective):
-    """Sum (or maximum) of a partial value over a group; everyone gets the whole. `bucket` splits it by bytes."""
+    """Sum (or maximum) of a partial value over a group; everyone gets the whole. `bucket` splits it
+    by bytes."""
 
     name = "stg.all_reduce"
     steps = 2
-    params = (_OVER, Param("kind", "name", "sum or max (default sum)", choices=("sum", "max")),
-              Param("bucket", "int", "bytes of one call, the last one is shorter (default: one call)"))
+    params = (
+        _OVER,
+        Param("kind", "name", "sum or max (default sum)", choices=("sum", "max")),
+        Param("bucket", "int", "bytes of one call, the last one is shorter (default: one call)"),
+    )
     example = "%y = stg.all_reduce[over = tp](%x) : bf16[B@dp, S, D]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
@@ -152,7 +168,11 @@ class AllToAll(Collective):
     """Moves a split from dimension `from` to dimension `dim`."""
 
     name = "stg.all_to_all"
-    params = (Param("from", "int", "the dimension that is split before", required=True), _DIM, _OVER)
+    params = (
+        Param("from", "int", "the dimension that is split before", required=True),
+        _DIM,
+        _OVER,
+    )
     example = "%y = stg.all_to_all[from = 1, dim = 2, over = cp](%x) : bf16[B, S, H@cp, K]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
@@ -162,7 +182,10 @@ class AllToAll(Collective):
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
         pieces = [np.split(p, len(parts), axis=operand_dim(op, index)) for p in parts]
-        return [np.concatenate([p[i] for p in pieces], axis=op.integer("from")) for i in range(len(parts))]
+        return [
+            np.concatenate([p[i] for p in pieces], axis=op.integer("from"))
+            for i in range(len(parts))
+        ]
 
 
 class Slice(Movement):

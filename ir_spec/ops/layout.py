@@ -15,21 +15,27 @@ from stagec.ir_spec.ops.pointwise import pointwise
 
 
 class Reshape(OpDef):
-    """Splits and joins dimensions in named factors, "bs(gr)k->bsgrk"; a view. `sizes` gives inner factors."""
+    """Splits and joins dimensions in named factors, "bs(gr)k->bsgrk"; a view. `sizes` gives inner
+    factors."""
 
     name = "stg.reshape"
     operands = ("x",)
     free = True
     aliases = True
-    params = (Param("spec", "str", "the rule", required=True, positional=True),
-              Param("factor", "name", "a factor whose size is given"), Param("size", "size", "its size"))
+    params = (
+        Param("spec", "str", "the rule", required=True, positional=True),
+        Param("factor", "name", "a factor whose size is given"),
+        Param("size", "size", "its size"),
+    )
     example = '%y = stg.reshape["bs(gr)k->bsgrk", factor = g, size = G](%x) : bf16[B, S, G, H/G, K]'
 
     def rule(self, op: Operation) -> Rule:
         sizes = {op.text("factor"): op.expr("size")} if "factor" in op.attrs else {}
         return make_rule(op.text("spec"), linear=[0], sizes=sizes)
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         (left,), (right,) = parse_rule(op.text("spec"))
         attrs = {k: v for k, v in op.attrs.items() if k in ("factor", "size")}
@@ -53,24 +59,36 @@ class Unbind(OpDef):
     variadic_results = True
     free = True
     aliases = True
-    params = (Param("dim", "int", "the dimension", required=True),
-              Param("count", "int", "the number of slices", required=True))
-    example = "%q, %k, %v = stg.unbind[dim = 1, count = 3](%qkv) : (bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K])"
+    params = (
+        Param("dim", "int", "the dimension", required=True),
+        Param("count", "int", "the number of slices", required=True),
+    )
+    example = (
+        "%q, %k, %v = stg.unbind[dim = 1, count = 3](%qkv) : "
+        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K])"
+    )
 
     def rule(self, op: Operation) -> Rule:
         d, text = op.integer("dim"), letters(op.operands[0].tensor.rank - 1)
         packed = text[:d] + "z" + text[d:]
-        return make_rule(f"{packed}->" + ",".join([text] * op.integer("count")), whole="z", linear=[0])
+        return make_rule(
+            f"{packed}->" + ",".join([text] * op.integer("count")), whole="z", linear=[0]
+        )
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.shape[op.integer("dim")] != op.integer("count"):
-            yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {op.operands[0].type}"
+            found = op.operands[0].type
+            yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {found}"
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         present = [g for g in grads if g is not None]
         if len(present) != len(grads):
             return [None] if not present else [super().grad(b, op, grads)[0]]
-        return [b.value("stg.stack", present, {"dim": op.expr("dim")}, hint=f"d_{op.operands[0].name}")]
+        return [
+            b.value("stg.stack", present, {"dim": op.expr("dim")}, hint=f"d_{op.operands[0].name}")
+        ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return list(np.moveaxis(args[0], op.integer("dim"), 0))
@@ -90,8 +108,12 @@ class Stack(OpDef):
 
         d, text, count = op.integer("dim"), letters(op.operands[0].tensor.rank), len(op.operands)
         packed = text[:d] + "z" + text[d:]
-        return make_rule(",".join([text] * count) + f"->{packed}", whole="z", linear=range(count),
-                         sizes={"z": const(count)})
+        return make_rule(
+            ",".join([text] * count) + f"->{packed}",
+            whole="z",
+            linear=range(count),
+            sizes={"z": const(count)},
+        )
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.stack(args, axis=op.integer("dim"))]
@@ -122,7 +144,9 @@ class Place(Identity):
     name = "stg.place"
     example = "%y = stg.place(%x) : bf16[B@dp, S, V]"
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         return [grads[0]]
 
 

@@ -1,6 +1,7 @@
 """Normalisation over the last dimension: rmsnorm, layernorm, softmax, and their gradients.
 
-The gradients of the norms recompute the row statistics from the input, so only the input is stashed.
+The gradients of the norms recompute the row statistics from the input, so only the input is
+stashed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class RmsNorm(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _row_work(n, op, 4)
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         if dy is None:
             return [None, None]
@@ -90,7 +93,9 @@ class LayerNorm(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _row_work(n, op, 7)
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         if dy is None:
             return [None, None, None]
@@ -142,7 +147,10 @@ class Softmax(OpDef):
 
     name = "stg.softmax"
     operands = ("x",)
-    params = (Param("causal", "flag", "mask the future"), Param("rsqrt", "size", "scale by 1/sqrt of this"))
+    params = (
+        Param("causal", "flag", "mask the future"),
+        Param("rsqrt", "size", "scale by 1/sqrt of this"),
+    )
     example = "%p = stg.softmax[causal, rsqrt = K](%scores) : bf16[B, H, S, S]"
 
     def rule(self, op: Operation) -> Rule:
@@ -151,10 +159,15 @@ class Softmax(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _row_work(n, op, 5)
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         attrs = {k: v for k, v in op.attrs.items() if k == "rsqrt"}
-        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=f"d_{op.operands[0].name}")]
+        return [
+            dy
+            and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=f"d_{op.operands[0].name}")
+        ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dims = op.operands[0].tensor.dims
@@ -187,11 +200,17 @@ def rsqrt_scale(op: Operation, ctx: NumericContext) -> float:
     return float(evaluate(value, ctx.env)) ** -0.5 if isinstance(value, Expr) else 1.0
 
 
+def visible(scores: Array, first_row: int) -> Array:
+    """Which columns a causal mask leaves, where the first row has this global index."""
+    rows: int = scores.shape[-2]
+    columns: int = scores.shape[-1]
+    return np.tri(rows, columns, first_row, dtype=bool)
+
+
 def softmax(x: Array, first_row: int | None) -> Array:
     """Softmax over the last axis; with `first_row`, causal from that global row on."""
     if first_row is not None:
-        rows = np.arange(x.shape[-2])[:, None] + first_row
-        x = np.where(np.arange(x.shape[-1])[None, :] <= rows, x, -np.inf)
+        x = np.where(visible(x, first_row), x, -np.inf)
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 

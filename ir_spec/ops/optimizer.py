@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,17 +14,20 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir_spec.ops.structure import ratio
 
 _HYPER = (
-    Param("lr", "ratio", "learning rate"), Param("beta1", "ratio", "decay of the first moment"),
-    Param("beta2", "ratio", "decay of the second moment"), Param("decay", "ratio", "weight decay"),
+    Param("lr", "ratio", "learning rate"),
+    Param("beta1", "ratio", "decay of the first moment"),
+    Param("beta2", "ratio", "decay of the second moment"),
+    Param("decay", "ratio", "weight decay"),
     Param("eps", "ratio", "added to the root of the second moment"),
-)  # fmt: skip
+)
 
 
 class AdamW(OpDef):
     """One AdamW step (arXiv 1711.05101) in place; 16 FLOPs per element.
 
-    Operands: parameter, gradient, first and second moment; with the flag `master` the master copy, with the
-    flag `clip` a factor for the gradient, a scalar. The parameter is rounded from the master copy.
+    Operands: parameter, gradient, first and second moment; with the flag `master` the master copy,
+    with the flag `clip` a factor for the gradient, a scalar. The parameter is rounded from the
+    master copy.
     """
 
     name = "stg.adamw"
@@ -31,8 +35,12 @@ class AdamW(OpDef):
     variadic = True
     results = ("param", "m", "v", "master")
     required_results = 3
-    inplace = {0: 0, 1: 2, 2: 3, 3: 4}
-    params = (Param("master", "flag", "there is a master copy"), Param("clip", "flag", "the gradient is scaled"), *_HYPER)
+    inplace: ClassVar[Mapping[int, int]] = {0: 0, 1: 2, 2: 3, 3: 4}
+    params = (
+        Param("master", "flag", "there is a master copy"),
+        Param("clip", "flag", "the gradient is scaled"),
+        *_HYPER,
+    )
     example = "%w2, %m2, %v2 = stg.adamw[clip](%w, %g, %m, %v, %clip) : (f32[D], f32[D], f32[D])"
 
     def rule(self, op: Operation) -> Rule:
@@ -47,7 +55,9 @@ class AdamW(OpDef):
             yield f"expects {expected} operands, found {len(op.operands)}"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[i].tensor.dtype for i in ((0, 2, 3, 4) if op.flag("master") else (0, 2, 3))]
+        return [
+            op.operands[i].tensor.dtype for i in ((0, 2, 3, 4) if op.flag("master") else (0, 2, 3))
+        ]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n.values()) * 16

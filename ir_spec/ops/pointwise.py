@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,10 +14,12 @@ from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
 from stagec.ir.types import FLOATS
 
-SPEC = Param("spec", "str", "the index rule, such as \"bsd,dhk->bshk\"", positional=True)
+SPEC = Param("spec", "str", 'the index rule, such as "bsd,dhk->bshk"', positional=True)
 
 
-def pointwise(op: Operation, results: int = 1, *, linear: bool = False, operands: int | None = None) -> Rule:
+def pointwise(
+    op: Operation, results: int = 1, *, linear: bool = False, operands: int | None = None
+) -> Rule:
     """The rule of an op whose operands and results all have the shape of operand 0."""
     text = letters(op.operands[0].tensor.rank)
     count = len(op.operands) if operands is None else operands
@@ -32,9 +35,9 @@ def work(n: Sizes, per_element: int, rule: Rule) -> Expr:
 class Elementwise(OpDef):
     """Base: operands and result of one shape, `cost` FLOPs per element."""
 
-    cost = 1
-    linear = False
-    operands = ("x",)
+    cost: ClassVar[int] = 1
+    linear: ClassVar[bool] = False
+    operands: ClassVar[tuple[str, ...]] = ("x",)
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, linear=self.linear)
@@ -77,15 +80,17 @@ class Einsum(OpDef):
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return self.flops(op, n) if self.rule(op).contracted(0) else ZERO
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         if dy is None:
             return [None, None]
         (left, right), (out,) = parse_rule(op.text("spec"))
         x, w = op.operands
-        l, r, o = shape_text(left), shape_text(right), shape_text(out)
-        dx = b.value("stg.einsum", [dy, w], {"spec": Quoted(f"{o},{r}->{l}")}, hint=f"d_{x.name}")
-        dw = b.value("stg.einsum", [x, dy], {"spec": Quoted(f"{l},{o}->{r}")}, hint=f"d_{w.name}")
+        a, c, o = shape_text(left), shape_text(right), shape_text(out)
+        dx = b.value("stg.einsum", [dy, w], {"spec": Quoted(f"{o},{c}->{a}")}, hint=f"d_{x.name}")
+        dw = b.value("stg.einsum", [x, dy], {"spec": Quoted(f"{a},{o}->{c}")}, hint=f"d_{w.name}")
         return [dx, dw]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -117,25 +122,40 @@ class Add(OpDef):
         if len(dtypes) > 1:
             yield f"operands have different element types: {', '.join(sorted(dtypes))}"
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         if dy is None or "spec" not in op.attrs:
             return [dy] * len(op.operands)
         shapes, (out,) = parse_rule(op.text("spec"))
-        return [dy if shape == out else
-                b.value("stg.sum", [dy], {"spec": Quoted(f"{shape_text(out)}->{shape_text(shape)}")},
-                        hint=f"d_{v.name}")
-                for v, shape in zip(op.operands, shapes, strict=True)]
+        return [
+            dy
+            if shape == out
+            else b.value(
+                "stg.sum",
+                [dy],
+                {"spec": Quoted(f"{shape_text(out)}->{shape_text(shape)}")},
+                hint=f"d_{v.name}",
+            )
+            for v, shape in zip(op.operands, shapes, strict=True)
+        ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         if "spec" not in op.attrs:
             return [sum(args[1:], args[0])]
         shapes, (out,) = parse_rule(op.text("spec"))
-        return [sum((broadcast(a, s, out) for a, s in zip(args[1:], shapes[1:], strict=True)),
-                    broadcast(args[0], shapes[0], out))]
+        return [
+            sum(
+                (broadcast(a, s, out) for a, s in zip(args[1:], shapes[1:], strict=True)),
+                broadcast(args[0], shapes[0], out),
+            )
+        ]
 
 
-def broadcast(array: Array, shape: tuple[tuple[str, ...], ...], out: tuple[tuple[str, ...], ...]) -> Array:
+def broadcast(
+    array: Array, shape: tuple[tuple[str, ...], ...], out: tuple[tuple[str, ...], ...]
+) -> Array:
     """An operand with its dimensions where the result has them, 1 elsewhere."""
     order = [shape.index(g) for g in out if g in shape]
     moved = np.transpose(array, order)
@@ -167,12 +187,17 @@ class Mul(Elementwise):
     operands = ("x", "y")
     example = "%z = stg.mul(%x, %y) : bf16[B]"
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         if dy is None:
             return [None, None]
         x, y = op.operands
-        return [b.value("stg.mul", [dy, y], hint=f"d_{x.name}"), b.value("stg.mul", [dy, x], hint=f"d_{y.name}")]
+        return [
+            b.value("stg.mul", [dy, y], hint=f"d_{x.name}"),
+            b.value("stg.mul", [dy, x], hint=f"d_{y.name}"),
+        ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0] * args[1]]
@@ -186,16 +211,22 @@ class Scale(Elementwise):
     params = (Param("by", "ratio", "the factor", required=True),)
     example = "%y = stg.scale[by = 1/2](%x) : bf16[B]"
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
-        return [dy and b.value("stg.scale", [dy], {"by": op.attrs["by"]}, hint=f"d_{op.operands[0].name}")]
+        return [
+            dy
+            and b.value("stg.scale", [dy], {"by": op.attrs["by"]}, hint=f"d_{op.operands[0].name}")
+        ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0] * float(fraction(op.expr("by")))]
 
 
 class Cast(Elementwise):
-    """Changes the element type; no FLOPs, only bytes. Partial sums pass: they are reduced in the new type."""
+    """Changes the element type; no FLOPs, only bytes. Partial sums pass: they are reduced in the
+    new type."""
 
     name = "stg.cast"
     cost = 0
@@ -210,7 +241,9 @@ class Cast(Elementwise):
         if op.text("to") not in FLOATS:
             yield f"casts to a floating-point type, found {op.text('to')}"
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         x = op.operands[0]
         return [dy and b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=f"d_{x.name}")]
@@ -222,7 +255,9 @@ class Cast(Elementwise):
 class Activation(Elementwise):
     """Base of activations `y = f(x)` whose gradient op is `<name>_grad(dy, x)`."""
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         x = op.operands[0]
         return [dy and b.value(f"{op.name}_grad", [dy, x], hint=f"d_{x.name}")]
@@ -288,7 +323,8 @@ def silu_derivative(x: Array) -> Array:
 
 
 class Swiglu(Activation):
-    """silu(gate) * up (arXiv 2002.05202); dimension 1, of size 2, holds gate and up. 4 FLOPs per result."""
+    """silu(gate) * up (arXiv 2002.05202); dimension 1, of size 2, holds gate and up. 4 FLOPs per
+    result."""
 
     name = "stg.swiglu"
     operands = ("gate_up",)
@@ -318,7 +354,9 @@ class SwigluGrad(OpDef):
     example = "%dgu = stg.swiglu_grad(%dm, %gu) : bf16[B, 2, S, F]"
 
     def rule(self, op: Operation) -> Rule:
-        return make_rule(_packed(op.operands[0].tensor.rank, "{plain},{packed}->{packed}"), whole="z")
+        return make_rule(
+            _packed(op.operands[0].tensor.rank, "{plain},{packed}->{packed}"), whole="z"
+        )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return work(n, 10, self.rule(op)) / n["z"]
@@ -337,15 +375,18 @@ def _packed(rank: int, text: str) -> str:
 class Dropout(Elementwise):
     """Zeroes elements with probability p and scales the rest; the second result is the 1-byte mask.
 
-    The mask is a function of the seed, the layer and the global index, so it does not depend on placement.
+    The mask is a function of the seed, the layer and the global index, so it does not depend on
+    placement.
     """
 
     name = "stg.dropout"
     cost = 2
     results = ("result", "mask")
     required_results = 1
-    params = (Param("p", "ratio", "the probability of a zero", required=True),
-              Param("seed", "int", "tells one dropout from another (default 0)"))
+    params = (
+        Param("p", "ratio", "the probability of a zero", required=True),
+        Param("seed", "int", "tells one dropout from another (default 0)"),
+    )
     example = "%y, %mask = stg.dropout[p = 1/10](%x) : (bf16[B], u8[B])"
 
     def rule(self, op: Operation) -> Rule:
@@ -354,19 +395,31 @@ class Dropout(Elementwise):
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.operands[0].tensor.dtype, "u8"]
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         dy, x = grads[0], op.operands[0]
         if dy is None:
             return [None]
-        return [b.value("stg.dropout_grad", [dy, need_result(op, 1, "mask")], {"p": op.attrs["p"]},
-                        hint=f"d_{x.name}")]
+        return [
+            b.value(
+                "stg.dropout_grad",
+                [dy, need_result(op, 1, "mask")],
+                {"p": op.attrs["p"]},
+                hint=f"d_{x.name}",
+            )
+        ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, p = args[0], float(fraction(op.expr("p")))
-        index = np.full(x.shape, op.integer("seed", 0) * 7919 + ctx.iteration * 104729 + 1, dtype=np.uint64)
+        index = np.full(
+            x.shape, op.integer("seed", 0) * 7919 + ctx.iteration * 104729 + 1, dtype=np.uint64
+        )
         for d, dim in enumerate(op.operands[0].tensor.dims):
             along = np.arange(x.shape[d], dtype=np.uint64) + np.uint64(ctx.start(dim))
-            index = index * np.uint64(6364136223846793005) + along.reshape([-1 if i == d else 1 for i in range(x.ndim)])
+            index = index * np.uint64(6364136223846793005) + along.reshape(
+                [-1 if i == d else 1 for i in range(x.ndim)]
+            )
         index ^= index >> np.uint64(31)
         index *= np.uint64(0x9E3779B97F4A7C15)
         mask = ((index >> np.uint64(11)).astype(np.float64) / 2.0**53 >= p).astype(np.uint8)
@@ -394,5 +447,19 @@ def need_result(op: Operation, index: int, name: str) -> Value:
     return op.results[index]
 
 
-OPS = (Einsum(), Add(), Sum(), Mul(), Scale(), Cast(), Gelu(), GeluGrad(), Silu(), SiluGrad(), Swiglu(), SwigluGrad(),
-       Dropout(), DropoutGrad())
+OPS = (
+    Einsum(),
+    Add(),
+    Sum(),
+    Mul(),
+    Scale(),
+    Cast(),
+    Gelu(),
+    GeluGrad(),
+    Silu(),
+    SiluGrad(),
+    Swiglu(),
+    SwigluGrad(),
+    Dropout(),
+    DropoutGrad(),
+)

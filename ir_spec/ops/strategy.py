@@ -1,4 +1,5 @@
-"""Statements of a strategy: how a model is laid out on a mesh, without touching the model's text."""
+"""Statements of a strategy: how a model is laid out on a mesh, without touching the model's
+text."""
 
 from __future__ import annotations
 
@@ -23,17 +24,22 @@ class StrategyOp(Declaration):
 class SplitOp(Declaration):
     """Dimensions of these names are split over the axes wherever that can be.
 
-    `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where no
-    computation uses the axis otherwise: sequence parallelism.
+    `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
+    no computation uses the axis otherwise: sequence parallelism.
     """
 
     name = "stg.split"
-    params = (_DIMS, _OVER, Param("at", "name", "rest, or everywhere by default", choices=("rest",)))
+    params = (
+        _DIMS,
+        _OVER,
+        Param("at", "name", "rest, or everywhere by default", choices=("rest",)),
+    )
     example = "stg.split[(H, G, F, V), over = tp]"
 
 
 class GatherOp(Declaration):
-    """Activations split over these dimensions are gathered before an op that would treat the split specially.
+    """Activations split over these dimensions are gathered before an op that would treat the split
+    specially.
 
     `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one.
     """
@@ -55,24 +61,40 @@ class MicrobatchesOp(Declaration):
     """Splits the batch into microbatches whose gradients are accumulated."""
 
     name = "stg.microbatches"
-    params = (Param("count", "int", "how many", required=True), Param("split", "name", "the batch symbol (B)"))
+    params = (
+        Param("count", "int", "how many", required=True),
+        Param("split", "name", "the batch symbol (B)"),
+    )
     example = "stg.microbatches[count = 4]"
 
 
 class DtypesOp(Declaration):
-    """Element types: of parameters and activations, gradients, reductions on the wire, the master copy."""
+    """Element types: of parameters and activations, gradients, reductions on the wire, the master
+    copy."""
 
     name = "stg.dtypes"
-    params = tuple(Param(n, "name", f"of the {n}", choices=DTYPES) for n in ("param", "grad", "reduce", "master"))
+    params = tuple(
+        Param(n, "name", f"of the {n}", choices=DTYPES)
+        for n in ("param", "grad", "reduce", "master")
+    )
     example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
 
 
 class TpInputsOp(Declaration):
-    """Whether backward gathers the inputs of split matmuls again (regather) or keeps them (save-gathered)."""
+    """Whether backward gathers the inputs of split matmuls again (regather) or keeps them
+    (save-gathered)."""
 
     name = "stg.tp_inputs"
-    params = (Param("policy", "name", "regather or save_gathered", required=True, positional=True,
-                    choices=("regather", "save_gathered")),)
+    params = (
+        Param(
+            "policy",
+            "name",
+            "regather or save_gathered",
+            required=True,
+            positional=True,
+            choices=("regather", "save_gathered"),
+        ),
+    )
     example = "stg.tp_inputs[regather]"
 
 
@@ -88,10 +110,28 @@ class OptimizerOp(Declaration):
     """The optimizer: AdamW with clipping of the gradient norm to `clip` (0: no clipping)."""
 
     name = "stg.optimizer"
-    params = (Param("kind", "name", "adamw or none", required=True, positional=True, choices=("adamw", "none")),
-              Param("clip", "ratio", "the largest gradient norm (default 1)"))
+    params = (
+        Param(
+            "kind",
+            "name",
+            "adamw or none",
+            required=True,
+            positional=True,
+            choices=("adamw", "none"),
+        ),
+        Param("clip", "ratio", "the largest gradient norm (default 1)"),
+    )
     example = "stg.optimizer[adamw, clip = 1]"
 
 
-OPS = (StrategyOp(), SplitOp(), GatherOp(), ShardParamsOp(), MicrobatchesOp(), DtypesOp(), TpInputsOp(), BucketOp(),
-       OptimizerOp())
+OPS = (
+    StrategyOp(),
+    SplitOp(),
+    GatherOp(),
+    ShardParamsOp(),
+    MicrobatchesOp(),
+    DtypesOp(),
+    TpInputsOp(),
+    BucketOp(),
+    OptimizerOp(),
+)

@@ -73,7 +73,8 @@ class MeshOp(Declaration):
 
 
 class FuncOp(Declaration):
-    """A function. Arguments with the clause `param` are trainable, those with `state` are updated in place."""
+    """A function. Arguments with the clause `param` are trainable, those with `state` are updated
+    in place."""
 
     name = "stg.func"
     has_region = True
@@ -120,20 +121,25 @@ class RegionOp(OpDef):
 class RepeatOp(RegionOp):
     """Runs its region `count` times, like a scan.
 
-    The first `carry` bindings are carried from one iteration to the next; the others are sliced along their
-    first dimension. Values yielded beyond the carried ones come out stacked along a new first dimension.
-    `reverse` runs from the last slice to the first.
+    The first `carry` bindings are carried from one iteration to the next; the others are sliced
+    along their first dimension. Values yielded beyond the carried ones come out stacked along a new
+    first dimension. `reverse` runs from the last slice to the first.
     """
 
     name = "stg.repeat"
-    params = (Param("count", "size", "the number of iterations", required=True),
-              Param("carry", "int", "how many values are carried (default 1)"),
-              Param("reverse", "flag", "run from the last slice to the first"))
+    params = (
+        Param("count", "size", "the number of iterations", required=True),
+        Param("carry", "int", "how many values are carried (default 1)"),
+        Param("reverse", "flag", "run from the last slice to the first"),
+    )
     example = "%y = stg.repeat[count = L, carry = 1] (%h = %x, %w = %W) {\n  stg.yield(%h)\n}"
 
     def region_args(self, op: Operation) -> Sequence[Type]:
         carry = op.integer("carry", 1)
-        return [_at_rest(v.tensor) if i < carry else v.tensor.sliced() for i, v in enumerate(op.operands)]
+        return [
+            _at_rest(v.tensor) if i < carry else v.tensor.sliced()
+            for i, v in enumerate(op.operands)
+        ]
 
     def infer(self, op: Operation) -> list[Type]:
         carry, count = op.integer("carry", 1), op.expr("count")
@@ -149,7 +155,7 @@ class RepeatOp(RegionOp):
         for value in op.operands[carry:]:
             dims = value.tensor.dims
             if not dims or dims[0].size != count:
-                yield f"%{value.name} is sliced, so its first dimension must be {count}: {value.type}"
+                yield f"%{value.name} is sliced, its first dimension must be {count}: {value.type}"
         for arg, value in zip(op.body.args[:carry], op.body.terminator.operands, strict=False):
             if arg.tensor.shape != value.tensor.shape or arg.tensor.dtype != value.tensor.dtype:
                 yield f"%{arg.name} is carried as {arg.type}, but %{value.name} is {value.type}"
@@ -158,13 +164,15 @@ class RepeatOp(RegionOp):
 class AccumulateOp(RegionOp):
     """Gradient accumulation: splits the symbol `split` (the batch) into `count` microbatches.
 
-    Bound values are sliced along the dimensions that contain the symbol, others are the same every time.
-    What the region yields is summed over the microbatches.
+    Bound values are sliced along the dimensions that contain the symbol, others are the same every
+    time. What the region yields is summed over the microbatches.
     """
 
     name = "stg.accumulate"
-    params = (Param("count", "size", "the number of microbatches", required=True),
-              Param("split", "name", "the symbol that is split (default B)"))
+    params = (
+        Param("count", "size", "the number of microbatches", required=True),
+        Param("split", "name", "the symbol that is split (default B)"),
+    )
     example = "%l = stg.accumulate[count = 4] (%t = %tokens) {\n  stg.yield(%t)\n}"
 
     def region_args(self, op: Operation) -> Sequence[Type]:
@@ -178,7 +186,9 @@ def microbatch(op: Operation, type_: TensorType) -> TensorType:
     """The type of one microbatch of a value."""
     name, count = op.text("split", "B"), op.expr("count")
     dims = [Dim(_divide(d.size, name, count), d.split, d.open) for d in type_.dims]
-    return TensorType(type_.dtype, tuple(dims), type_.partial, type_.placed, type_.memory, type_.stage)
+    return TensorType(
+        type_.dtype, tuple(dims), type_.partial, type_.placed, type_.memory, type_.stage
+    )
 
 
 def _divide(size: Expr, name: str, count: Expr) -> Expr:
@@ -189,7 +199,9 @@ def _divide(size: Expr, name: str, count: Expr) -> Expr:
 
 def _at_rest(type_: TensorType) -> TensorType:
     """The type without role, as seen inside a region."""
-    return TensorType(type_.dtype, type_.dims, type_.partial, type_.placed, type_.memory, type_.stage)
+    return TensorType(
+        type_.dtype, type_.dims, type_.partial, type_.placed, type_.memory, type_.stage
+    )
 
 
 class ConstantOp(OpDef):
@@ -222,6 +234,16 @@ def ratio(op: Operation, name: str, default: float = 0.0) -> float:
     return float(fraction(value)) if isinstance(value, Expr) else default
 
 
-OPS = (ModuleOp(), SymbolsOp(), AssumeOp(), MeshOp(), FuncOp(), ReturnOp(), YieldOp(), RepeatOp(), AccumulateOp(),
-       ConstantOp())
+OPS = (
+    ModuleOp(),
+    SymbolsOp(),
+    AssumeOp(),
+    MeshOp(),
+    FuncOp(),
+    ReturnOp(),
+    YieldOp(),
+    RepeatOp(),
+    AccumulateOp(),
+    ConstantOp(),
+)
 ONE = const(1)

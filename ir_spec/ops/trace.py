@@ -1,7 +1,7 @@
 """Lowered ops (`et.`): one SPMD graph whose nodes are what a trace holds, with symbolic sizes.
 
-SSA edges are data dependencies. Computations run in program order on one stream, communication in program
-order on another. `stg.free` and `stg.memory` are what plan-memory adds before lowering.
+SSA edges are data dependencies. Computations run in program order on one stream, communication in
+program order on another. `stg.free` and `stg.memory` are what plan-memory adds before lowering.
 """
 
 from __future__ import annotations
@@ -27,10 +27,17 @@ class MemoryOp(Declaration):
     """Bytes on one rank: static (parameters, gradients, optimizer), stash, transient and peak."""
 
     name = "stg.memory"
-    params = tuple(Param(n, "size", f"bytes of {d}") for n, d in (
-        ("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"),
-        ("stash", "activations kept for backward"), ("transient", "what lives inside the step"),
-        ("peak", "everything at the worst moment")))  # fmt: skip
+    params = tuple(
+        Param(n, "size", f"bytes of {d}")
+        for n, d in (
+            ("parameters", "parameters"),
+            ("gradients", "gradients"),
+            ("optimizer", "optimizer state"),
+            ("stash", "activations kept for backward"),
+            ("transient", "what lives inside the step"),
+            ("peak", "everything at the worst moment"),
+        )
+    )
     example = "stg.memory[parameters = 2*P, peak = 18*P]"
 
 
@@ -40,8 +47,10 @@ class GraphOp(Declaration):
     name = "et.graph"
     has_region = True
     symbol = "required"
-    params = (Param("ranks", "size", "how many ranks run it", required=True),
-              Param("parameters", "size", "trainable parameters of the whole model"))
+    params = (
+        Param("ranks", "size", "how many ranks run it", required=True),
+        Param("parameters", "size", "trainable parameters of the whole model"),
+    )
     example = "et.graph @step[ranks = dp*tp] (%x: node) -> node {\n  et.return(%x)\n}"
 
 
@@ -57,31 +66,37 @@ class NodeOp(OpDef):
 
 
 class CompOp(NodeOp):
-    """A computation: FLOPs executed, matmul FLOPs as counted, bytes read and written, bytes of the results."""
+    """A computation: FLOPs executed, matmul FLOPs as counted, bytes read and written, bytes of the
+    results."""
 
     name = "et.comp"
-    params = (Param("kind", "name", "the op", required=True, positional=True),
-              Param("flops", "size", "FLOPs executed", required=True),
-              Param("matmul", "size", "FLOPs of matrix products, masks ignored"),
-              Param("bytes", "size", "bytes read and written"),
-              Param("out", "size", "bytes of the results", required=True))
+    params = (
+        Param("kind", "name", "the op", required=True, positional=True),
+        Param("flops", "size", "FLOPs executed", required=True),
+        Param("matmul", "size", "FLOPs of matrix products, masks ignored"),
+        Param("bytes", "size", "bytes read and written"),
+        Param("out", "size", "bytes of the results", required=True),
+    )
     example = "%y = et.comp[einsum, flops = 2*B*D, out = 2*B](%x) : node"
 
 
 class CollOp(NodeOp):
     """A collective: the group's axes, bytes of the full buffer (the larger side), element type.
 
-    `bucket` cuts it into calls of that many bytes. `ahead = 1` lets it start one iteration early: it waits for
-    the computations of the iteration before the previous one only (FSDP prefetch).
+    `bucket` cuts it into calls of that many bytes. `ahead = 1` lets it start one iteration early:
+    it waits for the computations of the iteration before the previous one only (FSDP prefetch).
     """
 
     name = "et.coll"
-    params = (Param("kind", "name", "the collective", required=True, positional=True),
-              Param("group", "names", "the mesh axes", required=True),
-              Param("bytes", "size", "bytes of the full buffer", required=True),
-              Param("dtype", "name", "element type"), Param("bucket", "int", "bytes of one call"),
-              Param("parts", "sizes", "bytes of each operand, where a bucket cuts between them"),
-              Param("ahead", "int", "iterations by which it may start early"))
+    params = (
+        Param("kind", "name", "the collective", required=True, positional=True),
+        Param("group", "names", "the mesh axes", required=True),
+        Param("bytes", "size", "bytes of the full buffer", required=True),
+        Param("dtype", "name", "element type"),
+        Param("bucket", "int", "bytes of one call"),
+        Param("parts", "sizes", "bytes of each operand, where a bucket cuts between them"),
+        Param("ahead", "int", "iterations by which it may start early"),
+    )
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
 
 
@@ -104,11 +119,15 @@ class EtRegionOp(OpDef):
 
 
 class EtRepeatOp(EtRegionOp):
-    """As `stg.repeat`: a carried node is that of the iteration before, the others are one per iteration."""
+    """As `stg.repeat`: a carried node is that of the iteration before, the others are one per
+    iteration."""
 
     name = "et.repeat"
-    params = (Param("count", "size", "iterations", required=True), Param("carry", "int", "carried values"),
-              Param("reverse", "flag", "from the last to the first"))
+    params = (
+        Param("count", "size", "iterations", required=True),
+        Param("carry", "int", "carried values"),
+        Param("reverse", "flag", "from the last to the first"),
+    )
     example = "%y = et.repeat[count = L, carry = 1] (%h: node = %x) {\n  et.yield(%h)\n} : node"
 
 
@@ -134,4 +153,14 @@ class EtReturnOp(Terminator):
     example = "et.return(%x)"
 
 
-OPS = (FreeOp(), MemoryOp(), GraphOp(), CompOp(), CollOp(), EtRepeatOp(), EtAccumulateOp(), EtYieldOp(), EtReturnOp())
+OPS = (
+    FreeOp(),
+    MemoryOp(),
+    GraphOp(),
+    CompOp(),
+    CollOp(),
+    EtRepeatOp(),
+    EtAccumulateOp(),
+    EtYieldOp(),
+    EtReturnOp(),
+)

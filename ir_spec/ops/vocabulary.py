@@ -22,7 +22,8 @@ def _batch(op: Operation, operand: int) -> str:
 
 
 class Embedding(OpDef):
-    """Looks rows of a table up. A table split over its rows gives a masked lookup and a partial sum."""
+    """Looks rows of a table up. A table split over its rows gives a masked lookup and a partial
+    sum."""
 
     name = "stg.embedding"
     operands = ("table", "tokens")
@@ -36,11 +37,17 @@ class Embedding(OpDef):
         out = op.result.tensor.local_bytes
         return out * 2 + op.operands[1].tensor.local_bytes
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         (dy,) = grads
         table, tokens = op.operands
         rows = table.tensor.shape[0]
-        return [dy and b.value("stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=f"d_{table.name}"), None]
+        return [
+            dy
+            and b.value("stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=f"d_{table.name}"),
+            None,
+        ]
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[0] if operand == 1 else None
@@ -83,8 +90,8 @@ class EmbeddingGrad(OpDef):
 class CrossEntropy(OpDef):
     """Mean negative log-likelihood in fp32; the second result is the row log-sum-exp for backward.
 
-    Where the vocabulary is split it becomes three all_reduces of [batch, sequence] in fp32: the maximum, the
-    sum of exponentials, the target logit (arXiv 1909.08053). 5 FLOPs per logit.
+    Where the vocabulary is split it becomes three all_reduces of [batch, sequence] in fp32: the
+    maximum, the sum of exponentials, the target logit (arXiv 1909.08053). 5 FLOPs per logit.
     """
 
     name = "stg.cross_entropy"
@@ -104,28 +111,46 @@ class CrossEntropy(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n.values()) * 5
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         dloss = grads[0]
         if dloss is None:
             return [None, None]
         logits, labels = op.operands
         operands = [logits, labels, need_result(op, 1, "lse"), dloss]
-        return [b.value("stg.cross_entropy_grad", operands, {"mean": op.expr("mean")}, hint=f"d_{logits.name}"), None]
+        return [
+            b.value(
+                "stg.cross_entropy_grad",
+                operands,
+                {"mean": op.expr("mean")},
+                hint=f"d_{logits.name}",
+            ),
+            None,
+        ]
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[-1] if operand == 1 else None
 
-    def partition(self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]) -> Sequence[Value]:
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
         logits, labels = op.operands
         over = special["v"]
         kind: Mapping[str, tuple[str, ...]] = {"over": over}
-        top = b.value("stg.all_reduce", [b.value("stg.reduce_max", [logits], hint="top")],
-                      {**kind, "kind": "max"}, hint="row_max")
+        top = b.value(
+            "stg.all_reduce",
+            [b.value("stg.reduce_max", [logits], hint="top")],
+            {**kind, "kind": "max"},
+            hint="row_max",
+        )
         part = b.value("stg.sum_exp", [logits, top], hint="part_sum")
         exp = b.value("stg.all_reduce", [part], kind, hint="row_sum")
         picked = b.value("stg.pick", [logits, labels], hint="part_target")
         target = b.value("stg.all_reduce", [picked], kind, hint="target")
-        return b.op("stg.nll", [top, exp, target], {"mean": op.expr("mean")}, names=["loss", "lse"]).results
+        return b.op(
+            "stg.nll", [top, exp, target], {"mean": op.expr("mean")}, names=["loss", "lse"]
+        ).results
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logits, labels = args
@@ -145,7 +170,9 @@ class CrossEntropyGrad(OpDef):
     name = "stg.cross_entropy_grad"
     operands = ("logits", "labels", "lse", "dloss")
     params = (_MEAN,)
-    example = "%dl = stg.cross_entropy_grad[mean = B*S](%logits, %labels, %lse, %one) : bf16[B, S, V]"
+    example = (
+        "%dl = stg.cross_entropy_grad[mean = B*S](%logits, %labels, %lse, %one) : bf16[B, S, V]"
+    )
 
     def rule(self, op: Operation) -> Rule:
         t = _batch(op, 1)
@@ -156,10 +183,10 @@ class CrossEntropyGrad(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logits, labels, lse, dloss = args
-        grad = np.exp(logits - lse[..., None])
-        columns = np.arange(logits.shape[-1]) + ctx.start(op.operands[0].tensor.dims[-1])
-        grad -= labels[..., None] == columns
-        return [grad * dloss / ctx.size(op.expr("mean"))]
+        words: int = logits.shape[-1]
+        onehot = labels[..., None] - ctx.start(op.operands[0].tensor.dims[-1]) == np.arange(words)
+        scale = dloss / ctx.size(op.expr("mean"))
+        return [(np.exp(logits - lse[..., None]) - onehot) * scale]
 
 
 class ReduceMax(OpDef):
@@ -255,4 +282,13 @@ class Nll(OpDef):
         return [(lse - target).sum() / ctx.size(op.expr("mean")), lse]
 
 
-OPS = (Embedding(), EmbeddingGrad(), CrossEntropy(), CrossEntropyGrad(), ReduceMax(), SumExp(), Pick(), Nll())
+OPS = (
+    Embedding(),
+    EmbeddingGrad(),
+    CrossEntropy(),
+    CrossEntropyGrad(),
+    ReduceMax(),
+    SumExp(),
+    Pick(),
+    Nll(),
+)

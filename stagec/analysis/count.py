@@ -1,4 +1,5 @@
-"""Counts of a lowered module: expressions per rank and step, from each op once, whatever the repetition."""
+"""Counts of a lowered module: expressions per rank and step, from each op once, whatever the
+repetition."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Counts:
     matmul: dict[str, Expr] = field(default_factory=dict[str, Expr])
     matmul_executed: dict[str, Expr] = field(default_factory=dict[str, Expr])
     repeated_matmul: Expr = ZERO
-    collectives: dict[CollectiveKey, CollectiveCount] = field(default_factory=dict[CollectiveKey, CollectiveCount])
+    collectives: dict[CollectiveKey, CollectiveCount] = field(
+        default_factory=dict[CollectiveKey, CollectiveCount]
+    )
     memory: dict[str, Expr] = field(default_factory=dict[str, Expr])
     computations: Expr = ZERO
     communications: Expr = ZERO
@@ -60,9 +63,15 @@ def count_module(module: Module) -> Counts:
     """Count a lowered module. Raises `DiagnosticError` if it is not lowered."""
     graphs = module.ops("et.graph")
     if len(graphs) != 1:
-        raise error("only lowered modules can be counted", module.root.loc, remedy="run 'lower-to-trace' first")
+        raise error(
+            "only lowered modules can be counted",
+            module.root.loc,
+            remedy="run 'lower-to-trace' first",
+        )
     graph = graphs[0]
-    counts = Counts(graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO)
+    counts = Counts(
+        graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO
+    )
     terms: dict[tuple[str, str], list[Expr]] = {}
     for op, times in _weighted(graph.body, ONE):
         if op.name == "et.comp":
@@ -85,7 +94,9 @@ def _weighted(region: Region, times: Expr) -> Iterator[tuple[Operation, Expr]]:
             yield op, times
 
 
-def _count_computation(counts: Counts, terms: dict[tuple[str, str], list[Expr]], op: Operation, times: Expr) -> None:
+def _count_computation(
+    counts: Counts, terms: dict[tuple[str, str], list[Expr]], op: Operation, times: Expr
+) -> None:
     phase = "backward" if op.phase == "gradient" else op.phase
     counts.computations += times
     terms.setdefault(("flops", phase), []).append(op.expr("flops") * times)

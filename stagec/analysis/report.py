@@ -1,4 +1,5 @@
-"""The analysis as plain data: the object that `stagec analyze --json` prints, with numbers or expressions."""
+"""The analysis as plain data: the object that `stagec analyze --json` prints, with numbers or
+expressions."""
 
 from __future__ import annotations
 
@@ -18,15 +19,22 @@ Show = Callable[[Expr], Any]
 def analysis(module: Module, model: str, *, symbolic: bool = False) -> dict[str, Any]:
     """Counts per rank and training step of a lowered module.
 
-    With `symbolic` every number is the text of an expression. Raises `DiagnosticError` if a size is open otherwise.
+    With `symbolic` every number is the text of an expression. Raises `DiagnosticError` if a size is
+    open otherwise.
     """
     counts = count_module(module)
     env = module.env
     show: Show = _text if symbolic else lambda e: _number(e, env, module)
     mesh = module.mesh
     axes = {a: (n if n is not None else a) for a, n in mesh.sizes.items()} if mesh else {}
-    return {"schema": SCHEMA, "model": model, "ranks": show(counts.ranks), "mesh": axes,
-            "parameters": show(counts.parameters), "classes": [_class(counts, show, symbolic)]}
+    return {
+        "schema": SCHEMA,
+        "model": model,
+        "ranks": show(counts.ranks),
+        "mesh": axes,
+        "parameters": show(counts.parameters),
+        "classes": [_class(counts, show, symbolic)],
+    }
 
 
 def _text(value: Expr) -> str:
@@ -36,22 +44,33 @@ def _text(value: Expr) -> str:
 def _number(value: Expr, env: Mapping[str, int], module: Module) -> int:
     missing = sorted(value.symbols - env.keys())
     if missing:
-        raise error(f"no value for {', '.join(missing)}", module.root.loc,
-                    remedy=f"give {'it' if len(missing) == 1 else 'them'}: --set "
-                           + ",".join(f"{m}=..." for m in missing) + ", or print expressions: --symbolic")
+        raise error(
+            f"no value for {', '.join(missing)}",
+            module.root.loc,
+            remedy=f"give {'it' if len(missing) == 1 else 'them'}: --set "
+            + ",".join(f"{m}=..." for m in missing)
+            + ", or print expressions: --symbolic",
+        )
     return evaluate(value, env)
 
 
 def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
     return {
-        "name": "stage0", "count": show(counts.ranks), "example_rank": 0, "coords": {},
+        "name": "stage0",
+        "count": show(counts.ranks),
+        "example_rank": 0,
+        "coords": {},
         "flops": {p: show(counts.flops.get(p, ZERO)) for p in FLOP_PHASES},
         "matmul_flops": {p: show(counts.matmul.get(p, ZERO)) for p in MATMUL_PHASES},
         "collectives": _collectives(counts, show, symbolic),
         "p2p": [],
         "memory": {n: show(counts.memory.get(n, ZERO)) for n in MEMORY},
-        "nodes": {"comp": show(counts.computations), "coll": show(counts.communications),
-                  "send": show(ZERO), "recv": show(ZERO)},
+        "nodes": {
+            "comp": show(counts.computations),
+            "coll": show(counts.communications),
+            "send": show(ZERO),
+            "recv": show(ZERO),
+        },
     }
 
 
@@ -61,8 +80,18 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
         size = axis_size(key.over)
         n = show(size)
         wire = show(found.wire(key)) if symbolic else _ring(show(found.bytes), n, key.op)
-        rows.append({"op": key.op, "over": list(key.over), "group_size": n, "phase": key.phase, "dtype": key.dtype,
-                     "count": show(expand(found.count)), "bytes": show(found.bytes), "wire_bytes": wire})
+        rows.append(
+            {
+                "op": key.op,
+                "over": list(key.over),
+                "group_size": n,
+                "phase": key.phase,
+                "dtype": key.dtype,
+                "count": show(expand(found.count)),
+                "bytes": show(found.bytes),
+                "wire_bytes": wire,
+            }
+        )
     return rows
 
 

@@ -15,7 +15,9 @@ from stagec.driver.job import JobBuilder, job_options, take_options
 @click.command("analyze")
 @job_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--symbolic", is_flag=True, help="Print expressions in the symbols instead of numbers.")
+@click.option(
+    "--symbolic", is_flag=True, help="Print expressions in the symbols instead of numbers."
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
     """Count parameters, FLOPs, communication and memory of one training step, per rank.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from stagec.driver.common import tell, write_output
 
 if TYPE_CHECKING:
     from stagec.trace.check import CheckReport
+    from stagec.trace.findings import Finding
 
 
 @click.command("check")
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--strict", is_flag=True, help="Warnings fail too.")
 def command(directory: Path, as_json: bool, strict: bool) -> int:
-    """Check all traces of a job together: files, nodes, groups, collectives, messages, absence of deadlock.
+    """Check all traces of a job together: files, nodes, groups, collectives, messages, absence of
+    deadlock.
 
     Reads traces of other tools too. Exit code 1 if anything is wrong.
     """
@@ -30,7 +33,10 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
         what = "a file" if directory.exists() else "nothing"
         from stagec.support.diagnostics import error
 
-        raise error(f"'{directory}' is {what}, expected a folder of .et files", remedy="give the folder of a job")
+        raise error(
+            f"'{directory}' is {what}, expected a folder of .et files",
+            remedy="give the folder of a job",
+        )
     report = check_directory(directory)
     failed = bool(report.errors) or (strict and bool(report.warnings))
     if as_json:
@@ -42,17 +48,36 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
     for code, count in report.omitted.items():
         tell(f"... and {count} more of '{code}'")
     verdict = "not well-formed" if failed else "well-formed, free of deadlock"
-    sys.stdout.write(f"{directory}: {verdict}: {report.ranks} ranks, {report.nodes} nodes, {report.collectives} "
-                     f"collectives over {report.groups} groups, {report.sends} messages; {len(report.errors)} errors, "
-                     f"{len(report.warnings)} warnings\n")
+    sys.stdout.write(
+        f"{directory}: {verdict}: {report.ranks} ranks, {report.nodes} nodes, {report.collectives} "
+        f"collectives over {report.groups} groups, {report.sends} messages; "
+        f"{len(report.errors)} errors, {len(report.warnings)} warnings\n"
+    )
     return int(failed)
 
 
 def _as_json(report: CheckReport, failed: bool) -> dict[str, object]:
-    def rows(findings: object) -> list[dict[str, str]]:
-        return [{"file": str(f.path), "node": str(f.node), "code": f.code, "message": f.message, "remedy": f.remedy}
-                for f in findings]  # type: ignore[attr-defined]
+    def rows(findings: Iterable[Finding]) -> list[dict[str, str]]:
+        return [
+            {
+                "file": str(f.path),
+                "node": str(f.node),
+                "code": f.code,
+                "message": f.message,
+                "remedy": f.remedy,
+            }
+            for f in findings
+        ]
 
-    return {"schema": 1, "ok": not failed, "ranks": report.ranks, "nodes": report.nodes,
-            "collectives": report.collectives, "groups": report.groups, "sends": report.sends,
-            "errors": rows(report.errors), "warnings": rows(report.warnings), "omitted": dict(report.omitted)}
+    return {
+        "schema": 1,
+        "ok": not failed,
+        "ranks": report.ranks,
+        "nodes": report.nodes,
+        "collectives": report.collectives,
+        "groups": report.groups,
+        "sends": report.sends,
+        "errors": rows(report.errors),
+        "warnings": rows(report.warnings),
+        "omitted": dict(report.omitted),
+    }

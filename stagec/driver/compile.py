@@ -20,15 +20,30 @@ from stagec.support.diagnostics import error
 
 @click.command("compile")
 @job_options
-@click.option("-o", "--output", type=Path, metavar="DIR", help="The folder to write (it must be new or empty).")
+@click.option(
+    "-o",
+    "--output",
+    type=Path,
+    metavar="DIR",
+    help="The folder to write (it must be new or empty).",
+)
 @click.option("--force", is_flag=True, help="Replace earlier output in that folder.")
 @click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
 @click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
-@click.option("--peak-tflops", type=click.FloatRange(min=0, min_open=True), help="With --memory-gbps: write durations by a roofline.")
-@click.option("--memory-gbps", type=click.FloatRange(min=0, min_open=True), help="Memory bandwidth for durations, GB/s.")
+@click.option(
+    "--peak-tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --memory-gbps: write durations by a roofline.",
+)
+@click.option(
+    "--memory-gbps",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Memory bandwidth for durations, GB/s.",
+)
 @click.option("--quiet", is_flag=True, help="Print no summary and no progress.")
 def command(**given: Any) -> int:
-    """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a manifest.
+    """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
+    manifest.
 
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
@@ -61,51 +76,98 @@ def command(**given: Any) -> int:
         if written is not None:
             for warning in written.warnings:
                 tell(f"warning: {warning}")
-            tell(f"wrote {len(written.files)} files, {bytes_text(written.bytes)}, to {output} "
-                 f"(compiled in {compiled:.2f} s, wrote in {time.perf_counter() - began - compiled:.2f} s)")
+            tell(
+                f"wrote {len(written.files)} files, {bytes_text(written.bytes)}, to {output} "
+                f"(compiled in {compiled:.2f} s, "
+                f"wrote in {time.perf_counter() - began - compiled:.2f} s)"
+            )
     return 0
 
 
 def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any]) -> Any:
-    from stagec.trace.encode import Roofline
     from stagec.trace.emit import emit_module
+    from stagec.trace.encode import Roofline
 
     tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
     if (tflops is None) != (bandwidth is None):
-        raise error("durations need both --peak-tflops and --memory-gbps", remedy="give the other one too")
+        raise error(
+            "durations need both --peak-tflops and --memory-gbps", remedy="give the other one too"
+        )
     roofline = Roofline(tflops * 1e12, bandwidth * 1e9) if tflops is not None else None
     about = manifest_head(builder, strategy)
     name = given["name"] or builder.model_name
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
-        raise error(f"'{name}' is no name for files", remedy="use letters, digits, '-', '_' and '.'")
+        raise error(
+            f"'{name}' is no name for files", remedy="use letters, digits, '-', '_' and '.'"
+        )
     if given["quiet"] or not sys.stderr.isatty():
-        return emit_module(builder.module, name, output, about, force=given["force"], roofline=roofline)
+        return emit_module(
+            builder.module, name, output, about, force=given["force"], roofline=roofline
+        )
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("writing ranks"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("writing ranks"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("ranks", total=None)
-        return emit_module(builder.module, name, output, about, force=given["force"], roofline=roofline,
-                           progress=lambda done, total: bar.update(task, completed=done, total=total))
+        return emit_module(
+            builder.module,
+            name,
+            output,
+            about,
+            force=given["force"],
+            roofline=roofline,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
 
 
 def manifest_head(builder: JobBuilder, strategy: str) -> dict[str, object]:
     """What the manifest says of where the traces come from."""
-    texts = {n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()}
+    texts = {
+        n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()
+    }
     options: JobOptions = builder.options
     packages = ("lark", "numpy", "protobuf", "sympy")
-    return {"manifest": 1, "model": builder.model_name, "command": _command(options), "inputs": texts,
-            "symbols": builder.module.symbols, "strategy": strategy,
-            "versions": {"stagec": __version__, **{p: version(p) for p in packages}}}
+    return {
+        "manifest": 1,
+        "model": builder.model_name,
+        "command": _command(options),
+        "inputs": texts,
+        "symbols": builder.module.symbols,
+        "strategy": strategy,
+        "versions": {"stagec": __version__, **{p: version(p) for p in packages}},
+    }
 
 
 def _command(options: JobOptions) -> str:
     """The command line that gives the same traces."""
     words = ["stagec", "compile", options.model, *([options.strategy] if options.strategy else [])]
     default = JobOptions("")
-    for name in ("dp", "tp", "sp", "zero", "microbatches", "no_vocab_parallel", "tp_inputs", "param_dtype",
-                 "grad_dtype", "reduce_dtype", "master_dtype", "ddp_bucket"):
+    for name in (
+        "dp",
+        "tp",
+        "sp",
+        "zero",
+        "microbatches",
+        "no_vocab_parallel",
+        "tp_inputs",
+        "param_dtype",
+        "grad_dtype",
+        "reduce_dtype",
+        "master_dtype",
+        "ddp_bucket",
+    ):
         value = getattr(options, name)
         if value != getattr(default, name):
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])

@@ -1,7 +1,8 @@
-"""What `compile` and `analyze` share: their options, and the module with its strategy that they make.
+"""What `compile` and `analyze` share: their options, and the module with its strategy that they
+make.
 
-Command-line shorthands are written as a `stg.strategy` text and parsed like any other, so there is one way
-in for strategies; `--print-strategy` shows it.
+Command-line shorthands are written as a `stg.strategy` text and parsed like any other, so there is
+one way in for strategies; `--print-strategy` shows it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SHORTHAND = "<strategy of the command line>"
 PIPELINE = "train"
 
 
-class Sizes(click.ParamType):
+class Sizes(click.ParamType[dict[str, int | None]]):
     """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
 
     name = "NAME=VALUE,..."
@@ -42,7 +43,9 @@ class Sizes(click.ParamType):
     def __init__(self, *, open_names: bool = False) -> None:
         self._open = open_names
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int | None]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, int | None]:
         """The values by name."""
         found: dict[str, int | None] = {}
         for part in filter(None, (p.strip() for p in str(value).split(","))):
@@ -55,8 +58,15 @@ class Sizes(click.ParamType):
                 found[name] = None
                 continue
             digits = number.replace("_", "")
-            if not digits.isascii() or not digits.isdigit() or len(digits) > 19 or not 0 < int(digits) <= MAX_INTEGER:
-                self.fail(f"{name} expects a positive integer below 2^63, found '{number}'", param, ctx)
+            if (
+                not digits.isascii()
+                or not digits.isdigit()
+                or len(digits) > 19
+                or not 0 < int(digits) <= MAX_INTEGER
+            ):
+                self.fail(
+                    f"{name} expects a positive integer below 2^63, found '{number}'", param, ctx
+                )
             found[name] = int(digits)
         return found
 
@@ -98,31 +108,77 @@ _COUNT = click.IntRange(min=1)
 _OPTIONS = (
     click.argument("model"),
     click.argument("strategy", required=False),
-    click.option("--set", "sizes", type=Sizes(), default="", help="Sizes of symbols; B is the global batch in sequences."),
-    click.option("--mesh", type=Sizes(open_names=True), help="Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open)."),
+    click.option(
+        "--set",
+        "sizes",
+        type=Sizes(),
+        default="",
+        help="Sizes of symbols; B is the global batch in sequences.",
+    ),
+    click.option(
+        "--mesh",
+        type=Sizes(open_names=True),
+        help="Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
+    ),
     click.option("--dp", type=_COUNT, default=1, help="Data-parallel ranks."),
     click.option("--tp", type=_COUNT, default=1, help="Tensor-parallel ranks."),
     click.option("--pp", type=_COUNT, default=1, help="Pipeline stages (only 1 yet)."),
     click.option("--cp", type=_COUNT, default=1, help="Context-parallel ranks (only 1 yet)."),
     click.option("--ep", type=_COUNT, default=1, help="Expert-parallel ranks (only 1 yet)."),
     click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
-    click.option("--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage over dp; 3 is FSDP."),
-    click.option("--microbatches", type=_COUNT, default=1, help="Microbatches whose gradients are accumulated."),
-    click.option("--no-vocab-parallel", is_flag=True, help="Gather the logits instead of a vocabulary-parallel loss."),
-    click.option("--tp-inputs", type=click.Choice(["regather", "save-gathered"]), default="regather",
-                 help="Gather inputs of split matmuls again in backward, or keep them."),
+    click.option(
+        "--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage over dp; 3 is FSDP."
+    ),
+    click.option(
+        "--microbatches",
+        type=_COUNT,
+        default=1,
+        help="Microbatches whose gradients are accumulated.",
+    ),
+    click.option(
+        "--no-vocab-parallel",
+        is_flag=True,
+        help="Gather the logits instead of a vocabulary-parallel loss.",
+    ),
+    click.option(
+        "--tp-inputs",
+        type=click.Choice(["regather", "save-gathered"]),
+        default="regather",
+        help="Gather inputs of split matmuls again in backward, or keep them.",
+    ),
     click.option("--param-dtype", type=_DTYPES, default="bf16", help="Parameters and activations."),
     click.option("--grad-dtype", type=_DTYPES, default="f32", help="Gradients."),
     click.option("--reduce-dtype", type=_DTYPES, default="f32", help="Gradients on the wire."),
-    click.option("--master-dtype", type=_DTYPES, default="f32", help="The optimizer's copy of the parameters."),
-    click.option("--ddp-bucket", type=click.IntRange(min=0), default=0, metavar="BYTES",
-                 help="Cut gradient reductions into calls of this size (0: one call)."),
+    click.option(
+        "--master-dtype",
+        type=_DTYPES,
+        default="f32",
+        help="The optimizer's copy of the parameters.",
+    ),
+    click.option(
+        "--ddp-bucket",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="BYTES",
+        help="Cut gradient reductions into calls of this size (0: one call).",
+    ),
     click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
-    click.option("--print-after", multiple=True, metavar="NAME|all|change", help="Print the module after passes."),
+    click.option(
+        "--print-after",
+        multiple=True,
+        metavar="NAME|all|change",
+        help="Print the module after passes.",
+    ),
     click.option("--dump-dir", type=Path, metavar="DIR", help="Write the module after every pass."),
     click.option("--time-passes", is_flag=True, help="Print the time of each pass."),
-    click.option("--reproducer", type=Path, metavar="FILE", help="Where to write a crash reproducer."),
-    click.option("--check-numerics", is_flag=True, help="Compare numbers before and after each pass, on tiny sizes."),
+    click.option(
+        "--reproducer", type=Path, metavar="FILE", help="Where to write a crash reproducer."
+    ),
+    click.option(
+        "--check-numerics",
+        is_flag=True,
+        help="Compare numbers before and after each pass, on tiny sizes.",
+    ),
     click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file."),
 )
 
@@ -145,18 +201,26 @@ class JobBuilder:
     def __init__(self, options: JobOptions, *, symbolic: bool = False) -> None:
         self.options, self._symbolic = options, symbolic
         self.loaded: Loaded = load_plugins(options.plugin)
-        self.model_name = Path(options.model).stem if _is_file_name(options.model) else options.model
+        self.model_name = (
+            Path(options.model).stem if _is_file_name(options.model) else options.model
+        )
         self.module = self._load()
 
-    # -- the model -------------------------------------------------------------------------------------
+    # -- the model ---------------------------------------------------------------------------------
 
     def _load(self) -> Module:
         models = library()
         entry = models.get(self.options.model)
         if entry is None and not _is_file_name(self.options.model):
-            raise error(f"no model '{self.options.model}' in the library, and no file of that name",
-                        remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them")
-        source = remember(Source(entry.text_name, entry.text)) if entry else read_source(self.options.model)
+            raise error(
+                f"no model '{self.options.model}' in the library, and no file of that name",
+                remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
+            )
+        source = (
+            remember(Source(entry.text_name, entry.text))
+            if entry
+            else read_source(self.options.model)
+        )
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
@@ -169,14 +233,18 @@ class JobBuilder:
         options = self.options
         for axis, what in (("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
             if getattr(options, axis) > 1:
-                raise error(f"--{axis} {getattr(options, axis)}: {what} parallelism is not there yet",
-                            remedy=f"leave --{axis} at 1")
+                raise error(
+                    f"--{axis} {getattr(options, axis)}: {what} parallelism is not there yet",
+                    remedy=f"leave --{axis} at 1",
+                )
         if options.mesh is not None and (options.dp, options.tp) != (1, 1):
-            raise error("--mesh and --dp or --tp both give the mesh", remedy="give the axes in one of them")
+            raise error(
+                "--mesh and --dp or --tp both give the mesh", remedy="give the axes in one of them"
+            )
         if options.sp and options.tp == 1 and options.mesh is None:
             report(Diagnostic("--sp has no effect without --tp", severity="warning"))
 
-    # -- the strategy ----------------------------------------------------------------------------------
+    # -- the strategy ------------------------------------------------------------------------------
 
     def _axes(self) -> dict[str, int | None]:
         if self.options.mesh is not None:
@@ -184,7 +252,8 @@ class JobBuilder:
         return {a: getattr(self.options, a) for a in AXES if getattr(self.options, a) > 1}
 
     def _add_strategy(self, module: Module) -> None:
-        """Put mesh and strategy in front of the functions; a strategy in the model's own text stays."""
+        """Put mesh and strategy in front of the functions; a strategy in the model's own text
+        stays."""
         given: list[Operation] = []
         if self.options.strategy is not None:
             given = self._from_file(self.options.strategy)
@@ -209,7 +278,11 @@ class JobBuilder:
         found = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
         wanted = [o for o in found if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
         if not any(o.name == "stg.strategy" for o in wanted):
-            raise error(f"{path} holds no 'stg.strategy'", op.loc, remedy="write 'stg.strategy @name { ... }'")
+            raise error(
+                f"{path} holds no 'stg.strategy'",
+                op.loc,
+                remedy="write 'stg.strategy @name { ... }'",
+            )
         for o in wanted:
             if o.parent:
                 o.parent.ops.remove(o)
@@ -220,8 +293,11 @@ class JobBuilder:
         mesh = next(op for op in (*given, *module.ops("stg.mesh")) if op.name == "stg.mesh")
         for axis, size in self._axes().items():
             if axis not in mesh.attrs:
-                raise error(f"the mesh has no axis '{axis}'", mesh.loc,
-                            remedy=f"its axes are: {', '.join(mesh.attrs) or 'none'}")
+                raise error(
+                    f"the mesh has no axis '{axis}'",
+                    mesh.loc,
+                    remedy=f"its axes are: {', '.join(mesh.attrs) or 'none'}",
+                )
             mesh.attrs[axis] = True if size is None else const(size)
 
     def _default_batch(self, module: Module) -> None:
@@ -232,11 +308,11 @@ class JobBuilder:
         mesh = module.mesh
         over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
         batch = strategy.microbatches
-        for axis, size in (mesh.sizes if mesh else {}).items():
+        for axis, size in dict(mesh.sizes if mesh else {}).items():
             batch *= (size or 1) if axis in over else 1
         set_symbols(module, {strategy.batch: batch})
 
-    # -- compiling -------------------------------------------------------------------------------------
+    # -- compiling ---------------------------------------------------------------------------------
 
     def lower(self) -> Module:
         """Run the pipeline up to the lowered module. Raises `DiagnosticError`."""
@@ -271,13 +347,17 @@ class JobBuilder:
 
 
 def set_symbols(module: Module, values: Mapping[str, int]) -> None:
-    """Give symbols their values. Raises `DiagnosticError` for a name that the module does not declare."""
+    """Give symbols their values. Raises `DiagnosticError` for a name that the module does not
+    declare."""
     declared = {name: op for op in module.ops("stg.symbols") for name in op.attrs}
     for name, value in values.items():
         if name not in declared:
             notes = [note("symbols are declared here", op.loc) for op in module.ops("stg.symbols")]
-            raise error(f"the model has no symbol '{name}'", notes=notes,
-                        remedy=did_you_mean(name, declared) or f"its symbols are: {', '.join(declared)}")
+            raise error(
+                f"the model has no symbol '{name}'",
+                notes=notes,
+                remedy=did_you_mean(name, declared) or f"its symbols are: {', '.join(declared)}",
+            )
         declared[name].attrs[name] = const(value)
 
 
@@ -299,14 +379,26 @@ def strategy_text(options: JobOptions, axes: Mapping[str, int | None]) -> str:
         lines.append(f"stg.microbatches[count = {options.microbatches}]")
     if options.ddp_bucket:
         lines.append(f"stg.bucket[bytes = {options.ddp_bucket}]")
-    lines.append(f"stg.dtypes[param = {options.param_dtype}, grad = {options.grad_dtype}, "
-                 f"reduce = {options.reduce_dtype}, master = {options.master_dtype}]")
+    lines.append(
+        f"stg.dtypes[param = {options.param_dtype}, grad = {options.grad_dtype}, "
+        f"reduce = {options.reduce_dtype}, master = {options.master_dtype}]"
+    )
     lines.append("stg.optimizer[adamw, clip = 1]")
-    return "stg.strategy @shorthand[mesh = @pod] {\n" + "".join(f"  {line}\n" for line in lines) + "}"
+    return (
+        "stg.strategy @shorthand[mesh = @pod] {\n" + "".join(f"  {line}\n" for line in lines) + "}"
+    )
 
 
 def _is_file_name(name: str) -> bool:
     return name == "-" or name.endswith(".stg") or Path(name).exists()
 
 
-__all__ = ["DiagnosticError", "JobBuilder", "JobOptions", "job_options", "set_symbols", "strategy_text", "take_options"]
+__all__ = [
+    "DiagnosticError",
+    "JobBuilder",
+    "JobOptions",
+    "job_options",
+    "set_symbols",
+    "strategy_text",
+    "take_options",
+]

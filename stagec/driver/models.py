@@ -20,11 +20,16 @@ def command(name: str | None, as_json: bool) -> None:
     models = library()
     if name is not None:
         if name not in models:
-            raise error(f"no model '{name}' in the library",
-                        remedy=did_you_mean(name, models) or f"choose among {', '.join(models)}")
+            raise error(
+                f"no model '{name}' in the library",
+                remedy=did_you_mean(name, models) or f"choose among {', '.join(models)}",
+            )
         write_output(model_text(models[name]), None)
     elif as_json:
-        rows = [{"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(m.values)} for m in models.values()]
+        rows = [
+            {"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(m.values)}
+            for m in models.values()
+        ]
         write_output(json.dumps(rows, indent=1) + "\n", None)
     else:
         _print_table(models)
@@ -46,10 +51,26 @@ def model_text(model: LibraryModel) -> str:
 def _print_table(models: dict[str, LibraryModel]) -> None:
     from stagec.driver.tables import console, table
 
-    rows = table("Models", "name", "model", "layers", "width", "heads", "KV heads", "feed-forward", "vocabulary",
-                 "sequence", text_columns=2)
+    rows = table(
+        "Models",
+        "name",
+        "model",
+        "layers",
+        "width",
+        "heads",
+        "KV heads",
+        "feed-forward",
+        "vocabulary",
+        "sequence",
+        text_columns=2,
+    )
     for m in models.values():
-        sizes = [m.values.get(k, m.values.get("H", "")) for k in ("L", "D", "H", "G", "F", "V", "S")]
+        sizes = [
+            m.values.get(k, m.values.get("H", "")) for k in ("L", "D", "H", "G", "F", "V", "S")
+        ]
         rows.add_row(m.name, m.title, *map(str, sizes))
     console(sys.stdout).print(rows)
-    click.echo("'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides sizes when compiling.", err=True)
+    click.echo(
+        "'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.",
+        err=True,
+    )

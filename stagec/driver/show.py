@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import click
 
@@ -14,7 +15,9 @@ from stagec.driver.common import tell
 
 @click.command("show")
 @click.argument("trace", type=Path)
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, help="Rows to print (default 50).")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), default=50, help="Rows to print (default 50)."
+)
 @click.option("--all", "everything", is_flag=True, help="Print all rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
@@ -34,7 +37,11 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
         return
     from stagec.driver.tables import console, table
 
-    shown = table(str(trace), *(f.name.replace("_", " ") for f in dataclasses.fields(rows[0]))) if rows else None
+    shown = (
+        table(str(trace), *(f.name.replace("_", " ") for f in dataclasses.fields(rows[0])))
+        if rows
+        else None
+    )
     if shown is not None:
         for row in rows:
             shown.add_row(*(_text(v) for v in dataclasses.astuple(row)))
@@ -51,7 +58,7 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
 _TOTALS = ("nodes", "flops", "bytes")
 
 
-def _text(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return " ".join(map(str, value))
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(str(v) for v in cast(tuple[object, ...], value))
     return "" if value is None else str(value)

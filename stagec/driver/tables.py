@@ -15,7 +15,9 @@ _COUNT_UNITS = ("", "K", "M", "G", "T", "P", "E", "Z")
 def console(stream: TextIO) -> Console:
     """A console that never cuts a table where the width is not that of a terminal."""
     terminal = stream.isatty()
-    return Console(file=stream, highlight=False, width=None if terminal else 120, soft_wrap=not terminal)
+    return Console(
+        file=stream, highlight=False, width=None if terminal else 120, soft_wrap=not terminal
+    )
 
 
 def bytes_text(value: Any) -> str:
@@ -25,7 +27,11 @@ def bytes_text(value: Any) -> str:
 
 def count_text(value: Any, unit: str = "") -> str:
     """`8.03 G`; expressions as they are."""
-    return (_scaled(value, 1000, _COUNT_UNITS) + unit).strip() if isinstance(value, int) else str(value)
+    return (
+        (_scaled(value, 1000, _COUNT_UNITS) + unit).strip()
+        if isinstance(value, int)
+        else str(value)
+    )
 
 
 def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
@@ -49,7 +55,9 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     mesh = " x ".join(f"{a} {n}" for a, n in result["mesh"].items()) or "one device"
     params = result["parameters"]
     exact = f"{params:,}" if isinstance(params, int) else params
-    out.print(f"[bold]{result['model']}[/bold]: {exact} parameters, {result['ranks']} ranks ({mesh})")
+    out.print(
+        f"[bold]{result['model']}[/bold]: {exact} parameters, {result['ranks']} ranks ({mesh})"
+    )
     for entry in result["classes"]:
         _print_class(entry, out)
 
@@ -59,20 +67,43 @@ def _print_class(entry: dict[str, Any], out: Console) -> None:
     flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
     for phase, value in entry["flops"].items():
         if value not in (0, "0"):
-            flops.add_row(phase, count_text(value, "FLOP"), count_text(entry["matmul_flops"].get(phase, 0), "FLOP"))
+            flops.add_row(
+                phase,
+                count_text(value, "FLOP"),
+                count_text(entry["matmul_flops"].get(phase, 0), "FLOP"),
+            )
     out.print(flops)
     if entry["collectives"]:
-        comm = table("Communication", "collective", "over", "phase", "dtype", "calls", "bytes", "sent on a ring",
-                     text_columns=4)
+        comm = table(
+            "Communication",
+            "collective",
+            "over",
+            "phase",
+            "dtype",
+            "calls",
+            "bytes",
+            "sent on a ring",
+            text_columns=4,
+        )
         for row in entry["collectives"]:
-            comm.add_row(row["op"], " x ".join(row["over"]) + f" ({row['group_size']})", row["phase"], row["dtype"],
-                         count_text(row["count"]) if not isinstance(row["count"], int) else f"{row['count']:,}",
-                         bytes_text(row["bytes"]), bytes_text(row["wire_bytes"]))
+            comm.add_row(
+                row["op"],
+                " x ".join(row["over"]) + f" ({row['group_size']})",
+                row["phase"],
+                row["dtype"],
+                count_text(row["count"])
+                if not isinstance(row["count"], int)
+                else f"{row['count']:,}",
+                bytes_text(row["bytes"]),
+                bytes_text(row["wire_bytes"]),
+            )
         out.print(comm)
     memory = table("Memory", "category", "bytes", "")
     for name, value in entry["memory"].items():
         memory.add_row(name, bytes_text(value), f"{value:,}" if isinstance(value, int) else "")
     out.print(memory)
     nodes = entry["nodes"]
-    out.print(f"Nodes: {nodes['comp']} computations, {nodes['coll']} collectives, {nodes['send']} sends, "
-              f"{nodes['recv']} receives")
+    out.print(
+        f"Nodes: {nodes['comp']} computations, {nodes['coll']} collectives, {nodes['send']} sends, "
+        f"{nodes['recv']} receives"
+    )

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @click.command("validate")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def command(as_json: bool) -> int:
-    """Compile the models of the library and compare with what has been published; exit code 1 if a row is off."""
+    """Compile the models of the library and compare with what has been published; exit code 1 if a
+    row is off."""
     from stagec.analysis.published import rows
 
     compiled = _Compiled()
@@ -30,9 +31,13 @@ def command(as_json: bool) -> int:
         return int(failed)
     from stagec.driver.tables import console, table
 
-    shown = table("Published and computed", "source", "row", "published", "ours", "", text_columns=2)
+    shown = table(
+        "Published and computed", "source", "row", "published", "ours", "", text_columns=2
+    )
     for row in found:
-        shown.add_row(row.source, row.row, row.published, row.ours, "ok" if row.ok else "[red]OFF[/red]")
+        shown.add_row(
+            row.source, row.row, row.published, row.ours, "ok" if row.ok else "[red]OFF[/red]"
+        )
     console(sys.stdout).print(shown)
     return int(failed)
 

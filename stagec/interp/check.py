@@ -18,8 +18,9 @@ _TOLERANCE = 1e-7
 class NumericCheck:
     """An instrument for the pass manager: runs the program on tiny random inputs around every pass.
 
-    Before collectives are explicit the program runs on one device; afterwards all ranks run in lockstep on a
-    mesh with axes of size 2. The loss (result 0) must stay; other results too, while their number stays.
+    Before collectives are explicit the program runs on one device; afterwards all ranks run in
+    lockstep on a mesh with axes of size 2. The loss (result 0) must stay; other results too, while
+    their number stays.
     """
 
     def __init__(self, fixed: Mapping[str, int] | None = None, seed: int = 0) -> None:
@@ -42,8 +43,12 @@ class NumericCheck:
         for i, (x, y) in enumerate(zip(before[:shared], after[:shared], strict=True)):
             if x.shape != y.shape or not np.allclose(x, y, rtol=_TOLERANCE, atol=_TOLERANCE):
                 gap = float(np.max(np.abs(x - y))) if x.shape == y.shape else float("nan")
-                raise error(f"pass '{name}' changes what the program computes: result {i} is off by {gap:.3g}",
-                            module.main.loc, remedy="dump the module before and after it: --dump-dir")
+                raise error(
+                    f"pass '{name}' changes what the program computes: result {i} is off by "
+                    f"{gap:.3g}",
+                    module.main.loc,
+                    remedy="dump the module before and after it: --dump-dir",
+                )
         self.checked.append(name)
 
     def _run(self, module: Module, name: str = "") -> list[Array] | None:
@@ -59,5 +64,8 @@ class NumericCheck:
         try:
             return run_module(module, env, inputs)
         except DisagreementError as e:
-            raise error(f"after pass '{name}' {e}", module.main.loc,
-                        remedy="a collective is missing or wrong; dump the module: --dump-dir") from None
+            raise error(
+                f"after pass '{name}' {e}",
+                module.main.loc,
+                remedy="a collective is missing or wrong; dump the module: --dump-dir",
+            ) from None

@@ -18,14 +18,16 @@ _ROUNDS = 64
 _LARGEST = 4096
 
 
-def tiny_sizes(module: Module, axis_size: int = 2, fixed: Mapping[str, int] | None = None) -> dict[str, int]:
+def tiny_sizes(
+    module: Module, axis_size: int = 2, fixed: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Small values for all symbols and axes that satisfy the module's relations.
 
     Raises `DiagnosticError` if none are found.
     """
     mesh = module.mesh
     env = {name: 2 + i % 3 for i, name in enumerate(module.symbols)}
-    env |= {a: axis_size for a in (mesh.axes if mesh else ())}
+    env |= dict.fromkeys(mesh.axes if mesh else (), axis_size)
     env |= dict(fixed or {})
     relations = [r for r, _ in module.relations]
     for _ in range(_ROUNDS):
@@ -34,8 +36,11 @@ def tiny_sizes(module: Module, axis_size: int = 2, fixed: Mapping[str, int] | No
             return env
         for relation in broken:
             _mend(relation, env, frozenset(fixed or {}) | frozenset(mesh.axes if mesh else ()))
-    raise error(f"no small sizes satisfy {relations[0]} and the other assumptions", module.root.loc,
-                remedy="give sizes with --set")
+    raise error(
+        f"no small sizes satisfy {relations[0]} and the other assumptions",
+        module.root.loc,
+        remedy="give sizes with --set",
+    )
 
 
 def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:
@@ -52,7 +57,8 @@ def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> Non
 
 
 def random_inputs(args: Sequence[Value], env: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """One whole array per argument: normal floats, indices below their bound; moments are not negative."""
+    """One whole array per argument: normal floats, indices below their bound; moments are not
+    negative."""
     inputs: dict[str, Array] = {}
     for arg in args:
         rng = np.random.default_rng([seed, *arg.name.encode()])

@@ -1,7 +1,8 @@
 """Runs a function numerically, every rank at once, with real collectives on numpy arrays.
 
-With all axes of size 1 this is one device. Everything is computed in float64: element types only matter for
-sizes, not for values. Ranks that should agree are compared, so a missing or wrong collective is an error.
+With all axes of size 1 this is one device. Everything is computed in float64: element types only
+matter for sizes, not for values. Ranks that should agree are compared, so a missing or wrong
+collective is an error.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Machine:
         end = func.body.terminator
         return [self.gather(self._values[v], v.tensor, v.name) for v in end.operands]
 
-    # -- whole arrays and parts ------------------------------------------------------------------------
+    # -- whole arrays and parts --------------------------------------------------------------------
 
     def scatter(self, whole: Array, type_: TensorType) -> Locals:
         """The part of each rank."""
@@ -65,9 +66,13 @@ class Machine:
             window = self._window(type_, coords)
             there = whole[window]
             if there.shape != np.shape(part):
-                raise DisagreementError(f"%{name} has local shape {np.shape(part)}, expected {there.shape}")
+                raise DisagreementError(
+                    f"%{name} has local shape {np.shape(part)}, expected {there.shape}"
+                )
             known = ~np.isnan(there)
-            if not np.allclose(there[known], np.asarray(part)[known], rtol=_TOLERANCE, atol=_TOLERANCE):
+            if not np.allclose(
+                there[known], np.asarray(part)[known], rtol=_TOLERANCE, atol=_TOLERANCE
+            ):
                 raise DisagreementError(f"ranks disagree on %{name}: {type_}")
             whole[window] = part
         return whole
@@ -78,13 +83,18 @@ class Machine:
         reduced: Locals = list(parts)
         for group in self.groups(type_.partial.axes):
             together = [parts[i] for i in group]
-            whole = np.max(together, axis=0) if type_.partial.kind == "max" else np.sum(together, axis=0)
+            whole = (
+                np.max(together, axis=0)
+                if type_.partial.kind == "max"
+                else np.sum(together, axis=0)
+            )
             for i in group:
                 reduced[i] = whole
         return reduced
 
     def groups(self, over: Sequence[str]) -> list[list[int]]:
-        """Ranks that differ along `over` only, each group in the order of those axes (major first)."""
+        """Ranks that differ along `over` only, each group in the order of those axes (major
+        first)."""
         found: dict[tuple[int, ...], list[int]] = {}
         order = sorted(range(len(self.ranks)), key=lambda r: [self.ranks[r][a] for a in over])
         for r in order:
@@ -92,7 +102,7 @@ class Machine:
             found.setdefault(key, []).append(r)
         return list(found.values())
 
-    # -- operations ------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------
 
     def _region(self, region: Region) -> list[Locals]:
         for op in region.ops[:-1]:
@@ -117,11 +127,13 @@ class Machine:
     def _check_shapes(self, op: Operation, value: Value, parts: Locals) -> None:
         expected = tuple(evaluate(d.local, self.env) for d in value.tensor.dims)
         if np.shape(parts[0]) != expected:
-            raise DisagreementError(f"'{op.name}' gives %{value.name} of local shape {np.shape(parts[0])}, its type "
-                                    f"{value.type} says {expected}")
+            raise DisagreementError(
+                f"'{op.name}' gives %{value.name} of local shape {np.shape(parts[0])}, its type "
+                f"{value.type} says {expected}"
+            )
 
     def _local(self, op: Operation, operands: list[Locals]) -> list[Locals]:
-        per_rank = []
+        per_rank: list[Sequence[Array]] = []
         for r, coords in enumerate(self.ranks):
             ctx = NumericContext(self.env, coords, self._iteration, self._microbatch)
             per_rank.append(op.definition.reference(op, ctx, *(parts[r] for parts in operands)))
@@ -136,7 +148,9 @@ class Machine:
                 continue
             result: Locals = list(parts)
             for group in self.groups(op.names("over")):
-                for r, part in zip(group, exchange(op, index, [parts[i] for i in group]), strict=True):
+                for r, part in zip(
+                    group, exchange(op, index, [parts[i] for i in group]), strict=True
+                ):
                     result[r] = part
             outputs.append(result)
         return outputs
@@ -147,7 +161,9 @@ class Machine:
         new: Locals = []
         for coords, part in zip(self.ranks, parts, strict=True):
             ctx = NumericContext(self.env, coords)
-            starts = [ctx.start(w) - ctx.start(h) for w, h in zip(want.dims, have.dims, strict=True)]
+            starts = [
+                ctx.start(w) - ctx.start(h) for w, h in zip(want.dims, have.dims, strict=True)
+            ]
             sizes = [evaluate(d.local, self.env) for d in want.dims]
             new.append(part[tuple(slice(s, s + n) for s, n in zip(starts, sizes, strict=True))])
         return new
@@ -165,8 +181,10 @@ class Machine:
             carried = yielded[:carry]
             stacks[i] = yielded[carry:]
         self._iteration = outer
-        stacked = [[np.stack([stacks[i][k][r] for i in order]) for r in range(len(self.ranks))]
-                   for k in range(len(op.results) - carry)]
+        stacked = [
+            [np.stack([stacks[i][k][r] for i in order]) for r in range(len(self.ranks))]
+            for k in range(len(op.results) - carry)
+        ]
         return carried + stacked
 
     def _accumulate(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:
@@ -176,18 +194,31 @@ class Machine:
             self._microbatch = (split, i, count)
             for arg, value, parts in zip(region.args, op.operands, operands, strict=True):
                 along = [d for d, dim in enumerate(value.tensor.dims) if split in dim.size.symbols]
-                self._values[arg] = [np.split(p, count, axis=along[0])[i] if along else p for p in parts]
+                self._values[arg] = [
+                    np.split(p, count, axis=along[0])[i] if along else p for p in parts
+                ]
             yielded = self._region(region)
-            total = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(total, yielded, strict=True)
-                     ] if total else yielded
+            total = (
+                [
+                    [a + b for a, b in zip(x, y, strict=True)]
+                    for x, y in zip(total, yielded, strict=True)
+                ]
+                if total
+                else yielded
+            )
         self._microbatch = None
         return total
 
 
 def run_module(module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]) -> list[Array]:
     """Run the main function. Raises `DiagnosticError` if a size is open."""
-    missing = {s for a in module.main.body.args for d in a.tensor.dims for s in d.size.symbols} - env.keys()
+    missing = {
+        s for a in module.main.body.args for d in a.tensor.dims for s in d.size.symbols
+    } - env.keys()
     if missing:
-        raise error(f"no value for {', '.join(sorted(missing))}", module.main.loc,
-                    remedy=f"give them: --set {','.join(f'{m}=4' for m in sorted(missing))}")
+        raise error(
+            f"no value for {', '.join(sorted(missing))}",
+            module.main.loc,
+            remedy=f"give them: --set {','.join(f'{m}=4' for m in sorted(missing))}",
+        )
     return Machine(module, env).run(module.main, inputs)

@@ -16,34 +16,58 @@ RawAttr = Attr | int | Sequence[int]
 class Builder:
     """Creates operations at a place in a region, one after the other."""
 
-    def __init__(self, registry: Registry, region: Region, index: int | None = None, *,
-                 loc: Loc = UNKNOWN, phase: str = "forward") -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        region: Region,
+        index: int | None = None,
+        *,
+        loc: Loc = UNKNOWN,
+        phase: str = "forward",
+    ) -> None:
         self.registry, self.region, self.loc, self.phase = registry, region, loc, phase
         self._index = len(region.ops) if index is None else index
-        self.finish: Callable[[Operation], None] | None = None  # called with each new op, to place its results
+        self.finish: Callable[[Operation], None] | None = (
+            None  # called with each new op, to place its results
+        )
 
     @classmethod
-    def before(cls, registry: Registry, op: Operation, *, loc: Loc | None = None,
-               phase: str | None = None) -> Builder:
+    def before(
+        cls, registry: Registry, op: Operation, *, loc: Loc | None = None, phase: str | None = None
+    ) -> Builder:
         """A builder that inserts just before `op`."""
         if op.parent is None:
             raise ValueError(f"'{op.name}' is not in a region")
         return cls(registry, op.parent, op.position(), loc=loc or op.loc, phase=phase or op.phase)
 
     @classmethod
-    def after(cls, registry: Registry, op: Operation, *, loc: Loc | None = None,
-              phase: str | None = None) -> Builder:
+    def after(
+        cls, registry: Registry, op: Operation, *, loc: Loc | None = None, phase: str | None = None
+    ) -> Builder:
         """A builder that inserts just after `op`."""
         builder = cls.before(registry, op, loc=loc, phase=phase)
         builder._index += 1
         return builder
 
-    def op(self, name: str, operands: Iterable[Value] = (), attrs: Mapping[str, RawAttr] | None = None, *,
-           types: Sequence[Type] | None = None, names: Sequence[str] = (), symbol: str | None = None) -> Operation:
+    def op(
+        self,
+        name: str,
+        operands: Iterable[Value] = (),
+        attrs: Mapping[str, RawAttr] | None = None,
+        *,
+        types: Sequence[Type] | None = None,
+        names: Sequence[str] = (),
+        symbol: str | None = None,
+    ) -> Operation:
         """Insert an operation; without `types` its definition infers them."""
         definition = self.registry[name]
-        op = Operation(definition, operands, {k: _attr(v) for k, v in (attrs or {}).items()},
-                       symbol=symbol, loc=self.loc)
+        op = Operation(
+            definition,
+            operands,
+            {k: _attr(v) for k, v in (attrs or {}).items()},
+            symbol=symbol,
+            loc=self.loc,
+        )
         self.insert(op)
         for i, type_ in enumerate(definition.infer(op) if types is None else types):
             op.add_result(names[i] if i < len(names) else f"t{i}" if i else "t", type_)
@@ -51,8 +75,15 @@ class Builder:
             self.finish(op)
         return op
 
-    def value(self, name: str, operands: Iterable[Value] = (), attrs: Mapping[str, RawAttr] | None = None, *,
-              type: Type | None = None, hint: str = "t") -> Value:
+    def value(
+        self,
+        name: str,
+        operands: Iterable[Value] = (),
+        attrs: Mapping[str, RawAttr] | None = None,
+        *,
+        type: Type | None = None,
+        hint: str = "t",
+    ) -> Value:
         """Insert an operation and return its first result."""
         op = self.op(name, operands, attrs, types=None if type is None else [type], names=[hint])
         return op.results[0]
@@ -62,7 +93,9 @@ class Builder:
         self.region.insert(self._index, op)
         self._index += 1
         parent = op.parent_op
-        if (parent.phase if parent else "forward") != self.phase and op.definition.params_by_name()["phase"].choices:
+        if (parent.phase if parent else "forward") != self.phase and op.definition.params_by_name()[
+            "phase"
+        ].choices:
             op.attrs["phase"] = self.phase
         return op
 

@@ -1,7 +1,8 @@
 """Operations, values and regions: the mutable part of the IR.
 
-An operation has at most one region, a region is one straight list of operations. A region's arguments
-may be bound to the operands of its operation (`%h = %x`): argument i then stands for operand i.
+An operation has at most one region, a region is one straight list of operations. A region's
+arguments may be bound to the operands of its operation (`%h = %x`): argument i then stands for
+operand i.
 """
 
 from __future__ import annotations
@@ -42,13 +43,27 @@ class Quoted:
 Attr = bool | str | Expr | Relation | SymbolRef | Quoted | tuple["Attr", ...]
 
 
+class NotATensorError(TypeError):
+    """A tensor was expected, but the value has another type."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        super().__init__(f"%{value.name} has no tensor type")
+
+
 class Value:
     """An SSA value: a result of an operation or an argument of a region."""
 
     __slots__ = ("index", "loc", "name", "owner", "type", "uses")
 
-    def __init__(self, name: str, type: Type | None, owner: Operation | Region, index: int,
-                 loc: Loc = UNKNOWN) -> None:
+    def __init__(
+        self,
+        name: str,
+        type: Type | None,
+        owner: Operation | Region,
+        index: int,
+        loc: Loc = UNKNOWN,
+    ) -> None:
         self.name, self.type, self.owner, self.index, self.loc = name, type, owner, index, loc
         self.uses: list[tuple[Operation, int]] = []
 
@@ -61,7 +76,7 @@ class Value:
     def tensor(self) -> TensorType:
         """The type, which must be a tensor type by now."""
         if not isinstance(self.type, TensorType):
-            raise TypeError(f"%{self.name} has no tensor type")
+            raise NotATensorError(self)
         return self.type
 
     @property
@@ -125,11 +140,27 @@ class Region:
 class Operation:
     """`results = name @symbol [attrs] (operands) region`."""
 
-    __slots__ = ("_operands", "attrs", "definition", "loc", "name", "parent", "region", "results", "symbol")
+    __slots__ = (
+        "_operands",
+        "attrs",
+        "definition",
+        "loc",
+        "name",
+        "parent",
+        "region",
+        "results",
+        "symbol",
+    )
 
-    def __init__(self, definition: OpDef, operands: Iterable[Value] = (),
-                 attrs: Mapping[str, Attr] | None = None, *, symbol: str | None = None,
-                 loc: Loc = UNKNOWN) -> None:
+    def __init__(
+        self,
+        definition: OpDef,
+        operands: Iterable[Value] = (),
+        attrs: Mapping[str, Attr] | None = None,
+        *,
+        symbol: str | None = None,
+        loc: Loc = UNKNOWN,
+    ) -> None:
         self.definition, self.name, self.symbol, self.loc = definition, definition.name, symbol, loc
         self.attrs: dict[str, Attr] = dict(attrs or {})
         self.results: list[Value] = []
@@ -198,7 +229,8 @@ class Operation:
 
     @property
     def phase(self) -> str:
-        """forward, backward, recompute, gradient or optimizer: its own attribute or its parent's."""
+        """forward, backward, recompute, gradient or optimizer: its own attribute or its
+        parent's."""
         op: Operation | None = self
         while op is not None:
             own = op.attrs.get("phase")

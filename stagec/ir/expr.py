@@ -1,19 +1,21 @@
 """Symbolic sizes: the one file that imports sympy.
 
-`Expr` is a thin typed wrapper over a sympy expression whose symbols are positive integers, so the rest of
-the compiler sees exact integer arithmetic and nothing of sympy. Text never reaches sympy: expressions
-are built from tokens, operator by operator.
+`Expr` is a thin typed wrapper over a sympy expression whose symbols are positive integers, so the
+rest of the compiler sees exact integer arithmetic and nothing of sympy. Text never reaches sympy:
+expressions are built from tokens, operator by operator.
 """
 
 # sympy ships partial types only; this file is the fence around them.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportAttributeAccessIssue=false
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 import sympy
@@ -113,7 +115,7 @@ def _node(value: Expr | int) -> Any:
     return value.node if isinstance(value, Expr) else sympy.Integer(value)
 
 
-@lru_cache(maxsize=None)
+@cache
 def symbol(name: str) -> Expr:
     """The symbol of that name: a positive integer. The one constructor of symbols."""
     return Expr(sympy.Symbol(name, integer=True, positive=True))
@@ -183,7 +185,11 @@ def _prune(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     flat: list[Any] = []
     numbers: list[int] = []
     for a in arguments:
-        inner = a.args if getattr(a, "func", None) and getattr(a.func, "__name__", "") == function else (a,)
+        inner = (
+            a.args
+            if getattr(a, "func", None) and getattr(a.func, "__name__", "") == function
+            else (a,)
+        )
         for item in inner:
             numbers.append(int(item)) if isinstance(item, sympy.Integer) else flat.append(item)
     if numbers:
@@ -225,7 +231,8 @@ def _rebuild(node: Any, env: dict[str, Any]) -> Any:
 def evaluate(value: Expr, env: Mapping[str, int]) -> int:
     """The number for these values of the symbols.
 
-    Raises `UnboundError` for a symbol without value, `NotAnIntegerError` if a division is not exact.
+    Raises `UnboundError` for a symbol without value, `NotAnIntegerError` if a division is not
+    exact.
     """
     missing = value.symbols - env.keys()
     if missing:
@@ -251,12 +258,14 @@ def _eval(node: Any, env: Mapping[str, int]) -> Fraction:
     return _compute(node.func.__name__, values)
 
 
-# -- printing: the same text for the same expression, in the grammar of STG ---------------------------------
+# -- printing: the same text for the same expression, in the grammar of STG ------------------------
 
 
 def _print(node: Any) -> str:
     if isinstance(node, sympy.Add):
-        terms = sorted((_print_term(t) for t in node.args), key=lambda t: (t[0] < 0, t[1].isdigit(), t[1]))
+        terms = sorted(
+            (_print_term(t) for t in node.args), key=lambda t: (t[0] < 0, t[1].isdigit(), t[1])
+        )
         text = ("-" if terms[0][0] < 0 else "") + terms[0][1]
         return text + "".join((" - " if sign < 0 else " + ") + body for sign, body in terms[1:])
     sign, body = _print_term(node)
@@ -269,7 +278,9 @@ def _print_term(node: Any) -> tuple[int, str]:
         coefficient, factors = sympy.Integer(1), node
     parts: list[tuple[str, int]] = []
     for factor in sympy.Mul.make_args(factors):
-        base, exponent = (factor.base, int(factor.exp)) if isinstance(factor, sympy.Pow) else (factor, 1)
+        base, exponent = (
+            (factor.base, int(factor.exp)) if isinstance(factor, sympy.Pow) else (factor, 1)
+        )
         if base != 1:
             parts.append((_print_atom(base), exponent))
     parts.sort(key=lambda p: (not p[0][0].isalpha(), p[0]))
@@ -302,7 +313,7 @@ def _print_atom(node: Any) -> str:
     return f"({_print(node)})"
 
 
-# -- guards for text that nobody vouches for -----------------------------------------------------------------
+# -- guards for text that nobody vouches for -------------------------------------------------------
 
 
 def modulo_parts(value: Expr) -> tuple[Expr, Expr] | None:
@@ -337,7 +348,9 @@ def _terms(node: Any, limit: int) -> int:
 
 def _huge(node: Any, limit: int) -> bool:
     coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(node)]
-    return any(abs(c.p) > limit or c.q > limit for c in coefficients if isinstance(c, sympy.Rational))
+    return any(
+        abs(c.p) > limit or c.q > limit for c in coefficients if isinstance(c, sympy.Rational)
+    )
 
 
 def numerator_and_denominator(value: Expr) -> tuple[Expr, Expr]:

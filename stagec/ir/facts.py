@@ -26,7 +26,11 @@ class Relation:
     modulus: Expr | None = None  # `left % modulus op right`
 
     def __str__(self) -> str:
-        left = f"{_operand(self.left)} % {_operand(self.modulus)}" if self.modulus is not None else str(self.left)
+        left = (
+            f"{_operand(self.left)} % {_operand(self.modulus)}"
+            if self.modulus is not None
+            else str(self.left)
+        )
         return f"{left} {self.op} {self.right}"
 
     @property
@@ -40,7 +44,13 @@ class Relation:
         left, right = evaluate(self.left, env), evaluate(self.right, env)
         if self.modulus is not None:
             left %= evaluate(self.modulus, env)
-        return left == right if self.op == "==" else left >= right if self.op == ">=" else left <= right
+        return (
+            left == right
+            if self.op == "=="
+            else left >= right
+            if self.op == ">="
+            else left <= right
+        )
 
     def substitute(self, env: Mapping[str, Expr]) -> Relation:
         """The relation with symbols replaced."""

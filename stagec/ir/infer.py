@@ -5,12 +5,13 @@ Types follow from the operands, one op at a time; a wrong one is reported where 
 
 from __future__ import annotations
 
-from stagec.ir.core import Operation, Region, Value
+from stagec.ir.core import NotATensorError, Operation, Region, Value
 from stagec.ir.expr import same
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
+from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.types import TensorType, Type
-from stagec.support.diagnostics import DiagnosticError, DiagnosticList, note
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
 
 
 def infer_module(module: Module) -> None:
@@ -28,7 +29,11 @@ def infer_module(module: Module) -> None:
 def _infer_region(region: Region, problems: DiagnosticList) -> None:
     for arg in region.args:
         if arg.type is None:
-            problems.error(f"argument '%{arg.name}' has no type", arg.loc, remedy=f"write '%{arg.name}: bf16[...]'")
+            problems.error(
+                f"argument '%{arg.name}' has no type",
+                arg.loc,
+                remedy=f"write '%{arg.name}: bf16[...]'",
+            )
     for op in region.ops:
         infer_op(op, problems)
 
@@ -40,31 +45,63 @@ def infer_op(op: Operation, problems: DiagnosticList) -> None:
     try:
         if op.region is not None:
             _enter(op, op.region, problems)
+            if any(v.type is None for v in (*op.region.args, *op.region.terminator.operands)):
+                return  # reported inside
         types = op.definition.infer(op)
     except DiagnosticError as e:
         problems.add(*e.diagnostics)
         return
+    except (RuleSyntaxError, NotATensorError, IndexError, KeyError, ValueError) as e:
+        problems.add(misfit(op, e))
+        return
     if isinstance(op.definition, UnregisteredOp):
         return
-    if len(types) < len(op.results):
-        problems.error(f"'{op.name}' gives {len(types)} results, found {len(op.results)} names", op.loc,
-                       remedy="name as many results as it gives")
+    least = op.definition.required_results
+    if not (len(types) if least is None else least) <= len(op.results) <= len(types):
+        problems.error(
+            f"'{op.name}' gives {len(types)} results, found {len(op.results)} names",
+            op.loc,
+            remedy="name as many results as it gives",
+        )
     for value, type_ in zip(op.results, types, strict=False):
         _set(op, value, type_, problems)
+
+
+def misfit(op: Operation, problem: Exception) -> Diagnostic:
+    """The diagnostic for operands that a definition cannot deal with at all."""
+    notes = [note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]]
+    remedy = f"'stagec ops {op.name}' says what it takes"
+    match problem:
+        case RuleSyntaxError():
+            message = f"'{op.name}' has a malformed rule: {problem}"
+            remedy = 'write a rule such as "bsd,dhk->bshk"'
+        case NotATensorError():
+            message = f"'{op.name}' works on tensors, but %{problem.value.name} is none"
+        case KeyError():
+            message = f"'{op.name}' cannot tell the size of factor {problem}: no operand has it"
+        case _:
+            message = f"'{op.name}' cannot be applied to operands of these shapes"
+    return Diagnostic(message, op.loc, "error", remedy, tuple(notes))
 
 
 def _enter(op: Operation, region: Region, problems: DiagnosticList) -> None:
     region_args = getattr(op.definition, "region_args", None)
     if region_args is not None:
         if len(op.operands) != len(region.args):
-            problems.error(f"'{op.name}' binds {len(op.operands)} values to {len(region.args)} arguments", op.loc)
+            problems.error(
+                f"'{op.name}' binds {len(op.operands)} values to {len(region.args)} arguments",
+                op.loc,
+            )
             return
         for value, type_ in zip(region.args, region_args(op), strict=True):
             _set(op, value, type_, problems)
     _infer_region(region, problems)
     if not region.ops or region.ops[-1].name.partition(".")[2] not in ("yield", "return"):
-        problems.error(f"the region of '{op.name}' does not end in a yield or return", op.loc,
-                       remedy="add 'stg.yield(...)' as its last operation")
+        problems.error(
+            f"the region of '{op.name}' does not end in a yield or return",
+            op.loc,
+            remedy="add 'stg.yield(...)' as its last operation",
+        )
         raise DiagnosticError
 
 
@@ -77,6 +114,10 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
         return
     fits = found.dtype == inferred.dtype and found.rank == inferred.rank
     if not fits or not all(same(a, b) for a, b in zip(found.shape, inferred.shape, strict=True)):
-        problems.error(f"'{op.name}' gives %{value.name}: {inferred.unplaced()}, but it is written as "
-                       f"{found.unplaced()}", value.loc, remedy="correct the type, or leave it out",
-                       notes=[note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]])
+        problems.error(
+            f"'{op.name}' gives %{value.name}: {inferred.unplaced()}, but it is written as "
+            f"{found.unplaced()}",
+            value.loc,
+            remedy="correct the type, or leave it out",
+            notes=[note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]],
+        )

@@ -1,4 +1,5 @@
-"""A module: the root operation and what is asked of it all the time (symbols, mesh, facts, functions)."""
+"""A module: the root operation and what is asked of it all the time (symbols, mesh, facts,
+functions)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from stagec.support.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Named axes, slowest first; a size may be open. Ranks number it row-major, last axis fastest."""
+    """Named axes, slowest first; a size may be open. Ranks number it row-major, last axis
+    fastest."""
 
     name: str
     sizes: Mapping[str, int | None]
@@ -51,7 +53,8 @@ class Module:
         self.root.attrs["phase"] = value
 
     def ops(self, name: str) -> list[Operation]:
-        """The operations of that name directly in the module (declarations, functions, strategies)."""
+        """The operations of that name directly in the module (declarations, functions,
+        strategies)."""
         return [op for op in self.root.body.ops if op.name == name]
 
     def walk(self) -> Iterator[Operation]:
@@ -65,11 +68,15 @@ class Module:
 
     @property
     def main(self) -> Operation:
-        """The one function that is compiled. Raises `DiagnosticError` if there is not exactly one."""
+        """The one function that is compiled. Raises `DiagnosticError` if there is not exactly
+        one."""
         found = self.functions
         if len(found) != 1:
-            raise error(f"module @{self.name} has {len(found)} functions, expected one", self.root.loc,
-                        remedy="state the forward computation in one stg.func")
+            raise error(
+                f"module @{self.name} has {len(found)} functions, expected one",
+                self.root.loc,
+                remedy="state the forward computation in one stg.func",
+            )
         return found[0]
 
     @property
@@ -93,8 +100,8 @@ class Module:
     def env(self) -> dict[str, int]:
         """The values that are known: symbols with defaults and axes with sizes."""
         mesh = self.mesh
-        known = {n: v for n, v in self.symbols.items() if v is not None}
-        return known | {n: v for n, v in (mesh.sizes if mesh else {}).items() if v is not None}
+        sizes = {**self.symbols, **(mesh.sizes if mesh else {})}
+        return {n: v for n, v in sizes.items() if v is not None}
 
     @property
     def relations(self) -> list[tuple[Relation, Operation]]:

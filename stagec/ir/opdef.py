@@ -5,7 +5,7 @@ Owns `OpDef`, its parameters (`Param`) and the `Registry`. Concrete ops live in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,8 +30,9 @@ PHASES = ("forward", "backward", "recompute", "gradient", "optimizer")
 class Param:
     """A static parameter of an op, in brackets.
 
-    Kinds: `flag` (bare name), `int`, `size`, `ratio` (a constant fraction), `str` (quoted), `name`, `names`
-    (one or a tuple of names, such as axes), `ints`, `sizes`, `symbol` (`@x`), `relations` (all positional values).
+    Kinds: `flag` (bare name), `int`, `size`, `ratio` (a constant fraction), `str` (quoted), `name`,
+    `names` (one or a tuple of names, such as axes), `ints`, `sizes`, `symbol` (`@x`), `relations`
+    (all positional values).
     """
 
     name: str
@@ -49,7 +50,9 @@ class NumericContext:
     env: Mapping[str, int]
     coords: Mapping[str, int]
     iteration: int = 0
-    microbatch: tuple[str, int, int] | None = None  # the symbol that is split, which part, of how many
+    microbatch: tuple[str, int, int] | None = (
+        None  # the symbol that is split, which part, of how many
+    )
 
     def size(self, value: Expr) -> int:
         """The number of a size."""
@@ -71,7 +74,8 @@ class NumericContext:
 
 
 class OpDef:
-    """Base of all op definitions; a subclass states what differs. The docstring is the documentation."""
+    """Base of all op definitions; a subclass states what differs. The docstring is the
+    documentation."""
 
     name: ClassVar[str] = ""
     operands: ClassVar[tuple[str, ...]] = ()
@@ -86,11 +90,13 @@ class OpDef:
     free: ClassVar[bool] = False  # costs nothing at run time: a view or a declaration
     inplace: ClassVar[Mapping[int, int]] = {}  # result i takes the buffer of operand inplace[i]
     aliases: ClassVar[bool] = False  # the result is a view of operand 0
-    collective_phase: ClassVar[str] = ""  # phase of collectives that its operands need (default: its own)
+    collective_phase: ClassVar[str] = (
+        ""  # phase of collectives that its operands need (default: its own)
+    )
     symbol: ClassVar[str] = ""  # "required" if the op needs an @name
     example: ClassVar[str] = ""
 
-    # -- shape -----------------------------------------------------------------------------------------
+    # -- shape -------------------------------------------------------------------------------------
 
     def rule(self, op: Operation) -> Rule | None:
         """The index rule, None for ops that are not computations."""
@@ -106,20 +112,23 @@ class OpDef:
         return rule.results if rule else ()
 
     def infer(self, op: Operation) -> list[Type]:
-        """The result types from the operand types: shapes from the rule. Raises `DiagnosticError`."""
+        """The result types from the operand types: shapes from the rule. Raises
+        `DiagnosticError`."""
         rule = self.rule(op)
         if rule is None:
             return []
         sizes = factor_sizes(op, rule)
         dtypes = self.dtypes(op)
-        return [TensorType(dtype, tuple(Dim(product(sizes[f] for f in g)) for g in shape))
-                for dtype, shape in zip(dtypes, rule.results, strict=True)]
+        return [
+            TensorType(dtype, tuple(Dim(product(sizes[f] for f in g)) for g in shape))
+            for dtype, shape in zip(dtypes, rule.results, strict=True)
+        ]
 
     def verify(self, op: Operation) -> Iterator[str]:
         """Messages for what is wrong with this op beyond its signature."""
         return iter(())
 
-    # -- cost, per rank: `n` maps each factor to its local size -----------------------------------------
+    # -- cost, per rank: `n` maps each factor to its local size ------------------------------------
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """Floating-point operations executed (a multiply-add is two); 0 for pure data movement."""
@@ -134,33 +143,48 @@ class OpDef:
         values = [v.tensor for v in (*op.operands, *op.results)]
         return sum((t.local_bytes for t in values), ZERO)
 
-    # -- derivative --------------------------------------------------------------------------------------
+    # -- derivative --------------------------------------------------------------------------------
 
-    def grad(self, b: Builder, op: Operation, grads: Sequence[Value | None]) -> Sequence[Value | None]:
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
         """Build the gradient of each operand from the gradients of the results.
 
-        Whatever forward value it uses is what backward needs: it is stashed. None: no gradient flows.
+        Whatever forward value it uses is what backward needs: it is stashed. None: no gradient
+        flows.
         """
-        raise error(f"'{self.name}' has no gradient", op.loc,
-                    remedy="define 'grad' in its op definition, or keep it off the path to the loss")
+        raise error(
+            f"'{self.name}' has no gradient",
+            op.loc,
+            remedy="define 'grad' in its op definition, or keep it off the path to the loss",
+        )
 
-    # -- numeric meaning ---------------------------------------------------------------------------------
+    # -- numeric meaning ---------------------------------------------------------------------------
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         """The results as numpy arrays, from local operands on one rank."""
-        raise error(f"'{self.name}' has no numeric reference", op.loc,
-                    remedy="define 'reference' in its op definition")
+        raise error(
+            f"'{self.name}' has no numeric reference",
+            op.loc,
+            remedy="define 'reference' in its op definition",
+        )
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        """If an integer operand holds indices: how many there are (random test data stays below)."""
+        """If an integer operand holds indices: how many there are (random test data stays
+        below)."""
         return None
 
-    # -- placement ---------------------------------------------------------------------------------------
+    # -- placement ---------------------------------------------------------------------------------
 
-    def partition(self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]) -> Sequence[Value]:
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
         """Rewrite the op for split special factors; returns the values that replace its results."""
-        raise error(f"'{self.name}' cannot be split over {sorted(special)}", op.loc,
-                    remedy="leave that dimension whole, or define 'partition' in its op definition")
+        raise error(
+            f"'{self.name}' cannot be split over {sorted(special)}",
+            op.loc,
+            remedy="leave that dimension whole, or define 'partition' in its op definition",
+        )
 
     def params_by_name(self) -> dict[str, Param]:
         """The declared parameters, `phase` included."""
@@ -178,8 +202,11 @@ class UnregisteredOp(OpDef):
     pure = False
     operands = ("operand",)
 
-    def __init__(self, name: str) -> None:
-        self.name = name  # pyright: ignore[reportAttributeAccessIssue] # an instance stands for a class here
+
+def unregistered(name: str) -> OpDef:
+    """A definition that stands for an op of that name."""
+    definition: OpDef = type("Unregistered", (UnregisteredOp,), {"name": name})()
+    return definition
 
 
 class Registry:
@@ -194,7 +221,9 @@ class Registry:
         """Add a definition. Raises `DiagnosticError` if another one has its name."""
         known = self._ops.get(op.name)
         if known is not None and type(known).__qualname__ != type(op).__qualname__:
-            raise error(f"op '{op.name}' is defined twice", remedy="rename one of the two definitions")
+            raise error(
+                f"op '{op.name}' is defined twice", remedy="rename one of the two definitions"
+            )
         self._ops[op.name] = op
 
     def get(self, name: str) -> OpDef | None:
@@ -220,21 +249,27 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
     found: dict[str, tuple[Expr, Loc, str]] = {}
     compound: list[tuple[tuple[str, ...], Expr, Value]] = []
     if len(op.operands) != len(rule.operands):
-        raise error(f"'{op.name}' expects {len(rule.operands)} operands, found {len(op.operands)}", op.loc)
+        raise error(
+            f"'{op.name}' expects {len(rule.operands)} operands, found {len(op.operands)}", op.loc
+        )
     for value, shape in zip(op.operands, rule.operands, strict=True):
         dims = value.tensor.dims
         if len(dims) != len(shape):
-            raise error(f"'{op.name}' expects %{value.name} to have {len(shape)} dimensions "
-                        f"({shape_text(shape) or 'a scalar'}), found {len(dims)}: {value.type}", op.loc,
-                        notes=[note(f"%{value.name} is defined here", value.loc)])
+            raise error(
+                f"'{op.name}' expects %{value.name} to have {len(shape)} dimensions "
+                f"({shape_text(shape) or 'a scalar'}), found {len(dims)}: {value.type}",
+                op.loc,
+                notes=[note(f"%{value.name} is defined here", value.loc)],
+            )
         for d, group in zip(dims, shape, strict=True):
             size = d.local if local else d.size
+            factor = "".join(group)
             if len(group) > 1:
                 compound.append((group, size, value))
-            elif group[0] not in found:
-                found[group[0]] = (size, value.loc, value.name)
+            elif factor not in found:
+                found[factor] = (size, value.loc, value.name)
             else:
-                _agree(op, group[0], found[group[0]], size, value, local)
+                _agree(op, factor, found[factor], size, value, local)
     sizes = {f: s for f, (s, _, _) in found.items()} | dict(rule.sizes)
     for group, size, value in compound:
         _solve(op, sizes, group, size, value, local)
@@ -252,90 +287,127 @@ def _sizes_from_results(op: Operation, rule: Rule, sizes: dict[str, Expr]) -> No
                 sizes[group[0]] = d.local
 
 
-def _agree(op: Operation, factor: str, known: tuple[Expr, Loc, str], size: Expr, value: Value, local: bool) -> None:
+def _agree(
+    op: Operation, factor: str, known: tuple[Expr, Loc, str], size: Expr, value: Value, local: bool
+) -> None:
     from stagec.ir.expr import same
 
     if same(known[0], size):
         return
     kind = "local size" if local else "size"
-    raise error(f"'{op.name}' expects the same {kind} for factor '{factor}': %{known[2]} has {known[0]}, "
-                f"%{value.name} has {size}", op.loc,
-                remedy=f"make both {known[0]}, or use another letter",
-                notes=[note(f"%{known[2]} is defined here", known[1]),
-                       note(f"%{value.name} is defined here", value.loc)])
+    raise error(
+        f"'{op.name}' expects the same {kind} for factor '{factor}': %{known[2]} has {known[0]}, "
+        f"%{value.name} has {size}",
+        op.loc,
+        remedy=f"make both {known[0]}, or use another letter",
+        notes=[
+            note(f"%{known[2]} is defined here", known[1]),
+            note(f"%{value.name} is defined here", value.loc),
+        ],
+    )
 
 
-def _solve(op: Operation, sizes: dict[str, Expr], group: tuple[str, ...], size: Expr, value: Value,
-           local: bool) -> None:
+def _solve(
+    op: Operation,
+    sizes: dict[str, Expr],
+    group: tuple[str, ...],
+    size: Expr,
+    value: Value,
+    local: bool,
+) -> None:
     unknown = [f for f in group if f not in sizes]
     known = product(sizes[f] for f in group if f in sizes)
     if len(unknown) > 1:
-        raise error(f"'{op.name}' cannot tell the sizes of factors {', '.join(unknown)} in a dimension of "
-                    f"%{value.name}", op.loc, remedy="give all but one of them in another operand")
+        raise error(
+            f"'{op.name}' cannot tell the sizes of factors {', '.join(unknown)} in a dimension of "
+            f"%{value.name}",
+            op.loc,
+            remedy="give all but one of them in another operand",
+        )
     if unknown:
         sizes[unknown[0]] = size / known
     elif size != known:
         from stagec.ir.expr import same
 
         if not same(size, known):
-            raise error(f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}", op.loc)
+            raise error(
+                f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}",
+                op.loc,
+            )
 
 
-# -- parameters -------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------
 
 
 def convert_param(param: Param, raw: Attr) -> Attr:
     """The attribute for a parsed parameter value. Raises ValueError with what was expected."""
-    match param.kind:
-        case "flag":
-            if raw is not True:
-                raise ValueError(f"'{param.name}' is a flag and takes no value")
-            return True
-        case "int":
-            return _number(param, raw)
-        case "ints":
-            return tuple(_number(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
-        case "sizes":
-            parts = raw if isinstance(raw, tuple) else (raw,)
-            if all(isinstance(v, Expr) for v in parts):
-                return parts
-            raise ValueError(f"'{param.name}' expects sizes, found {attr_text(raw)}")
-        case "size" | "ratio" if isinstance(raw, Expr):
-            return raw
-        case "str" if isinstance(raw, Quoted):
-            return raw
-        case "symbol" if isinstance(raw, SymbolRef):
-            return raw
-        case "relations" if isinstance(raw, tuple) and all(isinstance(v, Relation) for v in raw):
-            return raw
-        case "name":
-            return _name(param, raw)
-        case "names":
-            return tuple(_name(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
-        case _:
-            raise ValueError(f"'{param.name}' expects {_EXPECTED[param.kind]}, found {attr_text(raw)}")
+    if param.kind == "flag":
+        if raw is not True:
+            raise ValueError(f"'{param.name}' is a flag and takes no value")
+        return True
+    if param.kind in _ITEMS:
+        return _ITEMS[param.kind](param, raw)
+    if param.kind in _LISTS:
+        item = _ITEMS[_LISTS[param.kind]]
+        return tuple(item(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
+    relations = isinstance(raw, tuple) and all(isinstance(v, Relation) for v in raw)
+    if param.kind == "relations" and relations:
+        return raw
+    raise _unexpected(param, raw)
 
 
 _EXPECTED = {
-    "flag": "nothing", "int": "an integer", "ints": "integers", "size": "a size such as S/2", "sizes": "sizes",
-    "ratio": "a fraction such as 1/10", "str": "a string in quotes", "symbol": "a symbol such as @pod",
-    "relations": "relations such as S % tp == 0", "name": "a name", "names": "a name or a tuple of names",
-}  # fmt: skip
+    "flag": "nothing",
+    "int": "an integer",
+    "ints": "integers",
+    "size": "a size such as S/2",
+    "sizes": "sizes",
+    "ratio": "a fraction such as 1/10",
+    "str": "a string in quotes",
+    "symbol": "a symbol such as @pod",
+    "relations": "relations such as S % tp == 0",
+    "name": "a name",
+    "names": "a name or a tuple of names",
+}
+
+
+def _unexpected(param: Param, raw: Attr) -> ValueError:
+    return ValueError(f"'{param.name}' expects {_EXPECTED[param.kind]}, found {attr_text(raw)}")
+
+
+def _of_type(kind: type[Attr]) -> Callable[[Param, Attr], Attr]:
+    def convert(param: Param, raw: Attr) -> Attr:
+        if not isinstance(raw, kind):
+            raise _unexpected(param, raw)
+        return raw
+
+    return convert
 
 
 def _number(param: Param, raw: Attr) -> Expr:
     if isinstance(raw, Expr) and raw.value is not None:
         return const(raw.value)
-    raise ValueError(f"'{param.name}' expects {_EXPECTED[param.kind]}, found {attr_text(raw)}")
+    raise _unexpected(param, raw)
 
 
 def _name(param: Param, raw: Attr) -> str:
     name = raw if isinstance(raw, str) else raw.symbol_name if isinstance(raw, Expr) else None
     if name is None:
-        raise ValueError(f"'{param.name}' expects {_EXPECTED[param.kind]}, found {attr_text(raw)}")
+        raise _unexpected(param, raw)
     if param.choices and name not in param.choices:
         raise ValueError(f"'{param.name}' expects one of {', '.join(param.choices)}, found {name}")
     return name
+
+
+_ITEMS: Mapping[str, Callable[[Param, Attr], Attr]] = {
+    "int": _number,
+    "name": _name,
+    "size": _of_type(Expr),
+    "ratio": _of_type(Expr),
+    "str": _of_type(Quoted),
+    "symbol": _of_type(SymbolRef),
+}
+_LISTS = {"ints": "int", "sizes": "size", "names": "name"}
 
 
 def attr_text(value: Attr) -> str:
@@ -346,5 +418,17 @@ def attr_text(value: Attr) -> str:
     return str(value)
 
 
-__all__ = ["PHASES", "Array", "DiagnosticError", "NumericContext", "OpDef", "Param", "Registry", "Sizes",
-           "UnregisteredOp", "attr_text", "convert_param", "factor_sizes"]
+__all__ = [
+    "PHASES",
+    "Array",
+    "DiagnosticError",
+    "NumericContext",
+    "OpDef",
+    "Param",
+    "Registry",
+    "Sizes",
+    "UnregisteredOp",
+    "attr_text",
+    "convert_param",
+    "factor_sizes",
+]

@@ -164,8 +164,13 @@ def same_type(left: Value, right: Value) -> bool:
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return a == b
     return (a.dtype, a.dims, a.partial, a.placed, a.memory, a.stage) == (
-        b.dtype, b.dims, b.partial, b.placed, b.memory, b.stage,
-    )  # fmt: skip
+        b.dtype,
+        b.dims,
+        b.partial,
+        b.placed,
+        b.memory,
+        b.stage,
+    )
 
 
 def _operand(op: Operation) -> Value | None:

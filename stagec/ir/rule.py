@@ -1,8 +1,8 @@
 """Index rules: how the dimensions of an op's operands and results correspond.
 
-A rule is written like an einsum, `bshk,hkd->bsd`, over one-letter *factors*. A dimension may be a product of
-factors, major first, in parentheses: `bs(gr)k,bztgk->bs(gr)k`. Everything that reasons about placement,
-cost or shape reads rules; nothing asks for the name of an op.
+A rule is written like an einsum, `bshk,hkd->bsd`, over one-letter *factors*. A dimension may be a
+product of factors, major first, in parentheses: `bs(gr)k,bztgk->bs(gr)k`. Everything that reasons
+about placement, cost or shape reads rules; nothing asks for the name of an op.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeAlias
 
 from stagec.ir.expr import Expr
 
-Group = tuple[str, ...]
-Shape = tuple[Group, ...]
+Group: TypeAlias = tuple[str, ...]
+Shape: TypeAlias = tuple[Group, ...]
 
 
 class RuleSyntaxError(ValueError):
@@ -26,9 +27,9 @@ class Rule:
     """The factors of each operand and result dimension, and what may be done to them.
 
     `whole` factors must not be split. `special` ones may, but then the op has to be rewritten
-    (`OpDef.partition`). `linear`: partial sums may pass if *all* operands named here are partial over the
-    same axes. `reduction` is the kind of partial value that a split contracted factor leaves.
-    `sizes` gives factors that appear in no operand.
+    (`OpDef.partition`). `linear`: partial sums may pass if *all* operands named here are partial
+    over the same axes. `reduction` is the kind of partial value that a split contracted factor
+    leaves. `sizes` gives factors that appear in no operand.
     """
 
     operands: tuple[Shape, ...]
@@ -58,14 +59,29 @@ class Rule:
                     yield i, d
 
 
-def make_rule(text: str, *, whole: str = "", special: str = "", linear: Iterable[int] = (),
-              reduction: str = "sum", sizes: Mapping[str, Expr] | None = None) -> Rule:
+def make_rule(
+    text: str,
+    *,
+    whole: str = "",
+    special: str = "",
+    linear: Iterable[int] = (),
+    reduction: str = "sum",
+    sizes: Mapping[str, Expr] | None = None,
+) -> Rule:
     """A rule from its text, `operand,operand->result,result`.
 
     Raises `RuleSyntaxError`.
     """
     operands, results = parse_rule(text)
-    return Rule(operands, results, frozenset(whole), frozenset(special), frozenset(linear), reduction, sizes or {})
+    return Rule(
+        operands,
+        results,
+        frozenset(whole),
+        frozenset(special),
+        frozenset(linear),
+        reduction,
+        sizes or {},
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
 """Types: tensors with symbolic sizes whose placement stands next to each dimension.
 
-Types refine: a result may have no type yet, then a shaped one, then a placed one. All are immutable.
+Types refine: a result may have no type yet, then a shaped one, then a placed one. All are
+immutable.
 """
 
 from __future__ import annotations
@@ -12,16 +13,27 @@ from stagec.ir.expr import Expr, const, product, substitute, symbol
 
 #: Bytes of one element.
 DTYPE_BYTES: Mapping[str, int] = {
-    "f64": 8, "f32": 4, "bf16": 2, "f16": 2, "f8e4m3": 1, "f8e5m2": 1,
-    "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "i1": 1,
-}  # fmt: skip
+    "f64": 8,
+    "f32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "i1": 1,
+}
 FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2"})
 ROLES = ("param", "state")
 
 
 @dataclass(frozen=True, slots=True)
 class AxisUse:
-    """A mesh axis that splits a dimension; `priority` 0 is compute, 1 and 2 are at-rest placements."""
+    """A mesh axis that splits a dimension; `priority` 0 is compute, 1 and 2 are at-rest
+    placements."""
 
     axis: str
     priority: int = 0
@@ -53,7 +65,9 @@ class Dim:
         if self.split:
             atom = text if text.isidentifier() or text.isdigit() else f"({text})"
             many = len(self.split) > 1
-            return f"{atom}@({', '.join(map(str, self.split))})" if many else f"{atom}@{self.split[0]}"
+            return (
+                f"{atom}@({', '.join(map(str, self.split))})" if many else f"{atom}@{self.split[0]}"
+            )
         return text + "?" if self.open else text
 
 
@@ -64,7 +78,9 @@ def axis_size(axes: Iterable[str]) -> Expr:
 
 def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
     """A dimension split over these axes at one priority."""
-    return Dim(size if isinstance(size, Expr) else const(size), tuple(AxisUse(a, priority) for a in axes))
+    return Dim(
+        size if isinstance(size, Expr) else const(size), tuple(AxisUse(a, priority) for a in axes)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +145,9 @@ class TensorType:
         """Shape and dtype alone."""
         return TensorType(self.dtype, tuple(Dim(d.size) for d in self.dims))
 
-    def with_splits(self, splits: Iterable[tuple[str, ...]], partial: Partial | None = None) -> TensorType:
+    def with_splits(
+        self, splits: Iterable[tuple[str, ...]], partial: Partial | None = None
+    ) -> TensorType:
         """The same tensor placed: dimension i split over `splits[i]`."""
         dims = tuple(dim(d.size, *axes) for d, axes in zip(self.dims, splits, strict=True))
         return TensorType(self.dtype, dims, partial, True, self.memory, self.stage)

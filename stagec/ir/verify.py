@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.core import Attr, NotATensorError, Operation, Region, Value
 from stagec.ir.expr import Expr, NotAnIntegerError, evaluate
 from stagec.ir.facts import Relation
-from stagec.ir.infer import infer_op
+from stagec.ir.infer import infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
@@ -96,8 +96,8 @@ class _Checker:
                 self._problems.error(f"'{op.name}' {message}", op.loc)
         except DiagnosticError as e:
             self._problems.add(*e.diagnostics)
-        except RuleSyntaxError as e:
-            self._problems.error(f"'{op.name}' has a malformed rule: {e}", op.loc)
+        except (RuleSyntaxError, NotATensorError, IndexError, KeyError, ValueError) as e:
+            self._problems.add(misfit(op, e))
 
     def _value(self, op: Operation, value: Value) -> None:
         self._visible.add(value)

@@ -8,7 +8,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, NotAnIntegerError, evaluate, numerator_and_denominator
 from stagec.ir.facts import divisible
 from stagec.ir.module import Module
-from stagec.ir.rule import Rule, RuleSyntaxError
+from stagec.ir.rule import Rule
 from stagec.ir.types import Dim, TensorType, axis_size
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
 from stagec.support.source import Loc
@@ -117,7 +117,7 @@ def _rule(op: Operation) -> Rule | None:
         return None
     try:
         return op.definition.rule(op)
-    except (DiagnosticError, RuleSyntaxError):
+    except (DiagnosticError, ValueError, IndexError, KeyError):
         return None
 
 

@@ -1,7 +1,7 @@
 """Liveness: which buffers exist at each moment of a step, per rank, with symbolic sizes.
 
-A buffer lives from the op that makes it to its last user. Views share the buffer of what they view, in-place
-results take that of their operand. A repeat is looked at in its worst iteration only.
+A buffer lives from the op that makes it to its last user. Views share the buffer of what they view,
+in-place results take that of their operand. A repeat is looked at in its worst iteration only.
 """
 
 from __future__ import annotations
@@ -60,14 +60,19 @@ class Sets:
 
 
 def classify(body: Region) -> Sets:
-    """Sort the values of a function: arguments; what the optimizer takes from backward; forward to backward."""
+    """Sort the values of a function: arguments; what the optimizer takes from backward; forward to
+    backward."""
     sets = Sets(static=set(body.args))
     for region in step_regions(body):
         for op in region.ops:
             for value in op.results:
                 users = {u.phase for u, _ in value.uses if u is not body.terminator}
                 gathered = "over" in op.attrs and all(map(is_parameter, op.operands))
-                if op.phase == "forward" and not gathered and users & {"backward", "gradient", "recompute"}:
+                if (
+                    op.phase == "forward"
+                    and not gathered
+                    and users & {"backward", "gradient", "recompute"}
+                ):
                     sets.stash.add(root(value))
                 elif op.phase != "optimizer" and "optimizer" in users:
                     sets.gradients.add(root(value))
@@ -77,12 +82,20 @@ def classify(body: Region) -> Sets:
 
 def step_regions(body: Region) -> list[Region]:
     """The region of a function and that of its accumulation, if there is one."""
-    inner = [op.body for op in body.ops if op.region is not None and "carry" not in op.definition.params_by_name()]
+    inner = [
+        op.body
+        for op in body.ops
+        if op.region is not None and "carry" not in op.definition.params_by_name()
+    ]
     return [body, *(r for region in inner for r in step_regions(region))]
 
 
-def moments(region: Region, sets: Sets, around: frozenset[Value] = frozenset(),
-            stash: tuple[Value, ...] = ()) -> Iterator[Moment]:
+def moments(
+    region: Region,
+    sets: Sets,
+    around: frozenset[Value] = frozenset(),
+    stash: tuple[Value, ...] = (),
+) -> Iterator[Moment]:
     """Every moment of a region, given what is live around it."""
     last = last_users(region)
     live: set[Value] = set(around)
@@ -116,7 +129,8 @@ def _owned(arg: Value) -> bool:
 
 
 def last_users(region: Region) -> dict[Value, Operation]:
-    """For each buffer made in (or carried into) a region: the last op of the region that uses it."""
+    """For each buffer made in (or carried into) a region: the last op of the region that uses
+    it."""
     found: dict[Value, Operation] = {}
     for op in region.ops:
         for value in op.results:

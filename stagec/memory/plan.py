@@ -1,7 +1,7 @@
 """The memory plan of a step: lifetimes made explicit, and the bytes of each category.
 
-Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do; the peak
-is the worst moment of everything else on top of the static state.
+Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do;
+the peak is the worst moment of everything else on top of the static state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ PASS = "plan-memory"
 
 
 def plan_memory(module: Module) -> None:
-    """Insert `stg.free` after each buffer's last user and a `stg.memory` with the bytes on one rank."""
+    """Insert `stg.free` after each buffer's last user and a `stg.memory` with the bytes on one
+    rank."""
     func = module.main
     body = func.body
     sets = classify(body)
@@ -34,8 +35,19 @@ def plan_memory(module: Module) -> None:
     transient = _worst([_bytes(m.live) for m in steps], env)
     _insert_frees(module, body, keep=sets.gradients | sets.static)
     b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
-    b.op("stg.memory", (), {"parameters": static, "gradients": gradients, "optimizer": optimizer, "stash": stash,
-                            "transient": transient, "peak": static + gradients + optimizer + working}, types=())
+    b.op(
+        "stg.memory",
+        (),
+        {
+            "parameters": static,
+            "gradients": gradients,
+            "optimizer": optimizer,
+            "stash": stash,
+            "transient": transient,
+            "peak": static + gradients + optimizer + working,
+        },
+        types=(),
+    )
 
 
 def _bytes(values: Iterable[Value]) -> Expr:
@@ -43,7 +55,8 @@ def _bytes(values: Iterable[Value]) -> Expr:
 
 
 def _worst(candidates: list[Expr], env: Mapping[str, int]) -> Expr:
-    """The largest; decided by the known sizes if all are known, else kept as a `max` of what may be largest."""
+    """The largest; decided by the known sizes if all are known, else kept as a `max` of what may be
+    largest."""
     unique = list(dict.fromkeys(candidates))
     if not unique:
         return ZERO
@@ -53,7 +66,8 @@ def _worst(candidates: list[Expr], env: Mapping[str, int]) -> Expr:
 
 
 def _undominated(candidates: list[Expr]) -> list[Expr]:
-    """Drop what is never largest: every term of it is at most the same term of another (sizes are positive)."""
+    """Drop what is never largest: every term of it is at most the same term of another (sizes are
+    positive)."""
     kept: list[tuple[Expr, Mapping[str, Fraction]]] = []
     for candidate in candidates:
         mine = terms(candidate)
@@ -64,7 +78,9 @@ def _undominated(candidates: list[Expr]) -> list[Expr]:
 
 
 def _covers(big: Mapping[str, Fraction], small: Mapping[str, Fraction]) -> bool:
-    return all(big.get(k, Fraction(0)) >= small.get(k, Fraction(0)) for k in big.keys() | small.keys())
+    return all(
+        big.get(k, Fraction(0)) >= small.get(k, Fraction(0)) for k in big.keys() | small.keys()
+    )
 
 
 def _insert_frees(module: Module, region: Region, keep: set[Value]) -> None:
@@ -77,7 +93,9 @@ def _insert_frees(module: Module, region: Region, keep: set[Value]) -> None:
         Builder.after(module.registry, op).op("stg.free", values, types=())
     for op in list(region.ops):
         if op.region is not None:
-            _insert_frees(module, op.region, keep | {a for a in op.region.args if not _is_carried(op, a)})
+            _insert_frees(
+                module, op.region, keep | {a for a in op.region.args if not _is_carried(op, a)}
+            )
 
 
 def _is_carried(op: Operation, arg: Value) -> bool:

@@ -25,5 +25,7 @@ class LibraryModel:
 
 def library() -> dict[str, LibraryModel]:
     """All models, by name."""
-    catalog = tomllib.loads(files("stagec.models").joinpath("catalog.toml").read_text(encoding="utf-8"))
+    catalog = tomllib.loads(
+        files("stagec.models").joinpath("catalog.toml").read_text(encoding="utf-8")
+    )
     return {n: LibraryModel(n, e["title"], e["text"], e["set"]) for n, e in catalog.items()}

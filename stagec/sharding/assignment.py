@@ -1,7 +1,7 @@
 """Which mesh axes split which factors of an op: the link between rules and placements.
 
-An assignment maps factors to axes. From it follow the placement of every operand that the op needs and
-the placement of every result that it gives; from placed results it can be read back.
+An assignment maps factors to axes. From it follow the placement of every operand that the op needs
+and the placement of every result that it gives; from placed results it can be read back.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ def required_splits(shape: Shape, assignment: Assignment) -> tuple[Axes, ...]:
     return tuple(split_of(group, assignment) for group in shape)
 
 
-def distribute(group: Group, axes: Axes, sizes: Mapping[str, Expr], facts: Facts) -> dict[str, Axes]:
-    """Hand the axes of a dimension to its factors, major factor first, as far as they surely divide.
+def distribute(
+    group: Group, axes: Axes, sizes: Mapping[str, Expr], facts: Facts
+) -> dict[str, Axes]:
+    """Hand the axes of a dimension to its factors, major factor first, as far as they surely
+    divide.
 
-    A factor takes further axes only if the one before it is split completely; without that knowledge all
-    axes go to the first factor that they divide.
+    A factor takes further axes only if the one before it is split completely; without that
+    knowledge all axes go to the first factor that they divide.
     """
     if len(group) == 1:
         return {group[0]: axes}
@@ -52,11 +55,13 @@ def result_type(op: Operation, rule: Rule, index: int, assignment: Assignment) -
     return op.results[index].tensor.with_splits(required_splits(shape, assignment), partial)
 
 
-def read_assignment(op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts) -> dict[str, Axes]:
+def read_assignment(
+    op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts
+) -> dict[str, Axes]:
     """The assignment under which an op with placed results was placed.
 
-    Factors of a result have its axes; a contracted factor has those axes of the result's partial sum by which
-    an operand is split along it; a special factor has what its operand has.
+    Factors of a result have its axes; a contracted factor has those axes of the result's partial
+    sum by which an operand is split along it; a special factor has what its operand has.
     """
     found: dict[str, Axes] = {}
     for value, shape in zip(op.results, rule.results, strict=False):

@@ -1,7 +1,8 @@
 """Collective insertion: makes every change of placement an op.
 
-Each op says, through its rule and the placement of its results, how it needs its operands; where a value is
-placed otherwise, the steps of `reshard.plan` are inserted before its first user and shared by all later ones.
+Each op says, through its rule and the placement of its results, how it needs its operands; where a
+value is placed otherwise, the steps of `reshard.plan` are inserted before its first user and shared
+by all later ones.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _Key = tuple[Value, tuple[Axes, ...], Axes, str, Region]
 def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
     """Make placements explicit in all functions, in place.
 
-    With `save_gathered`, what forward gathered for a split matmul is kept for backward, else backward gathers
-    again. Raises `DiagnosticError` where a placement cannot be reached.
+    With `save_gathered`, what forward gathered for a split matmul is kept for backward, else
+    backward gathers again. Raises `DiagnosticError` where a placement cannot be reached.
     """
     for func in module.functions:
         _Inserter(module, save_gathered).region(func.body)
@@ -52,7 +53,7 @@ class _Inserter:
                 self._region_op(op)
         self._terminator(region)
 
-    # -- what each user needs ------------------------------------------------------------------------
+    # -- what each user needs ----------------------------------------------------------------------
 
     def _rule_op(self, op: Operation, rule: Rule) -> None:
         assignment = read_assignment(op, rule, factor_sizes(op, rule), self._facts)
@@ -82,7 +83,11 @@ class _Inserter:
 
     def _region_op(self, op: Operation) -> None:
         region = op.body
-        carried = op.integer("carry", 1) if "carry" in op.definition.params_by_name() else len(op.operands)
+        carried = (
+            op.integer("carry", 1)
+            if "carry" in op.definition.params_by_name()
+            else len(op.operands)
+        )
         for i, value in enumerate(op.operands[:carried]):
             target = region.args[i].tensor
             self._require(op, i, value, [d.axes for d in target.dims], target.partial_axes)
@@ -97,11 +102,15 @@ class _Inserter:
         else:
             targets = [t for t in region.returns if isinstance(t, TensorType)]
         for i, target in enumerate(targets):
-            self._require(end, i, end.operands[i], [d.axes for d in target.dims], target.partial_axes)
+            self._require(
+                end, i, end.operands[i], [d.axes for d in target.dims], target.partial_axes
+            )
 
-    # -- making it so --------------------------------------------------------------------------------
+    # -- making it so ------------------------------------------------------------------------------
 
-    def _require(self, op: Operation, index: int, value: Value, splits: Sequence[Axes], partial: Axes) -> None:
+    def _require(
+        self, op: Operation, index: int, value: Value, splits: Sequence[Axes], partial: Axes
+    ) -> None:
         have = value.tensor
         keep = tuple(a for a in have.partial_axes if a in partial)
         if [d.axes for d in have.dims] == list(splits) and keep == have.partial_axes:
@@ -135,22 +144,32 @@ class _Inserter:
                 attrs["from"] = step.source
             if step.kind == "max":
                 attrs["kind"] = "max"
-            suffix = {"stg.all_gather": "g", "stg.reduce_scatter": "s", "stg.all_reduce": "r"}.get(step.op, "m")
+            suffix = {"stg.all_gather": "g", "stg.reduce_scatter": "s", "stg.all_reduce": "r"}.get(
+                step.op, "m"
+            )
             value = b.value(step.op, [value], attrs, hint=f"{value.name}_{suffix}")  # type: ignore[arg-type]
         return value
 
     def _reduce_in_groups(self, op: Operation, passing: Axes) -> None:
-        """A sum of scalars with different unreduced axes: add those that are alike first, reduce each sum once."""
+        """A sum of scalars with different unreduced axes: add those that are alike first, reduce
+        each sum once."""
         groups: dict[Axes, list[Value]] = {}
         for value in op.operands:
-            groups.setdefault(tuple(a for a in value.tensor.partial_axes if a not in passing), []).append(value)
+            groups.setdefault(
+                tuple(a for a in value.tensor.partial_axes if a not in passing), []
+            ).append(value)
         if len(groups) < 2 and not any(groups):
             return
         builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
         sums: list[Value] = []
         for values in groups.values():
-            one = values[0] if len(values) == 1 else builder.value(op.name, values, hint=f"{op.results[0].name}_part",
-                                                                  type=values[0].tensor)
+            one = (
+                values[0]
+                if len(values) == 1
+                else builder.value(
+                    op.name, values, hint=f"{op.results[0].name}_part", type=values[0].tensor
+                )
+            )
             sums.append(one)
         op.set_operands(sums)
 
@@ -160,7 +179,9 @@ def _passed(op: Operation, rule: Rule) -> Axes:
     if not rule.linear or not op.results:
         return ()
     result = op.results[0].tensor.partial_axes
-    return tuple(a for a in result if all(a in op.operands[i].tensor.partial_axes for i in rule.linear))
+    return tuple(
+        a for a in result if all(a in op.operands[i].tensor.partial_axes for i in rule.linear)
+    )
 
 
 def _root_param(value: Value) -> bool:
@@ -169,7 +190,8 @@ def _root_param(value: Value) -> bool:
 
 
 def _keep_gathered(region: Region) -> None:
-    """Stash the gathered value instead of the split one where backward would gather the same again."""
+    """Stash the gathered value instead of the split one where backward would gather the same
+    again."""
     for op in region.ops:
         if op.region is None or "carry" not in op.definition.params_by_name():
             if op.region is not None:
@@ -190,8 +212,12 @@ def _keep_one(op: Operation, index: int) -> None:
         arg = user.body.args[slot]
         again = [u for u, _ in arg.uses]
         for gather in gathers:
-            if again and all(u.name == gather.name and u.attrs.get("dim") == gather.attrs["dim"]
-                             and u.attrs.get("over") == gather.attrs["over"] for u in again):
+            if again and all(
+                u.name == gather.name
+                and u.attrs.get("dim") == gather.attrs["dim"]
+                and u.attrs.get("over") == gather.attrs["over"]
+                for u in again
+            ):
                 end.set_operand(index, gather.result)
                 op.results[index].type = gather.result.tensor.stacked(op.expr("count"))
                 arg.type = gather.result.tensor

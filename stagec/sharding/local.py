@@ -27,16 +27,26 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
                 for factor, axes in distribute(group, d.axes, sizes, facts).items():
                     found.setdefault(factor, axes)
     for i, value in enumerate(op.results):
-        axes = tuple(dict.fromkeys(a for f in rule.factors if f in rule.contracted(i) for a in found.get(f, ())))
+        axes = tuple(
+            dict.fromkeys(
+                a for f in rule.factors if f in rule.contracted(i) for a in found.get(f, ())
+            )
+        )
         axes = tuple(dict.fromkeys((*passing_partial(op, rule), *axes)))
         partial = Partial(rule.reduction, axes) if axes else None
-        value.type = value.tensor.with_splits([split_of(g, found) for g in rule.results[i]], partial)
+        value.type = value.tensor.with_splits(
+            [split_of(g, found) for g in rule.results[i]], partial
+        )
 
 
 def implicit_moves(op: Operation, facts: Facts) -> Iterator[str]:
     """Messages for operands that the op needs placed otherwise than they are."""
     rule = op.definition.rule(op)
-    if rule is None or not rule.operands or not all(isinstance(v.type, TensorType) for v in op.operands):
+    if (
+        rule is None
+        or not rule.operands
+        or not all(isinstance(v.type, TensorType) for v in op.operands)
+    ):
         return
     assignment = read_assignment(op, rule, factor_sizes(op, rule), facts)
     for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=True)):

@@ -1,7 +1,8 @@
 """Sharding propagation: from pinned placements to the placement of every value.
 
-Sweeps forward and backward over the ops' rules, priority by priority, to a fixpoint. It knows rules, never
-ops. What it decides is which axes split which factors of each op; the types of the results follow.
+Sweeps forward and backward over the ops' rules, priority by priority, to a fixpoint. It knows
+rules, never ops. What it decides is which axes split which factors of each op; the types of the
+results follow.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class _Propagation:
         self._region = region
         self._order = module.mesh.axes if module.mesh else ()
         self._nodes: dict[Operation, _Node] = {}
-        self._free: dict[Value, list[Split]] = {}  # carried arguments: placed by what is around them
+        self._free: dict[
+            Value, list[Split]
+        ] = {}  # carried arguments: placed by what is around them
         self._pinned: dict[Value, TensorType] = {}
         self._collect(region)
 
@@ -73,9 +76,11 @@ class _Propagation:
     @staticmethod
     def _is_carried(arg: Value) -> bool:
         owner = arg.region.owner
-        return "carry" in owner.definition.params_by_name() and arg.index < owner.integer("carry", 1)
+        return "carry" in owner.definition.params_by_name() and arg.index < owner.integer(
+            "carry", 1
+        )
 
-    # -- placements of values ------------------------------------------------------------------------
+    # -- placements of values ----------------------------------------------------------------------
 
     def split(self, value: Value) -> list[Split]:
         """The split of each dimension of a value, as far as it is known."""
@@ -105,7 +110,7 @@ class _Propagation:
             return self.split(op.body.args[value.index])
         return [(), *self.split(op.body.terminator.operands[value.index])]
 
-    # -- the sweeps ----------------------------------------------------------------------------------
+    # -- the sweeps --------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Propagate, then write the types."""
@@ -124,8 +129,12 @@ class _Propagation:
 
     def _check_pins(self, node: _Node, value: Value) -> None:
         """A pinned result and a pinned operand must not split one factor over different axes."""
-        result = {f: d.axes for g, d in zip(node.rule.results[value.index], self._pinned[value].dims, strict=True)
-                  for f in g if len(g) == 1}
+        result = {
+            f: d.axes
+            for g, d in zip(node.rule.results[value.index], self._pinned[value].dims, strict=True)
+            for f in g
+            if len(g) == 1
+        }
         if not node.op.definition.pure or node.op.definition.aliases:
             return  # place and gradient are there to change placements
         for operand, shape in zip(node.op.operands, node.rule.operands, strict=True):
@@ -134,10 +143,14 @@ class _Propagation:
                 mine, other = result.get(g[0], ()), d.axes
                 hard = all(use.priority == 0 for use in d.split)
                 if mine and other and hard and mine[: len(other)] != other[: len(mine)]:
-                    raise error(f"contradictory placements: '{node.op.name}' splits factor '{g[0]}' over "
-                                f"{', '.join(mine)} in its result, but over {', '.join(other)} in %{operand.name}",
-                                value.loc, remedy="change one of them, or move the value with 'stg.place'",
-                                notes=[note(f"%{operand.name} is pinned here: {pinned}", operand.loc)])
+                    raise error(
+                        f"contradictory placements: '{node.op.name}' splits factor '{g[0]}' over "
+                        f"{', '.join(mine)} in its result, but over {', '.join(other)} in "
+                        f"%{operand.name}",
+                        value.loc,
+                        remedy="change one of them, or move the value with 'stg.place'",
+                        notes=[note(f"%{operand.name} is pinned here: {pinned}", operand.loc)],
+                    )
 
     def _sweep(self, priority: int) -> bool:
         changed = False
@@ -185,10 +198,15 @@ class _Propagation:
             return self._wanted_by_region(owner, index)
         returns = owner.body.returns
         declared = returns[index] if index < len(returns) else None
-        return [d.split for d in declared.dims] if isinstance(declared, TensorType) and declared.placed else None
+        return (
+            [d.split for d in declared.dims]
+            if isinstance(declared, TensorType) and declared.placed
+            else None
+        )
 
     def _wanted_by_region(self, owner: Operation, index: int) -> list[Split] | None:
-        """How what a region yields is wanted: as it is carried, or as the users of the result have it."""
+        """How what a region yields is wanted: as it is carried, or as the users of the result have
+        it."""
         repeats = "carry" in owner.definition.params_by_name()
         if repeats and index < owner.integer("carry", 1):
             return self.split(owner.body.args[index])
@@ -199,9 +217,13 @@ class _Propagation:
         return None
 
     def _carry(self, arg: Value, priority: int) -> bool:
-        """A carried argument takes splits from its initial value, from what is yielded, and from its users."""
+        """A carried argument takes splits from its initial value, from what is yielded, and from
+        its users."""
         owner = arg.region.owner
-        sources = [self.split(owner.operands[arg.index]), self.split(owner.body.terminator.operands[arg.index])]
+        sources = [
+            self.split(owner.operands[arg.index]),
+            self.split(owner.body.terminator.operands[arg.index]),
+        ]
         sources += [w for op, i in arg.uses if (w := self._wanted(op, i)) is not None]
         now = self._free[arg]
         before = list(now)
@@ -209,18 +231,25 @@ class _Propagation:
             for d, split in enumerate(source):
                 for use in split[len(now[d]) :]:
                     taken = {u.axis for s in now for u in s}
-                    if use.priority <= priority and use.axis not in taken and split[: len(now[d])] == now[d]:
+                    if (
+                        use.priority <= priority
+                        and use.axis not in taken
+                        and split[: len(now[d])] == now[d]
+                    ):
                         now[d] = (*now[d], use)
         return now != before
 
-    def _offer_dims(self, node: _Node, shape: tuple[Group, ...], splits: list[Split], priority: int) -> bool:
+    def _offer_dims(
+        self, node: _Node, shape: tuple[Group, ...], splits: list[Split], priority: int
+    ) -> bool:
         changed = False
         for group, split in zip(shape, splits, strict=True):
             changed |= self._offer(node, group, split, priority)
         return changed
 
     def _offer(self, node: _Node, group: Group, split: Split, priority: int) -> bool:
-        """Split the factors of a dimension as offered, as far as priority, rule and other factors let it."""
+        """Split the factors of a dimension as offered, as far as priority, rule and other factors
+        let it."""
         split = tuple(u for u in split if u.priority <= priority)
         if not split:
             return False
@@ -233,13 +262,19 @@ class _Propagation:
 
     def _extend(self, node: _Node, factor: str, offered: list[AxisUse]) -> bool:
         now = node.axes.get(factor, ())
-        if factor in node.rule.whole or [u.axis for u in now] != [u.axis for u in offered[: len(now)]]:
+        if factor in node.rule.whole or [u.axis for u in now] != [
+            u.axis for u in offered[: len(now)]
+        ]:
             return False
         changed = False
         for use in offered[len(now) :]:
             taken = {u.axis: f for f, uses in node.axes.items() for u in uses}
             axes = (*(u.axis for u in now), use.axis)
-            if use.axis in taken or use.axis in self._passing(node) or not self._facts.divides(axis_size(axes), node.sizes[factor]):
+            if (
+                use.axis in taken
+                or use.axis in self._passing(node)
+                or not self._facts.divides(axis_size(axes), node.sizes[factor])
+            ):
                 break
             now = (*now, use)
             node.axes[factor] = now
@@ -247,7 +282,8 @@ class _Propagation:
         return changed
 
     def _passing(self, node: _Node) -> frozenset[str]:
-        """Axes over which all linear operands are unreduced: the op hands the parts on, it does not split them."""
+        """Axes over which all linear operands are unreduced: the op hands the parts on, it does not
+        split them."""
         if not node.rule.linear:
             return frozenset()
         parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
@@ -263,7 +299,7 @@ class _Propagation:
         contracted = node.rule.contracted(value.index) - node.rule.special
         return self._passing(node) | {u.axis for f in contracted for u in node.axes.get(f, ())}
 
-    # -- the types -----------------------------------------------------------------------------------
+    # -- the types ---------------------------------------------------------------------------------
 
     def _write(self, region: Region) -> None:
         for arg in region.args:
@@ -275,8 +311,11 @@ class _Propagation:
                 self._write(op.region)
                 self._write_region_results(op)
         region.returns = tuple(
-            _settled(t, [d.split for d in t.dims], t.partial) if isinstance(t, TensorType) and t.placed else v.tensor
-            for t, v in zip(region.returns, region.terminator.operands, strict=False))
+            _settled(t, [d.split for d in t.dims], t.partial)
+            if isinstance(t, TensorType) and t.placed
+            else v.tensor
+            for t, v in zip(region.returns, region.terminator.operands, strict=False)
+        )
 
     def _write_results(self, node: _Node) -> None:
         for value in node.op.results:
@@ -293,9 +332,14 @@ class _Propagation:
 
 
 def _partial(node: _Node, index: int, order: Sequence[str]) -> Partial | None:
-    """What is unreduced in a result: contracted split factors, and partial sums that all operands hand on."""
+    """What is unreduced in a result: contracted split factors, and partial sums that all operands
+    hand on."""
     contracted = node.rule.contracted(index) - node.rule.special
-    axes = tuple(dict.fromkeys(u.axis for f in node.rule.factors if f in contracted for u in node.axes.get(f, ())))
+    axes = tuple(
+        dict.fromkeys(
+            u.axis for f in node.rule.factors if f in contracted for u in node.axes.get(f, ())
+        )
+    )
     common = passing_partial(node.op, node.rule)
     used = {u.axis for uses in node.axes.values() for u in uses}
     axes += tuple(a for a in common if a not in used)
@@ -303,7 +347,8 @@ def _partial(node: _Node, index: int, order: Sequence[str]) -> Partial | None:
 
 
 def passing_partial(op: Operation, rule: Rule) -> tuple[str, ...]:
-    """Axes over which all linear operands are partial sums, so that the op may work on the parts."""
+    """Axes over which all linear operands are partial sums, so that the op may work on the
+    parts."""
     parts = [op.operands[i].tensor.partial for i in sorted(rule.linear)]
     if not parts or any(p is None or p.kind != "sum" for p in parts):
         return ()
@@ -313,8 +358,10 @@ def passing_partial(op: Operation, rule: Rule) -> tuple[str, ...]:
 
 def _settled(type_: TensorType, splits: list[Split], partial: Partial | None = None) -> TensorType:
     """The type placed so, without priorities."""
-    dims = tuple(replace(d, split=tuple(AxisUse(u.axis) for u in s), open=False)
-                 for d, s in zip(type_.dims, splits, strict=True))
+    dims = tuple(
+        replace(d, split=tuple(AxisUse(u.axis) for u in s), open=False)
+        for d, s in zip(type_.dims, splits, strict=True)
+    )
     return replace(type_, dims=dims, partial=partial, placed=True)
 
 

@@ -1,7 +1,8 @@
 """How to get from one placement to another: a list of collectives, cheapest first.
 
 `plan` works on types only. Per axis: partial to split is a reduce_scatter, partial to replicated an
-all_reduce, split to split an all_to_all, split to replicated an all_gather, replicated to split a slice.
+all_reduce, split to split an all_to_all, split to replicated an all_gather, replicated to split a
+slice.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class Step:
 def plan(have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> list[Step]:
     """The steps from `have` to a value split over `splits` and partial over `partial`.
 
-    Reductions that scatter come first (they shrink what follows), then reductions, exchanges, slices and
-    gathers. Axes that move together move in one step. Raises `NoPlanError`.
+    Reductions that scatter come first (they shrink what follows), then reductions, exchanges,
+    slices and gathers. Axes that move together move in one step. Raises `NoPlanError`.
     """
     now = [d.axes for d in have.dims]
     waiting = have.partial_axes
     if not set(partial) <= set(waiting):
-        raise NoPlanError(f"cannot make {have} partial over {', '.join(set(partial) - set(waiting))}")
+        raise NoPlanError(
+            f"cannot make {have} partial over {', '.join(set(partial) - set(waiting))}"
+        )
     kind = have.partial.kind if have.partial else "sum"
     steps: list[Step] = []
     pending = tuple(a for a in waiting if a not in partial)
@@ -71,8 +74,11 @@ def _exchanges(now: list[Axes], splits: Sequence[Axes]) -> list[Step]:
         if not over or now[d] != target[: len(now[d])]:
             continue
         for source, axes in enumerate(now):
-            if source != d and axes[len(axes) - len(over) :] == over and _common(axes, splits[source]) <= len(
-                    axes) - len(over):
+            if (
+                source != d
+                and axes[len(axes) - len(over) :] == over
+                and _common(axes, splits[source]) <= len(axes) - len(over)
+            ):
                 steps.append(Step("stg.all_to_all", over, d, source))
                 now[source], now[d] = axes[: len(axes) - len(over)], target
                 break

@@ -19,19 +19,30 @@ def common_dimensions(types: Iterable[TensorType]) -> list[str]:
     return sorted(counts, key=lambda n: (-counts[n], n))
 
 
-def shard_at_rest(type_: TensorType, axes: tuple[str, ...], preferred: list[str], facts: Facts,
-                  env: Mapping[str, int], skip: frozenset[str]) -> tuple[TensorType, bool]:
+def shard_at_rest(
+    type_: TensorType,
+    axes: tuple[str, ...],
+    preferred: list[str],
+    facts: Facts,
+    env: Mapping[str, int],
+    skip: frozenset[str],
+) -> tuple[TensorType, bool]:
     """The type with one more dimension split over the axes, at rest; False if none can be.
 
-    Takes an unsplit dimension if one divides, else appends to a split one. Where sizes are known they decide,
-    else the relations, else the first candidate is taken (and has to be assumed).
+    Takes an unsplit dimension if one divides, else appends to a split one. Where sizes are known
+    they decide, else the relations, else the first candidate is taken (and has to be assumed).
     """
-    ranked = sorted((i for i, d in enumerate(type_.dims) if str(d.size) not in skip and d.size.value is None),
-                    key=lambda i: (bool(type_.dims[i].split), preferred.index(str(type_.dims[i].size))))
+    ranked = sorted(
+        (i for i, d in enumerate(type_.dims) if str(d.size) not in skip and d.size.value is None),
+        key=lambda i: (bool(type_.dims[i].split), preferred.index(str(type_.dims[i].size))),
+    )
     for i in ranked:
         d = type_.dims[i]
         divisor = axis_size((*d.axes, *axes))
-        if facts.divides(divisor, d.size) or _divides_numerically(d.size, divisor, env) is not False:
+        if (
+            facts.divides(divisor, d.size)
+            or _divides_numerically(d.size, divisor, env) is not False
+        ):
             split = (*d.split, *(AxisUse(a, AT_REST) for a in axes))
             dims = (*type_.dims[:i], replace(d, split=split), *type_.dims[i + 1 :])
             return replace(type_, dims=dims, placed=True), True

@@ -25,7 +25,8 @@ class SplitRule:
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:
-    """Element types of parameters and activations, gradients, reductions on the wire and the master copy."""
+    """Element types of parameters and activations, gradients, reductions on the wire and the master
+    copy."""
 
     param: str = "bf16"
     grad: str = "f32"
@@ -52,10 +53,13 @@ class Strategy:
 
 
 def read_strategy(module: Module) -> Strategy:
-    """The module's strategy; the default one if it has none. Raises `DiagnosticError` if there are two."""
+    """The module's strategy; the default one if it has none. Raises `DiagnosticError` if there are
+    two."""
     found = module.ops("stg.strategy")
     if len(found) > 1:
-        raise error("the module has two strategies, expected one", found[1].loc, remedy="remove one of them")
+        raise error(
+            "the module has two strategies, expected one", found[1].loc, remedy="remove one of them"
+        )
     if not found or found[0].region is None:
         return Strategy()
     fields: dict[str, object] = {"loc": found[0].loc, "splits": ()}
@@ -77,7 +81,9 @@ def _statement(op: Operation, fields: dict[str, object]) -> None:
         case "stg.microbatches":
             fields["microbatches"], fields["batch"] = op.integer("count"), op.text("split", "B")
         case "stg.dtypes":
-            fields["dtypes"] = Dtypes(**{n: op.text(n) for n in ("param", "grad", "reduce", "master") if n in op.attrs})
+            fields["dtypes"] = Dtypes(
+                **{n: op.text(n) for n in ("param", "grad", "reduce", "master") if n in op.attrs}
+            )
         case "stg.tp_inputs":
             fields["save_gathered"] = op.text("policy") == "save_gathered"
         case "stg.bucket":
@@ -87,5 +93,8 @@ def _statement(op: Operation, fields: dict[str, object]) -> None:
             if "clip" in op.attrs:
                 fields["clip"] = op.expr("clip")
         case _:
-            raise error(f"'{op.name}' is not a statement of a strategy", op.loc,
-                        remedy="'stagec ops' lists those that are: stg.split, stg.shard_params, ...")
+            raise error(
+                f"'{op.name}' is not a statement of a strategy",
+                op.loc,
+                remedy="'stagec ops' lists those that are: stg.split, stg.shard_params, ...",
+            )

@@ -40,8 +40,9 @@ class DiagnosticError(Exception):
         super().__init__("; ".join(d.message for d in diagnostics))
 
 
-def error(message: str, loc: Loc = UNKNOWN, *, remedy: str | None = None,
-          notes: Iterable[Diagnostic] = ()) -> DiagnosticError:
+def error(
+    message: str, loc: Loc = UNKNOWN, *, remedy: str | None = None, notes: Iterable[Diagnostic] = ()
+) -> DiagnosticError:
     """A `DiagnosticError` of one error, ready to be raised."""
     return DiagnosticError(Diagnostic(message, loc, "error", remedy, tuple(notes)))
 
@@ -56,8 +57,14 @@ class DiagnosticList:
         """Append, each message and place once."""
         self.items.extend(item for item in items if item not in self.items)
 
-    def error(self, message: str, loc: Loc = UNKNOWN, *, remedy: str | None = None,
-              notes: Iterable[Diagnostic] = ()) -> None:
+    def error(
+        self,
+        message: str,
+        loc: Loc = UNKNOWN,
+        *,
+        remedy: str | None = None,
+        notes: Iterable[Diagnostic] = (),
+    ) -> None:
         """Append an error."""
         self.add(Diagnostic(message, loc, "error", remedy, tuple(notes)))
 
@@ -95,7 +102,9 @@ def render(diagnostic: Diagnostic, sources: Mapping[str, Source]) -> str:
     return "\n".join(lines)
 
 
-def _excerpt(sources: Mapping[str, Source], file: str, line: int, col: int, width: int) -> list[str]:
+def _excerpt(
+    sources: Mapping[str, Source], file: str, line: int, col: int, width: int
+) -> list[str]:
     source = sources.get(file)
     text = source.line(line) if source else None
     if text is None:

@@ -1,21 +1,30 @@
 """Text to syntax: the one file that imports lark.
 
-`parse_syntax` turns a source into an `OpSyntax` tree or raises one `DiagnosticError`. Limits on size, depth
-and numbers keep hostile text from costing more than a message.
+`parse_syntax` turns a source into an `OpSyntax` tree or raises one `DiagnosticError`. Limits on
+size, depth and numbers keep hostile text from costing more than a message.
 """
 
 # lark hands trees and tokens to these callbacks by position, which types cannot express.
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# mypy: disable-error-code="no-untyped-def,type-arg,no-untyped-call,misc"
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportMissingTypeArgument=false
+# mypy: disable-error-code="no-untyped-def,type-arg,no-untyped-call,misc,no-any-return,operator"
 
 from __future__ import annotations
 
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
-from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedEOF, UnexpectedToken, v_args
+from lark import (
+    Lark,
+    Token,
+    Transformer,
+    UnexpectedCharacters,
+    UnexpectedEOF,
+    UnexpectedToken,
+    v_args,
+)
 from lark.exceptions import VisitError
 
 from stagec.ir import expr as ex
@@ -34,7 +43,7 @@ MAX_TERMS = 1000
 _MAX_COEFFICIENT = 1 << 64
 
 
-class _SyntaxLimit(Exception):
+class _SyntaxLimitError(Exception):
     def __init__(self, message: str, token: Token | None = None, remedy: str | None = None) -> None:
         self.message, self.token, self.remedy = message, token, remedy
         super().__init__(message)
@@ -47,7 +56,7 @@ def parse_syntax(source: Source) -> OpSyntax:
     """
     _check_limits(source)
     try:
-        return _parser(source.name).parse(source.text)  # type: ignore[return-value]
+        return cast(OpSyntax, _parser(source.name).parse(source.text))
     except UnexpectedToken as e:
         raise _syntax_error(source, e.token, e.accepts or e.expected) from None
     except UnexpectedEOF:
@@ -55,31 +64,47 @@ def parse_syntax(source: Source) -> OpSyntax:
     except UnexpectedCharacters as e:
         char = source.text[e.pos_in_stream : e.pos_in_stream + 1]
         what = f"'{char}'" if char.isprintable() else f"character U+{ord(char):04X}"
-        raise error(f"unexpected {what}", FileLoc(source.name, e.line, e.column),
-                    remedy="remove it; names start with a letter, values with '%', symbols with '@'") from None
-    except (VisitError, _SyntaxLimit) as e:
+        raise error(
+            f"unexpected {what}",
+            FileLoc(source.name, e.line, e.column),
+            remedy="remove it; names start with a letter, values with '%', symbols with '@'",
+        ) from None
+    except (VisitError, _SyntaxLimitError) as e:
         limit = e.orig_exc if isinstance(e, VisitError) else e
-        if not isinstance(limit, _SyntaxLimit):
+        if not isinstance(limit, _SyntaxLimitError):
             raise
-        loc = _loc(source.name, limit.token) if limit.token is not None else FileLoc(source.name, 1, 1)
+        loc = (
+            _loc(source.name, limit.token)
+            if limit.token is not None
+            else FileLoc(source.name, 1, 1)
+        )
         raise error(limit.message, loc, remedy=limit.remedy) from None
 
 
 def _check_limits(source: Source) -> None:
     start = FileLoc(source.name, 1, 1)
     if len(source.text) > MAX_BYTES:
-        raise error(f"the text is {len(source.text):,} characters long, expected at most {MAX_BYTES:,}", start,
-                    remedy="state repeated layers once, in a stg.repeat")
+        raise error(
+            f"the text is {len(source.text):,} characters long, expected at most {MAX_BYTES:,}",
+            start,
+            remedy="state repeated layers once, in a stg.repeat",
+        )
     if not source.text.strip():
-        raise error("the text is empty, expected a 'stg.module'", start,
-                    remedy="'stagec models' lists models to start from")
+        raise error(
+            "the text is empty, expected a 'stg.module'",
+            start,
+            remedy="'stagec models' lists models to start from",
+        )
     depth, line = 0, 1
     for char in source.text:
         if char in "([{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise error(f"brackets are nested deeper than {MAX_DEPTH}", FileLoc(source.name, line, 1),
-                            remedy="flatten the expression or the regions")
+                raise error(
+                    f"brackets are nested deeper than {MAX_DEPTH}",
+                    FileLoc(source.name, line, 1),
+                    remedy="flatten the expression or the regions",
+                )
         elif char in ")]}":
             depth -= 1
         elif char == "\n":
@@ -87,18 +112,41 @@ def _check_limits(source: Source) -> None:
 
 
 _NAMES = {
-    "OPNAME": "an operation such as stg.add", "VALUE": "a value such as %x", "SYMBOL": "a symbol such as @pod",
-    "NAME": "a name", "INT": "an integer", "STRING": "a string", "CMP": "'==', '>=' or '<='", "$END": "the end",
-    "LPAR": "'('", "RPAR": "')'", "LSQB": "'['", "RSQB": "']'", "LBRACE": "'{'", "RBRACE": "'}'",
-    "COMMA": "','", "COLON": "':'", "EQUAL": "'='", "VBAR": "'|'", "AT": "'@'", "PLUS": "'+'", "MINUS": "'-'",
-    "STAR": "'*'", "SLASH": "'/'", "PERCENT": "'%'", "CIRCUMFLEX": "'^'", "QMARK": "'?'", "BANG": "'!'",
-    "LOC": "'loc'", "__ANON_0": "'->'",
-}  # fmt: skip
+    "OPNAME": "an operation such as stg.add",
+    "VALUE": "a value such as %x",
+    "SYMBOL": "a symbol such as @pod",
+    "NAME": "a name",
+    "INT": "an integer",
+    "STRING": "a string",
+    "CMP": "'==', '>=' or '<='",
+    "$END": "the end",
+    "LPAR": "'('",
+    "RPAR": "')'",
+    "LSQB": "'['",
+    "RSQB": "']'",
+    "LBRACE": "'{'",
+    "RBRACE": "'}'",
+    "COMMA": "','",
+    "COLON": "':'",
+    "EQUAL": "'='",
+    "VBAR": "'|'",
+    "AT": "'@'",
+    "PLUS": "'+'",
+    "MINUS": "'-'",
+    "STAR": "'*'",
+    "SLASH": "'/'",
+    "PERCENT": "'%'",
+    "CIRCUMFLEX": "'^'",
+    "QMARK": "'?'",
+    "BANG": "'!'",
+    "LOC": "'loc'",
+    "__ANON_0": "'->'",
+}
 
 
 def _syntax_error(source: Source, token: Token, expected: Any) -> Exception:
     found = "the end of the text" if token.type == "$END" else f"'{token}'"
-    names = sorted({_NAMES.get(t, t.lower()) for t in expected if t != "LOC"})
+    names = sorted({_NAMES.get(str(t), str(t).lower()) for t in expected if t != "LOC"})
     shown = ", ".join(names[:7]) + (", ..." if len(names) > 7 else "")
     loc = _end_loc(source) if token.type == "$END" else _loc(source.name, token)
     remedy = "close every '{', '(' and '['" if token.type == "$END" else None
@@ -127,8 +175,11 @@ def _grammar() -> str:
 def _checked(value: Expr, token: Token | None = None) -> Expr:
     """Refuse expressions whose arithmetic would cost more than it can mean."""
     if ex.too_large(value, MAX_TERMS, _MAX_COEFFICIENT):
-        raise _SyntaxLimit("the expression is too large", token,
-                          f"keep integers below 2^63 and sums below {MAX_TERMS} terms")
+        raise _SyntaxLimitError(
+            "the expression is too large",
+            token,
+            f"keep integers below 2^63 and sums below {MAX_TERMS} terms",
+        )
     return value
 
 
@@ -148,8 +199,17 @@ class _Builder(Transformer):
     def op(self, results, name, symbol, params, operands, region, types, loc):
         self._boundary()
         positional, named = params or ([], [])
-        return OpSyntax(self._name(name), results or [], self._name(symbol, 1) if symbol else None, positional, named,
-                        operands or [], region, types or (), loc or _loc(self._file, name))
+        return OpSyntax(
+            self._name(name),
+            results or [],
+            self._name(symbol, 1) if symbol else None,
+            positional,
+            named,
+            operands or [],
+            region,
+            types or (),
+            loc or _loc(self._file, name),
+        )
 
     def _name(self, token: Token, sigil: int = 0) -> Name:
         return Name(str(token)[sigil:], _loc(self._file, token))
@@ -172,7 +232,10 @@ class _Builder(Transformer):
     def positional(self, value):
         self._boundary()
         first = self._first
-        return "positional", (value, _loc(self._file, first) if first is not None else FileLoc(self._file, 1, 1))
+        return "positional", (
+            value,
+            _loc(self._file, first) if first is not None else FileLoc(self._file, 1, 1),
+        )
 
     def string(self, token) -> Attr:
         self._mark(token)
@@ -193,7 +256,11 @@ class _Builder(Transformer):
     def relation(self, left: Expr, op: Token, right: Expr) -> Attr:
         comparison: Comparison = "==" if op == "==" else ">=" if op == ">=" else "<="
         parts = ex.modulo_parts(left)
-        return Relation(parts[0], comparison, right, parts[1]) if parts else Relation(left, comparison, right)
+        return (
+            Relation(parts[0], comparison, right, parts[1])
+            if parts
+            else Relation(left, comparison, right)
+        )
 
     def region(self, args, returns, *ops):
         return RegionSyntax(args or [], returns or (), list(ops))
@@ -218,7 +285,7 @@ class _Builder(Transformer):
     def tensor(self, dtype, *parts) -> Type:
         if dtype not in DTYPE_BYTES:
             remedy = did_you_mean(dtype, DTYPE_BYTES) or f"use one of {', '.join(DTYPE_BYTES)}"
-            raise _SyntaxLimit(f"unknown element type '{dtype}'", dtype, remedy)
+            raise _SyntaxLimitError(f"unknown element type '{dtype}'", dtype, remedy)
         dims = tuple(p for p in parts if isinstance(p, Dim))
         fields: dict[str, Any] = {"placed": any(d.split for d in dims)}
         for token, coords in (p for p in parts if isinstance(p, tuple)):
@@ -236,7 +303,7 @@ class _Builder(Transformer):
 
     def _size(self, size) -> Expr:
         if not isinstance(size, Expr):
-            raise _SyntaxLimit("a dimension is one size, found a tuple")
+            raise _SyntaxLimitError("a dimension is one size, found a tuple")
         return size
 
     def axes(self, *axes):
@@ -262,18 +329,18 @@ class _Builder(Transformer):
 
     def div(self, a, b):
         if _expr(b) == 0:
-            raise _SyntaxLimit("division by zero")
+            raise _SyntaxLimitError("division by zero")
         return _checked(_expr(a) / b)
 
     def mod(self, a, b):
         if _expr(b) == 0:
-            raise _SyntaxLimit("division by zero")
+            raise _SyntaxLimitError("division by zero")
         return _checked(_expr(a) % b)
 
     def pow(self, base, exponent):
         power = _integer(exponent)
         if power > (ex.MAX_EXPONENT if _expr(base).symbol_name else 8):
-            raise _SyntaxLimit(f"exponent {power} is too large", exponent)
+            raise _SyntaxLimitError(f"exponent {power} is too large", exponent)
         return _checked(base**power, exponent)
 
     def neg(self, a):
@@ -287,12 +354,12 @@ class _Builder(Transformer):
         self._mark(token)
         return ex.symbol(str(token))
 
-    def call(self, name, *arguments):
+    def call(self, name: Token, *arguments):
         if name not in ex.FUNCTIONS:
             remedy = did_you_mean(name, ex.FUNCTIONS) or f"use one of {', '.join(ex.FUNCTIONS)}"
-            raise _SyntaxLimit(f"unknown function '{name}'", name, remedy)
+            raise _SyntaxLimitError(f"unknown function '{name}'", name, remedy)
         if name == "ceildiv" and (len(arguments) != 2 or arguments[1] == 0):
-            raise _SyntaxLimit("ceildiv expects a size and a positive divisor", name)
+            raise _SyntaxLimitError("ceildiv expects a size and a positive divisor", name)
         return _checked(ex.call(str(name), [_expr(a) for a in arguments]), name)
 
     def tuple(self, *items):
@@ -310,13 +377,13 @@ class _Builder(Transformer):
 
 def _expr(value: Any) -> Expr:
     if not isinstance(value, Expr):
-        raise _SyntaxLimit("a tuple stands where a size is expected")
+        raise _SyntaxLimitError("a tuple stands where a size is expected")
     return value
 
 
 def _integer(token: Token) -> int:
     if len(token) > 19 or int(token) > ex.MAX_INTEGER:
-        raise _SyntaxLimit("the integer is too large, expected at most 2^63 - 1", token)
+        raise _SyntaxLimitError("the integer is too large, expected at most 2^63 - 1", token)
     return int(token)
 
 
@@ -335,6 +402,10 @@ def _clause(fields: dict[str, Any], token: Token, coords: list[tuple[str, int | 
         return
     elif name != "rep":
         known = ("sum", "max", "rep", "mem", "on", *ROLES)
-        raise _SyntaxLimit(f"unknown clause '{name}' in a type", token,
-                          did_you_mean(name, known) or "use sum(axis), max(axis), rep, param, state, mem(..), on(..)")
+        raise _SyntaxLimitError(
+            f"unknown clause '{name}' in a type",
+            token,
+            did_you_mean(name, known)
+            or "use sum(axis), max(axis), rep, param, state, mem(..), on(..)",
+        )
     fields["placed"] = True

@@ -32,7 +32,7 @@ class _Printer:
         self._names: dict[Value, str] = {}
         self._visible: list[set[str]] = [set()]
 
-    # -- names ---------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------------------
 
     def _define(self, value: Value) -> str:
         name, number = value.name, 1
@@ -46,7 +46,7 @@ class _Printer:
     def _use(self, value: Value) -> str:
         return "%" + self._names.get(value, value.name)
 
-    # -- operations ----------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------
 
     def op_text(self, op: Operation, indent: int) -> str:
         """The operation at this depth, without a final line break."""
@@ -70,9 +70,13 @@ class _Printer:
         flags = [n for n, v in op.attrs.items() if v is True]
         declared = [p.name for p in definition.params if p.name in op.attrs]
         rest = [n for n in (*declared, *op.attrs) if n not in positional and n not in flags]
-        parts = [attr_text(op.attrs[n]) if not _is_list(op, n) else _spread(op, n) for n in positional]
+        parts = [
+            attr_text(op.attrs[n]) if not _is_list(op, n) else _spread(op, n) for n in positional
+        ]
         if definition.open_params:  # declarations keep their order
-            parts += [n if op.attrs[n] is True else _named(op, n) for n in op.attrs if n not in positional]
+            parts += [
+                n if op.attrs[n] is True else _named(op, n) for n in op.attrs if n not in positional
+            ]
         else:
             parts += flags + [_named(op, n) for n in dict.fromkeys(rest)]
         return f"[{', '.join(parts)}]" if parts else ""
@@ -80,13 +84,19 @@ class _Printer:
     def _region(self, op: Operation, region: Region, bound: bool, indent: int) -> str:
         self._visible.append(set())
         binds = [f" = {self._use(v)}" for v in op.operands] if bound else [""] * len(region.args)
-        args = [self._define(a) + (f": {a.type}" if a.type is not None else "") + bind
-                for a, bind in zip(region.args, binds, strict=True)]
+        args = [
+            self._define(a) + (f": {a.type}" if a.type is not None else "") + bind
+            for a, bind in zip(region.args, binds, strict=True)
+        ]
         pad = "  " * (indent + 2)
         text = " "
         if args:
             line = f"({', '.join(args)})"
-            text += line if len(line) + 2 * indent < _WIDTH else f"(\n{pad}" + f",\n{pad}".join(args) + ")"
+            text += (
+                line
+                if len(line) + 2 * indent < _WIDTH
+                else f"(\n{pad}" + f",\n{pad}".join(args) + ")"
+            )
             text += " "
         if region.returns:
             text += _types("-> ", region.returns) + " "

@@ -18,7 +18,17 @@ def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job
     return Job(name, program, {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}, roofline)
 
 
-def emit_module(module: Module, name: str, directory: Path, about: Mapping[str, object], *, force: bool = False,
-                roofline: Roofline | None = None, progress: Progress | None = None) -> Written:
+def emit_module(
+    module: Module,
+    name: str,
+    directory: Path,
+    about: Mapping[str, object],
+    *,
+    force: bool = False,
+    roofline: Roofline | None = None,
+    progress: Progress | None = None,
+) -> Written:
     """Write the traces of a lowered module. Raises `DiagnosticError`."""
-    return write_job(make_job(module, name, roofline), directory, about, force=force, progress=progress)
+    return write_job(
+        make_job(module, name, roofline), directory, about, force=force, progress=progress
+    )

@@ -1,8 +1,8 @@
 """Class programs as bytes: serialised once, patched per rank.
 
-Ranks of a class differ in the identifiers of their communicators only. A node's `pg_name` is the last field of
-its record, so an identifier is a few bytes at a known place; programs are serialised once for each
-combination of identifier widths, and a rank is a copy with the digits overwritten.
+Ranks of a class differ in the identifiers of their communicators only. A node's `pg_name` is the
+last field of its record, so an identifier is a few bytes at a known place; programs are serialised
+once for each combination of identifier widths, and a rank is a copy with the digits overwritten.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stagec.trace.chakra import CollKind, NodeKind, TraceNode, encode_metadata, encode_node
+from stagec.trace.chakra import (
+    AttrValue,
+    CollKind,
+    NodeKind,
+    TraceNode,
+    encode_metadata,
+    encode_node,
+)
 from stagec.trace.groups import Axes, Groups
 from stagec.trace.program import Node, Program
 
@@ -35,7 +42,8 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A serialised program and, for each axes, the positions of the last digit of its identifiers."""
+    """A serialised program and, for each axes, the positions of the last digit of its
+    identifiers."""
 
     data: npt.NDArray[np.uint8]
     ends: Mapping[Axes, npt.NDArray[np.int64]]
@@ -44,8 +52,13 @@ class _Variant:
 class Encoder:
     """Makes the file of any rank of a class."""
 
-    def __init__(self, program: Program, mesh: Mapping[str, int], groups: Groups,
-                 roofline: Roofline | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mapping[str, int],
+        groups: Groups,
+        roofline: Roofline | None = None,
+    ) -> None:
         self._program, self._mesh, self._groups, self._roofline = program, mesh, groups, roofline
         self._axes = program.groups
         self._variants: dict[tuple[int, ...], _Variant] = {}
@@ -85,10 +98,19 @@ class Encoder:
         control = tuple(d.id for d in node.after)
         if not node.is_collective:
             micros = self._roofline.micros(node) if self._roofline else 0
-            attrs = {"is_cpu_op": False, "num_ops": max(1, node.flops), "tensor_size": max(1, node.size)}
+            attrs: dict[str, AttrValue] = {
+                "is_cpu_op": False,
+                "num_ops": max(1, node.flops),
+                "tensor_size": max(1, node.size),
+            }
             return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs, micros)
         kind = _KINDS[node.kind]
-        attrs = {"is_cpu_op": False, "comm_type": int(kind), "comm_size": self.comm_size(node), "pg_name": group}
+        attrs = {
+            "is_cpu_op": False,
+            "comm_type": int(kind),
+            "comm_size": self.comm_size(node),
+            "pg_name": group,
+        }
         return TraceNode(node.id, node.name, NodeKind.COLL, data, control, attrs)
 
     def comm_size(self, node: Node) -> int:

@@ -1,4 +1,5 @@
-"""Communicator groups: which ranks talk over which axes, and the numbers that consumers know them by."""
+"""Communicator groups: which ranks talk over which axes, and the numbers that consumers know them
+by."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """All groups of a job. `members[axes][i]` are the ranks of group `first[axes] + i`, in ring order."""
+    """All groups of a job. `members[axes][i]` are the ranks of group `first[axes] + i`, in ring
+    order."""
 
     ranks: int
     first: Mapping[Axes, int]
@@ -26,8 +28,11 @@ class Groups:
 
     def table(self) -> dict[str, list[int]]:
         """The content of the groups file: identifier to ranks."""
-        return {str(self.first[axes] + i): row.tolist() for axes, rows in self.members.items()
-                for i, row in enumerate(rows)}
+        return {
+            str(self.first[axes] + i): row.tolist()
+            for axes, rows in self.members.items()
+            for i, row in enumerate(rows)
+        }
 
 
 def number_groups(mesh: Mapping[str, int], used: Iterable[Axes]) -> Groups:

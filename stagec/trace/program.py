@@ -1,7 +1,7 @@
 """The program of a rank class: the nodes of one rank, in order, from a lowered and bound module.
 
-Repeats and accumulations are unrolled here and only here. Nodes refer to each other as objects; identifiers
-and the control order of the two streams come last, when the order is final.
+Repeats and accumulations are unrolled here and only here. Nodes refer to each other as objects;
+identifiers and the control order of the two streams come last, when the order is final.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from stagec.support.diagnostics import error
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node: a computation (`flops`, `size` bytes touched) or a collective (`size` bytes of the full buffer)."""
+    """One node: a computation (`flops`, `size` bytes touched) or a collective (`size` bytes of the
+    full buffer)."""
 
     kind: str
     name: str
@@ -62,23 +63,40 @@ class Program:
 
 
 def build_program(module: Module) -> Program:
-    """Unroll the module's et.graph with the known sizes. Raises `DiagnosticError` if a size is open."""
+    """Unroll the module's et.graph with the known sizes. Raises `DiagnosticError` if a size is
+    open."""
     graphs = module.ops("et.graph")
     if len(graphs) != 1:
-        raise error(f"module @{module.name} has {len(graphs)} et.graphs, expected one", module.root.loc,
-                    remedy="run 'lower-to-trace' first")
+        raise error(
+            f"module @{module.name} has {len(graphs)} et.graphs, expected one",
+            module.root.loc,
+            remedy="run 'lower-to-trace' first",
+        )
     env = module.env
-    missing = sorted({s for op in graphs[0].body.walk() for v in op.attrs.values() if isinstance(v, Expr)
-                      for s in v.symbols} - env.keys())
+    missing = sorted(
+        {
+            s
+            for op in graphs[0].body.walk()
+            for v in op.attrs.values()
+            if isinstance(v, Expr)
+            for s in v.symbols
+        }
+        - env.keys()
+    )
     if missing:
-        raise error(f"no value for {', '.join(missing)}", graphs[0].loc,
-                    remedy=f"give {'it' if len(missing) == 1 else 'them'}: --set "
-                           + ",".join(f"{m}=..." for m in missing))
+        raise error(
+            f"no value for {', '.join(missing)}",
+            graphs[0].loc,
+            remedy=f"give {'it' if len(missing) == 1 else 'them'}: --set "
+            + ",".join(f"{m}=..." for m in missing),
+        )
     unroller = _Unroller(env)
     unroller.region(graphs[0].body)
     nodes = unroller.finish()
     if not nodes:
-        raise error("the program has no nodes", graphs[0].loc, remedy="compute something in the function")
+        raise error(
+            "the program has no nodes", graphs[0].loc, remedy="compute something in the function"
+        )
     return Program("stage0", nodes)
 
 
@@ -99,7 +117,7 @@ class _Unroller:
         self._prefix = ""
         self._costs: dict[Operation, dict[str, int]] = {}
 
-    # -- order -----------------------------------------------------------------------------------------
+    # -- order -------------------------------------------------------------------------------------
 
     def finish(self) -> list[Node]:
         """All nodes in their final order, with identifiers and control dependencies."""
@@ -128,7 +146,7 @@ class _Unroller:
             order += waiting.get(node, ())
         return order
 
-    # -- regions ---------------------------------------------------------------------------------------
+    # -- regions -----------------------------------------------------------------------------------
 
     def region(self, region: Region, skip: frozenset[Operation] = frozenset()) -> list[Ref]:
         """Emit the nodes of a region; what it yields."""
@@ -142,7 +160,9 @@ class _Unroller:
             node = self._collective(op) if op.name == "et.coll" else self._computation(op)
             self._refs[op.result] = node
             return
-        run: Callable[[Operation, Region], list[Ref]] = self._repeat if op.name == "et.repeat" else self._accumulate
+        run: Callable[[Operation, Region], list[Ref]] = (
+            self._repeat if op.name == "et.repeat" else self._accumulate
+        )
         self._refs.update(zip(op.results, run(op, op.region), strict=True))
 
     def _number(self, op: Operation, name: str) -> int:
@@ -166,7 +186,9 @@ class _Unroller:
             if step + 1 < count:
                 ready = self._prefetch(early, prefix, order[step + 1])
             self._prefix = f"{prefix}L{i}/"
-            self._refs.update(zip(region.args, carried + [_item(r, i) for r in inputs[carry:]], strict=True))
+            self._refs.update(
+                zip(region.args, carried + [_item(r, i) for r in inputs[carry:]], strict=True)
+            )
             self._refs.update(current)
             yielded = self.region(region, early)
             carried = yielded[:carry]
@@ -177,7 +199,8 @@ class _Unroller:
         return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
 
     def _prefetch(self, early: frozenset[Operation], prefix: str, i: int) -> dict[Value, Ref]:
-        """Issue the parameter gathers of iteration i now: one iteration early, not at the start of the step."""
+        """Issue the parameter gathers of iteration i now: one iteration early, not at the start of
+        the step."""
         found: dict[Value, Ref] = {}
         last = next((n for n in reversed(self._order) if not n.is_collective), None)
         self._prefix = f"{prefix}L{i}/"
@@ -198,7 +221,7 @@ class _Unroller:
         self._prefix = prefix
         return yielded  # sums are complete with the last microbatch
 
-    # -- nodes -----------------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------------------------------------
 
     def _deps(self, op: Operation) -> list[Node]:
         return [n for v in op.operands if (n := _last(self._refs.get(v))) is not None]
@@ -207,8 +230,16 @@ class _Unroller:
         return f"{op.phase}/{self._prefix}{op.result.name}"
 
     def _computation(self, op: Operation) -> Node:
-        node = Node(op.text("kind"), self._name(op), op.phase, self._number(op, "bytes"), self._number(op, "flops"),
-                    self._number(op, "matmul"), self._number(op, "out"), deps=self._deps(op))
+        node = Node(
+            op.text("kind"),
+            self._name(op),
+            op.phase,
+            self._number(op, "bytes"),
+            self._number(op, "flops"),
+            self._number(op, "matmul"),
+            self._number(op, "out"),
+            deps=self._deps(op),
+        )
         self._order.append(node)
         return node
 
@@ -216,15 +247,27 @@ class _Unroller:
         size, bucket = self._number(op, "bytes"), self._number(op, "bucket")
         if bucket and size > bucket:
             return self._buckets(op, bucket)
-        node = Node(op.text("kind"), self._name(op), op.phase, size, group=op.names("group"), deps=self._deps(op))
+        node = Node(
+            op.text("kind"),
+            self._name(op),
+            op.phase,
+            size,
+            group=op.names("group"),
+            deps=self._deps(op),
+        )
         self._order.append(node)
         return node
 
     def _buckets(self, op: Operation, bucket: int) -> Ref:
-        """Cut a reduction into calls of `bucket` bytes, in the order in which the gradients become ready."""
+        """Cut a reduction into calls of `bucket` bytes, in the order in which the gradients become
+        ready."""
         pieces: list[tuple[int, Node | None]] = []
         parts = op.attrs.get("parts")
-        sizes = [evaluate(p, self._env) for p in parts if isinstance(p, Expr)] if isinstance(parts, tuple) else []
+        sizes = (
+            [evaluate(p, self._env) for p in parts if isinstance(p, Expr)]
+            if isinstance(parts, tuple)
+            else []
+        )
         for value, size in zip(op.operands, sizes, strict=True):
             pieces += _pieces(self._refs.get(value), size)
         rank = {node: i for i, node in enumerate(self._order)}
@@ -232,8 +275,16 @@ class _Unroller:
         cut = _Bucketed([], [])
         for number, (size, ready) in enumerate(_cut(pieces, bucket)):
             deps = [ready] if ready is not None else []
-            cut.nodes.append(Node(op.text("kind"), f"{self._name(op)}.{number}", op.phase, size,
-                                  group=op.names("group"), deps=deps))
+            cut.nodes.append(
+                Node(
+                    op.text("kind"),
+                    f"{self._name(op)}.{number}",
+                    op.phase,
+                    size,
+                    group=op.names("group"),
+                    deps=deps,
+                )
+            )
             cut.ready.append(ready)
         self._bucketed.append(cut)
         return cut.nodes[-1]

@@ -1,6 +1,7 @@
 """Writes a job: one `.et` file per rank, the groups file and the manifest, all or nothing.
 
-Files go to a temporary directory beside the asked-for one, which takes its place only when complete.
+Files go to a temporary directory beside the asked-for one, which takes its place only when
+complete.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,12 +56,18 @@ class Written:
         return sum(self.files.values())
 
 
-def write_job(job: Job, directory: Path, about: Mapping[str, object], *, force: bool = False,
-              progress: Progress | None = None) -> Written:
+def write_job(
+    job: Job,
+    directory: Path,
+    about: Mapping[str, object],
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Written:
     """Write the traces of all ranks of a job into `directory`.
 
-    `about` goes into the manifest (inputs, strategy, versions). Raises `DiagnosticError` if the directory is not
-    empty (and not `force`) or cannot be written.
+    `about` goes into the manifest (inputs, strategy, versions). Raises `DiagnosticError` if the
+    directory is not empty (and not `force`) or cannot be written.
     """
     check_target(directory, force=force)
     with _all_or_nothing(directory, force=force) as temporary:
@@ -68,10 +75,17 @@ def write_job(job: Job, directory: Path, about: Mapping[str, object], *, force: 
         files = dict(_write_ranks(job, groups, temporary, progress))
         table = json.dumps(groups.table())
         files[f"{job.name}.json"] = _write(temporary / f"{job.name}.json", table.encode())
-        warnings = tuple(exceeded_limits(map(int, groups.table()), groups.ranks, len(job.program.nodes)))
-        manifest = {**about, "ranks": groups.ranks, "mesh": dict(job.mesh),
-                    "classes": [_class_entry(job, groups)], "consumer_limits_exceeded": list(warnings),
-                    "files": {n: {"bytes": size, "sha256": digest} for n, (size, digest) in files.items()}}
+        warnings = tuple(
+            exceeded_limits(map(int, groups.table()), groups.ranks, len(job.program.nodes))
+        )
+        manifest = {
+            **about,
+            "ranks": groups.ranks,
+            "mesh": dict(job.mesh),
+            "classes": [_class_entry(job, groups)],
+            "consumer_limits_exceeded": list(warnings),
+            "files": {n: {"bytes": size, "sha256": digest} for n, (size, digest) in files.items()},
+        }
         text = json.dumps(manifest, indent=1) + "\n"
         files[MANIFEST] = _write(temporary / MANIFEST, text.encode())
     return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)
@@ -80,12 +94,17 @@ def write_job(job: Job, directory: Path, about: Mapping[str, object], *, force: 
 def _class_entry(job: Job, groups: Groups) -> dict[str, object]:
     nodes = job.program.nodes
     collectives = sum(n.is_collective for n in nodes)
-    return {"name": job.program.name, "count": groups.ranks, "example_rank": 0,
-            "nodes": {"comp": len(nodes) - collectives, "coll": collectives, "send": 0, "recv": 0}}
+    return {
+        "name": job.program.name,
+        "count": groups.ranks,
+        "example_rank": 0,
+        "nodes": {"comp": len(nodes) - collectives, "coll": collectives, "send": 0, "recv": 0},
+    }
 
 
-def _write_ranks(job: Job, groups: Groups, directory: Path, progress: Progress | None
-                 ) -> Iterator[tuple[str, tuple[int, str]]]:
+def _write_ranks(
+    job: Job, groups: Groups, directory: Path, progress: Progress | None
+) -> Iterator[tuple[str, tuple[int, str]]]:
     encoder = Encoder(job.program, job.mesh, groups, job.roofline)
     for rank in range(groups.ranks):
         name = f"{job.name}.{rank}.et"
@@ -102,28 +121,39 @@ def _write(path: Path, data: bytes) -> tuple[int, str]:
 def check_target(directory: Path, *, force: bool) -> None:
     """Refuse a target that would lose something. Raises `DiagnosticError`."""
     if directory.exists() and not directory.is_dir():
-        raise error(f"'{directory}' is a file, expected a directory to write to", remedy="choose another -o")
+        raise error(
+            f"'{directory}' is a file, expected a directory to write to", remedy="choose another -o"
+        )
     if directory.is_symlink():
-        raise error(f"'{directory}' is a symbolic link", remedy="give the directory that it points to")
+        raise error(
+            f"'{directory}' is a symbolic link", remedy="give the directory that it points to"
+        )
     if directory.is_dir() and any(directory.iterdir()):
         if not force:
-            raise error(f"'{directory}' is not empty", remedy="choose another -o, or replace it with --force")
+            raise error(
+                f"'{directory}' is not empty",
+                remedy="choose another -o, or replace it with --force",
+            )
         if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
             raise error(f"'{directory}' contains the working directory", remedy="choose another -o")
         if not (directory / MANIFEST).is_file():
-            raise error(f"'{directory}' holds something else than traces: it has no {MANIFEST}",
-                        remedy="--force replaces earlier output only; choose another -o")
+            raise error(
+                f"'{directory}' holds something else than traces: it has no {MANIFEST}",
+                remedy="--force replaces earlier output only; choose another -o",
+            )
 
 
 @contextmanager
-def _all_or_nothing(directory: Path, *, force: bool) -> Iterator[Path]:
+def _all_or_nothing(directory: Path, *, force: bool) -> Generator[Path]:
     """A temporary directory that becomes `directory` on success and vanishes on any failure."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
+    temporary = Path(
+        tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent)
+    )
     with _termination_raises():
         try:
             yield temporary
-            os.chmod(temporary, 0o777 & ~_umask())
+            temporary.chmod(0o777 & ~_umask())
             _replace(temporary, directory, force=force)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -133,11 +163,11 @@ def _all_or_nothing(directory: Path, *, force: bool) -> Iterator[Path]:
 def _replace(new: Path, target: Path, *, force: bool) -> None:
     if target.exists() and force and any(target.iterdir()):
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-        os.rename(target, old / "was")
-        os.rename(new, target)
+        target.rename(old / "was")
+        new.rename(target)
         shutil.rmtree(old, ignore_errors=True)
     else:
-        os.rename(new, target)
+        new.rename(target)
 
 
 def _umask() -> int:
@@ -147,7 +177,7 @@ def _umask() -> int:
 
 
 @contextmanager
-def _termination_raises() -> Iterator[None]:
+def _termination_raises() -> Generator[None]:
     """Turn SIGTERM into an exception while writing, so that a killed run cleans up."""
 
     def stop(signum: int, _frame: object) -> None:

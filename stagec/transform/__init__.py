@@ -1,1 +1,2 @@
-"""Rewrites of whole functions: strategy, microbatches, differentiation, optimizer, unit collectives."""
+"""Rewrites of whole functions: strategy, microbatches, differentiation, optimizer, unit
+collectives."""

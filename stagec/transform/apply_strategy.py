@@ -1,4 +1,5 @@
-"""Puts a model on a mesh: turns the statements of a strategy into pinned placements and assumptions."""
+"""Puts a model on a mesh: turns the statements of a strategy into pinned placements and
+assumptions."""
 
 from __future__ import annotations
 
@@ -57,8 +58,11 @@ def _check_names(module: Module, strategy: Strategy) -> None:
     for rule in (*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)):
         for axis in rule.over:
             if axis not in axes:
-                problems.error(f"the mesh has no axis '{axis}'", rule.loc,
-                               remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}")
+                problems.error(
+                    f"the mesh has no axis '{axis}'",
+                    rule.loc,
+                    remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}",
+                )
     problems.check()
 
 
@@ -92,7 +96,7 @@ class _Applier:
                 if op.attrs.get("to") == "bf16":
                     op.attrs["to"] = dtype
 
-    # -- microbatches --------------------------------------------------------------------------------
+    # -- microbatches ------------------------------------------------------------------------------
 
     def _accumulate(self) -> None:
         """Wrap the body into stg.accumulate; data arguments become those of one microbatch."""
@@ -101,10 +105,18 @@ class _Applier:
         inner = [op for op in body.ops if op is not end]
         data = [a for a in body.args if not a.tensor.role and strategy.batch in _symbols(a.tensor)]
         if not data:
-            raise error(f"no argument has the dimension {strategy.batch}, so it cannot be split into microbatches",
-                        strategy.loc, remedy="name the batch symbol: stg.microbatches[count = 2, split = N]")
+            raise error(
+                f"no argument has the dimension {strategy.batch} to be split into microbatches",
+                strategy.loc,
+                remedy="name the batch symbol: stg.microbatches[count = 2, split = N]",
+            )
         builder = Builder(registry, body, 0, loc=made_by(PASS, strategy.loc))
-        op = builder.op("stg.accumulate", data, {"count": strategy.microbatches, "split": strategy.batch}, types=())
+        op = builder.op(
+            "stg.accumulate",
+            data,
+            {"count": strategy.microbatches, "split": strategy.batch},
+            types=(),
+        )
         region = op.make_region()
         for arg in data:
             inside = region.add_arg(f"{arg.name}_mb", None, arg.loc)
@@ -132,7 +144,7 @@ class _Applier:
                 if isinstance(value.type, TensorType) and not value.type.placed:
                     value.type = None
 
-    # -- placements ----------------------------------------------------------------------------------
+    # -- placements --------------------------------------------------------------------------------
 
     def _place(self, type_: TensorType, *, rest: bool) -> TensorType:
         """Split dimensions by name. A placement that the model pins wins; an axis is used once."""
@@ -143,9 +155,16 @@ class _Applier:
                 continue
             for i, d in enumerate(dims):
                 over = tuple(a for a in rule.over if a not in used)
-                if d.split or d.size.value is not None or not d.size.symbols & set(rule.dims) or over != rule.over:
+                if (
+                    d.split
+                    or d.size.value is not None
+                    or not d.size.symbols & set(rule.dims)
+                    or over != rule.over
+                ):
                     continue
-                parts = self._strategy.microbatches if self._strategy.batch == d.size.symbol_name else 1
+                parts = (
+                    self._strategy.microbatches if self._strategy.batch == d.size.symbol_name else 1
+                )
                 self._assumptions.divides(d.size, axis_size(over) * parts, rule.loc)
                 dims[i] = replace(d, split=tuple(AxisUse(a, int(rule.rest)) for a in over))
                 used |= set(over)
@@ -167,7 +186,8 @@ class _Applier:
             self._place_carried(op.body)
 
     def _gather(self, region: Region, name: str) -> None:
-        """Pin activations whole in dimension `name` before an op for which the split would be special."""
+        """Pin activations whole in dimension `name` before an op for which the split would be
+        special."""
         for op in list(region.ops):
             if op.region is not None:
                 self._gather(op.region, name)
@@ -185,29 +205,47 @@ class _Applier:
             value = op.operands[index]
             builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
             type_ = replace(value.tensor.unplaced(), placed=True)
-            dims = tuple(replace(d, split=()) if d.size.symbol_name == name else d
-                         for d in self._place(type_, rest=False).dims)
-            op.set_operand(index, builder.value("stg.place", [value], type=replace(type_, dims=dims),
-                                                hint=f"{value.name}_whole"))
+            dims = tuple(
+                replace(d, split=()) if d.size.symbol_name == name else d
+                for d in self._place(type_, rest=False).dims
+            )
+            op.set_operand(
+                index,
+                builder.value(
+                    "stg.place", [value], type=replace(type_, dims=dims), hint=f"{value.name}_whole"
+                ),
+            )
 
 
 class Sharder:
     """Shards parameters over the ZeRO axes, all along the dimension that most of them share."""
 
-    def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions | None = None) -> None:
+    def __init__(
+        self, module: Module, strategy: Strategy, assumptions: Assumptions | None = None
+    ) -> None:
         self._module, self._strategy = module, strategy
         self._assumptions = assumptions or Assumptions(module, strategy.loc)
         self._preferred = common_dimensions(p.tensor for p in module.parameters())
         self._counts = _repeat_counts(module)
 
     def shard(self, param: Value) -> TensorType:
-        """The parameter's type sharded at rest; left whole, with a remark, where nothing divides."""
+        """The parameter's type sharded at rest; left whole, with a remark, where nothing
+        divides."""
         strategy, module = self._strategy, self._module
-        sharded, done = shard_at_rest(param.tensor, strategy.zero_axes, self._preferred, self._assumptions.facts,
-                                      module.env, self._counts)
+        sharded, done = shard_at_rest(
+            param.tensor,
+            strategy.zero_axes,
+            self._preferred,
+            self._assumptions.facts,
+            module.env,
+            self._counts,
+        )
         if not done:
-            module.diagnostics.remark(f"%{param.name} stays whole over {', '.join(strategy.zero_axes)}: none of its "
-                                      "dimensions divides", param.loc)
+            module.diagnostics.remark(
+                f"%{param.name} stays whole over {', '.join(strategy.zero_axes)}: none of its "
+                "dimensions divides",
+                param.loc,
+            )
         for d in sharded.dims:
             if d.split:
                 self._assumptions.divides(d.size, axis_size(d.axes), strategy.loc)
@@ -215,33 +253,46 @@ class Sharder:
 
 
 class Assumptions:
-    """Relations that a strategy adds to a module; each is checked at once where the sizes are known."""
+    """Relations that a strategy adds to a module; each is checked at once where the sizes are
+    known."""
 
     def __init__(self, module: Module, loc: Loc) -> None:
         self._module, self._loc = module, loc
         self.facts = module.facts
 
     def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
-        """Assume that `divisor` divides `size`. Raises `DiagnosticError` if the known values say otherwise."""
+        """Assume that `divisor` divides `size`. Raises `DiagnosticError` if the known values say
+        otherwise."""
         env = self._module.env
         relation = divisible(size, divisor)
         if relation.symbols <= env.keys() and not relation.holds(env):
-            raise error(f"{size} = {evaluate(size, env)} does not divide over {divisor} = {evaluate(divisor, env)}",
-                        loc, remedy=_choices(size, divisor, evaluate(size, env), evaluate(divisor, env)))
+            raise error(
+                f"{size} = {evaluate(size, env)} does not divide over {divisor} = "
+                f"{evaluate(divisor, env)}",
+                loc,
+                remedy=_choices(size, divisor, evaluate(size, env), evaluate(divisor, env)),
+            )
         if not self.facts.divides(divisor, size):
             self.facts.add(relation)
             self._declare(relation)
 
     def _declare(self, relation: Relation) -> None:
-        """Append to the stg.assume that this pass has made, or make it, after the other declarations."""
+        """Append to the stg.assume that this pass has made, or make it, after the other
+        declarations."""
         root, definition = self._module.root.body, self._module.registry["stg.assume"]
         loc = made_by(PASS, self._loc)
         for op in root.ops:
             if op.definition is definition and isinstance(op.loc, NameLoc) and op.loc.name == PASS:
                 op.attrs["relations"] = (*op.attrs["relations"], relation)  # type: ignore[misc]
                 return
-        after = 1 + max((i for i, o in enumerate(root.ops) if o.name in ("stg.symbols", "stg.assume", "stg.mesh")),
-                        default=-1)
+        after = 1 + max(
+            (
+                i
+                for i, o in enumerate(root.ops)
+                if o.name in ("stg.symbols", "stg.assume", "stg.mesh")
+            ),
+            default=-1,
+        )
         root.insert(after, Operation(definition, (), {"relations": (relation,)}, loc=loc))
 
 
@@ -253,7 +304,9 @@ def _choices(size: Expr, divisor: Expr, have: int, tried: int) -> str:
 
 def _repeat_counts(module: Module) -> frozenset[str]:
     """Sizes that repeats slice along: never sharded, an iteration needs its slice whole."""
-    return frozenset(str(op.expr("count")) for op in module.walk() if "carry" in op.definition.params_by_name())
+    return frozenset(
+        str(op.expr("count")) for op in module.walk() if "carry" in op.definition.params_by_name()
+    )
 
 
 def _symbols(type_: TensorType) -> frozenset[str]:

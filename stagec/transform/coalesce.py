@@ -1,7 +1,8 @@
 """Unit collectives: one call where a framework makes one.
 
-Gathers of parameters used in one region become one (an FSDP unit: each block, and the root); reductions of
-parameter gradients in one region become one for each group of axes, or buckets of a given size.
+Gathers of parameters used in one region become one (an FSDP unit: each block, and the root);
+reductions of parameter gradients in one region become one for each group of axes, or buckets of a
+given size.
 """
 
 from __future__ import annotations
@@ -61,13 +62,15 @@ def _merge_gathers(region: Region) -> None:
 
 
 def _merge_updates(region: Region) -> None:
-    """Gathers of updated parameters at the end of the step (ZeRO-1 and 2): all at the place of the last."""
+    """Gathers of updated parameters at the end of the step (ZeRO-1 and 2): all at the place of the
+    last."""
     for group in _groups(region.ops, lambda op: op.phase == "optimizer" and "dim" in op.attrs):
         _merge(group, group[-1].position())
 
 
 def _merge_reductions(region: Region, bucket: int) -> None:
-    """Reductions of gradients: the ops that finish gradients move to the end of backward, level by level."""
+    """Reductions of gradients: the ops that finish gradients move to the end of backward, level by
+    level."""
     ops = [op for op in region.ops if op.phase == "gradient" and op.region is None]
     levels: dict[Operation, int] = {}
     for op in ops:
@@ -94,9 +97,13 @@ def _merge(ops: list[Operation], position: int) -> Operation:
     first, region = ops[0], ops[0].parent
     if region is None:
         return first
-    merged = Operation(first.definition, [v for op in ops for v in op.operands], first.attrs, loc=first.loc)
+    merged = Operation(
+        first.definition, [v for op in ops for v in op.operands], first.attrs, loc=first.loc
+    )
     if "dim" in first.attrs:
-        merged.attrs["dim"] = tuple(d for op in ops for d in _dims(op.attrs["dim"], len(op.operands)))
+        merged.attrs["dim"] = tuple(
+            d for op in ops for d in _dims(op.attrs["dim"], len(op.operands))
+        )
     region.insert(position, merged)
     for op in ops:
         for old in op.results:

@@ -1,7 +1,8 @@
 """Reverse-mode differentiation of the training step, from the ops' own gradients.
 
-The backward of a repeat is a reversed repeat; the forward values that it uses are handed over stacked, so
-the stash is explicit. Gradients of parameters end in `stg.gradient`, where reduction takes place.
+The backward of a repeat is a reversed repeat; the forward values that it uses are handed over
+stacked, so the stash is explicit. Gradients of parameters end in `stg.gradient`, where reduction
+takes place.
 """
 
 from __future__ import annotations
@@ -23,20 +24,33 @@ PASS = "differentiate"
 
 
 def differentiate(module: Module) -> None:
-    """Append the backward of the main function: it then returns the loss and one gradient per parameter.
+    """Append the backward of the main function: it then returns the loss and one gradient per
+    parameter.
 
     Raises `DiagnosticError` if there is no scalar loss, or a parameter does not influence it.
     """
     func = module.main
     end = func.body.terminator
     loss = end.operands[0] if end.operands else None
-    if loss is None or not isinstance(loss.type, TensorType) or loss.type.rank or loss.type.dtype not in FLOATS:
+    if (
+        loss is None
+        or not isinstance(loss.type, TensorType)
+        or loss.type.rank
+        or loss.type.dtype not in FLOATS
+    ):
         found = loss.type if loss is not None else "nothing"
-        raise error(f"'differentiate' expects @{func.symbol} to return a scalar loss, found {found}", end.loc,
-                    remedy="return the result of 'stg.cross_entropy' first")
+        raise error(
+            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {found}",
+            end.loc,
+            remedy="return the result of 'stg.cross_entropy' first",
+        )
     params = module.parameters()
     if not params:
-        raise error(f"@{func.symbol} has no parameters", func.loc, remedy="mark them: '%w: bf16[D, F | param]'")
+        raise error(
+            f"@{func.symbol} has no parameters",
+            func.loc,
+            remedy="mark them: '%w: bf16[D, F | param]'",
+        )
     _Step(module, read_strategy(module), params).run(loss)
 
 
@@ -51,10 +65,20 @@ class _Step:
     def run(self, loss: Value) -> None:
         func = self._module.main
         region = func.body
-        wrapped = loss.producer if loss.producer is not None and loss.producer.region is not None else None
+        wrapped = (
+            loss.producer
+            if loss.producer is not None and loss.producer.region is not None
+            else None
+        )
         if wrapped is not None and "carry" not in wrapped.definition.params_by_name():
             region, loss = wrapped.body, wrapped.body.terminator.operands[loss.index]
-        builder = Builder(self._registry, region, len(region.ops) - 1, loc=made_by(PASS, loss.loc), phase="backward")
+        builder = Builder(
+            self._registry,
+            region,
+            len(region.ops) - 1,
+            loc=made_by(PASS, loss.loc),
+            phase="backward",
+        )
         tape = _Tape(self, builder)
         tape.give(loss, builder.value("stg.constant", attrs={"value": 1}, hint="d_loss"))
         tape.backward(list(region.ops[:-1]))
@@ -64,10 +88,11 @@ class _Step:
         returns = func.body.returns or (end.operands[0].tensor,)
         func.body.returns = (*returns[:1], *(g.tensor for g in grads))
 
-    # -- gradients of parameters -----------------------------------------------------------------------
+    # -- gradients of parameters -------------------------------------------------------------------
 
     def reduces_inside(self) -> bool:
-        """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3) instead of once per step."""
+        """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3) instead of once per
+        step."""
         return self._strategy.zero >= 2
 
     def local_gradient(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
@@ -76,12 +101,23 @@ class _Step:
             return self._reduced(b, grad, param, sliced=sliced)
         return _cast(b, grad, self._strategy.dtypes.grad)
 
-    def _finish(self, tape: _Tape, param: Value, region: Region, wrapped: Operation | None) -> Value:
+    def _finish(
+        self, tape: _Tape, param: Value, region: Region, wrapped: Operation | None
+    ) -> Value:
         grad = tape.take(param)
         if grad is None:
-            raise error(f"parameter %{param.name} does not influence the loss", param.loc,
-                        remedy="use it, or drop the clause 'param'")
-        b = Builder(self._registry, region, len(region.ops) - 1, loc=made_by(PASS, param.loc), phase="gradient")
+            raise error(
+                f"parameter %{param.name} does not influence the loss",
+                param.loc,
+                remedy="use it, or drop the clause 'param'",
+            )
+        b = Builder(
+            self._registry,
+            region,
+            len(region.ops) - 1,
+            loc=made_by(PASS, param.loc),
+            phase="gradient",
+        )
         if param not in tape.reduced:
             grad = self.local_gradient(b, grad, param, sliced=False)
         if wrapped is not None:
@@ -104,15 +140,18 @@ class _Step:
         b.loc, b.phase = loc, phase
         return result
 
-    # -- repeats -----------------------------------------------------------------------------------------
+    # -- repeats -----------------------------------------------------------------------------------
 
     def repeat_backward(self, tape: _Tape, op: Operation) -> None:
         """Differentiate a repeat: a reversed repeat over the same slices, fed with the stash."""
         carry, count = op.integer("carry", 1), op.expr("count")
         given = [tape.take(r) for r in op.results[:carry]]
         if any(tape.has(r) for r in op.results[carry:]):
-            raise error("stacked results of a repeat have no gradient yet", op.loc,
-                        remedy="return them beside the loss instead of using them for it")
+            raise error(
+                "stacked results of a repeat have no gradient yet",
+                op.loc,
+                remedy="return them beside the loss instead of using them for it",
+            )
         live = [i for i, g in enumerate(given) if g is not None]
         starts = [g for g in given if g is not None]
         if not live:
@@ -123,17 +162,24 @@ class _Step:
         region = back.make_region()
         inner = _Tape(self, Builder(self._registry, region, loc=tape.builder.loc, phase="backward"))
         for i in live:
-            arg = region.add_arg(f"d_{op.results[i].name}", op.body.args[i].tensor.unplaced(), op.loc)
+            arg = region.add_arg(
+                f"d_{op.results[i].name}", op.body.args[i].tensor.unplaced(), op.loc
+            )
             inner.give(op.body.terminator.operands[i], arg)
         inner.backward(list(op.body.ops[:-1]))
         self._close_repeat(tape, op, back, inner, live)
 
-    def _close_repeat(self, tape: _Tape, op: Operation, back: Operation, inner: _Tape, live: list[int]) -> None:
+    def _close_repeat(
+        self, tape: _Tape, op: Operation, back: Operation, inner: _Tape, live: list[int]
+    ) -> None:
         carry, count, region = op.integer("carry", 1), op.expr("count"), back.body
         carried = [inner.take(op.body.args[i]) for i in live]
         if any(c is None for c in carried):
-            raise error("a carried value of this repeat does not influence what it yields", op.loc,
-                        remedy="do not carry it")
+            raise error(
+                "a carried value of this repeat does not influence what it yields",
+                op.loc,
+                remedy="do not carry it",
+            )
         yields: list[Value] = [c for c in carried if c is not None]
         slots: list[tuple[Value, bool]] = []
         for arg, outer in zip(op.body.args[carry:], op.operands[carry:], strict=True):
@@ -141,14 +187,18 @@ class _Step:
             if grad is None:
                 continue
             is_param = outer in self._params
-            yields.append(self.local_gradient(inner.builder, grad, outer, sliced=True) if is_param else grad)
+            yields.append(
+                self.local_gradient(inner.builder, grad, outer, sliced=True) if is_param else grad
+            )
             slots.append((outer, is_param))
         region.append(Operation(self._registry["stg.yield"], yields, loc=back.loc))
         for i, value in zip(live, yields, strict=False):
             back.add_result(f"d_{op.operands[i].name}", value.tensor)
             tape.give(op.operands[i], back.results[-1])
-        for (outer, is_param), value in zip(slots, yields[len(live):], strict=True):
-            result = back.add_result(f"g_{outer.name}" if is_param else f"d_{outer.name}", value.tensor.stacked(count))
+        for (outer, is_param), value in zip(slots, yields[len(live) :], strict=True):
+            result = back.add_result(
+                f"g_{outer.name}" if is_param else f"d_{outer.name}", value.tensor.stacked(count)
+            )
             tape.give(outer, result)
             if is_param:
                 tape.reduced.add(outer)
@@ -188,7 +238,9 @@ class _Tape:
                 self._step.repeat_backward(self, op)
                 continue
             results = [self.take(r) for r in op.results]
-            for value, grad in zip(op.operands, op.definition.grad(self.builder, op, results), strict=True):
+            for value, grad in zip(
+                op.operands, op.definition.grad(self.builder, op, results), strict=True
+            ):
                 if grad is not None and value.tensor.dtype in FLOATS:
                     self.give(value, grad)
 
@@ -200,7 +252,8 @@ def _cast(b: Builder, value: Value, dtype: str) -> Value:
 
 
 def _hand_over(forward: Operation, back: Operation) -> None:
-    """Bind what the backward region uses of the forward region: slices again, the rest through the stash."""
+    """Bind what the backward region uses of the forward region: slices again, the rest through the
+    stash."""
     carry, count = forward.integer("carry", 1), forward.expr("count")
     inside: dict[Value, Value] = {}
     for op in list(back.body.walk()):
@@ -223,4 +276,6 @@ def _stash(forward: Operation, value: Value, count: Expr) -> Value:
         if yielded is value:
             return forward.results[index]
     end.add_operand(value)
-    return forward.add_result(f"stash_{value.name}", value.tensor.unplaced().stacked(count), value.loc)
+    return forward.add_result(
+        f"stash_{value.name}", value.tensor.unplaced().stacked(count), value.loc
+    )

@@ -20,8 +20,13 @@ def lower_to_trace(module: Module) -> None:
     mesh = module.mesh
     parameters = total(p.tensor.elements for p in module.parameters())
     b = Builder(module.registry, root, func.position(), loc=func.loc)
-    graph = b.op("et.graph", (), {"ranks": axis_size(mesh.axes) if mesh else const(1), "parameters": parameters},
-                 types=(), symbol=func.symbol)
+    graph = b.op(
+        "et.graph",
+        (),
+        {"ranks": axis_size(mesh.axes) if mesh else const(1), "parameters": parameters},
+        types=(),
+        symbol=func.symbol,
+    )
     _Lowering(module).function(func.body, graph.make_region())
     func.erase()
 
@@ -41,7 +46,9 @@ class _Lowering:
         for op in old.ops[:-1]:
             self._op(op, Builder(self._registry, new, loc=op.loc, phase=op.phase))
         last = old.terminator
-        Builder(self._registry, new, loc=last.loc, phase=last.phase).op(end, self._deps(last.operands), types=())
+        Builder(self._registry, new, loc=last.loc, phase=last.phase).op(
+            end, self._deps(last.operands), types=()
+        )
 
     def _deps(self, values: tuple[Value, ...]) -> list[Value]:
         return [self._nodes[v] for v in values if v in self._nodes]
@@ -51,17 +58,25 @@ class _Lowering:
             self._repeated(op, op.region, b)
         elif op.definition.free:
             for result in op.results:  # a view: whoever uses it depends on what it views
-                if op.operands and op.operands[min(result.index, len(op.operands) - 1)] in self._nodes:
-                    self._nodes[result] = self._nodes[op.operands[min(result.index, len(op.operands) - 1)]]
+                if (
+                    op.operands
+                    and op.operands[min(result.index, len(op.operands) - 1)] in self._nodes
+                ):
+                    self._nodes[result] = self._nodes[
+                        op.operands[min(result.index, len(op.operands) - 1)]
+                    ]
         elif op.results:
             node = self._collective(op, b) if "over" in op.attrs else self._computation(op, b)
             for result in op.results:
                 self._nodes[result] = node
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
-        """Repeat and accumulate keep their shape; what is no node (a constant) is not handed over."""
+        """Repeat and accumulate keep their shape; what is no node (a constant) is not handed
+        over."""
         name = "et.repeat" if "carry" in op.definition.params_by_name() else "et.accumulate"
-        attrs: dict[str, RawAttr] = {n: v for n, v in op.attrs.items() if n in ("count", "carry", "reverse")}
+        attrs: dict[str, RawAttr] = {
+            n: v for n, v in op.attrs.items() if n in ("count", "carry", "reverse")
+        }
         new = b.op(name, self._deps(op.operands), attrs, types=())
         region = new.make_region()
         for arg, value in zip(old.args, op.operands, strict=True):
@@ -75,7 +90,10 @@ class _Lowering:
         rule = op.definition.rule(op)
         sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
         matmul = op.definition.matmul_flops(op, sizes)
-        attrs: dict[str, RawAttr] = {"kind": op.name.partition(".")[2], "flops": op.definition.flops(op, sizes)}
+        attrs: dict[str, RawAttr] = {
+            "kind": op.name.partition(".")[2],
+            "flops": op.definition.flops(op, sizes),
+        }
         if matmul != 0:
             attrs["matmul"] = matmul
         attrs["bytes"] = op.definition.bytes_touched(op)
@@ -84,8 +102,12 @@ class _Lowering:
 
     def _collective(self, op: Operation, b: Builder) -> Value:
         buffer: Expr = getattr(op.definition, "buffer")(op)  # noqa: B009 # a Collective of any plug-in
-        attrs: dict[str, RawAttr] = {"kind": op.name.partition(".")[2], "group": op.names("over"), "bytes": buffer,
-                                     "dtype": op.operands[0].tensor.dtype}
+        attrs: dict[str, RawAttr] = {
+            "kind": op.name.partition(".")[2],
+            "group": op.names("over"),
+            "bytes": buffer,
+            "dtype": op.operands[0].tensor.dtype,
+        }
         if "bucket" in op.attrs:
             attrs["bucket"] = op.expr("bucket")
             attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)

@@ -1,4 +1,5 @@
-"""Appends the optimizer to a differentiated step: gradient norm, clipping, one AdamW update per parameter."""
+"""Appends the optimizer to a differentiated step: gradient norm, clipping, one AdamW update per
+parameter."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ PASS = "add-optimizer"
 
 
 def add_optimizer(module: Module) -> None:
-    """Turn a function that returns (loss, gradients) into one that returns (loss, updated parameters and state).
+    """Turn a function that returns (loss, gradients) into one that returns (loss, updated
+    parameters and state).
 
     State arguments (`master` copy, moments `m` and `v`) are added, placed as the ZeRO stage says.
     """
@@ -27,7 +29,9 @@ def add_optimizer(module: Module) -> None:
     end, params = body.terminator, module.parameters()
     placement = StatePlacement(module, strategy)
     grads = end.operands[1:]
-    b = Builder(module.registry, body, len(body.ops) - 1, loc=made_by(PASS, strategy.loc), phase="optimizer")
+    b = Builder(
+        module.registry, body, len(body.ops) - 1, loc=made_by(PASS, strategy.loc), phase="optimizer"
+    )
     clip = _clip_factor(b, grads, strategy.clip) if strategy.clip != 0 else None
     outputs: list[Value] = []
     for param, grad in zip(params, grads, strict=True):
@@ -35,10 +39,23 @@ def add_optimizer(module: Module) -> None:
         home = replace(placement.gradient(param), role="state")
         kinds = (() if param.tensor.dtype == strategy.dtypes.master else ("master",)) + ("m", "v")
         dtypes = {"master": strategy.dtypes.master, "m": "f32", "v": "f32"}
-        state = {k: body.add_arg(f"{param.name}_{k}", replace(home, dtype=dtypes[k]), param.loc) for k in kinds}
-        operands = [param, grad, state["m"], state["v"], *([state["master"]] if "master" in state else []),
-                    *([clip] if clip is not None else [])]
-        flags = {n: True for n, there in (("master", "master" in state), ("clip", clip is not None)) if there}
+        state = {
+            k: body.add_arg(f"{param.name}_{k}", replace(home, dtype=dtypes[k]), param.loc)
+            for k in kinds
+        }
+        operands = [
+            param,
+            grad,
+            state["m"],
+            state["v"],
+            *([state["master"]] if "master" in state else []),
+            *([clip] if clip is not None else []),
+        ]
+        flags = {
+            n: True
+            for n, there in (("master", "master" in state), ("clip", clip is not None))
+            if there
+        }
         names = [f"{v.name}_new" for v in (param, *operands[2 : 2 + len(kinds)])]
         outputs += b.op("stg.adamw", operands, flags, names=names).results
     homes = [replace(v.tensor, role="") for p in params for v in (p, *_states(body.args, p))]
