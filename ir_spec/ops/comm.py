@@ -77,10 +77,22 @@ class Collective(Movement):
 
 
 def operand_dim(op: Operation, index: int) -> int:
-    """The dimension for operand `index`."""
+    """The dimension for operand `index`. Raises ValueError if it has no such dimension."""
     value = op.attrs["dim"]
-    item = value[index if len(value) > 1 else 0] if isinstance(value, tuple) else value
-    return int(item.value or 0) if isinstance(item, Expr) else 0
+    items = value if isinstance(value, tuple) else (value,)
+    if len(items) not in (1, len(op.operands)):
+        raise ValueError(
+            f"moves {len(op.operands)} values, but 'dim' gives {len(items)} dimensions"
+        )
+    item = items[index if len(items) > 1 else 0]
+    return _in_range(op, index, int(item.value or 0) if isinstance(item, Expr) else 0)
+
+
+def _in_range(op: Operation, index: int, dim: int) -> int:
+    value = op.operands[index]
+    if not 0 <= dim < value.tensor.rank:
+        raise ValueError(f"moves dimension {dim}, which %{value.name} does not have: {value.type}")
+    return dim
 
 
 def _unsplit(dim: Dim, over: tuple[str, ...]) -> Dim:
@@ -176,7 +188,8 @@ class AllToAll(Collective):
     example = "%y = stg.all_to_all[from = 1, dim = 2, over = cp](%x) : bf16[B, S, H@cp, K]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
-        over, d, source = op.names("over"), operand_dim(op, index), op.integer("from")
+        over, d = op.names("over"), operand_dim(op, index)
+        source = _in_range(op, index, op.integer("from"))
         opened = _with_dim(type_, source, _unsplit(type_.dims[source], over))
         return _with_dim(opened, d, _split(opened.dims[d], over))
 

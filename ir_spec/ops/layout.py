@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param, factor_sizes
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
 from stagec.ir_spec.ops.pointwise import pointwise
+from stagec.support.diagnostics import error
 
 
 class Reshape(OpDef):
-    """Splits and joins dimensions in named factors, "bs(gr)k->bsgrk"; a view. `sizes` gives inner
-    factors."""
+    """Splits and joins dimensions in named factors, "bs(gr)k->bsgrk"; a view."""
 
     name = "stg.reshape"
     operands = ("x",)
@@ -24,30 +24,43 @@ class Reshape(OpDef):
     aliases = True
     params = (
         Param("spec", "str", "the rule", required=True, positional=True),
-        Param("factor", "name", "a factor whose size is given"),
-        Param("size", "size", "its size"),
+        Param(
+            "factors", "names", "factors whose sizes are given: all but one of a split dimension"
+        ),
+        Param("sizes", "sizes", "their sizes"),
     )
-    example = '%y = stg.reshape["bs(gr)k->bsgrk", factor = g, size = G](%x) : bf16[B, S, G, H/G, K]'
+    example = (
+        '%y = stg.reshape["bs(gr)k->bsgrk", factors = g, sizes = G](%x) : bf16[B, S, G, H/G, K]'
+    )
 
     def rule(self, op: Operation) -> Rule:
-        sizes = {op.text("factor"): op.expr("size")} if "factor" in op.attrs else {}
+        given = op.attrs.get("sizes", ())
+        values = [v for v in (given if isinstance(given, tuple) else ()) if isinstance(v, Expr)]
+        sizes = dict(zip(op.names("factors"), values, strict=False))
         return make_rule(op.text("spec"), linear=[0], sizes=sizes)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        given = op.attrs.get("sizes", ())
+        if len(op.names("factors")) != len(given if isinstance(given, tuple) else ()):
+            yield "expects one size for each of 'factors'"
+        (left,), (right,) = parse_rule(op.text("spec"))
+        if [f for g in left for f in g] != [f for g in right for f in g]:
+            yield f"keeps the order of the factors, found '{op.text('spec')}'"
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
         (left,), (right,) = parse_rule(op.text("spec"))
-        attrs = {k: v for k, v in op.attrs.items() if k in ("factor", "size")}
-        attrs["spec"] = Quoted(f"{shape_text(right)}->{shape_text(left)}")
+        sizes = factor_sizes(op, self.rule(op))
+        inner = [f for g in right for f in g[:-1]]
+        attrs: dict[str, RawAttr] = {"spec": Quoted(f"{shape_text(right)}->{shape_text(left)}")}
+        if inner:
+            attrs |= {"factors": tuple(inner), "sizes": tuple(sizes[f] for f in inner)}
         return [dy and b.value("stg.reshape", [dy], attrs, hint=f"d_{op.operands[0].name}")]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        (left,), (right,) = parse_rule(op.text("spec"))
         shape = [ctx.size(d.local) for d in op.result.tensor.dims]
-        order = [f for g in left for f in g]
-        if order != [f for g in right for f in g]:
-            raise NotImplementedError("reshape with transposition")
         return [args[0].reshape(shape)]
 
 
@@ -85,7 +98,12 @@ class Unbind(OpDef):
     ) -> Sequence[Value | None]:
         present = [g for g in grads if g is not None]
         if len(present) != len(grads):
-            return [None] if not present else [super().grad(b, op, grads)[0]]
+            unused = next(r.name for r, g in zip(op.results, grads, strict=True) if g is None)
+            raise error(
+                f"'stg.unbind' has no gradient for %{unused}: it does not influence the loss",
+                op.loc,
+                remedy="use all results of an unbind, or make the operand without that slice",
+            )
         return [
             b.value("stg.stack", present, {"dim": op.expr("dim")}, hint=f"d_{op.operands[0].name}")
         ]

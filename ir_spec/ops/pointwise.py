@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, fraction, product
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes, factor_sizes
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
 from stagec.ir.types import FLOATS
 
@@ -176,8 +176,54 @@ class Sum(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return work(n, 1, self.rule(op))
 
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        (left,), (right,) = parse_rule(op.text("spec"))
+        sizes = factor_sizes(op, self.rule(op))
+        new = [g for g in left if g not in right]
+        attrs: dict[str, RawAttr] = {
+            "spec": Quoted(f"{shape_text(right)}->{shape_text(left)}"),
+            "sizes": tuple(sizes[f] for g in new for f in g),
+        }
+        return [dy and b.value("stg.broadcast", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.einsum(op.text("spec"), *args)]
+
+
+class Broadcast(OpDef):
+    """Repeats a value along new dimensions, "f->bsf"; `sizes` are theirs, in order."""
+
+    name = "stg.broadcast"
+    operands = ("x",)
+    params = (
+        Param("spec", "str", SPEC.doc, required=True, positional=True),
+        Param("sizes", "sizes", "the sizes of the new dimensions", required=True),
+    )
+    example = '%y = stg.broadcast["f->bf", sizes = B](%x) : bf16[B, F]'
+
+    def rule(self, op: Operation) -> Rule:
+        (left,), (right,) = parse_rule(op.text("spec"))
+        new = [f for g in right if g not in left for f in g]
+        given = op.attrs["sizes"]
+        sizes = [v for v in (given if isinstance(given, tuple) else ()) if isinstance(v, Expr)]
+        return make_rule(op.text("spec"), linear=[0], sizes=dict(zip(new, sizes, strict=True)))
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        (left,), (right,) = parse_rule(op.text("spec"))
+        spec = Quoted(f"{shape_text(right)}->{shape_text(left)}")
+        hint = f"d_{op.operands[0].name}"
+        return [dy and b.value("stg.sum", [dy], {"spec": spec}, hint=hint)]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        (left,), (right,) = parse_rule(op.text("spec"))
+        shape = [ctx.size(d.local) for d in op.result.tensor.dims]
+        return [np.broadcast_to(broadcast(args[0], left, right), shape)]
 
 
 class Mul(Elementwise):
@@ -451,6 +497,7 @@ OPS = (
     Einsum(),
     Add(),
     Sum(),
+    Broadcast(),
     Mul(),
     Scale(),
     Cast(),

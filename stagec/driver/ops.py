@@ -25,7 +25,12 @@ def command(name: str | None, plugin: tuple[Path, ...]) -> None:
 def _listing(registry: Registry) -> str:
     ops = sorted(registry, key=lambda op: op.name)
     width = max(len(op.name) for op in ops)
-    return "".join(f"{op.name:<{width}}  {_doc(op).partition(chr(10))[0]}\n" for op in ops)
+    return "".join(f"{op.name:<{width}}  {summary(op)}\n" for op in ops)
+
+
+def summary(op: OpDef) -> str:
+    """The first paragraph of the documentation, in one line."""
+    return _doc(op).partition("\n\n")[0].replace("\n", " ")
 
 
 def _description(registry: Registry, name: str) -> str:

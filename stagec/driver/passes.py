@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import textwrap
 from pathlib import Path
 
 import click
@@ -37,15 +38,18 @@ def phases_text(pass_type: type[Pass]) -> str:
 
 
 def summary(pass_type: type[Pass]) -> str:
-    """The first line of the documentation."""
-    return (inspect.getdoc(pass_type) or "").partition("\n")[0]
+    """The first paragraph of the documentation, in one line."""
+    return (inspect.getdoc(pass_type) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _listing(loaded: Loaded) -> str:
     width = max(map(len, loaded.passes))
     lines = ["passes (may run in -> gives):"]
     for name, pass_type in loaded.passes.items():
-        lines += [f"  {name:<{width}}  {phases_text(pass_type)}", f"      {summary(pass_type)}"]
+        lines.append(f"  {name:<{width}}  {phases_text(pass_type)}")
+        lines += textwrap.wrap(
+            summary(pass_type), 92, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
     lines.append("pipelines:")
     lines += [f"  {name:<{width}}  {text}" for name, text in loaded.pipelines.items()]
     return "\n".join(lines) + "\n"

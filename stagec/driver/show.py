@@ -6,11 +6,14 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from stagec.driver.common import tell
+
+if TYPE_CHECKING:
+    from stagec.trace.show import Row
 
 
 @click.command("show")
@@ -37,28 +40,51 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
         return
     from stagec.driver.tables import console, table
 
-    shown = (
-        table(str(trace), *(f.name.replace("_", " ") for f in dataclasses.fields(rows[0])))
-        if rows
-        else None
-    )
-    if shown is not None:
+    out = console(sys.stdout, 160)
+    if rows:
+        columns = [c for c in _COLUMNS if any(_cell(row, c) for row in rows)]
+        shown = table(str(trace), *columns, text_columns=3)
         for row in rows:
-            shown.add_row(*(_text(v) for v in dataclasses.astuple(row)))
-        console(sys.stdout).print(shown)
+            shown.add_row(*(_cell(row, c) for c in columns))
+        out.print(shown)
     if summary is not None:
         if summary.nodes > len(rows):
             tell(f"{len(rows)} of {summary.nodes} nodes shown; --all shows the rest")
         sums = table("Totals", "kind", *_TOTALS)
         for kind, total in summary.by_kind.items():
-            sums.add_row(kind, *(f"{getattr(total, name, 0):,}" for name in _TOTALS))
-        console(sys.stdout).print(sums)
+            sums.add_row(kind, *(f"{getattr(total, name, 0):,}" for name in _TOTALS.values()))
+        out.print(sums)
 
 
-_TOTALS = ("nodes", "flops", "bytes")
+_COLUMNS = (
+    "id",
+    "kind",
+    "name",
+    "flops",
+    "bytes",
+    "group",
+    "peer",
+    "tag",
+    "data deps",
+    "ctrl deps",
+)
+_TOTALS = {"nodes": "nodes", "FLOPs": "flops", "bytes": "tensor_bytes", "comm bytes": "comm_bytes"}
+
+
+def _cell(row: Row, column: str) -> str:
+    """One cell; a collective is called by its own kind."""
+    match column:
+        case "kind":
+            return row.collective or row.kind
+        case "bytes":
+            return _text(row.tensor_bytes if row.comm_bytes is None else row.comm_bytes)
+        case _:
+            return _text(getattr(row, column.replace(" ", "_")))
 
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(str(v) for v in cast(tuple[object, ...], value))
+    if isinstance(value, int):
+        return f"{value:,}"
     return "" if value is None else str(value)

@@ -9,20 +9,29 @@ from rich.console import Console
 from rich.table import Table
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_LONG = 300
 _COUNT_UNITS = ("", "K", "M", "G", "T", "P", "E", "Z")
 
 
-def console(stream: TextIO) -> Console:
-    """A console that never cuts a table where the width is not that of a terminal."""
+def console(stream: TextIO, width: int = 120) -> Console:
+    """A console of the terminal's width, or of `width` columns in a file or pipe."""
     terminal = stream.isatty()
     return Console(
-        file=stream, highlight=False, width=None if terminal else 120, soft_wrap=not terminal
+        file=stream, highlight=False, width=None if terminal else width, soft_wrap=not terminal
     )
 
 
 def bytes_text(value: Any) -> str:
     """`12.35 GiB`; expressions as they are."""
-    return _scaled(value, 1024, _BYTE_UNITS) if isinstance(value, int) else str(value)
+    return _scaled(value, 1024, _BYTE_UNITS) if isinstance(value, int) else expression_text(value)
+
+
+def expression_text(value: Any) -> str:
+    """An expression for a table: a long `max` is only counted."""
+    text = str(value)
+    if len(text) > _LONG and "max(" in text:
+        return f"a max of {text.count(', ') + 1} expressions (--json prints it)"
+    return text
 
 
 def count_text(value: Any, unit: str = "") -> str:

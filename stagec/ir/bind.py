@@ -11,7 +11,7 @@ from stagec.ir.facts import Relation
 from stagec.ir.module import Module
 from stagec.ir.types import Partial, TensorType, Type
 from stagec.ir.verify import AXIS_PARAMS, broken
-from stagec.support.diagnostics import DiagnosticList, did_you_mean
+from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 
 TypeMap = Callable[[TensorType], TensorType]
 
@@ -29,7 +29,10 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
     for op in (*module.ops("stg.symbols"), *module.ops("stg.mesh")):
         op.attrs.update({name: const(values[name]) for name in op.attrs if name in values})
     kept = _referred_to(module) - frozenset(module.mesh.axes if module.mesh else ())
-    _substitute(module, {n: const(v) for n, v in values.items() if n not in kept})
+    try:
+        _substitute(module, {n: const(v) for n, v in values.items() if n not in kept})
+    except ZeroDivisionError as e:
+        raise error(f"cannot bind: {e}", module.root.loc, remedy="bind other values") from None
     gone = drop_unit_axes(module)
     for op in module.ops("stg.mesh"):
         for axis in gone:

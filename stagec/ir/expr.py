@@ -211,10 +211,16 @@ def _compute(function: str, values: list[Fraction]) -> Fraction:
 
 
 def substitute(value: Expr, env: Mapping[str, Expr]) -> Expr:
-    """Replace symbols by expressions; calls whose arguments become numbers are folded."""
+    """Replace symbols by expressions; calls whose arguments become numbers are folded.
+
+    Raises ZeroDivisionError if a divisor becomes 0.
+    """
     if not value.symbols & env.keys():
         return value
-    return Expr(_rebuild(value.node, {k: v.node for k, v in env.items()}))
+    node = _rebuild(value.node, {k: v.node for k, v in env.items()})
+    if node.has(sympy.zoo, sympy.nan):
+        raise ZeroDivisionError(f"'{value}' divides by zero")
+    return Expr(node)
 
 
 def _rebuild(node: Any, env: dict[str, Any]) -> Any:
@@ -301,15 +307,19 @@ def _power(base: str, exponent: int) -> str:
     return base if exponent == 1 else f"{base}^{exponent}"
 
 
+def _print_operand(node: Any) -> str:
+    return _print(node) if isinstance(node, sympy.Integer) and node >= 0 else _print_atom(node)
+
+
 def _print_atom(node: Any) -> str:
     if isinstance(node, sympy.Symbol):
         return str(node.name)
     if isinstance(node, sympy.core.function.AppliedUndef):
         name = node.func.__name__
-        arguments = [_print(a) for a in node.args]
         if name == _MOD:
-            return f"({arguments[0]} % {arguments[1]})"
-        return f"{name}({', '.join(arguments)})"
+            left, right = map(_print_operand, node.args)
+            return f"({left} % {right})"
+        return f"{name}({', '.join(map(_print, node.args))})"
     return f"({_print(node)})"
 
 

@@ -85,6 +85,8 @@ class Facts:
         self._cache.clear()
         if relation.modulus is None or relation.op != "==" or relation.right != 0:
             return
+        if relation.left == 0 or relation.modulus == 0:
+            return
         self._known.add((relation.left, relation.modulus))
         name = relation.left.symbol_name
         if name:  # name = modulus * a fresh integer

@@ -17,6 +17,7 @@ from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.types import TensorType
 from stagec.ir.verify_signature import check_signature
+from stagec.ir.verify_structure import check_structure
 from stagec.ir.verify_types import TypeChecker
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, did_you_mean
 from stagec.support.source import Loc
@@ -54,6 +55,7 @@ class _Checker:
     def run(self) -> None:
         """All checks that the state of the module allows."""
         self._relations()
+        check_structure(self._module, self._problems)
         self._op(self._module.root)
         if self._typed and not self._problems.errors:
             self._infer_again()
@@ -179,8 +181,10 @@ def broken(relation: Relation, env: dict[str, int]) -> str | None:
         if relation.modulus is not None:
             left %= evaluate(relation.modulus, env)
         return f"the assumption {relation} does not hold for {values}: the left side is {left}"
-    except (NotAnIntegerError, ZeroDivisionError) as e:
+    except NotAnIntegerError as e:
         return f"the assumption {relation} does not hold for {values}: {e}"
+    except ZeroDivisionError:
+        return f"the assumption {relation} divides by zero for {values}"
 
 
 def _has_types(op: Operation) -> bool:

@@ -4,10 +4,12 @@ assumptions."""
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from math import gcd
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, evaluate
+from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.expr import Expr, evaluate, total
 from stagec.ir.facts import Relation, divisible
 from stagec.ir.infer import infer_op
 from stagec.ir.module import Module
@@ -83,6 +85,7 @@ class _Applier:
             self._place_carried(self._body)
         for name in self._strategy.gathered:
             self._gather(self._body, name)
+        self._assumptions.check()
 
     def _set_dtype(self, dtype: str) -> None:
         """The model's 16-bit type becomes the strategy's parameter type."""
@@ -171,9 +174,14 @@ class _Applier:
         return replace(type_, dims=tuple(dims), placed=True)
 
     def _shard_parameters(self) -> None:
+        """Shard parameters (ZeRO-3); for the lower stages only assume what their state needs."""
+        if not self._strategy.zero:
+            return
+        sharder = Sharder(self._module, self._strategy, self._assumptions)
+        sharded = [(p, sharder.shard(p)) for p in self._module.parameters()]
+        sharder.check()
         if self._strategy.zero >= 3:
-            sharder = Sharder(self._module, self._strategy, self._assumptions)
-            for param, type_ in [(p, sharder.shard(p)) for p in self._module.parameters()]:
+            for param, type_ in sharded:
                 param.type = type_
 
     def _place_carried(self, region: Region) -> None:
@@ -227,10 +235,10 @@ class Sharder:
         self._assumptions = assumptions or Assumptions(module, strategy.loc)
         self._preferred = common_dimensions(p.tensor for p in module.parameters())
         self._counts = _repeat_counts(module)
+        self._whole: list[Value] = []
 
     def shard(self, param: Value) -> TensorType:
-        """The parameter's type sharded at rest; left whole, with a remark, where nothing
-        divides."""
+        """The parameter's type sharded at rest; left whole where nothing divides."""
         strategy, module = self._strategy, self._module
         sharded, done = shard_at_rest(
             param.tensor,
@@ -241,63 +249,101 @@ class Sharder:
             self._counts,
         )
         if not done:
-            module.diagnostics.remark(
-                f"%{param.name} stays whole over {', '.join(strategy.zero_axes)}: none of its "
-                "dimensions divides",
-                param.loc,
-            )
+            self._whole.append(param)
         for d in sharded.dims:
             if d.split:
                 self._assumptions.divides(d.size, axis_size(d.axes), strategy.loc)
         return sharded
 
+    def check(self) -> None:
+        """Tell which parameters stay whole.
+
+        Raises `DiagnosticError` if they are more than 1% of all: that would be another strategy.
+        """
+        if not self._whole:
+            return
+        module, axes = self._module, ", ".join(self._strategy.zero_axes)
+        names = ", ".join(f"%{p.name}" for p in self._whole)
+        message = f"over {axes} no dimension of {names} divides: they stay whole"
+        share = self._share_left_whole()
+        if share > Fraction(1, 100):
+            raise error(
+                f"{message}, {float(share):.0%} of all parameters",
+                self._strategy.loc,
+                remedy=f"choose a size of {axes} that divides {self._preferred[0]}, or --zero 0",
+            )
+        module.diagnostics.remark(message, self._strategy.loc)
+
+    def _share_left_whole(self) -> Fraction:
+        """The part of the parameters that is not sharded; 0 while sizes are open."""
+        env = self._module.env
+        every = total(p.tensor.elements for p in self._module.parameters())
+        if not every.symbols <= env.keys():
+            return Fraction(0)
+        return Fraction(
+            sum(evaluate(p.tensor.elements, env) for p in self._whole), evaluate(every, env)
+        )
+
 
 class Assumptions:
-    """Relations that a strategy adds to a module; each is checked at once where the sizes are
-    known."""
+    """Relations that a strategy adds to a module; each is checked at once where sizes are known.
+
+    Sizes that do not divide are collected, so that `check` can name all of them.
+    """
 
     def __init__(self, module: Module, loc: Loc) -> None:
         self._module, self._loc = module, loc
+        self._wanted: dict[Expr, list[Expr]] = {}
+        self._failed: list[tuple[Expr, Expr, Loc]] = []
         self.facts = module.facts
 
     def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
-        """Assume that `divisor` divides `size`. Raises `DiagnosticError` if the known values say
-        otherwise."""
+        """Assume that `divisor` divides `size`."""
         env = self._module.env
         relation = divisible(size, divisor)
-        if relation.symbols <= env.keys() and not relation.holds(env):
-            raise error(
-                f"{size} = {evaluate(size, env)} does not divide over {divisor} = "
-                f"{evaluate(divisor, env)}",
-                loc,
-                remedy=_choices(size, divisor, evaluate(size, env), evaluate(divisor, env)),
-            )
+        known = relation.symbols <= env.keys()
+        sizes = self._wanted.setdefault(divisor, [])
+        if known and size not in sizes:
+            sizes.append(size)
+            if not relation.holds(env):
+                self._failed.append((size, divisor, loc))
         if not self.facts.divides(divisor, size):
             self.facts.add(relation)
             self._declare(relation)
 
+    def check(self) -> None:
+        """Raise `DiagnosticError` for all sizes that do not divide."""
+        problems = DiagnosticList()
+        env = self._module.env
+        for size, divisor, loc in self._failed:
+            have, tried = evaluate(size, env), evaluate(divisor, env)
+            common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
+            problems.error(
+                f"{size} = {have} does not divide over {divisor} = {tried}",
+                loc,
+                remedy=_choices(size, divisor, common, tried),
+            )
+        problems.check()
+
     def _declare(self, relation: Relation) -> None:
-        """Append to the stg.assume that this pass has made, or make it, after the other
-        declarations."""
+        """Append to the stg.assume that this pass has made, or make it after the declarations."""
         root, definition = self._module.root.body, self._module.registry["stg.assume"]
         loc = made_by(PASS, self._loc)
         for op in root.ops:
-            if op.definition is definition and isinstance(op.loc, NameLoc) and op.loc.name == PASS:
-                op.attrs["relations"] = (*op.attrs["relations"], relation)  # type: ignore[misc]
+            made_here = isinstance(op.loc, NameLoc) and op.loc.name == PASS
+            before = op.attrs.get("relations")
+            if op.definition is definition and made_here and isinstance(before, tuple):
+                op.attrs["relations"] = (*before, relation)
                 return
-        after = 1 + max(
-            (
-                i
-                for i, o in enumerate(root.ops)
-                if o.name in ("stg.symbols", "stg.assume", "stg.mesh")
-            ),
-            default=-1,
-        )
-        root.insert(after, Operation(definition, (), {"relations": (relation,)}, loc=loc))
+        declarations = ("stg.symbols", "stg.assume", "stg.mesh")
+        places = [i for i, o in enumerate(root.ops) if o.name in declarations]
+        attrs: dict[str, Attr] = {"relations": (relation,)}
+        root.insert(1 + max(places, default=-1), Operation(definition, (), attrs, loc=loc))
 
 
-def _choices(size: Expr, divisor: Expr, have: int, tried: int) -> str:
-    near = [n for n in range(1, min(have, 4 * tried) + 1) if have % n == 0]
+def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
+    """The divisors of all sizes concerned that are nearest to what was tried."""
+    near = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
     best = sorted(near, key=lambda n: abs(n - tried))[:3]
     return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"
 

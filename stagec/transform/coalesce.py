@@ -20,7 +20,8 @@ _Key = tuple[str, ...]
 
 def coalesce(module: Module) -> None:
     """Merge the collectives of parameters and of their gradients, in place."""
-    bucket = read_strategy(module).bucket
+    strategy = read_strategy(module)
+    bucket = strategy.bucket if strategy.zero < 2 else 0  # sharded gradients go unit by unit
     for func in module.functions:
         for region in _regions(func.body):
             _merge_gathers(region)

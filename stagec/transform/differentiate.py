@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Region, Value
+from stagec.ir.core import Operation, Quoted, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
+from stagec.ir.rule import letters
 from stagec.ir.types import FLOATS, TensorType
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import error
@@ -191,17 +192,22 @@ class _Step:
                 self.local_gradient(inner.builder, grad, outer, sliced=True) if is_param else grad
             )
             slots.append((outer, is_param))
+        shared = inner.leftovers()
+        yields += [g for _, g in shared]
         region.append(Operation(self._registry["stg.yield"], yields, loc=back.loc))
         for i, value in zip(live, yields, strict=False):
             back.add_result(f"d_{op.operands[i].name}", value.tensor)
             tape.give(op.operands[i], back.results[-1])
-        for (outer, is_param), value in zip(slots, yields[len(live) :], strict=True):
+        for (outer, is_param), value in zip(slots, yields[len(live) :], strict=False):
             result = back.add_result(
                 f"g_{outer.name}" if is_param else f"d_{outer.name}", value.tensor.stacked(count)
             )
             tape.give(outer, result)
             if is_param:
                 tape.reduced.add(outer)
+        for outer, grad in shared:
+            result = back.add_result(f"d_{outer.name}_stack", grad.tensor.stacked(count))
+            tape.give(outer, _sum_stack(tape.builder, result, outer.name))
         _hand_over(op, back)
 
 
@@ -228,6 +234,11 @@ class _Tape:
             return self.builder.value("stg.add", found, hint=f"d_{value.name}")
         return found[0] if found else None
 
+    def leftovers(self) -> list[tuple[Value, Value]]:
+        """Gradients of values from outside of the region, which every iteration adds to."""
+        outside = [(v, self.take(v)) for v in list(self._grads)]
+        return [(v, g) for v, g in outside if g is not None]
+
     def backward(self, ops: Iterable[Operation]) -> None:
         """Differentiate operations in reverse order."""
         for op in reversed(list(ops)):
@@ -243,6 +254,12 @@ class _Tape:
             ):
                 if grad is not None and value.tensor.dtype in FLOATS:
                     self.give(value, grad)
+
+
+def _sum_stack(b: Builder, stack: Value, name: str) -> Value:
+    """The sum over the iterations of a repeat."""
+    text = letters(stack.tensor.rank)
+    return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=f"d_{name}")
 
 
 def _cast(b: Builder, value: Value, dtype: str) -> Value:

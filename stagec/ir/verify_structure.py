@@ -1,0 +1,102 @@
+"""Where operations may stand: declarations in the module, computations in functions, ends of regions."""
+
+from __future__ import annotations
+
+from stagec.ir.core import Operation, Region
+from stagec.ir.module import Module
+from stagec.ir.opdef import UnregisteredOp
+from stagec.support.diagnostics import DiagnosticList, note
+from stagec.support.source import Loc
+
+#: Ops that stand directly in the module, and nowhere else.
+TOP_LEVEL = frozenset(
+    {"stg.symbols", "stg.assume", "stg.mesh", "stg.func", "stg.strategy", "et.graph"}
+)
+#: Ops whose region holds statements and has no end.
+CONTAINERS = frozenset({"stg.module", "stg.strategy"})
+
+
+def check_structure(module: Module, problems: DiagnosticList) -> None:
+    """Append every operation that stands where it may not, and every name that is declared twice."""
+    _check_names(module, problems)
+    for op in module.root.body.ops:
+        if op.name not in TOP_LEVEL and (op.results or _is_end(op) or op.name == "stg.module"):
+            problems.error(
+                f"'{op.name}' must not stand directly in the module",
+                op.loc,
+                remedy="put it into a stg.func",
+            )
+    for op in (module.root, *module.walk()):
+        if op.region is not None:
+            _check_region(op, op.region, problems)
+
+
+def _is_end(op: Operation) -> bool:
+    return op.name.partition(".")[2] in ("yield", "return")
+
+
+def _check_region(owner: Operation, region: Region, problems: DiagnosticList) -> None:
+    container = owner.name in CONTAINERS
+    if not container and not isinstance(owner.definition, UnregisteredOp):
+        _check_end(owner, region, problems)
+    for op in region.ops:
+        if op.name in TOP_LEVEL and owner.name != "stg.module":
+            problems.error(
+                f"'{op.name}' stands inside '{owner.name}'",
+                op.loc,
+                remedy="put it directly into the module",
+            )
+        elif owner.name == "stg.strategy" and (op.results or _is_end(op)):
+            problems.error(
+                f"'{op.name}' is no statement of a strategy",
+                op.loc,
+                remedy="a strategy holds statements such as stg.split[B, over = dp]",
+            )
+
+
+def _check_end(owner: Operation, region: Region, problems: DiagnosticList) -> None:
+    if not region.ops or not _is_end(region.ops[-1]):
+        problems.error(
+            f"the region of '{owner.name}' does not end in a yield or return",
+            region.ops[-1].loc if region.ops else owner.loc,
+            remedy="add 'stg.yield(...)' or 'stg.return(...)' as its last operation",
+        )
+        return
+    for op in region.ops[:-1]:
+        if _is_end(op):
+            problems.error(
+                f"'{op.name}' must be the last operation of its region",
+                op.loc,
+                remedy="remove what follows, or move it to the end",
+            )
+    expected, found = len(region.returns), len(region.ops[-1].operands)
+    if region.returns and expected != found:
+        problems.error(
+            f"'{owner.name}' declares {expected} results, but {found} are returned",
+            region.ops[-1].loc,
+            remedy="return as many values as are declared after '->'",
+        )
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def _check_names(module: Module, problems: DiagnosticList) -> None:
+    seen: dict[str, Loc] = {}
+    for op in module.root.body.ops:
+        if op.name in ("stg.symbols", "stg.mesh"):
+            for name in op.attrs:
+                _claim(name, f"'{name}' is declared twice", op, seen, problems)
+        if op.name == "stg.mesh":
+            _claim("stg.mesh", "the module has two meshes", op, seen, problems)
+        if op.symbol:
+            _claim(f"@{op.symbol}", f"@{op.symbol} is defined twice", op, seen, problems)
+
+
+def _claim(
+    name: str, message: str, op: Operation, seen: dict[str, Loc], problems: DiagnosticList
+) -> None:
+    if name in seen:
+        first = note("it is declared here first", seen[name])
+        problems.error(message, op.loc, remedy="drop one of the two", notes=[first])
+    seen.setdefault(name, op.loc)

@@ -1,0 +1,111 @@
+"""`--check-numerics` through the command line: silent on every correct pipeline, and it names the
+pass that changes what a program computes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import GPT, LLAMA, stagec
+
+STRATEGIES = {
+    "one device": [],
+    "tp": ["--tp", "2"],
+    "fsdp": ["--dp", "2", "--zero", "3"],
+    "all": ["--dp", "2", "--tp", "2", "--sp", "--zero", "3"],
+    "zero1-accumulated": ["--dp", "2", "--zero", "1", "--microbatches", "2"],
+    "gathered loss": ["--tp", "2", "--no-vocab-parallel", "--tp-inputs", "save-gathered"],
+}
+WRONG_PASS = '''
+from dataclasses import dataclass
+from stagec.api import Module, Pass, Phase, Plugin
+
+@dataclass(frozen=True)
+class DoubleScale(Pass):
+    """Double the factor of every stg.scale."""
+    name = "double-scale"
+    needs = Phase.SHAPED
+    until = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        for op in module.walk():
+            if op.name == "stg.scale":
+                op.attrs["by"] = op.expr("by") * 2
+
+@dataclass(frozen=True)
+class DropReductions(Pass):
+    """Take the sum of the parts for the sum."""
+    name = "drop-reductions"
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        for op in list(module.walk()):
+            if op.name == "stg.all_reduce":
+                op.attrs["over"] = tuple(a for a in ("dp", "tp") if a not in op.names("over"))
+
+PLUGIN = Plugin(name="wrong", passes=(DoubleScale, DropReductions))
+'''
+SCALED = """stg.module @m {
+  stg.symbols[B, D]
+  stg.func @f(%x: f32[B, D]) -> f32[B, D] {
+    %y = stg.scale[by = 1/2](%x)
+    stg.return(%y)
+  }
+}
+"""
+SPLIT = """stg.module @m {
+  stg.symbols[B, D, F]
+  stg.assume[F % tp == 0, B % dp == 0]
+  stg.mesh @pod[dp, tp]
+  stg.func @f(%x: f32[B@dp, F@tp], %w: f32[F@tp, D]) -> f32[B@dp, D | rep] {
+    %y = stg.einsum["bf,fd->bd"](%x, %w)
+    stg.return(%y)
+  }
+}
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """A plug-in with passes that break programs."""
+    file = tmp_path / "wrong.py"
+    file.write_text(WRONG_PASS)
+    return file
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("model", [LLAMA, GPT])
+def test_a_correct_pipeline_passes(model: str, strategy: str) -> None:
+    ran = stagec(
+        "compile", model, *STRATEGIES[strategy], "--check-numerics", "--dry-run", "--quiet"
+    )
+    assert (ran.code, ran.err) == (0, "")
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "m.stg"
+    file.write_text(text)
+    return file
+
+
+def test_opt_names_the_pass_that_changes_numbers(tmp_path: Path, plugin: Path) -> None:
+    file = write(tmp_path, SCALED)
+    passes = "infer-shapes,canonicalize,double-scale"
+    ran = stagec("opt", file, "-p", passes, "--plugin", plugin, "--check-numerics")
+    assert ran.code == 1
+    assert "pass 'double-scale' changes what the program computes" in ran.err
+    assert "help:" in ran.err
+    assert stagec("opt", file, "-p", passes, "--plugin", plugin).code == 0
+
+
+def test_opt_sees_a_wrong_collective(tmp_path: Path, plugin: Path) -> None:
+    file = write(tmp_path, SPLIT)
+    passes = "infer-shapes,propagate-sharding,insert-collectives"
+    assert stagec("opt", file, "-p", passes, "--check-numerics").code == 0
+    broken = f"{passes},drop-reductions"
+    ran = stagec("opt", file, "-p", broken, "--plugin", plugin, "--check-numerics")
+    assert ran.code == 1
+    assert "drop-reductions" in ran.err
+    assert "Traceback" not in ran.err

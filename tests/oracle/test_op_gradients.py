@@ -1,0 +1,205 @@
+"""The gradient of every op that has one, against central differences of its numeric reference.
+
+Each case is a small function of parameters; its results are weighted and summed to a loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from stagec.ir.opdef import Array, OpDef
+from stagec.support.diagnostics import DiagnosticError
+from tests.support import compiled, inputs_of, parse, registry, run_numeric, run_passes
+
+LETTERS = "abcdefg"
+STEP = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function body: its arguments, the lines that compute `%y`, and the shape of `%y`."""
+
+    args: str
+    lines: str
+    shape: str
+    dtype: str = "f32"
+
+    @property
+    def text(self) -> str:
+        """The module: the loss is the sum of `%y` weighted by the argument `%c`."""
+        if not self.shape:
+            weight, loss = "", "%loss = stg.scale[by = 3](%y)"
+        else:
+            letters = LETTERS[: self.shape.count(",") + 1]
+            weight = f", %c: {self.dtype}[{self.shape}]"
+            loss = f'%loss = stg.einsum["{letters},{letters}->"](%y, %c)'
+        return (
+            "stg.module @m {\n  stg.symbols[B = 2, S = 3, D = 4, E = 2, G = 2, H = 4, V = 5, N = 3]\n"
+            f"  stg.func @f({self.args}{weight}) {{\n{self.lines}\n    {loss}\n"
+            "    stg.return(%loss)\n  }\n}\n"
+        )
+
+
+X = "%x: f32[B, S, D | param]"
+QKV = "%q: f32[B, S, H, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, G, E | param]"
+QPACKED = "%q: f32[B, S, H, E | param], %kv: f32[B, 2, S, G, E | param]"
+LAYERS = f"{X}, %W: f32[N, D, D | param], %G: f32[N, D | param]"
+
+CASES = {
+    "einsum": Case(
+        "%x: f32[B, S | param], %w: f32[S, D | param]",
+        '%y = stg.einsum["bs,sd->bd"](%x, %w)',
+        "B, D",
+    ),
+    "einsum-batched": Case(
+        "%x: f32[B, S, D | param], %w: f32[B, D, E | param]",
+        '%y = stg.einsum["bsd,bde->ebs"](%x, %w)',
+        "E, B, S",
+    ),
+    "einsum-outer": Case(
+        "%x: f32[B | param], %w: f32[S | param]", '%y = stg.einsum["b,s->sb"](%x, %w)', "S, B"
+    ),
+    "einsum-twice": Case(X, '%y = stg.einsum["bsd,btd->bst"](%x, %x)', "B, S, S"),
+    "add": Case(f"{X}, %z: f32[B, S, D | param]", "%y = stg.add(%x, %z, %x)", "B, S, D"),
+    "add-broadcast": Case(
+        f"{X}, %z: f32[D | param], %t: f32[S, D | param]",
+        '%y = stg.add["bsd,d,sd->bsd"](%x, %z, %t)',
+        "B, S, D",
+    ),
+    "mul": Case(f"{X}, %z: f32[B, S, D | param]", "%y = stg.mul(%x, %z)", "B, S, D"),
+    "mul-square": Case(X, "%y = stg.mul(%x, %x)", "B, S, D"),
+    "scale": Case(X, "%y = stg.scale[by = 3/7](%x)", "B, S, D"),
+    "cast": Case("%x: bf16[B, D | param]", "%y = stg.cast[f32](%x)", "B, D"),
+    "gelu": Case(X, "%y = stg.gelu(%x)", "B, S, D"),
+    "silu": Case(X, "%y = stg.silu(%x)", "B, S, D"),
+    "swiglu": Case("%x: f32[B, 2, S, D | param]", "%y = stg.swiglu(%x)", "B, S, D"),
+    "dropout": Case(X, "%y = stg.dropout[p = 1/3, seed = 5](%x)", "B, S, D"),
+    "rmsnorm": Case(f"{X}, %g: f32[D | param]", "%y = stg.rmsnorm(%x, %g)", "B, S, D"),
+    "layernorm": Case(
+        f"{X}, %g: f32[D | param], %b: f32[D | param]", "%y = stg.layernorm(%x, %g, %b)", "B, S, D"
+    ),
+    "softmax": Case("%x: f32[B, S, S | param]", "%y = stg.softmax(%x)", "B, S, S"),
+    "softmax-causal": Case(
+        "%x: f32[B, S, S | param]", "%y = stg.softmax[causal, rsqrt = D](%x)", "B, S, S"
+    ),
+    "attention": Case(QKV, "%y = stg.attention(%q, %k, %v)", "B, S, H, E"),
+    "attention-causal": Case(QKV, "%y = stg.attention[causal](%q, %k, %v)", "B, S, H, E"),
+    "attention-packed": Case(QPACKED, "%y = stg.attention[causal](%q, %kv)", "B, S, H, E"),
+    "rope": Case("%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50](%x)", "B, S, H, D"),
+    "rope-inverse": Case("%x: f32[B, S, D | param]", "%y = stg.rope[inverse](%x)", "B, S, D"),
+    "embedding": Case(
+        "%x: f32[V, D | param], %t: i32[B, S]", "%y = stg.embedding(%x, %t)", "B, S, D"
+    ),
+    "cross_entropy": Case(
+        "%x: f32[B, S, V | param], %t: i32[B, S]",
+        "%y = stg.cross_entropy[mean = B*S](%x, %t)",
+        "",
+    ),
+    "reshape": Case(
+        "%x: f32[B, S*D | param]",
+        '%y = stg.reshape["a(bc)->abc", factors = b, sizes = S](%x)',
+        "B, S, D",
+    ),
+    "reshape-join": Case(X, '%y = stg.reshape["abc->a(bc)"](%x)', "B, S*D"),
+    "unbind": Case(
+        "%x: f32[B, 3, D | param]",
+        "%p, %q, %r = stg.unbind[dim = 1, count = 3](%x)\n"
+        "    %a = stg.mul(%p, %q)\n    %y = stg.add(%a, %r)",
+        "B, D",
+    ),
+    "place": Case(X, "%y = stg.place(%x) : f32[B, S, D | rep]", "B, S, D"),
+    "repeat": Case(
+        LAYERS,
+        "%y = stg.repeat[count = N, carry = 1] (%h = %x, %w = %W, %g = %G) {\n"
+        '      %a = stg.einsum["bsd,de->bse"](%h, %w)\n      %b = stg.rmsnorm(%a, %g)\n'
+        "      %e = stg.silu(%b)\n      %o = stg.add(%h, %e)\n      stg.yield(%o)\n    }",
+        "B, S, D",
+    ),
+    "repeat-reversed": Case(
+        LAYERS,
+        "%y = stg.repeat[count = N, carry = 1, reverse] (%h = %x, %w = %W, %g = %G) {\n"
+        '      %a = stg.einsum["bsd,de->bse"](%h, %w)\n      %o = stg.rmsnorm(%a, %g)\n'
+        "      stg.yield(%o)\n    }",
+        "B, S, D",
+    ),
+    "repeat-two-carried": Case(
+        f"{LAYERS}, %z: f32[B, S, D | param]",
+        "%p, %q = stg.repeat[count = N, carry = 2] (%h = %x, %k = %z, %w = %W, %g = %G) {\n"
+        '      %a = stg.einsum["bsd,de->bse"](%k, %w)\n      %b = stg.rmsnorm(%h, %g)\n'
+        "      %o = stg.mul(%h, %a)\n      stg.yield(%o, %b)\n    }\n    %y = stg.add(%p, %q)",
+        "B, S, D",
+    ),
+    "repeat-dropout": Case(
+        f"{X}, %G: f32[N, D | param]",
+        "%y = stg.repeat[count = N, carry = 1] (%h = %x, %g = %G) {\n"
+        "      %a = stg.dropout[p = 1/2, seed = 9](%h)\n      %o = stg.rmsnorm(%a, %g)\n"
+        "      stg.yield(%o)\n    }",
+        "B, S, D",
+    ),
+    "used-twice": Case(
+        LAYERS,
+        "%n = stg.silu(%x)\n    %y0 = stg.repeat[count = N, carry = 1] (%h = %n, %w = %W) {\n"
+        '      %o = stg.einsum["bsd,de->bse"](%h, %w)\n      stg.yield(%o)\n    }\n'
+        "    %y1 = stg.repeat[count = N, carry = 1] (%h1 = %n, %w1 = %W, %g1 = %G) {\n"
+        '      %p = stg.einsum["bsd,de->bse"](%h1, %w1)\n      %o1 = stg.rmsnorm(%p, %g1)\n'
+        "      stg.yield(%o1)\n    }\n    %y = stg.mul(%y0, %y1)",
+        "B, S, D",
+    ),
+}
+
+
+def gradients(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The gradient of each parameter as differentiated, and as central differences."""
+    forward = compiled(case.text, "infer-shapes")
+    names = [p.name for p in forward.parameters()]
+    inputs = inputs_of(forward, seed=3)
+    step = run_passes(parse(case.text), "infer-shapes,differentiate")
+    results = run_numeric(step, inputs)
+    derived = dict(zip(names, results[1:], strict=True))
+    numeric: dict[str, Array] = {}
+    for name in names:
+        numeric[name] = np.zeros_like(inputs[name])
+        for index in np.ndindex(inputs[name].shape):
+            ends: list[float] = []
+            for sign in (1, -1):
+                moved = inputs[name].copy()
+                moved[index] += sign * STEP
+                ends.append(float(run_numeric(forward, {**inputs, name: moved})[0]))
+            numeric[name][index] = (ends[0] - ends[1]) / (2 * STEP)
+    return derived, numeric
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_equals_central_differences(name: str) -> None:
+    derived, numeric = gradients(CASES[name])
+    assert derived.keys() == numeric.keys()
+    for param, expected in numeric.items():
+        np.testing.assert_allclose(derived[param], expected, rtol=1e-6, atol=1e-7, err_msg=param)
+        assert np.abs(expected).max() > 1e-3, f"{param} does not influence this loss: a weak case"
+
+
+def test_every_op_with_a_gradient_has_a_case() -> None:
+    used = {op.name for case in CASES.values() for op in parse(case.text).walk()}
+    differentiable = {op.name for op in registry() if type(op).grad is not OpDef.grad}
+    assert differentiable - used == set()
+
+
+OUTER_USE = (
+    "%y0 = stg.repeat[count = N, carry = 1] (%h = %x, %w = %W) {\n"
+    '      %a = stg.einsum["bsd,de->bse"](%h, %w)\n      %o = stg.rmsnorm(%a, %g)\n'
+    "      stg.yield(%o)\n    }\n    %y = stg.rmsnorm(%y0, %g)"
+)
+
+
+def test_a_value_used_inside_a_repeat_without_being_bound_is_not_forgotten() -> None:
+    """Either it gets its whole gradient, or it is an error; a part of it would be silently wrong."""
+    case = Case(f"{X}, %W: f32[N, D, D | param], %g: f32[D | param]", OUTER_USE, "B, S, D")
+    try:
+        derived, numeric = gradients(case)
+    except DiagnosticError as e:
+        assert "%g" in str(e)
+        return
+    np.testing.assert_allclose(derived["g"], numeric["g"], rtol=1e-6, atol=1e-7)

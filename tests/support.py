@@ -1,0 +1,162 @@
+"""What the tests share: tiny jobs built in process, runs of modules on all ranks of a mesh, and the
+command line as a function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from stagec.analysis.report import analysis
+from stagec.driver.cli import main
+from stagec.driver.job import JobBuilder, JobOptions
+from stagec.interp.data import random_inputs
+from stagec.interp.machine import run_module
+from stagec.ir.core import Operation
+from stagec.ir.module import Module
+from stagec.ir.opdef import Array, Registry
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.plugins import Loaded, load_plugins
+from stagec.support.source import Source
+from stagec.text.build import parse_module
+from stagec.text.printer import print_module
+
+LLAMA, GPT = "llama3-8b", "gpt3-175b"
+#: Sizes at which everything divides by 4, twice for the batch, and a run takes milliseconds.
+TINY: Mapping[str, Mapping[str, int]] = {
+    LLAMA: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 8, "G": 4, "K": 2, "F": 12, "V": 16, "theta": 100},
+    GPT: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 4, "K": 2, "F": 12, "V": 16},
+}
+STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
+PLACE = "propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code"
+
+
+@lru_cache(maxsize=1)
+def loaded() -> Loaded:
+    """The built-in ops, passes and pipelines."""
+    return load_plugins(())
+
+
+def registry() -> Registry:
+    """The built-in ops."""
+    return loaded().registry
+
+
+def parse(text: str, name: str = "test.stg") -> Module:
+    """The module of a text."""
+    return parse_module(Source(name, text), registry())
+
+
+def run_passes(module: Module, pipeline: str) -> Module:
+    """The same module after the passes, verified between them."""
+    PassManager(loaded().pipeline(pipeline)).run(module)
+    return module
+
+
+def compiled(text: str, pipeline: str) -> Module:
+    """The module of a text after the passes."""
+    return run_passes(parse(text), pipeline)
+
+
+def clone(module: Module) -> Module:
+    """A copy of a module, by way of its text."""
+    return parse(print_module(module), "clone.stg")
+
+
+def tiny_options(model: str, **options: Any) -> JobOptions:
+    """Options of a job on tiny sizes; `sizes` overrides single ones."""
+    sizes = {**TINY[model], **options.pop("sizes", {})}
+    return replace(JobOptions(model, sizes=sizes), **options)
+
+
+def tiny_module(model: str, pipeline: str, **options: Any) -> Module:
+    """A library model on tiny sizes after the passes."""
+    return run_passes(JobBuilder(tiny_options(model, **options)).module, pipeline)
+
+
+def inputs_of(module: Module, seed: int = 0) -> dict[str, Array]:
+    """Random values for all arguments, at the sizes that the module states."""
+    return random_inputs(module.main.body.args, module.env, seed)
+
+
+def run_numeric(module: Module, inputs: Mapping[str, Array]) -> list[Array]:
+    """All ranks in lockstep at the sizes that the module states."""
+    return run_module(module, module.env, inputs)
+
+
+def run_one_device(module: Module, inputs: Mapping[str, Array]) -> list[Array]:
+    """The module on a mesh of one rank."""
+    mesh = module.mesh
+    return run_module(module, module.env | dict.fromkeys(mesh.axes if mesh else (), 1), inputs)
+
+
+def operations(module: Module, *names: str) -> list[Operation]:
+    """All operations of these names, inner ones included."""
+    return [op for op in module.walk() if op.name in names]
+
+
+def analyse(model: str, **options: Any) -> dict[str, Any]:
+    """What `stagec analyze --json` prints, for options as the command line gives them."""
+    symbolic = bool(options.pop("symbolic", False))
+    builder = JobBuilder(JobOptions(model, **options), symbolic=symbolic)
+    return analysis(builder.lower(), builder.model_name, symbolic=symbolic)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+def stagec(*argv: str | Path) -> Outcome:
+    """Run `stagec ARGV` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(a) for a in argv])
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Combinations in which every pair of values of two factors occurs, chosen greedily."""
+    names = list(factors)
+    open_pairs = {
+        (a, x, b, y)
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+        for x in range(len(factors[a]))
+        for y in range(len(factors[b]))
+    }
+    while open_pairs:
+        chosen = _next_row(names, factors, open_pairs)
+        open_pairs = {p for p in open_pairs if not _covers(chosen, p)}
+        yield {n: factors[n][i] for n, i in chosen.items()}
+
+
+def _next_row(
+    names: Sequence[str],
+    factors: Mapping[str, Sequence[Any]],
+    open_pairs: set[tuple[str, int, str, int]],
+) -> dict[str, int]:
+    a, x, b, y = min(open_pairs)
+    row = {a: x, b: y}
+    for name in names:
+        if name not in row:
+            gains = [
+                sum(_covers({**row, name: i}, p) for p in open_pairs)
+                for i in range(len(factors[name]))
+            ]
+            row[name] = gains.index(max(gains))
+    return {n: row[n] for n in names}
+
+
+def _covers(row: Mapping[str, int], pair: tuple[str, int, str, int]) -> bool:
+    a, x, b, y = pair
+    return row.get(a) == x and row.get(b) == y

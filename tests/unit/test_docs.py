@@ -1,0 +1,326 @@
+"""The pages: every block of STG parses, every command prints what is shown, code runs.
+
+STAGEC_BLESS=1 rewrites the output shown in ```console blocks. What stands before a block says how
+it is read (see "The blocks on this page" in ir_spec/stg.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stagec.api import PassManager, Source, parse_module
+from stagec.ir.opdef import OpDef, Registry
+from stagec.pipeline.plugins import load_plugins
+from stagec.support.diagnostics import DiagnosticError
+from stagec.text.build import parse_op
+from tools import gen_docs, golden
+from tools.lit_runner import guarded, stagec_command
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ir_spec/stg.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
+]
+LOADED = load_plugins(())
+
+# -- pages and their blocks ------------------------------------------------------------------------
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<how>[^\n]*) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.M
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, with the comment right before it."""
+
+    page: Path
+    line: int
+    kind: str
+    text: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"{name_of(self.page)}:{self.line}"
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *kinds: str) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for match in _BLOCK.finditer(text):
+        if match["kind"] in kinds:
+            line = text.count("\n", 0, match.start("text")) + 1
+            yield Block(page, line, match["kind"], match["text"], match["how"] or "")
+
+
+STG = [block for page in PAGES for block in blocks(page, "stg")]
+
+# -- STG -------------------------------------------------------------------------------------------
+
+_HEAD = """stg.module @page[phase = {phase}] {{
+  stg.symbols[B, S, L, D, H, G, K, F, V, theta]
+  stg.mesh @pod[pp, dp, cp, tp]
+"""
+_HOW = re.compile(
+    r"stg: (?P<where>module|types|lone|(?P<region>func|graph)\((?P<args>.*)\)|whole)"
+    r"(?: phase (?P<phase>\w+))?(?: run (?P<run>\S+))?(?: error (?P<error>.+))?"
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A block as a module: what is put around it, what is run, and the error that it should give."""
+
+    text: str
+    run: str = ""
+    error: str = ""
+
+
+def example(block: Block) -> Example:
+    """Put around a block what its comment says; whole modules stand for themselves."""
+    how = _HOW.fullmatch(block.how or "stg: whole")
+    assert how is not None, f"{block}: the comment before the block is not understood: {block.how}"
+    run, problem = how["run"] or "", how["error"] or ""
+    head = _HEAD.format(phase=how["phase"] or "parsed")
+    if how["where"] in ("whole", "lone"):
+        return Example(block.text, run, problem)
+    if how["where"] == "module":
+        return Example(f"{head}{block.text}}}", run, problem)
+    if how["where"] == "types":
+        types = [line.partition("//")[0].strip() for line in block.text.splitlines()]
+        args = ", ".join(f"%v{i}: {t}" for i, t in enumerate(filter(None, types)))
+        return Example(f"{head}stg.func @f ({args}) {{ stg.return() }} }}", run, problem)
+    op, end = ("stg.func", "stg") if how["region"] == "func" else ("et.graph", "et")
+    extra = "" if op == "stg.func" else "[ranks = 1]"
+    last = "" if f"{end}.return" in block.text else f"{end}.return()"
+    body = f"{op} @f{extra} ({how['args']}) {{\n{block.text}{last} }}"
+    return Example(f"{head}{body}\n}}", run, problem)
+
+
+@pytest.mark.parametrize("block", STG, ids=str)
+def test_stg_block(block: Block) -> None:
+    given = example(block)
+    source = Source(str(block), given.text)
+    if block.how == "stg: lone":
+        parse_op(source, LOADED.registry)
+    elif given.error:
+        with pytest.raises(DiagnosticError, match=re.escape(given.error)):
+            process(source, given.run)
+    else:
+        process(source, given.run)
+
+
+def process(source: Source, passes: str) -> None:
+    module = parse_module(source, LOADED.registry)
+    if passes:
+        PassManager(LOADED.pipeline(passes), known=LOADED.passes.values()).run(module)
+
+
+def test_there_are_blocks_of_every_kind() -> None:
+    assert len(STG) > 20
+    assert {kind for page in PAGES for kind in _kinds(page)} <= {
+        "stg", "console", "text", "python", "json", "toml", "sh"
+    }  # fmt: skip
+
+
+def _kinds(page: Path) -> Iterator[str]:
+    yield from (m["kind"] for m in _BLOCK.finditer(page.read_text(encoding="utf-8")))
+
+
+def test_fences_are_closed_and_have_a_kind() -> None:
+    for page in PAGES:
+        fences = re.findall(r"^```.*$", page.read_text(encoding="utf-8"), re.M)
+        assert [f == "```" for f in fences] == [False, True] * (len(fences) // 2), name_of(page)
+
+
+# -- commands and code -----------------------------------------------------------------------------
+
+_SECONDS = re.compile(r"\d+\.\d+ s\b")
+SESSIONS = [page for page in PAGES if any(blocks(page, "console"))]
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=name_of)
+def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
+    """All commands of a page in one folder, in order, with its files written as they come."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    text = page.read_text(encoding="utf-8")
+    stale: list[str] = []
+    for block in blocks(page, "console", "python", "stg", "toml"):
+        if block.how.startswith("file: "):
+            (tmp_path / block.how.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
+        elif block.kind == "console":
+            now = session(block, tmp_path)
+            if _SECONDS.sub("", now) != _SECONDS.sub("", block.text):
+                stale.append(difference(block, now))
+                text = text.replace(f"```console\n{block.text}```", f"```console\n{now}```")
+    if stale and golden.blessing():
+        page.write_text(text, encoding="utf-8")
+    elif stale:
+        pytest.fail("\n".join([*stale, f"to accept: STAGEC_BLESS=1 pytest {__file__}"]))
+
+
+def difference(block: Block, now: str) -> str:
+    import difflib
+
+    lines = (block.text.splitlines(), now.splitlines())
+    return "\n".join(difflib.unified_diff(*lines, str(block), "printed now", lineterm=""))
+
+
+def session(block: Block, folder: Path) -> str:
+    """The block with the output that its commands print now."""
+    shown: list[str] = []
+    for command in commands(block.text):
+        shown += [f"$ {command}", *run(command.replace("\\\n", ""), folder)]
+    return "\n".join(shown) + "\n"
+
+
+def commands(text: str) -> list[str]:
+    """The lines after `$ `, with those that a backslash continues."""
+    return [m[1] for m in re.finditer(r"^\$ ((?:[^\n]*\\\n)*[^\n]*)$", text, re.M)]
+
+
+def run(command: str, folder: Path) -> list[str]:
+    """What a command prints: stdout, then stderr. `stagec` runs in this process, filters in bash."""
+    first, pipe, rest = command.partition(" | ")
+    if not first.startswith("stagec "):
+        first, pipe, rest = "", "", command
+    out, err = (io.StringIO(), io.StringIO())
+    if first:
+        with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+            with contextlib.redirect_stderr(err):
+                guarded(stagec_command, shlex.split(first)[1:])
+    printed = out.getvalue()
+    if pipe or not first:
+        done = subprocess.run(
+            ["bash", "-c", rest], input=printed, capture_output=True, text=True,
+            cwd=folder, check=False, env={**os.environ, "LC_ALL": "C.UTF-8"},
+        )  # fmt: skip
+        printed = done.stdout + done.stderr
+    lines = [line.rstrip() for line in (printed + err.getvalue()).rstrip().splitlines()]
+    return lines
+
+
+# -- generated pages, links, words -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", gen_docs.pages(), ids=name_of)
+def test_generated_pages_are_up_to_date(page: Path) -> None:
+    stale = gen_docs.difference(page, gen_docs.pages()[page])
+    assert not stale, f"{stale}\nto accept: {gen_docs.ACCEPT}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, heading = target.partition("#")
+        if "://" in target:
+            continue
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{name_of(page)}: {target}"
+        if heading:
+            found = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M)
+            assert heading in map(gen_docs.anchor, found), f"{name_of(page)}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_names_a_machine(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"(?<![\w.])/(?:work|root|home|tmp|usr)\b[^\s)]*", text)
+
+
+# -- examples of ops -------------------------------------------------------------------------------
+
+#: Types of what the examples of ops use, where the type does not follow from the name alone.
+NAMES: Mapping[str, str] = {
+    "x": "bf16[B, S, D]", "h": "bf16[B, S, D]", "g": "bf16[D]", "b": "bf16[D]", "dn": "bf16[B, S, D]",
+    "q": "bf16[B, S, H, K]", "k": "bf16[B, S, G, K]", "v": "bf16[B, S, G, K]", "lse": "f32[B, H, S]",
+    "a": "bf16[B, S, H, K]", "da": "bf16[B, S, H, K]", "gu": "bf16[B, 2, S, F]", "dm": "bf16[B, S, F]",
+    "tokens": "i32[B, S]", "labels": "i32[B, S]", "table": "bf16[V, D]", "de": "bf16[B, S, D]",
+    "logits": "bf16[B, S, V]", "one": "f32[]", "m": "f32[B, S]", "s": "f32[B, S]", "t": "f32[B, S]",
+    "o": "bf16[B, S, D]", "w": "bf16[D, H, K]", "W": "bf16[L, D]", "dw": "f32[D, F]",
+    "scores": "bf16[B, H, S, S]", "dp": "bf16[B, H, S, S]", "p": "bf16[B, H, S, S]", "n1": "bf16[D]",
+    "qkv": "bf16[B, 3, S, H, K]", "dy": "bf16[B]", "y": "bf16[B]", "mask": "u8[B]", "clip": "f32[]",
+}  # fmt: skip
+OPERANDS: Mapping[str, Mapping[str, str]] = {
+    "stg.sum": {"dy": "bf16[B, S, F]"},
+    "stg.mul": {"x": "bf16[B]"},
+    "stg.scale": {"x": "bf16[B]"},
+    "stg.cast": {"x": "bf16[B]"},
+    "stg.gelu": {"x": "bf16[B]"},
+    "stg.gelu_grad": {"x": "bf16[B]"},
+    "stg.silu": {"x": "bf16[B]"},
+    "stg.silu_grad": {"x": "bf16[B]"},
+    "stg.dropout": {"x": "bf16[B]"},
+    "stg.cross_entropy_grad": {"lse": "f32[B, S]"},
+    "stg.reshape": {"x": "bf16[B, S, H, K]"},
+    "stg.stack": {"k": "bf16[B, S, H, K]", "v": "bf16[B, S, H, K]"},
+    "stg.place": {"x": "bf16[B, S, V]"},
+    "stg.all_reduce": {"x": "bf16[B@dp, S, D | sum(tp)]"},
+    "stg.reduce_scatter": {"x": "bf16[B@dp, S, D | sum(tp)]"},
+    "stg.all_gather": {"x": "bf16[B@dp, S@tp, D]"},
+    "stg.all_to_all": {"x": "bf16[B, S@cp, H, K]"},
+    "stg.slice": {"x": "bf16[B@dp, S, D]"},
+    "stg.adamw": {"w": "f32[D]", "g": "f32[D]", "m": "f32[D]", "v": "f32[D]"},
+    "stg.squared_norm": {"g": "f32[D]"},
+    "stg.clip_factor": {"s": "f32[]"},
+}
+IN_MODULE = {"stg.symbols", "stg.assume", "stg.mesh", "stg.func", "stg.strategy", "stg.memory"}
+IN_STRATEGY = {
+    op.name for op in LOADED.registry if type(op).__module__.endswith("strategy")
+} - IN_MODULE
+
+
+def op_example(op: OpDef, registry: Registry) -> str:
+    """The example of an op with what it needs around it."""
+    head = _HEAD.format(phase="parsed").replace("theta]", "theta, P]")
+    head += "  stg.assume[B % dp == 0, S % tp == 0, S % cp == 0, H % cp == 0, H % G == 0]\n"
+    head += "  stg.assume[D % dp == 0, F % tp == 0]\n"
+    if op.name == "stg.module" or op.name in IN_STRATEGY:
+        return op.example
+    if op.name == "et.graph":
+        return f"{head}{op.example}\n}}"
+    if op.name in IN_MODULE:
+        return f"{_HEAD.format(phase='parsed').splitlines()[0]}\n{op.example}\n}}"
+    inside = op.name.partition(".")[0] == "et"
+    used = dict.fromkeys(re.findall(r"%(\w+)", op.example.replace("%h: node", "")))
+    defined = re.findall(r"%(\w+)", _left(op.example)) + re.findall(r"%(\w+)(?:: \w+)? =", op.example)
+    own = {**NAMES, **OPERANDS.get(op.name, {})}
+    args = ", ".join(
+        f"%{n}: {'node' if inside else own[n]}" for n in used if n not in defined
+    )
+    end = "" if ".return" in op.example else f"\n{'et' if inside else 'stg'}.return()"
+    region = "et.graph @f[ranks = 1]" if inside else "stg.func @f"
+    return f"{head}{region} ({args}) {{\n{op.example}{end}\n}}\n}}"
+
+
+def _left(text: str) -> str:
+    """The results of the one statement of an example."""
+    left, equals, _ = text.partition(" = ")
+    return left if equals and left.startswith("%") and "(" not in left else ""
+
+
+@pytest.mark.parametrize("op", LOADED.registry, ids=lambda op: op.name)
+def test_example_of_op(op: OpDef) -> None:
+    """It parses, and the types that it states are those that are inferred."""
+    assert op.example, f"{op.name} has no example"
+    source = Source(f"example of {op.name}", op_example(op, LOADED.registry))
+    if op.name in IN_STRATEGY:
+        parse_op(source, LOADED.registry)
+        return
+    module = parse_module(source, LOADED.registry)
+    if not op.name.startswith("et.") and ".yield" not in op.name:
+        PassManager(LOADED.pipeline("infer-shapes"), known=LOADED.passes.values()).run(module)
