@@ -70,25 +70,33 @@ def _merge_updates(region: Region) -> None:
 
 
 def _merge_reductions(region: Region, bucket: int) -> None:
-    """Reductions of gradients: the ops that finish gradients move to the end of backward, level by
-    level."""
-    ops = [op for op in region.ops if op.phase == "gradient" and op.region is None]
-    levels: dict[Operation, int] = {}
-    for op in ops:
-        before = [levels[v.producer] for v in op.operands if v.producer in levels]
-        levels[op] = 1 + max(before, default=-1)
+    """Reductions of gradients: what finishes gradients moves to the end of backward, wave by wave.
+
+    A wave is the number of collectives that a gradient has behind it; those of one wave are merged.
+    """
+    waves = _waves(region)
     end = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
-    for op in sorted(ops, key=lambda op: levels[op]):
+    for op in sorted(waves, key=lambda op: (waves[op], _is_movement(op))):
         region.ops.remove(op)
         region.insert(end.position(), op)
-    for group in _groups(region.ops, lambda op: op in levels):
-        by_level: dict[int, list[Operation]] = {}
+    for group in _groups(region.ops, lambda op: op in waves):
+        by_wave: dict[int, list[Operation]] = {}
         for op in group:
-            by_level.setdefault(levels[op], []).append(op)
-        for same in by_level.values():
+            by_wave.setdefault(waves[op], []).append(op)
+        for same in by_wave.values():
             merged = _merge(same, same[-1].position())
             if bucket and any(p.name == "bucket" for p in merged.definition.params):
                 merged.attrs["bucket"] = const(bucket)
+
+
+def _waves(region: Region) -> dict[Operation, int]:
+    """The operations of phase gradient, with the number of collectives before each."""
+    waves: dict[Operation, int] = {}
+    for op in region.ops:
+        if op.phase == "gradient" and op.region is None:
+            before = [p for v in op.operands if (p := v.producer) is not None and p in waves]
+            waves[op] = max((waves[p] + _is_movement(p) for p in before), default=0)
+    return waves
 
 
 def _merge(ops: list[Operation], position: int) -> Operation:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from stagec.api import PassManager, Source, parse_module
-from stagec.ir.opdef import OpDef, Registry
+from stagec.ir.opdef import OpDef
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import DiagnosticError
 from stagec.text.build import parse_op
@@ -32,6 +32,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 LOADED = load_plugins(())
+NAME = "<page>"  # one name for all texts: the parser is built once for each name
 
 # -- pages and their blocks ------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ def example(block: Block) -> Example:
 @pytest.mark.parametrize("block", STG, ids=str)
 def test_stg_block(block: Block) -> None:
     given = example(block)
-    source = Source(str(block), given.text)
+    source = Source(NAME, given.text)
     if block.how == "stg: lone":
         parse_op(source, LOADED.registry)
     elif given.error:
@@ -257,6 +258,7 @@ NAMES: Mapping[str, str] = {
 }  # fmt: skip
 OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.sum": {"dy": "bf16[B, S, F]"},
+    "stg.broadcast": {"x": "bf16[F]", "y": "bf16[B, S, F]"},
     "stg.mul": {"x": "bf16[B]"},
     "stg.scale": {"x": "bf16[B]"},
     "stg.cast": {"x": "bf16[B]"},
@@ -284,7 +286,7 @@ IN_STRATEGY = {
 } - IN_MODULE
 
 
-def op_example(op: OpDef, registry: Registry) -> str:
+def op_example(op: OpDef) -> str:
     """The example of an op with what it needs around it."""
     head = _HEAD.format(phase="parsed").replace("theta]", "theta, P]")
     head += "  stg.assume[B % dp == 0, S % tp == 0, S % cp == 0, H % cp == 0, H % G == 0]\n"
@@ -293,8 +295,10 @@ def op_example(op: OpDef, registry: Registry) -> str:
         return op.example
     if op.name == "et.graph":
         return f"{head}{op.example}\n}}"
+    if op.name in ("stg.symbols", "stg.mesh"):
+        return f"{head.splitlines()[0]}\n{op.example}\n}}"
     if op.name in IN_MODULE:
-        return f"{_HEAD.format(phase='parsed').splitlines()[0]}\n{op.example}\n}}"
+        return f"{head}{op.example}\n}}"
     inside = op.name.partition(".")[0] == "et"
     used = dict.fromkeys(re.findall(r"%(\w+)", op.example.replace("%h: node", "")))
     defined = re.findall(r"%(\w+)", _left(op.example)) + re.findall(r"%(\w+)(?:: \w+)? =", op.example)
@@ -317,7 +321,7 @@ def _left(text: str) -> str:
 def test_example_of_op(op: OpDef) -> None:
     """It parses, and the types that it states are those that are inferred."""
     assert op.example, f"{op.name} has no example"
-    source = Source(f"example of {op.name}", op_example(op, LOADED.registry))
+    source = Source(NAME, op_example(op))
     if op.name in IN_STRATEGY:
         parse_op(source, LOADED.registry)
         return

@@ -1,0 +1,133 @@
+"""Measures the compiler: phases, memory, and the rate of writing beside a plain write of the same
+bytes.
+
+`python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. Every measured run is a
+process of its own, so that its peak memory is its own; both sides of a ratio are measured in the
+same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STRATEGY: dict[str, Any] = {"sp": True, "zero": 3}
+
+
+def main() -> None:
+    """Run the benchmarks and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="small jobs only")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each measurement")
+    arguments = parser.parse_args()
+    data_parallel = (1, 8) if arguments.quick else (1, 8, 128)
+    result = {
+        "layers": layers(arguments.repeat),
+        "passes": in_process(_passes),
+        "jobs": [in_process(_job, dp) for dp in data_parallel],
+    }
+    json.dump(result, sys.stdout, indent=1)
+    print()
+
+
+def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function run in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def layers(repeat: int) -> dict[str, Any]:
+    """Seconds up to lowering of llama3-70b with 2 and with 80 layers, and their ratio."""
+    seconds = {
+        count: statistics.median(in_process(_lower_seconds, count) for _ in range(repeat))
+        for count in (2, 80)
+    }
+    return {
+        "seconds": {f"L={n}": round(s, 4) for n, s in seconds.items()},
+        "ratio": round(seconds[80] / seconds[2], 3),
+    }
+
+
+def _lower_seconds(count: int) -> float:
+    from stagec.driver.job import JobBuilder, JobOptions
+
+    def once() -> float:
+        began = time.perf_counter()
+        options = JobOptions("llama3-70b", sizes={"L": count}, tp=8, dp=8, **STRATEGY)
+        JobBuilder(options).lower()
+        return time.perf_counter() - began
+
+    once()  # imports and the grammar
+    return once()
+
+
+def _passes() -> dict[str, float]:
+    """Seconds of each pass for llama3-70b on 64 ranks."""
+    from io import StringIO
+
+    from stagec.driver.job import PIPELINE, JobBuilder, JobOptions
+    from stagec.pipeline.instrument import Timing
+    from stagec.pipeline.manager import PassManager
+
+    builder = JobBuilder(JobOptions("llama3-70b", tp=8, dp=8, **STRATEGY))
+    timing = Timing(StringIO())
+    pipeline = builder.loaded.pipeline(PIPELINE)
+    PassManager(pipeline, [timing], known=builder.loaded.passes.values()).run(builder.module)
+    found: dict[str, float] = {}
+    for name, seconds in timing.seconds:
+        found[name] = round(found.get(name, 0.0) + seconds, 4)
+    return found
+
+
+def _job(dp: int) -> dict[str, Any]:
+    """Compile and write llama3-70b for 8 x dp ranks; write the same bytes plainly."""
+    from stagec.driver.job import JobBuilder, JobOptions
+    from stagec.trace.emit import emit_module
+
+    folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))
+    try:
+        began = time.perf_counter()
+        builder = JobBuilder(JobOptions("llama3-70b", tp=8, dp=dp, **STRATEGY))
+        module = builder.lower()
+        lowered = time.perf_counter()
+        written = emit_module(module, "job", folder / "job", {})
+        done = time.perf_counter()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        plain = _plain_write(folder, list(written.files.values()))
+        return {
+            "model": "llama3-70b",
+            "ranks": 8 * dp,
+            "bytes": written.bytes,
+            "seconds_to_lowered": round(lowered - began, 3),
+            "seconds_writing": round(done - lowered, 3),
+            "seconds_plain_write": round(plain, 3),
+            "writing_over_plain": round((done - lowered) / plain, 2),
+            "peak_mb": round(peak / 1024, 1),
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plain_write(folder: Path, sizes: list[int]) -> float:
+    """Seconds to write as many files of the same sizes, one after the other, and nothing else."""
+    target = folder / "plain"
+    block = bytes(range(256)) * (max(sizes) // 256 + 1)
+    began = time.perf_counter()
+    target.mkdir()
+    for number, size in enumerate(sizes):
+        (target / str(number)).write_bytes(memoryview(block)[:size])
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
