@@ -45,6 +45,8 @@ PLUGIN = Plugin(
         "train": "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
         "propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code,"
         "plan-memory,lower-to-trace",
+        "forward": "infer-shapes,apply-strategy,propagate-sharding,insert-collectives,"
+        "coalesce-collectives,eliminate-dead-code,plan-memory,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

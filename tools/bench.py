@@ -75,13 +75,13 @@ def _passes() -> dict[str, float]:
     """Seconds of each pass for llama3-70b on 64 ranks."""
     from io import StringIO
 
-    from stagec.driver.job import PIPELINE, JobBuilder, JobOptions
+    from stagec.driver.job import TRAIN, JobBuilder, JobOptions
     from stagec.pipeline.instrument import Timing
     from stagec.pipeline.manager import PassManager
 
     builder = JobBuilder(JobOptions("llama3-70b", tp=8, dp=8, **STRATEGY))
     timing = Timing(StringIO())
-    pipeline = builder.loaded.pipeline(PIPELINE)
+    pipeline = builder.loaded.pipeline(TRAIN)
     PassManager(pipeline, [timing], known=builder.loaded.passes.values()).run(builder.module)
     found: dict[str, float] = {}
     for name, seconds in timing.seconds:

@@ -14,7 +14,7 @@ import click
 
 from stagec import __version__
 from stagec.driver.common import tell
-from stagec.driver.job import JobBuilder, JobOptions, job_options, take_options
+from stagec.driver.job import SHORTHANDS, JobBuilder, JobOptions, job_options, take_options
 from stagec.support.diagnostics import error
 
 
@@ -154,20 +154,7 @@ def _command(options: JobOptions) -> str:
     """The command line that gives the same traces."""
     words = ["stagec", "compile", options.model, *([options.strategy] if options.strategy else [])]
     default = JobOptions("")
-    for name in (
-        "dp",
-        "tp",
-        "sp",
-        "zero",
-        "microbatches",
-        "no_vocab_parallel",
-        "tp_inputs",
-        "param_dtype",
-        "grad_dtype",
-        "reduce_dtype",
-        "master_dtype",
-        "ddp_bucket",
-    ):
+    for name in ("dp", "tp", *SHORTHANDS):
         value = getattr(options, name)
         if value != getattr(default, name):
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])

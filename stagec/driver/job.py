@@ -19,10 +19,12 @@ from stagec.driver.common import read_source, remember, report
 from stagec.ir.core import Operation
 from stagec.ir.expr import MAX_INTEGER, const
 from stagec.ir.module import Module
+from stagec.ir.types import TensorType
 from stagec.models import library
 from stagec.pipeline.instrument import DumpDir, Instrument, PrintAfter, Reproducer, Timing
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
+from stagec.pipeline.spec import PIPELINE as SPEC
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, did_you_mean, error, note
 from stagec.support.source import Source
@@ -31,8 +33,20 @@ from stagec.text.printer import print_op
 
 F = TypeVar("F", bound=Callable[..., Any])
 AXES = ("pp", "dp", "cp", "tp")
+SHORTHANDS = (
+    "sp",
+    "zero",
+    "microbatches",
+    "no_vocab_parallel",
+    "tp_inputs",
+    "param_dtype",
+    "grad_dtype",
+    "reduce_dtype",
+    "master_dtype",
+    "ddp_bucket",
+)
 SHORTHAND = "<strategy of the command line>"
-PIPELINE = "train"
+TRAIN, FORWARD = "train", "forward"
 
 
 class Sizes(click.ParamType[dict[str, int | None]]):
@@ -94,6 +108,7 @@ class JobOptions:
     reduce_dtype: str = "f32"
     master_dtype: str = "f32"
     ddp_bucket: int = 0
+    pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()
     dump_dir: Path | None = None
@@ -161,6 +176,11 @@ _OPTIONS = (
         default=0,
         metavar="BYTES",
         help="Cut gradient reductions into calls of this size (0: one call).",
+    ),
+    click.option(
+        "--pipeline",
+        metavar="PASSES",
+        help="Passes to run (default: train; forward if there is no loss to differentiate).",
     ),
     click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
     click.option(
@@ -263,12 +283,25 @@ class JobBuilder:
             given.insert(0, self._parse(f"stg.mesh @pod{f'[{text}]' if text else ''}"))
         elif self.options.mesh is not None or (self.options.dp, self.options.tp) != (1, 1):
             self._resize_mesh(module, given)
-        if not module.ops("stg.strategy") and not any(op.name == "stg.strategy" for op in given):
+        if module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given):
+            self._refuse_shorthands()
+        else:
             given.append(self._parse(strategy_text(self.options, self._axes())))
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
             body.insert(first + number, op)
+
+    def _refuse_shorthands(self) -> None:
+        """A strategy in a text says it all; flags beside it would be lost."""
+        default = JobOptions("")
+        flags = [n for n in SHORTHANDS if getattr(self.options, n) != getattr(default, n)]
+        if flags:
+            names = ", ".join("--" + n.replace("_", "-") for n in flags)
+            raise error(
+                f"{names} and a strategy text both say how to parallelize",
+                remedy="write it into the text ('--print-strategy' shows how flags are written)",
+            )
 
     def _parse(self, text: str) -> Operation:
         return parse_op(remember(Source(SHORTHAND, text)), self.loaded.registry)
@@ -316,7 +349,7 @@ class JobBuilder:
 
     def lower(self) -> Module:
         """Run the pipeline up to the lowered module. Raises `DiagnosticError`."""
-        pipeline = self.loaded.pipeline(PIPELINE)
+        pipeline = self.loaded.pipeline(self.pipeline_text())
         known = self.loaded.passes.values()
         PassManager(pipeline, self._instruments(pipeline.passes), known=known).run(self.module)
         for diagnostic in self.module.diagnostics.items:
@@ -340,10 +373,24 @@ class JobBuilder:
             found.append(Timing(sys.stderr))
         return found
 
+    def pipeline_text(self) -> str:
+        """The passes to run: as asked for, else those that fit what the model computes."""
+        if self.options.pipeline is not None:
+            return remember(Source(SPEC, self.options.pipeline)).text
+        trains = any(
+            op.name == "stg.func" and _has_parameters(op) for op in self.module.root.body.ops
+        )
+        if not trains:
+            report(
+                Diagnostic("no argument is a 'param': compiling forward only", severity="remark")
+            )
+        return TRAIN if trains else FORWARD
+
     def strategy(self) -> str:
-        """The text of mesh and strategy."""
+        """The text of mesh and strategy: a file that can be given as STRATEGY."""
         ops = [*self.module.ops("stg.mesh"), *self.module.ops("stg.strategy")]
-        return "".join(print_op(op) + "\n" for op in ops)
+        body = "".join("  " + line + "\n" for op in ops for line in print_op(op).splitlines())
+        return f"stg.module @strategy {{\n{body}}}\n"
 
 
 def set_symbols(module: Module, values: Mapping[str, int]) -> None:
@@ -387,6 +434,11 @@ def strategy_text(options: JobOptions, axes: Mapping[str, int | None]) -> str:
     return (
         "stg.strategy @shorthand[mesh = @pod] {\n" + "".join(f"  {line}\n" for line in lines) + "}"
     )
+
+
+def _has_parameters(func: Operation) -> bool:
+    types = [a.type for a in func.body.args]
+    return any(isinstance(t, TensorType) and t.role == "param" for t in types)
 
 
 def _is_file_name(name: str) -> bool:

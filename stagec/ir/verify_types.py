@@ -21,6 +21,7 @@ class TypeChecker:
         self._problems = problems
         self._facts = module.facts
         self._env = module.env
+        self._declared = frozenset(module.symbols).union(module.mesh.axes if module.mesh else ())
         self._seen: set[tuple[Expr, tuple[str, ...]]] = set()
 
     def check(self, type_: TensorType, op: Operation, value: Value | None, loc: Loc) -> None:
@@ -40,8 +41,8 @@ class TypeChecker:
 
     def _check_split(self, dim: Dim, loc: Loc) -> None:
         key = (dim.size, dim.axes)
-        if key in self._seen:
-            return
+        if key in self._seen or not dim.size.symbols.union(dim.axes) <= self._declared:
+            return  # an unknown name is reported as such
         self._seen.add(key)
         divisor = axis_size(dim.axes)
         if (dim.size.symbols | divisor.symbols) <= self._env.keys():

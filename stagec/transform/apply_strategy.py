@@ -57,6 +57,14 @@ def _check_names(module: Module, strategy: Strategy) -> None:
     problems = DiagnosticList()
     mesh = module.mesh
     axes = mesh.axes if mesh else ()
+    for op in module.ops("stg.strategy"):
+        wanted = op.text("mesh").lstrip("@")
+        if mesh and wanted and wanted != mesh.name:
+            problems.error(
+                f"the strategy is for mesh @{wanted}, but the mesh is @{mesh.name}",
+                op.loc,
+                remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
+            )
     for rule in (*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)):
         for axis in rule.over:
             if axis not in axes:
