@@ -18,6 +18,7 @@ class FreeOp(Declaration):
     """The end of the lifetime of buffers: their last user is above."""
 
     name = "stg.free"
+    ends_lifetime = True
     operands = ("value",)
     variadic = True
     example = "stg.free(%n1)"

@@ -47,9 +47,7 @@ def _number(value: Expr, env: Mapping[str, int], module: Module) -> int:
         raise error(
             f"no value for {', '.join(missing)}",
             module.root.loc,
-            remedy=f"give {'it' if len(missing) == 1 else 'them'}: --set "
-            + ",".join(f"{m}=..." for m in missing)
-            + ", or print expressions: --symbolic",
+            remedy=f"{module.how_to_set(missing)}, or print expressions: --symbolic",
         )
     return evaluate(value, env)
 

@@ -9,6 +9,7 @@ from stagec.ir.core import Attr, Operation, Value, substitute_attr
 from stagec.ir.expr import Expr, const
 from stagec.ir.facts import Relation
 from stagec.ir.module import Module
+from stagec.ir.rewrite import replace_op
 from stagec.ir.types import Partial, TensorType, Type
 from stagec.ir.verify import AXIS_PARAMS, broken
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
@@ -174,7 +175,5 @@ def _erase_idle(op: Operation) -> bool:
     """Erase an op whose group is empty; whether that could be done."""
     if op.results and len(op.results) != len(op.operands):
         return False
-    for result, operand in zip(op.results, op.operands, strict=False):
-        result.replace_with(operand)
-    op.erase()
+    replace_op(op, op.operands)
     return True

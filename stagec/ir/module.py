@@ -3,7 +3,7 @@ functions)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Region, Value
@@ -102,6 +102,14 @@ class Module:
         mesh = self.mesh
         sizes = {**self.symbols, **(mesh.sizes if mesh else {})}
         return {n: v for n, v in sizes.items() if v is not None}
+
+    def how_to_set(self, names: Iterable[str]) -> str:
+        """A remedy for sizes that are open: the options that give them."""
+        mesh = self.mesh
+        axes = [f"{n}=2" for n in names if mesh and n in mesh.sizes]
+        sizes = [f"{n}=4096" for n in names if not mesh or n not in mesh.sizes]
+        given = [("--mesh", axes), ("--set", sizes)]
+        return "give " + " ".join(f"{flag} {','.join(v)}" for flag, v in given if v)
 
     @property
     def relations(self) -> list[tuple[Relation, Operation]]:

@@ -93,6 +93,7 @@ class OpDef:
     collective_phase: ClassVar[str] = (
         ""  # phase of collectives that its operands need (default: its own)
     )
+    ends_lifetime: ClassVar[bool] = False  # its operands' buffers end here
     symbol: ClassVar[str] = ""  # "required" if the op needs an @name
     example: ClassVar[str] = ""
 

@@ -5,7 +5,7 @@ Pure functions on a module; the passes of the same names are handles over them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from stagec.ir.core import Attr, Operation, Region, Value
@@ -113,7 +113,7 @@ def _common_in(region: Region, outer: dict[_Key, Operation]) -> int:
             continue
         first = known.setdefault(_key(op), op)
         if first is not op:
-            _replace(op, first.results)
+            replace_op(op, first.results)
             erased += 1
     return erased
 
@@ -125,8 +125,18 @@ def _key(op: Operation) -> _Key:
     return op.name, op.operands, attrs, op.phase, tuple(v.type for v in op.results)
 
 
-def _replace(op: Operation, values: list[Value]) -> None:
+def replace_op(op: Operation, values: Iterable[Value]) -> None:
+    """Use these values instead of the results of an op, and erase it.
+
+    Their buffers live on: the end of a lifetime that is marked for them goes, that of the result
+    takes its place.
+    """
     for old, new in zip(op.results, values, strict=True):
+        for user, _ in list(new.uses):
+            if user.definition.ends_lifetime:
+                user.set_operands(v for v in user.operands if v is not new)
+                if not user.operands:
+                    user.erase()
         old.replace_with(new)
     op.erase()
 
@@ -152,8 +162,7 @@ def _fold_region(region: Region) -> int:
             continue
         value = fold(op)
         if value is not None and same_type(value, op.result):
-            op.result.replace_with(value)
-            op.erase()
+            replace_op(op, [value])
             erased += 1
     return erased
 

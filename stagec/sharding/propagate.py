@@ -293,7 +293,11 @@ class _Propagation:
         if value in self._pinned:
             return frozenset(self._pinned[value].partial_axes)
         op = value.producer
-        if op is None or op not in self._nodes:
+        if op is None:
+            return frozenset()
+        if op.region is not None:
+            return self._unreduced(op.body.terminator.operands[value.index])
+        if op not in self._nodes:
             return frozenset()
         node = self._nodes[op]
         contracted = node.rule.contracted(value.index) - node.rule.special

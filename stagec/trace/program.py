@@ -87,8 +87,7 @@ def build_program(module: Module) -> Program:
         raise error(
             f"no value for {', '.join(missing)}",
             graphs[0].loc,
-            remedy=f"give {'it' if len(missing) == 1 else 'them'}: --set "
-            + ",".join(f"{m}=..." for m in missing),
+            remedy=module.how_to_set(missing),
         )
     unroller = _Unroller(env)
     unroller.region(graphs[0].body)
