@@ -18,6 +18,7 @@ from stagec.driver.job import JobBuilder, JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.core import Operation
+from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array, Registry
 from stagec.pipeline.manager import PassManager
@@ -160,3 +161,9 @@ def _next_row(
 def _covers(row: Mapping[str, int], pair: tuple[str, int, str, int]) -> bool:
     a, x, b, y = pair
     return row.get(a) == x and row.get(b) == y
+
+
+def parse_expr(text: str) -> Expr:
+    """The expression that a text states."""
+    module = parse(f"stg.module @m {{\n  stg.assume[{text} >= 1]\n}}")
+    return module.relations[0][0].left

@@ -168,6 +168,18 @@ class Place(Identity):
         return [grads[0]]
 
 
+class Discard(OpDef):
+    """Uses values and drops them: what was computed for it is not dead."""
+
+    name = "stg.discard"
+    operands = ("x",)
+    results = ()
+    variadic = True
+    pure = False
+    free = True
+    example = "stg.discard(%y)"
+
+
 class Gradient(Identity):
     """Marks the final gradient of a parameter, reduced and placed as the optimizer wants it."""
 
@@ -177,4 +189,4 @@ class Gradient(Identity):
     example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
 
 
-OPS = (Reshape(), Unbind(), Stack(), Place(), Gradient())
+OPS = (Reshape(), Unbind(), Stack(), Place(), Discard(), Gradient())

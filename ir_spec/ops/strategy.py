@@ -98,6 +98,28 @@ class TpInputsOp(Declaration):
     example = "stg.tp_inputs[regather]"
 
 
+class RecomputeOp(Declaration):
+    """Which activations backward computes again instead of taking them from the stash.
+
+    `selective`: what grows with the square of a dimension, as attention scores do. `full`: all but
+    the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of
+    the block, as the published formulas count.
+    """
+
+    name = "stg.recompute"
+    params = (
+        Param(
+            "policy",
+            "name",
+            "none, selective, full or full_replay",
+            required=True,
+            positional=True,
+            choices=("none", "selective", "full", "full_replay"),
+        ),
+    )
+    example = "stg.recompute[selective]"
+
+
 class BucketOp(Declaration):
     """Gradient all_reduces are cut into calls of this many bytes."""
 
@@ -132,6 +154,7 @@ OPS = (
     MicrobatchesOp(),
     DtypesOp(),
     TpInputsOp(),
+    RecomputeOp(),
     BucketOp(),
     OptimizerOp(),
 )

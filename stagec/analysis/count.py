@@ -50,7 +50,6 @@ class Counts:
     flops: dict[str, Expr] = field(default_factory=dict[str, Expr])
     matmul: dict[str, Expr] = field(default_factory=dict[str, Expr])
     matmul_executed: dict[str, Expr] = field(default_factory=dict[str, Expr])
-    repeated_matmul: Expr = ZERO
     collectives: dict[CollectiveKey, CollectiveCount] = field(
         default_factory=dict[CollectiveKey, CollectiveCount]
     )
@@ -103,15 +102,6 @@ def _count_computation(
     if "matmul" in op.attrs:
         terms.setdefault(("matmul", phase), []).append(op.expr("matmul") * times)
         terms.setdefault(("matmul_executed", phase), []).append(op.expr("flops") * times)
-        if times != 1 and phase == "forward" and _in_repeat(op):
-            counts.repeated_matmul += op.expr("matmul") * times
-
-
-def _in_repeat(op: Operation) -> bool:
-    parent = op.parent_op
-    while parent is not None and parent.name != "et.repeat":
-        parent = parent.parent_op
-    return parent is not None
 
 
 def _count_collective(counts: Counts, op: Operation, times: Expr) -> None:

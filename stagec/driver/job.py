@@ -44,6 +44,7 @@ SHORTHANDS = (
     "reduce_dtype",
     "master_dtype",
     "ddp_bucket",
+    "recompute",
 )
 SHORTHAND = "<strategy of the command line>"
 TRAIN, FORWARD = "train", "forward"
@@ -108,6 +109,7 @@ class JobOptions:
     reduce_dtype: str = "f32"
     master_dtype: str = "f32"
     ddp_bucket: int = 0
+    recompute: str = "none"
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()
@@ -176,6 +178,12 @@ _OPTIONS = (
         default=0,
         metavar="BYTES",
         help="Cut gradient reductions into calls of this size (0: one call).",
+    ),
+    click.option(
+        "--recompute",
+        type=click.Choice(["none", "selective", "full", "full-replay"]),
+        default="none",
+        help="Activations that backward computes again.",
     ),
     click.option(
         "--pipeline",
@@ -424,6 +432,8 @@ def strategy_text(options: JobOptions, axes: Mapping[str, int | None]) -> str:
         lines.append(f"stg.shard_params[over = dp, zero = {options.zero}]")
     if options.microbatches > 1:
         lines.append(f"stg.microbatches[count = {options.microbatches}]")
+    if options.recompute != "none":
+        lines.append(f"stg.recompute[{options.recompute.replace('-', '_')}]")
     if options.ddp_bucket:
         lines.append(f"stg.bucket[bytes = {options.ddp_bucket}]")
     lines.append(

@@ -43,18 +43,19 @@ def command(as_json: bool) -> int:
 
 
 class _Compiled:
-    """Counts of library models; a text is compiled once, with all sizes open."""
+    """Counts of library models; a text is compiled once for each policy, with all sizes open."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, Counts] = {}
+        self._counts: dict[tuple[str, str], Counts] = {}
 
-    def __call__(self, name: str) -> tuple[Counts, Mapping[str, int]]:
+    def __call__(self, name: str, recompute: str = "none") -> tuple[Counts, Mapping[str, int]]:
         from stagec.analysis.count import count_module
         from stagec.driver.job import JobBuilder, JobOptions
         from stagec.models import library
 
         model = library()[name]
-        if model.text_name not in self._texts:
-            builder = JobBuilder(JobOptions(model=name), symbolic=True)
-            self._texts[model.text_name] = count_module(builder.lower())
-        return self._texts[model.text_name], model.values
+        key = (model.text_name, recompute)
+        if key not in self._counts:
+            builder = JobBuilder(JobOptions(model=name, recompute=recompute), symbolic=True)
+            self._counts[key] = count_module(builder.lower())
+        return self._counts[key], model.values

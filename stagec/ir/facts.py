@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product as combinations
 from typing import Literal
 
-from stagec.ir.expr import Expr, as_expr, evaluate, expand, substitute, symbol
+from stagec.ir.expr import Expr, as_expr, const, evaluate, expand, substitute, symbol
 
 Comparison = Literal["==", ">=", "<="]
 _MAX_COMBINATIONS = 256
@@ -69,9 +69,16 @@ def divisible(left: Expr, right: Expr) -> Relation:
 
 
 class Facts:
-    """Decides from a module's relations whether one size divides another."""
+    """Decides from a module's relations whether one size divides another.
 
-    def __init__(self, relations: Iterable[Relation] = ()) -> None:
+    `env` are values that are known; what follows from the numbers counts as well.
+    """
+
+    def __init__(
+        self, relations: Iterable[Relation] = (), env: Mapping[str, int] | None = None
+    ) -> None:
+        self._env = {name: const(value) for name, value in (env or {}).items()}
+        self._bound: Facts | None = None
         self._relations: list[Relation] = []
         self._quotients: dict[str, list[Expr]] = {}
         self._known: set[tuple[Expr, Expr]] = set()
@@ -83,6 +90,7 @@ class Facts:
         """Assume one more relation. Only `a % b == 0` is used for deciding divisibility."""
         self._relations.append(relation)
         self._cache.clear()
+        self._bound = None
         if relation.modulus is None or relation.op != "==" or relation.right != 0:
             return
         if relation.left == 0 or relation.modulus == 0:
@@ -118,7 +126,17 @@ class Facts:
             env = {n: c for n, c in zip(names, choice, strict=True) if c is not None}
             if env and _is_integral(substitute(size, env) / divisor):
                 return True
-        return False
+        return self._decide_with_values(divisor, size)
+
+    def _decide_with_values(self, divisor: Expr, size: Expr) -> bool:
+        if not (divisor.symbols | size.symbols) & self._env.keys():
+            return False
+        try:
+            if self._bound is None:
+                self._bound = Facts(r.substitute(self._env) for r in self._relations)
+            return self._bound.divides(substitute(divisor, self._env), substitute(size, self._env))
+        except ZeroDivisionError:
+            return False
 
 
 def _is_integral(value: Expr) -> bool:

@@ -123,8 +123,8 @@ class Module:
 
     @property
     def facts(self) -> Facts:
-        """What can be decided from the relations."""
-        return Facts(relation for relation, _ in self.relations)
+        """What can be decided from the relations and from the values that are known."""
+        return Facts((relation for relation, _ in self.relations), self.env)
 
     def parameters(self) -> list[Value]:
         """The trainable parameters: arguments of the function with the role `param`."""

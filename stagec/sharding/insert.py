@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.module import Module
+from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType
@@ -116,7 +116,7 @@ class _Inserter:
         if [d.axes for d in have.dims] == list(splits) and keep == have.partial_axes:
             return
         phase = op.definition.collective_phase or op.phase
-        shared = "" if self._save_gathered or _root_param(value) else phase
+        shared = "" if self._save_gathered or is_parameter(value) else phase
         home = value.region if op.parent is None else op.parent
         region: Region | None = home
         while region is not None:  # an earlier user in this region or around it has it already
@@ -182,11 +182,6 @@ def _passed(op: Operation, rule: Rule) -> Axes:
     return tuple(
         a for a in result if all(a in op.operands[i].tensor.partial_axes for i in rule.linear)
     )
-
-
-def _root_param(value: Value) -> bool:
-    """Whether the value is a parameter of the function itself: gathered once, it stays gathered."""
-    return isinstance(value.type, TensorType) and value.type.role == "param"
 
 
 def _keep_gathered(region: Region) -> None:

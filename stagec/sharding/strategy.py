@@ -46,6 +46,7 @@ class Strategy:
     batch: str = "B"
     dtypes: Dtypes = field(default_factory=Dtypes)
     save_gathered: bool = False
+    recompute: str = "none"
     bucket: int = 0
     optimizer: str = "adamw"
     clip: Expr = field(default_factory=lambda: const(1))
@@ -86,6 +87,8 @@ def _statement(op: Operation, fields: dict[str, object]) -> None:
             )
         case "stg.tp_inputs":
             fields["save_gathered"] = op.text("policy") == "save_gathered"
+        case "stg.recompute":
+            fields["recompute"] = op.text("policy")
         case "stg.bucket":
             fields["bucket"] = op.integer("bytes")
         case "stg.optimizer":

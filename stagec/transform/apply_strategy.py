@@ -10,7 +10,7 @@ from math import gcd
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate, total
-from stagec.ir.facts import Relation, divisible
+from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.infer import infer_op
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
@@ -303,7 +303,7 @@ class Assumptions:
         self._module, self._loc = module, loc
         self._wanted: dict[Expr, list[Expr]] = {}
         self._failed: list[tuple[Expr, Expr, Loc]] = []
-        self.facts = module.facts
+        self.facts = Facts(r for r, _ in module.relations)  # values of today prove nothing
 
     def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
         """Assume that `divisor` divides `size`."""

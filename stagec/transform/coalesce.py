@@ -57,8 +57,15 @@ def _groups(ops: Iterable[Operation], wanted: Callable[[Operation], bool]) -> li
 
 
 def _merge_gathers(region: Region) -> None:
-    """Gathers of parameters: all at the place of the first, their operands are arguments."""
-    for group in _groups(region.ops, lambda op: all(map(is_parameter, op.operands))):
+    """Gathers of parameters: all at the place of the first, their operands are arguments.
+
+    One call serves what is recomputed and backward, so it is of the region's own phase.
+    """
+    ops = [op for op in region.ops if _is_movement(op) and all(map(is_parameter, op.operands))]
+    for op in ops:
+        if op.phase == "recompute":
+            del op.attrs["phase"]
+    for group in _groups(ops, lambda op: True):
         _merge(group, group[0].position())
 
 

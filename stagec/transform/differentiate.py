@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Quoted, Region, Value
-from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.rule import letters
 from stagec.ir.types import FLOATS, TensorType
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import error
 from stagec.support.source import made_by
+from stagec.transform.handover import hand_over
 from stagec.transform.state import StatePlacement
 
 PASS = "differentiate"
@@ -208,7 +208,7 @@ class _Step:
         for outer, grad in shared:
             result = back.add_result(f"d_{outer.name}_stack", grad.tensor.stacked(count))
             tape.give(outer, _sum_stack(tape.builder, result, outer.name))
-        _hand_over(op, back)
+        hand_over(self._registry, op, back, self._strategy.recompute)
 
 
 class _Tape:
@@ -266,33 +266,3 @@ def _cast(b: Builder, value: Value, dtype: str) -> Value:
     if value.tensor.dtype == dtype:
         return value
     return b.value("stg.cast", [value], {"to": dtype}, hint=f"{value.name}_{dtype}")
-
-
-def _hand_over(forward: Operation, back: Operation) -> None:
-    """Bind what the backward region uses of the forward region: slices again, the rest through the
-    stash."""
-    carry, count = forward.integer("carry", 1), forward.expr("count")
-    inside: dict[Value, Value] = {}
-    for op in list(back.body.walk()):
-        for index, value in enumerate(op.operands):
-            if value.region is not forward.body:
-                continue
-            if value not in inside:
-                sliced = isinstance(value.owner, Region) and value.index >= carry
-                outer = forward.operands[value.index] if sliced else _stash(forward, value, count)
-                back.add_operand(outer)
-                inside[value] = back.body.add_arg(value.name, value.tensor.unplaced(), value.loc)
-            op.set_operand(index, inside[value])
-
-
-def _stash(forward: Operation, value: Value, count: Expr) -> Value:
-    """The stacked result that carries a forward value to backward, made on demand."""
-    end = forward.body.terminator
-    carry = forward.integer("carry", 1)
-    for index, yielded in enumerate(end.operands[carry:], carry):
-        if yielded is value:
-            return forward.results[index]
-    end.add_operand(value)
-    return forward.add_result(
-        f"stash_{value.name}", value.tensor.unplaced().stacked(count), value.loc
-    )

@@ -1,0 +1,105 @@
+"""What backward takes from the forward of a repeat: slices, the stash, and what is recomputed.
+
+A parameter's slice is bound again; a value that the policy keeps comes through the stash, a stacked
+result; any other is computed again in the backward region, from what is kept.
+"""
+
+from __future__ import annotations
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import terms
+from stagec.ir.opdef import Registry
+from stagec.ir.types import TensorType
+from stagec.support.source import made_by
+
+PASS = "recompute"
+POLICIES = ("none", "selective", "full", "full_replay")
+
+
+def hand_over(registry: Registry, forward: Operation, back: Operation, policy: str) -> None:
+    """Give the backward region all that it uses of the forward region, in place."""
+    _HandOver(registry, forward, back, policy).run()
+
+
+def is_quadratic(type_: TensorType) -> bool:
+    """Whether the size grows with the square of some symbol, as attention scores do."""
+    return any("^" in monomial for monomial in terms(type_.elements))
+
+
+class _HandOver:
+    def __init__(
+        self, registry: Registry, forward: Operation, back: Operation, policy: str
+    ) -> None:
+        self._registry, self._forward, self._back, self._policy = registry, forward, back, policy
+        self._carry = forward.integer("carry", 1)
+        self._inside: dict[Value, Value] = {}
+        self._place: Operation | None = None  # recomputed operations go before this one
+
+    def run(self) -> None:
+        for op in list(self._back.body.walk()):
+            self._place = self._outermost(op)
+            for index, value in enumerate(op.operands):
+                if value.region is self._forward.body:
+                    op.set_operand(index, self._get(value))
+        if self._policy == "full_replay":
+            self._replay_rest()
+
+    def _outermost(self, op: Operation) -> Operation:
+        """The operation of the backward region itself that contains this one."""
+        while op.parent is not None and op.parent is not self._back.body:
+            op = op.parent.owner
+        return op
+
+    def _get(self, value: Value) -> Value:
+        """The value in the backward region that stands for one of the forward region."""
+        if value not in self._inside:
+            if isinstance(value.owner, Region):
+                sliced = value.index >= self._carry
+                outer = self._forward.operands[value.index] if sliced else self._stash(value)
+                self._inside[value] = self._bind(value, outer)
+            elif self._keeps(value):
+                self._inside[value] = self._bind(value, self._stash(value))
+            else:
+                self._recompute(value.owner)
+        return self._inside[value]
+
+    def _keeps(self, value: Value) -> bool:
+        """Whether the policy stashes a value; what has a region of its own is never computed again."""
+        if value.producer is None or value.producer.region is not None or self._policy == "none":
+            return True
+        return self._policy == "selective" and not is_quadratic(value.tensor)
+
+    def _bind(self, value: Value, outer: Value) -> Value:
+        self._back.add_operand(outer)
+        return self._back.body.add_arg(value.name, value.tensor.unplaced(), value.loc)
+
+    def _stash(self, value: Value) -> Value:
+        """The stacked result that carries a forward value to backward, made on demand."""
+        end = self._forward.body.terminator
+        for index, yielded in enumerate(end.operands[self._carry :], self._carry):
+            if yielded is value:
+                return self._forward.results[index]
+        end.add_operand(value)
+        stacked = value.tensor.unplaced().stacked(self._forward.expr("count"))
+        return self._forward.add_result(f"stash_{value.name}", stacked, value.loc)
+
+    def _recompute(self, op: Operation) -> None:
+        """Copy a forward operation, and what it needs, in front of the present place."""
+        operands = [self._get(v) if v.region is self._forward.body else v for v in op.operands]
+        copy = Operation(op.definition, operands, op.attrs, loc=made_by(PASS, op.loc))
+        copy.attrs["phase"] = "recompute"
+        for result in op.results:
+            self._inside[result] = copy.add_result(result.name, result.type, result.loc)
+        if self._place is None:
+            raise ValueError("nothing in backward uses the value")
+        self._back.body.insert(self._place.position(), copy)
+
+    def _replay_rest(self) -> None:
+        """Compute all of the block again, also what nothing in backward needs."""
+        self._place = self._back.body.terminator
+        for op in self._forward.body.ops[:-1]:
+            if op.region is None and not all(r in self._inside for r in op.results):
+                self._recompute(op)
+        outputs = [self._get(v) for v in self._forward.body.terminator.operands[: self._carry]]
+        discard = Operation(self._registry["stg.discard"], outputs, loc=self._back.loc)
+        self._back.body.insert(self._back.body.terminator.position(), discard)

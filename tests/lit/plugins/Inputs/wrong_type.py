@@ -1,0 +1,3 @@
+"""A PLUGIN of the wrong type."""
+
+PLUGIN = "example"
