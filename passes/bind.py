@@ -18,6 +18,7 @@ class Bind(Pass):
 
     Before:
         stg.symbols[B, D]
+        stg.assume[B % dp == 0, D % tp == 0]
         stg.mesh @pod[dp, tp]
         stg.func @f(%x: bf16[B@dp, D@tp]) {
           %y = stg.gelu(%x)

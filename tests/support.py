@@ -14,7 +14,8 @@ from typing import Any
 
 from stagec.analysis.report import analysis
 from stagec.driver.cli import main
-from stagec.driver.job import JobBuilder, JobOptions
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.core import Operation
@@ -30,8 +31,8 @@ from stagec.text.printer import print_module
 LLAMA, GPT = "llama3-8b", "gpt3-175b"
 #: Sizes at which everything divides by 4, twice for the batch, and a run takes milliseconds.
 TINY: Mapping[str, Mapping[str, int]] = {
-    LLAMA: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 8, "G": 4, "K": 2, "F": 12, "V": 16, "theta": 100},
-    GPT: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 4, "K": 2, "F": 12, "V": 16},
+    LLAMA: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 8, "G": 4, "K": 2, "F": 16, "V": 16, "theta": 100},
+    GPT: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16},
 }
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
 PLACE = "propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code"

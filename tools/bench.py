@@ -59,7 +59,8 @@ def layers(repeat: int) -> dict[str, Any]:
 
 
 def _lower_seconds(count: int) -> float:
-    from stagec.driver.job import JobBuilder, JobOptions
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.options import JobOptions
 
     def once() -> float:
         began = time.perf_counter()
@@ -75,7 +76,8 @@ def _passes() -> dict[str, float]:
     """Seconds of each pass for llama3-70b on 64 ranks."""
     from io import StringIO
 
-    from stagec.driver.job import TRAIN, JobBuilder, JobOptions
+    from stagec.driver.job import TRAIN, JobBuilder
+    from stagec.driver.options import JobOptions
     from stagec.pipeline.instrument import Timing
     from stagec.pipeline.manager import PassManager
 
@@ -91,7 +93,8 @@ def _passes() -> dict[str, float]:
 
 def _job(dp: int) -> dict[str, Any]:
     """Compile and write llama3-70b for 8 x dp ranks; write the same bytes plainly."""
-    from stagec.driver.job import JobBuilder, JobOptions
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.options import JobOptions
     from stagec.trace.emit import emit_module
 
     folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))

@@ -29,7 +29,8 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "Declarations stay in all phases, functions end with `lower-to-trace`.",
     ),
     "strategy": ("Strategies", "In the region of a `stg.strategy`; read by `apply-strategy`."),
-    "pointwise": ("Contractions and element-wise ops", "In functions."),
+    "contraction": ("Contractions, sums, scaling", "In functions."),
+    "activation": ("Activations and dropout", "In functions."),
     "norm": ("Norms and softmax", "In functions."),
     "attention": ("Attention and positions", "In functions."),
     "vocabulary": (
@@ -102,6 +103,7 @@ def ops_page(loaded: Loaded) -> str:
     by_room: dict[str, list[OpDef]] = {room: [] for room in ROOMS}
     for op in loaded.registry:
         by_room.setdefault(type(op).__module__.rpartition(".")[2], []).append(op)
+    by_room = {room: ops for room, ops in by_room.items() if ops}
     return page("Ops", _OPS_INTRO, _ops_body(by_room))
 
 
@@ -168,7 +170,8 @@ def _results(op: OpDef) -> str:
 def _param(param: Param) -> str:
     name = f"`{param.name}`" + (" (first, unnamed)" if param.positional else "")
     kind = param.kind + (", required" if param.required else "")
-    doc = param.doc + (f" ({' or '.join(param.choices)})" if param.choices else "")
+    said = all(choice in param.doc for choice in param.choices)
+    doc = param.doc + ("" if said else f" ({', '.join(param.choices)})")
     return f"| {name} | {kind} | {doc.replace('|', chr(92) + '|')} |"
 
 

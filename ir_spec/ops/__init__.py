@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.ops import (
+    activation,
     attention,
     comm,
+    contraction,
     layout,
     norm,
     optimizer,
-    pointwise,
     strategy,
     structure,
     trace,
@@ -19,7 +20,8 @@ from stagec.ir_spec.ops import (
 BUILTIN: tuple[OpDef, ...] = (
     *structure.OPS,
     *strategy.OPS,
-    *pointwise.OPS,
+    *contraction.OPS,
+    *activation.OPS,
     *norm.OPS,
     *attention.OPS,
     *vocabulary.OPS,

@@ -12,8 +12,8 @@ from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import Dim
+from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.norm import softmax, visible
-from stagec.ir_spec.ops.pointwise import need_result
 
 _CAUSAL = Param("causal", "flag", "mask the future")
 

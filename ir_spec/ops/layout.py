@@ -11,7 +11,7 @@ from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, factor_sizes
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
-from stagec.ir_spec.ops.pointwise import pointwise
+from stagec.ir_spec.ops.base import pointwise
 from stagec.support.diagnostics import error
 
 

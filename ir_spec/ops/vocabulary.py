@@ -11,7 +11,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir_spec.ops.pointwise import need_result
+from stagec.ir_spec.ops.base import need_result
 
 _MEAN = Param("mean", "size", "the number of tokens to average over, such as B*S", required=True)
 

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from stagec.driver.common import write_output
-from stagec.driver.job import JobBuilder, job_options, take_options
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import job_options, take_options
 
 
 @click.command("analyze")

@@ -14,7 +14,8 @@ import click
 
 from stagec import __version__
 from stagec.driver.common import tell
-from stagec.driver.job import SHORTHANDS, JobBuilder, JobOptions, job_options, take_options
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
 from stagec.support.diagnostics import error
 
 

@@ -1,5 +1,4 @@
-"""What `compile` and `analyze` share: their options, and the module with its strategy that they
-make.
+"""What `compile` and `analyze` share: the module with its strategy that their options make.
 
 Command-line shorthands are written as a `stg.strategy` text and parsed like any other, so there is
 one way in for strategies; `--print-strategy` shows it.
@@ -7,220 +6,29 @@ one way in for strategies; `--print-strategy` shows it.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-import click
 
 from stagec.driver.common import read_source, remember, report
+from stagec.driver.instruments import instruments
+from stagec.driver.options import SHORTHANDS, JobOptions, strategy_text
 from stagec.ir.core import Operation
-from stagec.ir.expr import MAX_INTEGER, const
+from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.models import library
-from stagec.pipeline.instrument import DumpDir, Instrument, PrintAfter, Reproducer, Timing
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, did_you_mean, error, note
+from stagec.support.diagnostics import Diagnostic, did_you_mean, error, note
 from stagec.support.source import Source
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
 
-F = TypeVar("F", bound=Callable[..., Any])
 AXES = ("pp", "dp", "cp", "tp")
-SHORTHANDS = (
-    "sp",
-    "zero",
-    "microbatches",
-    "no_vocab_parallel",
-    "tp_inputs",
-    "param_dtype",
-    "grad_dtype",
-    "reduce_dtype",
-    "master_dtype",
-    "ddp_bucket",
-    "recompute",
-)
 SHORTHAND = "<strategy of the command line>"
 TRAIN, FORWARD = "train", "forward"
-
-
-class Sizes(click.ParamType[dict[str, int | None]]):
-    """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
-
-    name = "NAME=VALUE,..."
-
-    def __init__(self, *, open_names: bool = False) -> None:
-        self._open = open_names
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, int | None]:
-        """The values by name."""
-        found: dict[str, int | None] = {}
-        for part in filter(None, (p.strip() for p in str(value).split(","))):
-            name, equals, number = (p.strip() for p in part.partition("="))
-            if not name.isidentifier() or not name.isascii():
-                self.fail(f"'{part}' is not NAME=VALUE", param, ctx)
-            if name in found:
-                self.fail(f"{name} is given twice", param, ctx)
-            if not equals and self._open:
-                found[name] = None
-                continue
-            digits = number.replace("_", "")
-            if (
-                not digits.isascii()
-                or not digits.isdigit()
-                or len(digits) > 19
-                or not 0 < int(digits) <= MAX_INTEGER
-            ):
-                self.fail(
-                    f"{name} expects a positive integer below 2^63, found '{number}'", param, ctx
-                )
-            found[name] = int(digits)
-        return found
-
-
-@dataclass(frozen=True)
-class JobOptions:
-    """The options of a job, as click gives them."""
-
-    model: str
-    strategy: str | None = None
-    sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
-    mesh: Mapping[str, int | None] | None = None
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-    ep: int = 1
-    tp: int = 1
-    sp: bool = False
-    zero: int = 0
-    microbatches: int = 1
-    no_vocab_parallel: bool = False
-    tp_inputs: str = "regather"
-    param_dtype: str = "bf16"
-    grad_dtype: str = "f32"
-    reduce_dtype: str = "f32"
-    master_dtype: str = "f32"
-    ddp_bucket: int = 0
-    recompute: str = "none"
-    pipeline: str | None = None
-    print_strategy: bool = False
-    print_after: tuple[str, ...] = ()
-    dump_dir: Path | None = None
-    time_passes: bool = False
-    reproducer: Path | None = None
-    check_numerics: bool = False
-    plugin: tuple[Path, ...] = ()
-
-
-_DTYPES = click.Choice(["f32", "bf16", "f16"])
-_COUNT = click.IntRange(min=1)
-_OPTIONS = (
-    click.argument("model"),
-    click.argument("strategy", required=False),
-    click.option(
-        "--set",
-        "sizes",
-        type=Sizes(),
-        default="",
-        help="Sizes of symbols; B is the global batch in sequences.",
-    ),
-    click.option(
-        "--mesh",
-        type=Sizes(open_names=True),
-        help="Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
-    ),
-    click.option("--dp", type=_COUNT, default=1, help="Data-parallel ranks."),
-    click.option("--tp", type=_COUNT, default=1, help="Tensor-parallel ranks."),
-    click.option("--pp", type=_COUNT, default=1, help="Pipeline stages (only 1 yet)."),
-    click.option("--cp", type=_COUNT, default=1, help="Context-parallel ranks (only 1 yet)."),
-    click.option("--ep", type=_COUNT, default=1, help="Expert-parallel ranks (only 1 yet)."),
-    click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
-    click.option(
-        "--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage over dp; 3 is FSDP."
-    ),
-    click.option(
-        "--microbatches",
-        type=_COUNT,
-        default=1,
-        help="Microbatches whose gradients are accumulated.",
-    ),
-    click.option(
-        "--no-vocab-parallel",
-        is_flag=True,
-        help="Gather the logits instead of a vocabulary-parallel loss.",
-    ),
-    click.option(
-        "--tp-inputs",
-        type=click.Choice(["regather", "save-gathered"]),
-        default="regather",
-        help="Gather inputs of split matmuls again in backward, or keep them.",
-    ),
-    click.option("--param-dtype", type=_DTYPES, default="bf16", help="Parameters and activations."),
-    click.option("--grad-dtype", type=_DTYPES, default="f32", help="Gradients."),
-    click.option("--reduce-dtype", type=_DTYPES, default="f32", help="Gradients on the wire."),
-    click.option(
-        "--master-dtype",
-        type=_DTYPES,
-        default="f32",
-        help="The optimizer's copy of the parameters.",
-    ),
-    click.option(
-        "--ddp-bucket",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="BYTES",
-        help="Cut gradient reductions into calls of this size (0: one call).",
-    ),
-    click.option(
-        "--recompute",
-        type=click.Choice(["none", "selective", "full", "full-replay"]),
-        default="none",
-        help="Activations that backward computes again.",
-    ),
-    click.option(
-        "--pipeline",
-        metavar="PASSES",
-        help="Passes to run (default: train; forward if there is no loss to differentiate).",
-    ),
-    click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
-    click.option(
-        "--print-after",
-        multiple=True,
-        metavar="NAME|all|change",
-        help="Print the module after passes.",
-    ),
-    click.option("--dump-dir", type=Path, metavar="DIR", help="Write the module after every pass."),
-    click.option("--time-passes", is_flag=True, help="Print the time of each pass."),
-    click.option(
-        "--reproducer", type=Path, metavar="FILE", help="Where to write a crash reproducer."
-    ),
-    click.option(
-        "--check-numerics",
-        is_flag=True,
-        help="Compare numbers before and after each pass, on tiny sizes.",
-    ),
-    click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file."),
-)
-
-
-def job_options(function: F) -> F:
-    """The shared options, in this order in the help."""
-    for decorate in reversed(_OPTIONS):
-        function = decorate(function)
-    return function
-
-
-def take_options(given: dict[str, Any]) -> JobOptions:
-    """Move the shared options out of what click gave."""
-    return JobOptions(**{f.name: given.pop(f.name) for f in fields(JobOptions)})
 
 
 class JobBuilder:
@@ -359,27 +167,10 @@ class JobBuilder:
         """Run the pipeline up to the lowered module. Raises `DiagnosticError`."""
         pipeline = self.loaded.pipeline(self.pipeline_text())
         known = self.loaded.passes.values()
-        PassManager(pipeline, self._instruments(pipeline.passes), known=known).run(self.module)
+        PassManager(pipeline, instruments(self.options, pipeline), known=known).run(self.module)
         for diagnostic in self.module.diagnostics.items:
             report(diagnostic)
         return self.module
-
-    def _instruments(self, passes: tuple[Any, ...]) -> list[Instrument]:
-        options = self.options
-        found: list[Instrument] = []
-        if options.print_after:
-            found.append(PrintAfter(options.print_after, sys.stderr))
-        if options.dump_dir is not None:
-            found.append(DumpDir(options.dump_dir))
-        if options.reproducer is not None:
-            found.append(Reproducer(options.reproducer, passes))
-        if options.check_numerics:
-            from stagec.interp.check import NumericCheck
-
-            found.append(NumericCheck())
-        if options.time_passes:
-            found.append(Timing(sys.stderr))
-        return found
 
     def pipeline_text(self) -> str:
         """The passes to run: as asked for, else those that fit what the model computes."""
@@ -416,36 +207,6 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
         declared[name].attrs[name] = const(value)
 
 
-def strategy_text(options: JobOptions, axes: Mapping[str, int | None]) -> str:
-    """The strategy that the shorthands stand for."""
-    lines: list[str] = []
-    if "dp" in axes:
-        lines.append("stg.split[B, over = dp]")
-    if "tp" in axes:
-        lines.append("stg.split[(H, G, F, V), over = tp]")
-        if options.sp:
-            lines.append("stg.split[S, over = tp, at = rest]")
-        if options.no_vocab_parallel:
-            lines.append("stg.gather[V]")
-        lines.append(f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]")
-    if options.zero and "dp" in axes:
-        lines.append(f"stg.shard_params[over = dp, zero = {options.zero}]")
-    if options.microbatches > 1:
-        lines.append(f"stg.microbatches[count = {options.microbatches}]")
-    if options.recompute != "none":
-        lines.append(f"stg.recompute[{options.recompute.replace('-', '_')}]")
-    if options.ddp_bucket:
-        lines.append(f"stg.bucket[bytes = {options.ddp_bucket}]")
-    lines.append(
-        f"stg.dtypes[param = {options.param_dtype}, grad = {options.grad_dtype}, "
-        f"reduce = {options.reduce_dtype}, master = {options.master_dtype}]"
-    )
-    lines.append("stg.optimizer[adamw, clip = 1]")
-    return (
-        "stg.strategy @shorthand[mesh = @pod] {\n" + "".join(f"  {line}\n" for line in lines) + "}"
-    )
-
-
 def _has_parameters(func: Operation) -> bool:
     types = [a.type for a in func.body.args]
     return any(isinstance(t, TensorType) and t.role == "param" for t in types)
@@ -453,14 +214,3 @@ def _has_parameters(func: Operation) -> bool:
 
 def _is_file_name(name: str) -> bool:
     return name == "-" or name.endswith(".stg") or Path(name).exists()
-
-
-__all__ = [
-    "DiagnosticError",
-    "JobBuilder",
-    "JobOptions",
-    "job_options",
-    "set_symbols",
-    "strategy_text",
-    "take_options",
-]

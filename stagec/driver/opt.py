@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +9,9 @@ import click
 
 from stagec.driver.common import read_source, remember, report, tell, write_output
 from stagec.driver.expect import Expectations
+from stagec.driver.instruments import instruments
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import (
-    DumpDir,
-    Instrument,
-    PrintAfter,
-    Reproducer,
-    Timing,
     reproducer_pipeline,
 )
 from stagec.pipeline.manager import PassManager
@@ -126,7 +121,7 @@ class _Opt:
         if not pipeline.passes:
             verify_module(module)
         known = self._loaded.passes.values()
-        PassManager(pipeline, self._instruments(pipeline), known=known).run(module)
+        PassManager(pipeline, instruments(self._options, pipeline), known=known).run(module)
         return module
 
     def _text(self, module: Module) -> str:
@@ -137,23 +132,6 @@ class _Opt:
 
             return print_generic(module, locations=self._options.print_locations)
         return print_module(module, locations=self._options.print_locations)
-
-    def _instruments(self, pipeline: Pipeline) -> list[Instrument]:
-        options = self._options
-        found: list[Instrument] = []
-        if options.print_after:
-            found.append(PrintAfter(options.print_after, sys.stderr))
-        if options.dump_dir is not None:
-            found.append(DumpDir(options.dump_dir))
-        if options.reproducer is not None:
-            found.append(Reproducer(options.reproducer, pipeline.passes))
-        if options.check_numerics:
-            from stagec.interp.check import NumericCheck
-
-            found.append(NumericCheck())
-        if options.time_passes:
-            found.append(Timing(sys.stderr))
-        return found
 
     def _expect(self, parts: list[Source], pipeline: Pipeline) -> int:
         code = 0

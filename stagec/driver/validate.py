@@ -50,7 +50,8 @@ class _Compiled:
 
     def __call__(self, name: str, recompute: str = "none") -> tuple[Counts, Mapping[str, int]]:
         from stagec.analysis.count import count_module
-        from stagec.driver.job import JobBuilder, JobOptions
+        from stagec.driver.job import JobBuilder
+        from stagec.driver.options import JobOptions
         from stagec.models import library
 
         model = library()[name]

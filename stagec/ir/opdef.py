@@ -221,7 +221,7 @@ class Registry:
     def add(self, op: OpDef) -> None:
         """Add a definition. Raises `DiagnosticError` if another one has its name."""
         known = self._ops.get(op.name)
-        if known is not None and type(known).__qualname__ != type(op).__qualname__:
+        if known is not None and type(known) is not type(op):
             raise error(
                 f"op '{op.name}' is defined twice", remedy="rename one of the two definitions"
             )

@@ -26,8 +26,8 @@ class Pass:
     A pass may run while the module is in one of the phases `needs` to `until` (inclusive; exactly
     `needs` without it) and leaves it in `gives`, or where it was. Fields are options: `max_bytes:
     int = 4096` is `max-bytes=4096` in a pipeline; their types are int, str, bool, Fraction or
-    tuple[str, ...]. `metadata={"help": ...}` of a field documents it. Blocks after `Before:` and
-    `After:` are run as a test.
+    tuple[str, ...]. `metadata={"help": ...}` of a field documents it. Whole
+    functions after `Before:` and `After:` are run as a test.
     """
 
     name: ClassVar[str] = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation
@@ -71,33 +72,41 @@ def read_strategy(module: Module) -> Strategy:
 
 def _statement(op: Operation, fields: dict[str, object]) -> None:
     """Add what one statement says."""
-    match op.name:
-        case "stg.split":
-            rule = SplitRule(op.names("dims"), op.names("over"), op.text("at") == "rest", op.loc)
-            fields["splits"] = (*fields["splits"], rule)  # type: ignore[misc]
-        case "stg.gather":
-            fields["gathered"] = op.names("dims")
-        case "stg.shard_params":
-            fields["zero"], fields["zero_axes"] = op.integer("zero"), op.names("over")
-        case "stg.microbatches":
-            fields["microbatches"], fields["batch"] = op.integer("count"), op.text("split", "B")
-        case "stg.dtypes":
-            fields["dtypes"] = Dtypes(
-                **{n: op.text(n) for n in ("param", "grad", "reduce", "master") if n in op.attrs}
-            )
-        case "stg.tp_inputs":
-            fields["save_gathered"] = op.text("policy") == "save_gathered"
-        case "stg.recompute":
-            fields["recompute"] = op.text("policy")
-        case "stg.bucket":
-            fields["bucket"] = op.integer("bytes")
-        case "stg.optimizer":
-            fields["optimizer"] = op.text("kind")
-            if "clip" in op.attrs:
-                fields["clip"] = op.expr("clip")
-        case _:
-            raise error(
-                f"'{op.name}' is not a statement of a strategy",
-                op.loc,
-                remedy="'stagec ops' lists those that are: stg.split, stg.shard_params, ...",
-            )
+    if op.name == "stg.split":
+        rule = SplitRule(op.names("dims"), op.names("over"), op.text("at") == "rest", op.loc)
+        known = fields["splits"]
+        fields["splits"] = (*known, rule) if isinstance(known, tuple) else (rule,)
+    elif op.name in _STATEMENTS:
+        fields.update(_STATEMENTS[op.name](op))
+    else:
+        raise error(
+            f"'{op.name}' is not a statement of a strategy",
+            op.loc,
+            remedy="'stagec ops' lists those that are: stg.split, stg.shard_params, ...",
+        )
+
+
+def _optimizer(op: Operation) -> dict[str, object]:
+    clip = {"clip": op.expr("clip")} if "clip" in op.attrs else {}
+    return {"optimizer": op.text("kind"), **clip}
+
+
+def _dtypes(op: Operation) -> dict[str, object]:
+    names = ("param", "grad", "reduce", "master")
+    return {"dtypes": Dtypes(**{n: op.text(n) for n in names if n in op.attrs})}
+
+
+#: what each statement sets of a `Strategy`
+_STATEMENTS: Mapping[str, Callable[[Operation], dict[str, object]]] = {
+    "stg.gather": lambda op: {"gathered": op.names("dims")},
+    "stg.shard_params": lambda op: {"zero": op.integer("zero"), "zero_axes": op.names("over")},
+    "stg.microbatches": lambda op: {
+        "microbatches": op.integer("count"),
+        "batch": op.text("split", "B"),
+    },
+    "stg.dtypes": _dtypes,
+    "stg.tp_inputs": lambda op: {"save_gathered": op.text("policy") == "save_gathered"},
+    "stg.recompute": lambda op: {"recompute": op.text("policy")},
+    "stg.bucket": lambda op: {"bucket": op.integer("bytes")},
+    "stg.optimizer": _optimizer,
+}

@@ -33,7 +33,7 @@ class _HandOver:
         self._registry, self._forward, self._back, self._policy = registry, forward, back, policy
         self._carry = forward.integer("carry", 1)
         self._inside: dict[Value, Value] = {}
-        self._place: Operation | None = None  # recomputed operations go before this one
+        self._place = back.body.terminator  # recomputed operations go before this one
 
     def run(self) -> None:
         for op in list(self._back.body.walk()):
@@ -64,7 +64,7 @@ class _HandOver:
         return self._inside[value]
 
     def _keeps(self, value: Value) -> bool:
-        """Whether the policy stashes a value; what has a region of its own is never computed again."""
+        """Whether the policy stashes a value; regions are never computed again."""
         if value.producer is None or value.producer.region is not None or self._policy == "none":
             return True
         return self._policy == "selective" and not is_quadratic(value.tensor)
@@ -90,8 +90,6 @@ class _HandOver:
         copy.attrs["phase"] = "recompute"
         for result in op.results:
             self._inside[result] = copy.add_result(result.name, result.type, result.loc)
-        if self._place is None:
-            raise ValueError("nothing in backward uses the value")
         self._back.body.insert(self._place.position(), copy)
 
     def _replay_rest(self) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job import JobBuilder, JobOptions
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
 from stagec.ir.expr import const, evaluate, fraction, substitute
 from stagec.models import library
 from stagec.trace.chakra import CollKind, NodeKind, TraceNode, read_trace

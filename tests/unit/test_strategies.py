@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job import JobBuilder, JobOptions
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
 from stagec.text.printer import print_module
 from tests.support import GPT, LLAMA, analyse, pairwise
 

@@ -1,4 +1,4 @@
-"""An example plug-in: the op `ex.relu6` and a pass that puts it in the place of other activations."""
+"""An example plug-in: the op `ex.relu6` and a pass that replaces other activations by it."""
 
 from __future__ import annotations
 

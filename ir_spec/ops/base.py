@@ -1,0 +1,49 @@
+"""What several op definitions share: pointwise rules, work per element, optional results."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, product
+from stagec.ir.opdef import OpDef, Param, Sizes
+from stagec.ir.rule import Rule, letters, make_rule
+
+SPEC = Param("spec", "str", 'the index rule, such as "bsd,dhk->bshk"', positional=True)
+
+
+def pointwise(
+    op: Operation, results: int = 1, *, linear: bool = False, operands: int | None = None
+) -> Rule:
+    """The rule of an op whose operands and results all have the shape of operand 0."""
+    text = letters(op.operands[0].tensor.rank)
+    count = len(op.operands) if operands is None else operands
+    joint = range(count) if linear else ()
+    return make_rule(",".join([text] * count) + "->" + ",".join([text] * results), linear=joint)
+
+
+def work(n: Sizes, per_element: int, rule: Rule) -> Expr:
+    """`per_element` FLOPs for each point of the rule's index space."""
+    return product(n[f] for f in rule.factors) * per_element
+
+
+class Elementwise(OpDef):
+    """Base: operands and result of one shape, `cost` FLOPs per element."""
+
+    cost: ClassVar[int] = 1
+    linear: ClassVar[bool] = False
+    operands: ClassVar[tuple[str, ...]] = ("x",)
+
+    def rule(self, op: Operation) -> Rule:
+        return pointwise(op, linear=self.linear)
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, self.cost, self.rule(op))
+
+
+def need_result(op: Operation, index: int, name: str) -> Value:
+    """Result `index` of an op whose trailing results are optional, added if it is not there yet."""
+    while len(op.results) <= index:
+        types = op.definition.infer(op)
+        op.add_result(f"{op.results[0].name}_{name}", types[len(op.results)])
+    return op.results[index]

@@ -1,0 +1,57 @@
+"""The instruments that the options of `opt`, `compile` and `analyze` ask for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from stagec.pipeline.instrument import DumpDir, Instrument, PrintAfter, Reproducer, Timing
+from stagec.pipeline.spec import Pipeline
+
+
+class Wanted(Protocol):
+    """The options that concern instruments."""
+
+    @property
+    def print_after(self) -> tuple[str, ...]:
+        """Names of passes, `all` or `change`."""
+        ...
+
+    @property
+    def dump_dir(self) -> Path | None:
+        """Where to write the module after every pass."""
+        ...
+
+    @property
+    def reproducer(self) -> Path | None:
+        """Where to write a crash reproducer."""
+        ...
+
+    @property
+    def check_numerics(self) -> bool:
+        """Whether to run the program around every pass."""
+        ...
+
+    @property
+    def time_passes(self) -> bool:
+        """Whether to print the time of each pass."""
+        ...
+
+
+def instruments(wanted: Wanted, pipeline: Pipeline) -> list[Instrument]:
+    """The instruments for a pipeline; they print to stderr."""
+    found: list[Instrument] = []
+    if wanted.print_after:
+        found.append(PrintAfter(wanted.print_after, sys.stderr))
+    if wanted.dump_dir is not None:
+        found.append(DumpDir(wanted.dump_dir))
+    if wanted.reproducer is not None:
+        found.append(Reproducer(wanted.reproducer, pipeline.passes))
+    if wanted.check_numerics:
+        from stagec.interp.check import NumericCheck
+
+        found.append(NumericCheck())
+    if wanted.time_passes:
+        found.append(Timing(sys.stderr))
+    return found

@@ -1,0 +1,235 @@
+"""The options that say which job to compile, and the strategy text that shorthands stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from stagec.ir.expr import MAX_INTEGER
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SHORTHANDS = (
+    "sp",
+    "zero",
+    "microbatches",
+    "no_vocab_parallel",
+    "tp_inputs",
+    "param_dtype",
+    "grad_dtype",
+    "reduce_dtype",
+    "master_dtype",
+    "ddp_bucket",
+    "recompute",
+)
+
+
+class Sizes(click.ParamType[dict[str, int | None]]):
+    """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
+
+    name = "NAME=VALUE,..."
+
+    def __init__(self, *, open_names: bool = False) -> None:
+        self._open = open_names
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, int | None]:
+        """The values by name."""
+        found: dict[str, int | None] = {}
+        for part in filter(None, (p.strip() for p in str(value).split(","))):
+            name, equals, number = (p.strip() for p in part.partition("="))
+            if not name.isidentifier() or not name.isascii():
+                self.fail(f"'{part}' is not NAME=VALUE", param, ctx)
+            if name in found:
+                self.fail(f"{name} is given twice", param, ctx)
+            if not equals and self._open:
+                found[name] = None
+                continue
+            digits = number.replace("_", "")
+            if (
+                not digits.isascii()
+                or not digits.isdigit()
+                or len(digits) > 19
+                or not 0 < int(digits) <= MAX_INTEGER
+            ):
+                self.fail(
+                    f"{name} expects a positive integer below 2^63, found '{number}'", param, ctx
+                )
+            found[name] = int(digits)
+        return found
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The options of a job, as click gives them."""
+
+    model: str
+    strategy: str | None = None
+    sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
+    mesh: Mapping[str, int | None] | None = None
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    tp: int = 1
+    sp: bool = False
+    zero: int = 0
+    microbatches: int = 1
+    no_vocab_parallel: bool = False
+    tp_inputs: str = "regather"
+    param_dtype: str = "bf16"
+    grad_dtype: str = "f32"
+    reduce_dtype: str = "f32"
+    master_dtype: str = "f32"
+    ddp_bucket: int = 0
+    recompute: str = "none"
+    pipeline: str | None = None
+    print_strategy: bool = False
+    print_after: tuple[str, ...] = ()
+    dump_dir: Path | None = None
+    time_passes: bool = False
+    reproducer: Path | None = None
+    check_numerics: bool = False
+    plugin: tuple[Path, ...] = ()
+
+
+_DTYPES = click.Choice(["f32", "bf16", "f16"])
+
+
+_COUNT = click.IntRange(min=1)
+
+
+_OPTIONS = (
+    click.argument("model"),
+    click.argument("strategy", required=False),
+    click.option(
+        "--set",
+        "sizes",
+        type=Sizes(),
+        default="",
+        help="Sizes of symbols; B is the global batch in sequences.",
+    ),
+    click.option(
+        "--mesh",
+        type=Sizes(open_names=True),
+        help="Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
+    ),
+    click.option("--dp", type=_COUNT, default=1, help="Data-parallel ranks."),
+    click.option("--tp", type=_COUNT, default=1, help="Tensor-parallel ranks."),
+    click.option("--pp", type=_COUNT, default=1, help="Pipeline stages (only 1 yet)."),
+    click.option("--cp", type=_COUNT, default=1, help="Context-parallel ranks (only 1 yet)."),
+    click.option("--ep", type=_COUNT, default=1, help="Expert-parallel ranks (only 1 yet)."),
+    click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
+    click.option(
+        "--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage over dp; 3 is FSDP."
+    ),
+    click.option(
+        "--microbatches",
+        type=_COUNT,
+        default=1,
+        help="Microbatches whose gradients are accumulated.",
+    ),
+    click.option(
+        "--no-vocab-parallel",
+        is_flag=True,
+        help="Gather the logits instead of a vocabulary-parallel loss.",
+    ),
+    click.option(
+        "--tp-inputs",
+        type=click.Choice(["regather", "save-gathered"]),
+        default="regather",
+        help="Gather inputs of split matmuls again in backward, or keep them.",
+    ),
+    click.option("--param-dtype", type=_DTYPES, default="bf16", help="Parameters and activations."),
+    click.option("--grad-dtype", type=_DTYPES, default="f32", help="Gradients."),
+    click.option("--reduce-dtype", type=_DTYPES, default="f32", help="Gradients on the wire."),
+    click.option(
+        "--master-dtype",
+        type=_DTYPES,
+        default="f32",
+        help="The optimizer's copy of the parameters.",
+    ),
+    click.option(
+        "--ddp-bucket",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="BYTES",
+        help="Cut gradient reductions into calls of this size (0: one call).",
+    ),
+    click.option(
+        "--recompute",
+        type=click.Choice(["none", "selective", "full", "full-replay"]),
+        default="none",
+        help="Activations that backward computes again.",
+    ),
+    click.option(
+        "--pipeline",
+        metavar="PASSES",
+        help="Passes to run (default: train; forward if there is no loss to differentiate).",
+    ),
+    click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
+    click.option(
+        "--print-after",
+        multiple=True,
+        metavar="NAME|all|change",
+        help="Print the module after passes.",
+    ),
+    click.option("--dump-dir", type=Path, metavar="DIR", help="Write the module after every pass."),
+    click.option("--time-passes", is_flag=True, help="Print the time of each pass."),
+    click.option(
+        "--reproducer", type=Path, metavar="FILE", help="Where to write a crash reproducer."
+    ),
+    click.option(
+        "--check-numerics",
+        is_flag=True,
+        help="Compare numbers before and after each pass, on tiny sizes.",
+    ),
+    click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file."),
+)
+
+
+def job_options(function: F) -> F:
+    """The shared options, in this order in the help."""
+    for decorate in reversed(_OPTIONS):
+        function = decorate(function)
+    return function
+
+
+def take_options(given: dict[str, Any]) -> JobOptions:
+    """Move the shared options out of what click gave."""
+    return JobOptions(**{f.name: given.pop(f.name) for f in fields(JobOptions)})
+
+
+def strategy_text(options: JobOptions, axes: Mapping[str, int | None]) -> str:
+    """The strategy that the shorthands stand for."""
+    lines: list[str] = []
+    if "dp" in axes:
+        lines.append("stg.split[B, over = dp]")
+    if "tp" in axes:
+        lines.append("stg.split[(H, G, F, V), over = tp]")
+        if options.sp:
+            lines.append("stg.split[S, over = tp, at = rest]")
+        if options.no_vocab_parallel:
+            lines.append("stg.gather[V]")
+        lines.append(f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]")
+    if options.zero and "dp" in axes:
+        lines.append(f"stg.shard_params[over = dp, zero = {options.zero}]")
+    if options.microbatches > 1:
+        lines.append(f"stg.microbatches[count = {options.microbatches}]")
+    if options.recompute != "none":
+        lines.append(f"stg.recompute[{options.recompute.replace('-', '_')}]")
+    if options.ddp_bucket:
+        lines.append(f"stg.bucket[bytes = {options.ddp_bucket}]")
+    lines.append(
+        f"stg.dtypes[param = {options.param_dtype}, grad = {options.grad_dtype}, "
+        f"reduce = {options.reduce_dtype}, master = {options.master_dtype}]"
+    )
+    lines.append("stg.optimizer[adamw, clip = 1]")
+    return (
+        "stg.strategy @shorthand[mesh = @pod] {\n" + "".join(f"  {line}\n" for line in lines) + "}"
+    )

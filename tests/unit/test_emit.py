@@ -1,0 +1,617 @@
+"""Writing a job: node for node what the program says, the same bytes each time, all or nothing, and
+in an order that cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.driver.job import JobBuilder
+from stagec.trace import writer
+from stagec.trace.chakra import CollKind, NodeKind, TraceNode, read_trace
+from stagec.trace.check import check_directory
+from stagec.trace.emit import emit_module, make_job
+from stagec.trace.program import Node, Program
+from stagec.trace.writer import Job, Written, write_job
+from tests.support import GPT, LLAMA, pairwise, stagec, tiny_options
+
+ROOT = Path(__file__).parents[2]
+
+
+def job(model: str = LLAMA, **options: Any) -> Job:
+    """The job of a tiny model."""
+    return make_job(JobBuilder(tiny_options(model, **options)).lower(), "tiny")
+
+
+def write(made: Job, directory: Path, **options: Any) -> Written:
+    return write_job(made, directory, {"by": "test"}, **options)
+
+
+def arguments(directory: Path, *more: str) -> list[str]:
+    """`stagec compile` of a tiny model over four ranks."""
+    sizes = "L=2,B=2,S=4,D=8,H=4,G=4,K=2,F=8,V=16"
+    given = ["compile", LLAMA, "--set", sizes, "--dp", "2", "--tp", "2", "--quiet"]
+    return [*given, "-o", str(directory), *more]
+
+
+# -- the nodes: against a slow and plain writer
+
+
+def coordinates(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
+    """Row-major, last axis fastest."""
+    found: dict[str, int] = {}
+    for name in reversed(mesh):
+        rank, found[name] = divmod(rank, mesh[name])
+    return found
+
+
+def plain_groups(program: Program, mesh: Mapping[str, int]) -> dict[tuple[str, ...], list[list[int]]]:
+    """For each axes in order of use: the groups of ranks that differ along these only."""
+    ranks = 1
+    for size in mesh.values():
+        ranks *= size
+    where = [coordinates(r, mesh) for r in range(ranks)]
+    result: dict[tuple[str, ...], list[list[int]]] = {}
+    for node in program.nodes:
+        if not node.group or node.group in result:
+            continue
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(ranks):
+            key = tuple(where[rank][a] for a in mesh if a not in node.group)
+            groups.setdefault(key, []).append(rank)
+        for members in groups.values():
+            members.sort(key=lambda r, over=node.group: [where[r][a] for a in over])  # type: ignore[misc]
+        result[node.group] = sorted(groups.values(), key=lambda m: min(m))
+    return result
+
+
+def plain_nodes(made: Job, rank: int) -> Iterator[TraceNode]:
+    """The nodes of a rank, written out one by one."""
+    number: dict[tuple[str, ...], int] = {}
+    size: dict[tuple[str, ...], int] = {}
+    next_id = 1
+    for axes, groups in plain_groups(made.program, made.mesh).items():
+        for members in groups:
+            if rank in members:
+                number[axes], size[axes] = next_id, len(members)
+            next_id += 1
+    for node in made.program.nodes:
+        yield plain_node(node, number, size)
+
+
+def plain_node(
+    node: Node, number: Mapping[tuple[str, ...], int], size: Mapping[tuple[str, ...], int]
+) -> TraceNode:
+    data = tuple(d.id for d in node.deps)
+    control = tuple(d.id for d in node.after)
+    if not node.group:
+        attrs: dict[str, Any] = {
+            "is_cpu_op": False,
+            "num_ops": node.flops or 1,
+            "tensor_size": node.size or 1,
+        }
+        return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs)
+    shard = node.size // size[node.group] if node.kind == "all_gather" else node.size
+    attrs = {
+        "is_cpu_op": False,
+        "comm_type": int(CollKind[node.kind.upper()]),
+        "comm_size": shard,
+        "pg_name": str(number[node.group]),
+    }
+    return TraceNode(node.id, node.name, NodeKind.COLL, data, control, attrs)
+
+
+BIG_MESH: dict[str, Any] = {"dp": 128, "tp": 2, "sp": True, "sizes": {"B": 128}}
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        ({}, [0]),
+        ({"tp": 2}, [0, 1]),
+        ({"dp": 2, "tp": 2, "sp": True, "zero": 3}, range(4)),
+        ({"dp": 4, "zero": 1, "microbatches": 2, "ddp_bucket": 300}, [0, 3]),
+        (BIG_MESH, [0, 1, 17, 18, 19, 127, 128, 199, 200, 255]),
+    ],
+)
+def test_files_equal_those_of_a_plain_writer(
+    options: dict[str, Any], ranks: range | list[int], tmp_path: Path
+) -> None:
+    made = job(**options)
+    write(made, tmp_path / "out")
+    for rank in ranks:
+        found = list(read_trace(tmp_path / "out" / f"tiny.{rank}.et"))
+        assert found == list(plain_nodes(made, rank))
+
+
+def test_ranks_with_longer_and_shorter_group_numbers_are_tested_above() -> None:
+    made = job(**BIG_MESH)
+    widths = {len(str(n)) for ids in made.groups.number.values() for n in ids}
+    assert widths == {1, 2, 3}
+
+
+@pytest.mark.parametrize("options", [{"dp": 2, "tp": 2, "sp": True, "zero": 3}, BIG_MESH])
+def test_an_independent_reader_sees_the_same_nodes(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    protolib: Any = pytest.importorskip("chakra.src.third_party.utils.protolib")
+    schema: Any = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
+    made = job(**options)
+    write(made, tmp_path / "out")
+    ranks = len(made.groups.number[made.program.groups[0]])
+    for rank in {0, ranks // 2, ranks - 1}:
+        with protolib.openFileRd(str(tmp_path / "out" / f"tiny.{rank}.et")) as file:
+            metadata, node = schema.GlobalMetadata(), schema.Node()
+            assert protolib.decodeMessage(file, metadata)
+            assert metadata.version == "0.0.4"
+            for expected in plain_nodes(made, rank):
+                assert protolib.decodeMessage(file, node)
+                assert independent(node) == expected
+            assert not protolib.decodeMessage(file, node)
+
+
+def independent(node: Any) -> TraceNode:
+    """A node of the public schema, each attribute from the member that consumers read."""
+    names = {
+        "is_cpu_op": "bool_val", "num_ops": "int64_val", "tensor_size": "uint64_val",
+        "comm_type": "int64_val", "comm_size": "int64_val", "pg_name": "string_val",
+    }  # fmt: skip
+    attrs = {a.name: getattr(a, names[a.name]) for a in node.attr}
+    assert all(a.HasField(names[a.name]) for a in node.attr)
+    deps = tuple(node.data_deps), tuple(node.ctrl_deps)
+    return TraceNode(node.id, node.name, node.type, *deps, attrs, node.duration_micros)
+
+
+def test_the_groups_file_lists_each_used_group_in_ring_order(tmp_path: Path) -> None:
+    made = job(dp=2, tp=4, sp=True)
+    write(made, tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "tiny.json").read_text())
+    plain = [m for groups in plain_groups(made.program, made.mesh).values() for m in groups]
+    assert found == {str(i): members for i, members in enumerate(plain, 1)}
+    assert [0, 1, 2, 3] in found.values()
+    assert [0, 4] in found.values()
+    assert list(range(8)) in found.values()
+
+
+def test_durations_follow_the_roofline(tmp_path: Path) -> None:
+    ran = stagec(*arguments(tmp_path / "o", "--peak-tflops", "0.000001", "--memory-gbps", "0.001"))
+    assert ran.code == 0
+    for node in read_trace(tmp_path / "o" / f"{LLAMA}.0.et"):
+        if node.kind != NodeKind.COMP:
+            assert node.duration_micros == 0
+            continue
+        flops, size = int(str(node.attrs["num_ops"])), int(str(node.attrs["tensor_size"]))
+        assert node.duration_micros == pytest.approx(max(flops, size), abs=1)
+
+
+# -- order
+
+
+def ancestors(program: Program) -> dict[Node, set[Node]]:
+    """Everything that must be done before a node may start."""
+    found: dict[Node, set[Node]] = {}
+    for node in program.nodes:
+        before = [*node.deps, *node.after]
+        found[node] = set(before).union(*(found[b] for b in before))
+    return found
+
+
+def by_name(program: Program) -> dict[str, Node]:
+    names = {n.name: n for n in program.nodes}
+    assert len(names) == len(program.nodes), "names are not unique"
+    return names
+
+
+GRID: Mapping[str, list[Any]] = {
+    "model": [LLAMA, GPT],
+    "mesh": [(1, 1), (1, 2), (4, 1), (2, 2), (2, 4)],
+    "sp": [False, True],
+    "zero": [0, 1, 2, 3],
+    "microbatches": [1, 2],
+    "no_vocab_parallel": [False, True],
+    "tp_inputs": ["regather", "save-gathered"],
+    "ddp_bucket": [0, 256],
+}
+
+
+@pytest.mark.parametrize("row", list(pairwise(GRID)), ids=str)
+def test_a_job_is_well_formed_and_free_of_deadlock(row: dict[str, Any], tmp_path: Path) -> None:
+    options = dict(row)
+    dp, tp = options.pop("mesh")
+    made = job(options.pop("model"), dp=dp, tp=tp, **options)
+    write(made, tmp_path / "out")
+    report = check_directory(tmp_path / "out")
+    assert report.errors == []
+    assert report.warnings == []
+    assert report.ranks == dp * tp
+    assert report.nodes == dp * tp * len(made.program.nodes)
+    ids = [n.id for n in made.program.nodes]
+    assert ids == list(range(1, len(ids) + 1))
+    for node in made.program.nodes:
+        assert all(b.id < node.id for b in (*node.deps, *node.after)), node.name
+
+
+def test_each_rank_has_one_order_of_computations_and_one_of_collectives() -> None:
+    """Of two nodes of a stream one is always an ancestor of the other."""
+    program = job(dp=2, tp=2, sp=True, zero=3, microbatches=2).program
+    before = ancestors(program)
+    for kind in (True, False):
+        stream = [n for n in program.nodes if n.is_collective is kind]
+        assert len(stream) > 20
+        for earlier, later in zip(stream, stream[1:], strict=False):
+            assert earlier in before[later]
+
+
+def test_buckets_are_issued_while_backward_goes_on() -> None:
+    """A bucket stands between backward nodes, right after what completes it, and waits for it."""
+    made = job(dp=2, ddp_bucket=600, sizes={"L": 4})
+    nodes = made.program.nodes
+    buckets = [n for n in nodes if n.phase == "gradient" and n.is_collective]
+    sizes = [n.size for n in buckets]
+    assert len(buckets) > 5
+    assert set(sizes[:-1]) == {600}
+    total = sum(sizes)
+    last_backward = max(n.id for n in nodes if n.phase == "backward")
+    first_backward = min(n.id for n in nodes if n.phase == "backward")
+    overlapped = [n for n in buckets if first_backward < n.id < last_backward]
+    assert len(overlapped) > len(buckets) // 2
+    before = ancestors(made.program)
+    gradients = [
+        n for n in nodes if n.name.startswith(("backward/", "gradient/")) and not n.is_collective
+    ]
+    for bucket in buckets:
+        assert any(d in gradients for d in bucket.deps)
+        assert all(d.id < bucket.id for d in bucket.deps)
+    updates = [n for n in nodes if n.kind == "adamw"]
+    assert updates
+    for update in updates:
+        assert set(buckets) <= before[update]
+    assert total == sum(n.size for n in buckets)
+
+
+def test_a_bucket_waits_for_the_gradients_that_it_holds() -> None:
+    """The nodes that the buckets wait for become ready one after the other, layer by layer."""
+    made = job(dp=2, ddp_bucket=600, sizes={"L": 4})
+    buckets = [n for n in made.program.nodes if n.phase == "gradient" and n.is_collective]
+    ready = [max(d.id for d in b.deps) for b in buckets]
+    assert ready == sorted(ready)
+    layers = [d.name for b in buckets for d in b.deps if "/L" in d.name]
+    order = list(dict.fromkeys(name.split("/")[1] for name in layers))
+    assert order == ["L3", "L2", "L1", "L0"]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_gather_starts_one_layer_early_and_no_earlier(microbatches: int) -> None:
+    """FSDP prefetch: the parameters of layer i + 1 are gathered while layer i computes, not before
+    layer i - 1 is done, in forward and (mirrored) in backward.
+    """
+    layers = 5
+    made = job(dp=2, zero=3, microbatches=microbatches, sizes={"L": layers})
+    before = ancestors(made.program)
+    nodes = made.program.nodes
+    for prefix in ("",) if microbatches == 1 else ("mb0/", "mb1/"):
+        for phase, order in (
+            ("forward", list(range(layers))),
+            ("backward", list(reversed(range(layers)))),
+        ):
+            gathers: dict[int, Node] = {}
+            work: dict[int, list[Node]] = {}
+            for i in order:
+                inside = [n for n in nodes if n.name.startswith(f"{phase}/{prefix}L{i}/")]
+                (gathers[i],) = (n for n in inside if n.kind == "all_gather")
+                work[i] = [n for n in inside if not n.is_collective]
+            for at, layer in enumerate(order):
+                if at >= 1:
+                    assert not set(work[order[at - 1]]) & before[gathers[layer]], "not overlapped"
+                if at >= 2:
+                    assert set(work[order[at - 2]]) <= before[gathers[layer]], "too early"
+                users = [n for n in work[layer] if gathers[layer] in n.deps]
+                assert users
+
+
+# -- files
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
+    """In processes with different hash seeds, into different folders."""
+    texts: list[dict[str, bytes]] = []
+    for seed in ("1", "2"):
+        out = tmp_path / f"out{seed}"
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-m", "stagec", *arguments(out, "--zero", "3", "--sp")]
+        subprocess.run(command, check=True, env=env, cwd=ROOT)
+        texts.append(content(out))
+    assert texts[0].keys() == texts[1].keys()
+    assert texts[0] == texts[1]
+
+
+def test_the_manifest_names_every_file_with_size_and_digest(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert stagec(*arguments(out)).code == 0
+    files = content(out)
+    manifest = json.loads(files.pop("manifest.json"))
+    assert manifest["files"] == {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in files.items()
+    }
+    assert manifest["ranks"] == 4
+    assert manifest["mesh"] == {"dp": 2, "tp": 2}
+    assert manifest["symbols"]["L"] == 2
+    assert "stg.strategy" in manifest["strategy"]
+    assert set(manifest["versions"]) >= {"stagec", "lark", "numpy", "protobuf", "sympy"}
+    text = (ROOT / "stagec" / "models" / "llama.stg").read_text()
+    assert manifest["inputs"]["llama.stg"] == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_the_command_of_the_manifest_gives_the_same_traces(tmp_path: Path) -> None:
+    more = ["--zero", "2", "--sp", "--microbatches", "1", "--ddp-bucket", "512"]
+    first, second = tmp_path / "one", tmp_path / "two"
+    assert stagec(*arguments(first, *more)).code == 0
+    command = json.loads((first / "manifest.json").read_text())["command"].split()
+    assert command[:2] == ["stagec", "compile"]
+    assert stagec(*command[1:], "-o", second, "--quiet").code == 0
+    assert content(first) == content(second)
+
+
+def test_one_corrupt_byte_is_found(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(job(dp=2, tp=2), out)
+    assert stagec("check", out).code == 0
+    file = out / "tiny.2.et"
+    data = bytearray(file.read_bytes())
+    for place in (0, 5, len(data) // 2, len(data) - 1):
+        broken = bytearray(data)
+        broken[place] ^= 1
+        file.write_bytes(broken)
+        ran = stagec("check", out)
+        assert ran.code == 1, place
+        assert "tiny.2.et" in ran.err
+    file.write_bytes(data)
+    assert stagec("check", out).code == 0
+
+
+# -- all or nothing
+
+
+def test_a_folder_with_content_is_refused_without_force(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert stagec(*arguments(out)).code == 0
+    before = content(out)
+    ran = stagec(*arguments(out, "--zero", "3"))
+    assert ran.code == 1
+    assert "is not empty" in ran.err
+    assert "--force" in ran.err
+    assert content(out) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_force_replaces_earlier_output(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert stagec(*arguments(out, "--name", "old")).code == 0
+    assert stagec(*arguments(out, "--name", "new", "--force")).code == 0
+    assert {name.split(".")[0] for name in content(out)} == {"new", "manifest"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_force_does_not_replace_what_is_not_ours(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    for more in ([], ["--force"]):
+        ran = stagec(*arguments(out, *more))
+        assert ran.code == 1
+        assert "help:" in ran.err
+        assert content(out) == {"thesis.tex": b"years of work"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_force_does_not_delete_files_beside_ours(tmp_path: Path) -> None:
+    """A folder with our manifest and something else holds something to lose."""
+    out = tmp_path / "out"
+    assert stagec(*arguments(out)).code == 0
+    (out / "notes.txt").write_text("mine")
+    ran = stagec(*arguments(out, "--force"))
+    assert (out / "notes.txt").exists(), "a file that stagec did not write is gone"
+    assert ran.code == 1
+
+
+def test_a_manifest_of_another_tool_is_not_ours(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "manifest.json").write_text('{"name": "a browser extension"}')
+    (out / "background.js").write_text("code")
+    ran = stagec(*arguments(out, "--force"))
+    assert ran.code == 1
+    assert sorted(content(out)) == ["background.js", "manifest.json"]
+
+
+def test_an_empty_folder_is_used(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    assert stagec(*arguments(out)).code == 0
+    assert "manifest.json" in content(out)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_or_link_in_the_place_of_the_folder_is_refused(kind: str, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    other.mkdir()
+    if kind == "file":
+        out.write_text("text")
+    else:
+        out.symlink_to(other)
+    ran = stagec(*arguments(out, "--force"))
+    assert ran.code == 1
+    assert "help:" in ran.err
+    assert not list(other.iterdir())
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("bug"), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_failure_midway_leaves_nothing(
+    problem: BaseException, earlier: bool, tmp_path: Path
+) -> None:
+    """Neither under the asked-for name nor beside it; earlier output stays as it is."""
+    out, made = tmp_path / "out", job(dp=2)
+    if earlier:
+        write(made, out)
+    before = content(out) if earlier else None
+
+    def fail(done: int, total: int) -> None:
+        if done == 1:
+            raise problem
+
+    with pytest.raises(type(problem)):
+        write(made, out, force=True, progress=fail)
+    assert [p.name for p in tmp_path.iterdir()] == (["out"] if earlier else [])
+    assert (content(out) if earlier else None) == before
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from stagec.trace import writer
+from tests.unit.test_emit import job, write
+made = job(dp=2)
+def wait(done, total):
+    print("writing", flush=True)
+    time.sleep(60)
+write(made, Path(sys.argv[1]), force=True, progress=wait)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_killed_run_leaves_nothing_under_the_name(sent: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", SLOW, str(out)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"writing\n"
+        assert not out.exists()
+        process.send_signal(sent)
+        assert process.wait(10) != 0
+    left = [p.name for p in tmp_path.iterdir()]
+    assert "out" not in left
+    if sent != signal.SIGKILL:
+        assert left == []
+
+
+def test_what_a_killed_run_left_does_not_stop_the_next(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / ".out.abc.partial").mkdir()
+    write(job(dp=2), out)
+    assert check_directory(out).ok()
+
+
+# -- disks
+
+
+def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the reason and a remedy, and nothing is left."""
+    real, calls = Path.write_bytes, [0]
+
+    def full(self: Path, data: bytes) -> int:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return real(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    ran = stagec(*arguments(tmp_path / "out"))
+    monkeypatch.undo()
+    assert ran.code == 1
+    assert "No space left" in ran.err
+    assert "help: free space" in ran.err
+    assert "Traceback" not in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 64 KiB, where one may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)],
+        check=False, capture_output=True,
+    )  # fmt: skip
+    if mounted.returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_real_disk_that_fills_up(small_disk: Path) -> None:
+    ran = stagec(*arguments(small_disk / "out", "--set", "L=40"))
+    assert ran.code == 1
+    assert "No space left" in ran.err
+    assert "help: free space" in ran.err
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_folder_that_nobody_may_write_to() -> None:
+    ran = stagec(*arguments(Path("/proc/stagec-out")))
+    assert ran.code == 1
+    assert "/proc" in ran.err
+    assert "help:" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    ran = stagec(*arguments(tmp_path / "file" / "out"))
+    assert ran.code == 1
+    assert "help:" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+    for name in ("../evil", "a/b", ".hidden", "a b", "manifest"):
+        ran = stagec(*arguments(tmp_path / "out", "--name", name))
+        if name == "manifest":
+            assert ran.code == 1, "the groups file and the manifest would be one file"
+        assert ran.code == 1
+        assert "help:" in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_writable_by_their_owner(tmp_path: Path) -> None:
+    """ASTRA-sim opens traces for appending."""
+    out = tmp_path / "out"
+    write(job(dp=2), out)
+    for path in out.iterdir():
+        assert path.stat().st_mode & 0o600 == 0o600
+    umask = os.umask(0)
+    os.umask(umask)
+    assert out.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_writing_takes_time_in_proportion_to_its_bytes(tmp_path: Path) -> None:
+    """Ranks are patched, not serialised: 256 ranks cost far less than 256 times one."""
+    module = JobBuilder(
+        tiny_options(LLAMA, dp=256, sizes={"B": 256, "L": 8}, zero=0)
+    ).lower()
+    begin = time.perf_counter()
+    written = emit_module(module, "many", tmp_path / "out", {})
+    seconds = time.perf_counter() - begin
+    assert len(written.files) == 258
+    assert seconds < 5
+    assert writer.MANIFEST in written.files

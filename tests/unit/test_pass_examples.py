@@ -1,0 +1,81 @@
+"""The `Before:` and `After:` blocks of passes that hold whole functions are run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.passes import Pass
+from stagec.pipeline.plugins import Loaded, load_plugins
+from stagec.support.source import Source
+from stagec.text.build import parse_module
+from stagec.text.printer import print_op
+
+PLUGIN = Path(__file__).resolve().parent.parent / "plugin_example/src/stagec_example/__init__.py"
+#: What an example may use without declaring it.
+DECLARATIONS = """stg.symbols[B, S, D, H, G, K, F, L, V]
+stg.assume[B % dp == 0, D % dp == 0]
+stg.assume[S % tp == 0, D % tp == 0, H % tp == 0, F % tp == 0, V % tp == 0]
+stg.mesh @pod[dp, tp]
+"""
+_BLOCK = re.compile(r"^(Before|After)(?: \((?P<pipeline>.*)\))?:\n(?P<text>(?:    .*\n|\n)+)", re.M)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text, the pipeline that runs on it, and the text that must come out."""
+
+    before: str
+    after: str
+    pipeline: str
+
+
+def example(pass_type: type[Pass]) -> Example | None:
+    """The example in the documentation of a pass."""
+    doc = (inspect.getdoc(pass_type) or "") + "\n"
+    blocks = {m[1]: m for m in _BLOCK.finditer(doc)}
+    if len(blocks) < 2 or "stg.func" not in blocks["Before"]["text"]:
+        return None  # a fragment is shown, not run
+    before, after = (textwrap.dedent(blocks[name]["text"]) for name in ("Before", "After"))
+    return Example(before, after, blocks["After"]["pipeline"] or pass_type.name)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    return load_plugins([PLUGIN])
+
+
+def with_examples() -> list[str]:
+    return [name for name, p in load_plugins([PLUGIN]).passes.items() if example(p)]
+
+
+@pytest.mark.parametrize("name", with_examples())
+def test_example(name: str, loaded: Loaded) -> None:
+    pass_type = loaded.passes[name]
+    found = example(pass_type)
+    assert found is not None
+    module = parse_module(source(found.before, pass_type.needs.label), loaded.registry)
+    PassManager(loaded.pipeline(found.pipeline)).run(module)
+    wanted = parse_module(source(found.after, module.phase), loaded.registry)
+    kinds = () if "stg.symbols" in found.before else ("stg.symbols", "stg.assume", "stg.mesh")
+    shown = [print_op(op) for op in module.root.body.ops if op.name not in kinds]
+    assert shown == [print_op(op) for op in wanted.root.body.ops if op.name not in kinds]
+
+
+def source(text: str, phase: str) -> Source:
+    """The text as a module in that phase."""
+    head = "" if "stg.symbols" in text else DECLARATIONS
+    return Source("example.stg", f"stg.module @example[phase = {phase}] {{\n{head}{text}}}\n")
+
+
+def test_every_pass_says_what_it_does(loaded: Loaded) -> None:
+    for name, pass_type in loaded.passes.items():
+        first = (inspect.getdoc(pass_type) or "").partition("\n")[0]
+        assert first.strip(), name
+        assert len(first) <= 100, name
