@@ -98,10 +98,10 @@ def _bug(problem: Exception) -> int:
     if os.environ.get(DEBUG, "") not in ("", "0"):
         traceback.print_exc()
     tell(f"stagec: internal error: {type(problem).__name__}: {problem}")
-    for line in getattr(problem, "__notes__", ()):
+    tell(f"This is a bug in stagec. {DEBUG}=1 shows the traceback.")
+    hint = "'stagec opt --reproducer FILE' writes what is needed to run it again"
+    for line in getattr(problem, "__notes__", (hint,)):
         tell(f"  {line}")
-    tell(f"This is a bug in stagec. {DEBUG}=1 shows the traceback; 'stagec opt --reproducer FILE'")
-    tell("writes what is needed to run it again.")
     return BUG
 
 

@@ -97,10 +97,7 @@ def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any
     roofline = Roofline(tflops * 1e12, bandwidth * 1e9) if tflops is not None else None
     about = manifest_head(builder, strategy)
     name = given["name"] or builder.model_name
-    if not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
-        raise error(
-            f"'{name}' is no name for files", remedy="use letters, digits, '-', '_' and '.'"
-        )
+    check_name(name)
     if given["quiet"] or not sys.stderr.isatty():
         return emit_module(
             builder.module, name, output, about, force=given["force"], roofline=roofline
@@ -133,6 +130,16 @@ def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any
         )
 
 
+def check_name(name: str) -> None:
+    """Refuse names that are no names for files. Raises `DiagnosticError`."""
+    plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
+    if not plain or name.startswith(".") or name == "manifest":
+        raise error(
+            f"'{name}' is no name for the files of a job",
+            remedy="use letters, digits, '-', '_' and '.', not 'manifest': --name llama",
+        )
+
+
 def manifest_head(builder: JobBuilder, strategy: str) -> dict[str, object]:
     """What the manifest says of where the traces come from."""
     texts = {
@@ -141,7 +148,6 @@ def manifest_head(builder: JobBuilder, strategy: str) -> dict[str, object]:
     options: JobOptions = builder.options
     packages = ("lark", "numpy", "protobuf", "sympy")
     return {
-        "manifest": 1,
         "model": builder.model_name,
         "command": _command(options),
         "inputs": texts,

@@ -157,6 +157,7 @@ class Reproducer(Hooks):
             return
         self._path.write_text(reproducer_text(self._text, self._rest), encoding="utf-8")
         self.written = True
+        problem.add_note(f"rerun it with: stagec opt {self._path} --run-reproducer")
 
 
 _RUN_PREFIX = "// RUN: %stagec opt %s -p '"

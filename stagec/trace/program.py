@@ -135,14 +135,16 @@ class _Unroller:
 
     def _with_buckets(self) -> list[Node]:
         """Each bucket stands right after the node that completes it."""
-        waiting: dict[Node, list[Node]] = {}
-        order: list[Node] = []
+        waiting: dict[Node | None, list[Node]] = {}
         for bucketed in self._bucketed:
             for node, ready in zip(bucketed.nodes, bucketed.ready, strict=True):
-                order.append(node) if ready is None else waiting.setdefault(ready, []).append(node)
-        for node in self._order:
+                waiting.setdefault(ready, []).append(node)
+        order: list[Node] = []
+        pending = [*reversed(self._order), *reversed(waiting.get(None, []))]
+        while pending:  # a bucket may in turn complete another one
+            node = pending.pop()
             order.append(node)
-            order += waiting.get(node, ())
+            pending += reversed(waiting.get(node, []))
         return order
 
     # -- regions -----------------------------------------------------------------------------------

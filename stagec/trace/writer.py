@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stagec.support.diagnostics import error
 from stagec.trace.encode import Encoder, Roofline
@@ -78,7 +79,8 @@ def write_job(
         warnings = tuple(
             exceeded_limits(map(int, groups.table()), groups.ranks, len(job.program.nodes))
         )
-        manifest = {
+        manifest: dict[str, object] = {
+            "manifest": 1,
             **about,
             "ranks": groups.ranks,
             "mesh": dict(job.mesh),
@@ -122,25 +124,37 @@ def check_target(directory: Path, *, force: bool) -> None:
     """Refuse a target that would lose something. Raises `DiagnosticError`."""
     if directory.exists() and not directory.is_dir():
         raise error(
-            f"'{directory}' is a file, expected a directory to write to", remedy="choose another -o"
+            f"'{directory}' is a file, expected a directory to write to",
+            remedy="choose another -o",
         )
     if directory.is_symlink():
         raise error(
             f"'{directory}' is a symbolic link", remedy="give the directory that it points to"
         )
-    if directory.is_dir() and any(directory.iterdir()):
-        if not force:
-            raise error(
-                f"'{directory}' is not empty",
-                remedy="choose another -o, or replace it with --force",
-            )
-        if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
-            raise error(f"'{directory}' contains the working directory", remedy="choose another -o")
-        if not (directory / MANIFEST).is_file():
-            raise error(
-                f"'{directory}' holds something else than traces: it has no {MANIFEST}",
-                remedy="--force replaces earlier output only; choose another -o",
-            )
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if not force:
+        raise error(
+            f"'{directory}' is not empty", remedy="choose another -o, or replace it with --force"
+        )
+    if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise error(f"'{directory}' contains the working directory", remedy="choose another -o")
+    _check_replaceable(directory)
+
+
+def _check_replaceable(directory: Path) -> None:
+    """Only what an earlier run wrote is replaced, and only if nothing else is there."""
+    try:
+        manifest: Any = json.loads((directory / MANIFEST).read_bytes())
+        ours = {MANIFEST, *manifest["files"]} if manifest["manifest"] == 1 else set[str]()
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = set[str]()
+    foreign = sorted(p.name for p in directory.iterdir() if p.name not in ours)
+    if foreign:
+        raise error(
+            f"'{directory}' holds files that stagec did not write, such as '{foreign[0]}'",
+            remedy="--force replaces earlier output only; choose another -o",
+        )
 
 
 @contextmanager

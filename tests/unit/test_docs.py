@@ -83,7 +83,7 @@ _HOW = re.compile(
 
 @dataclass(frozen=True)
 class Example:
-    """A block as a module: what is put around it, what is run, and the error that it should give."""
+    """A block as a module, the passes to run on it, and the error that it should give."""
 
     text: str
     run: str = ""
@@ -195,15 +195,14 @@ def commands(text: str) -> list[str]:
 
 
 def run(command: str, folder: Path) -> list[str]:
-    """What a command prints: stdout, then stderr. `stagec` runs in this process, filters in bash."""
+    """What a command prints, stdout first. `stagec` runs in this process, filters in bash."""
     first, pipe, rest = command.partition(" | ")
     if not first.startswith("stagec "):
         first, pipe, rest = "", "", command
     out, err = (io.StringIO(), io.StringIO())
     if first:
-        with contextlib.chdir(folder), contextlib.redirect_stdout(out):
-            with contextlib.redirect_stderr(err):
-                guarded(stagec_command, shlex.split(first)[1:])
+        with redirected(folder, out, err):
+            guarded(stagec_command, shlex.split(first)[1:])
     printed = out.getvalue()
     if pipe or not first:
         done = subprocess.run(
@@ -211,8 +210,18 @@ def run(command: str, folder: Path) -> list[str]:
             cwd=folder, check=False, env={**os.environ, "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
         printed = done.stdout + done.stderr
-    lines = [line.rstrip() for line in (printed + err.getvalue()).rstrip().splitlines()]
-    return lines
+    return [line.rstrip() for line in (printed + err.getvalue()).rstrip().splitlines()]
+
+
+@contextlib.contextmanager
+def redirected(folder: Path, out: io.StringIO, err: io.StringIO) -> Iterator[None]:
+    """Work in a folder, with what is printed caught."""
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        yield
 
 
 # -- generated pages, links, words -----------------------------------------------------------------
@@ -224,12 +233,12 @@ def test_generated_pages_are_up_to_date(page: Path) -> None:
     assert not stale, f"{stale}\nto accept: {gen_docs.ACCEPT}"
 
 
-_CODE = re.DOTALL | re.M
+_CODE = re.compile(r"```.*?```|`[^`\n]*`|^    [^\n]*$", re.DOTALL | re.M)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"```.*?```|`[^`\n]*`|^    [^\n]*$", "", page.read_text(encoding="utf-8"), flags=_CODE)
+    text = _CODE.sub("", page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, heading = target.partition("#")
         if "://" in target:
@@ -250,16 +259,28 @@ def test_no_page_names_a_machine(page: Path) -> None:
 # -- examples of ops -------------------------------------------------------------------------------
 
 #: Types of what the examples of ops use, where the type does not follow from the name alone.
-NAMES: Mapping[str, str] = {
-    "x": "bf16[B, S, D]", "h": "bf16[B, S, D]", "g": "bf16[D]", "b": "bf16[D]", "dn": "bf16[B, S, D]",
-    "q": "bf16[B, S, H, K]", "k": "bf16[B, S, G, K]", "v": "bf16[B, S, G, K]", "lse": "f32[B, H, S]",
-    "a": "bf16[B, S, H, K]", "da": "bf16[B, S, H, K]", "gu": "bf16[B, 2, S, F]", "dm": "bf16[B, S, F]",
-    "tokens": "i32[B, S]", "labels": "i32[B, S]", "table": "bf16[V, D]", "de": "bf16[B, S, D]",
-    "logits": "bf16[B, S, V]", "one": "f32[]", "m": "f32[B, S]", "s": "f32[B, S]", "t": "f32[B, S]",
-    "o": "bf16[B, S, D]", "w": "bf16[D, H, K]", "W": "bf16[L, D]", "dw": "f32[D, F]",
-    "scores": "bf16[B, H, S, S]", "dp": "bf16[B, H, S, S]", "p": "bf16[B, H, S, S]", "n1": "bf16[D]",
-    "qkv": "bf16[B, 3, S, H, K]", "dy": "bf16[B]", "y": "bf16[B]", "mask": "u8[B]", "clip": "f32[]",
-}  # fmt: skip
+TYPES: Mapping[str, str] = {
+    "bf16[B, S, D]": "x h dn de o",
+    "bf16[D]": "g b n1",
+    "bf16[B, S, H, K]": "q a da",
+    "bf16[B, S, G, K]": "k v",
+    "f32[B, H, S]": "lse",
+    "bf16[B, 2, S, F]": "gu",
+    "bf16[B, S, F]": "dm",
+    "i32[B, S]": "tokens labels",
+    "bf16[V, D]": "table",
+    "bf16[B, S, V]": "logits",
+    "f32[]": "one clip",
+    "f32[B, S]": "m s t",
+    "bf16[D, H, K]": "w",
+    "bf16[L, D]": "W",
+    "f32[D, F]": "dw",
+    "bf16[B, H, S, S]": "scores dp p",
+    "bf16[B, 3, S, H, K]": "qkv",
+    "bf16[B]": "dy y",
+    "u8[B]": "mask",
+}
+NAMES = {name: type_ for type_, names in TYPES.items() for name in names.split()}
 OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.sum": {"dy": "bf16[B, S, F]"},
     "stg.broadcast": {"x": "bf16[F]", "y": "bf16[B, S, F]"},
@@ -305,11 +326,10 @@ def op_example(op: OpDef) -> str:
         return f"{head}{op.example}\n}}"
     inside = op.name.partition(".")[0] == "et"
     used = dict.fromkeys(re.findall(r"%(\w+)", op.example.replace("%h: node", "")))
-    defined = re.findall(r"%(\w+)", _left(op.example)) + re.findall(r"%(\w+)(?:: \w+)? =", op.example)
+    defined = re.findall(r"%(\w+)", _left(op.example))
+    defined += re.findall(r"%(\w+)(?:: \w+)? =", op.example)
     own = {**NAMES, **OPERANDS.get(op.name, {})}
-    args = ", ".join(
-        f"%{n}: {'node' if inside else own[n]}" for n in used if n not in defined
-    )
+    args = ", ".join(f"%{n}: {'node' if inside else own[n]}" for n in used if n not in defined)
     end = "" if ".return" in op.example else f"\n{'et' if inside else 'stg'}.return()"
     region = "et.graph @f[ranks = 1]" if inside else "stg.func @f"
     return f"{head}{region} ({args}) {{\n{op.example}{end}\n}}\n}}"

@@ -18,12 +18,13 @@ from stagec.text.build import parse_module
 from stagec.text.printer import print_op
 
 PLUGIN = Path(__file__).resolve().parent.parent / "plugin_example/src/stagec_example/__init__.py"
-#: What an example may use without declaring it.
-DECLARATIONS = """stg.symbols[B, S, D, H, G, K, F, L, V]
-stg.assume[B % dp == 0, D % dp == 0]
-stg.assume[S % tp == 0, D % tp == 0, H % tp == 0, F % tp == 0, V % tp == 0]
-stg.mesh @pod[dp, tp]
-"""
+#: What an example may use without declaring it; a mesh of its own replaces the last two.
+DECLARATIONS = {
+    "stg.symbols": "stg.symbols[B, S, D, H, G, K, F, L, V]",
+    "stg.mesh": "stg.mesh @pod[dp, tp]",
+    "stg.assume": "stg.assume[B % dp == 0, D % dp == 0, S % tp == 0, D % tp == 0, H % tp == 0]\n"
+    "stg.assume[F % tp == 0, V % tp == 0]",
+}
 _BLOCK = re.compile(r"^(Before|After)(?: \((?P<pipeline>.*)\))?:\n(?P<text>(?:    .*\n|\n)+)", re.M)
 
 
@@ -40,7 +41,7 @@ def example(pass_type: type[Pass]) -> Example | None:
     """The example in the documentation of a pass."""
     doc = (inspect.getdoc(pass_type) or "") + "\n"
     blocks = {m[1]: m for m in _BLOCK.finditer(doc)}
-    if len(blocks) < 2 or "stg.func" not in blocks["Before"]["text"]:
+    if len(blocks) < 2 or any("stg.return" not in m["text"] for m in blocks.values()):
         return None  # a fragment is shown, not run
     before, after = (textwrap.dedent(blocks[name]["text"]) for name in ("Before", "After"))
     return Example(before, after, blocks["After"]["pipeline"] or pass_type.name)
@@ -60,17 +61,27 @@ def test_example(name: str, loaded: Loaded) -> None:
     pass_type = loaded.passes[name]
     found = example(pass_type)
     assert found is not None
-    module = parse_module(source(found.before, pass_type.needs.label), loaded.registry)
+    head = declarations(found.before)
+    module = parse_module(source(head, found.before, pass_type.needs.label), loaded.registry)
     PassManager(loaded.pipeline(found.pipeline)).run(module)
-    wanted = parse_module(source(found.after, module.phase), loaded.registry)
-    kinds = () if "stg.symbols" in found.before else ("stg.symbols", "stg.assume", "stg.mesh")
-    shown = [print_op(op) for op in module.root.body.ops if op.name not in kinds]
-    assert shown == [print_op(op) for op in wanted.root.body.ops if op.name not in kinds]
+    wanted = parse_module(source(head, found.after, module.phase), loaded.registry)
+    given = [print_op(op) for op in wanted.root.body.ops]
+    known = [print_op(op) for op in parse_module(source(head), loaded.registry).root.body.ops]
+    shown = [print_op(op) for op in module.root.body.ops]
+    assert [t for t in shown if t not in known] == [t for t in given if t not in known]
 
 
-def source(text: str, phase: str) -> Source:
+def declarations(text: str) -> str:
+    """What the example uses without declaring it."""
+    meshed = "stg.mesh" in text
+    left = [
+        v for k, v in DECLARATIONS.items() if k not in text and not (meshed and k != "stg.symbols")
+    ]
+    return "\n".join(left) + "\n"
+
+
+def source(head: str, text: str = "", phase: str = "parsed") -> Source:
     """The text as a module in that phase."""
-    head = "" if "stg.symbols" in text else DECLARATIONS
     return Source("example.stg", f"stg.module @example[phase = {phase}] {{\n{head}{text}}}\n")
 
 
