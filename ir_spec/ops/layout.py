@@ -157,15 +157,22 @@ class Identity(OpDef):
 
 
 class Place(Identity):
-    """Pins a placement: the result has the written type, whatever the strategy says."""
+    """Pins a placement: the result has the written type, whatever the strategy says.
+
+    With `both` the gradient is pinned in the same way.
+    """
 
     name = "stg.place"
+    params = (Param("both", "flag", "pin the gradient too"),)
     example = "%y = stg.place(%x) : bf16[B@dp, S, V]"
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        return [grads[0]]
+        (dy,) = grads
+        if dy is None or not op.flag("both"):
+            return [dy]
+        return [b.value("stg.place", [dy], type=op.result.tensor, hint=f"d_{op.operands[0].name}")]
 
 
 class Discard(OpDef):

@@ -49,6 +49,21 @@ class GatherOp(Declaration):
     example = "stg.gather[V]"
 
 
+class ExchangeOp(Declaration):
+    """Moves the split of a dimension to other ones around an op that would treat it specially.
+
+    `stg.exchange[S, into = (H, G)]` is Ulysses: an all_to_all of queries, keys and values before
+    attention, and of its result after.
+    """
+
+    name = "stg.exchange"
+    params = (
+        Param("dim", "name", "the dimension", required=True, positional=True),
+        Param("into", "names", "the dimensions that are split instead", required=True),
+    )
+    example = "stg.exchange[S, into = (H, G)]"
+
+
 class ShardParamsOp(Declaration):
     """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes."""
 
@@ -150,6 +165,7 @@ OPS = (
     StrategyOp(),
     SplitOp(),
     GatherOp(),
+    ExchangeOp(),
     ShardParamsOp(),
     MicrobatchesOp(),
     DtypesOp(),

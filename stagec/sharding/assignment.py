@@ -68,7 +68,9 @@ def read_assignment(
         for d, group in zip(value.tensor.dims, shape, strict=True):
             if d.axes:
                 found.update(distribute(group, d.axes, sizes, facts))
-    partial = {a for r in op.results for a in r.tensor.partial_axes}
+    reduced = [
+        (rule.contracted(i) | rule.special, r.tensor.partial_axes) for i, r in enumerate(op.results)
+    ]
     used = {a for axes in found.values() for a in axes}
     for value, shape in zip(op.operands, rule.operands, strict=True):
         for d, group in zip(value.tensor.dims, shape, strict=True):
@@ -76,6 +78,7 @@ def read_assignment(
             if not d.axes or not hidden:
                 continue
             for factor, axes in distribute(group, d.axes, sizes, facts).items():
+                partial = {a for gone, over in reduced if factor in gone for a in over}
                 special = factor in rule.special
                 keep = tuple(a for a in axes if a not in used and (special or a in partial))
                 if factor in hidden and keep:

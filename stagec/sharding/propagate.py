@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr
+from stagec.ir.expr import Expr, const, fraction, substitute
 from stagec.ir.facts import Facts
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
@@ -22,6 +22,7 @@ from stagec.support.diagnostics import error, note
 
 Split = tuple[AxisUse, ...]
 PRIORITIES = (0, 1, 2)
+_OPEN_SIZE = 1 << 12
 
 
 def propagate(module: Module) -> None:
@@ -50,6 +51,8 @@ class _Propagation:
         self._facts: Facts = module.facts
         self._region = region
         self._order = module.mesh.axes if module.mesh else ()
+        self._env = module.env
+        self._weights: dict[Expr, int] = {}
         self._nodes: dict[Operation, _Node] = {}
         self._free: dict[
             Value, list[Split]
@@ -163,16 +166,29 @@ class _Propagation:
         return changed
 
     def _forward(self, node: _Node, priority: int) -> bool:
-        offers: list[tuple[int, int, Group, Split]] = []
+        offers: list[tuple[int, tuple[int, int], Group, Split]] = []
         for i, (value, shape) in enumerate(zip(node.op.operands, node.rule.operands, strict=True)):
-            weight = len(str(value.tensor.elements).split("*"))
+            weight = self._weight(value)
             for group, split in zip(shape, self.split(value), strict=True):
                 if split:
-                    offers.append((min(u.priority for u in split), -weight * 100 + i, group, split))
+                    offers.append((min(u.priority for u in split), (-weight, i), group, split))
         changed = False
         for _, _, group, split in sorted(offers, key=lambda o: o[:2]):
             changed |= self._offer(node, group, split, priority)
         return changed
+
+    def _weight(self, value: Value) -> int:
+        """How much it costs to move a value: the larger operand of an op decides over its factors.
+
+        Open sizes count as large, all alike: only the degree matters then.
+        """
+        elements = value.tensor.elements
+        if elements not in self._weights:
+            env = {s: self._env.get(s, _OPEN_SIZE) for s in elements.symbols}
+            self._weights[elements] = int(
+                fraction(substitute(elements, {s: const(n) for s, n in env.items()}))
+            )
+        return self._weights[elements]
 
     def _backward(self, node: _Node, priority: int) -> bool:
         changed = False

@@ -41,6 +41,7 @@ class Strategy:
 
     splits: tuple[SplitRule, ...] = ()
     gathered: tuple[str, ...] = ()
+    exchanged: tuple[tuple[str, tuple[str, ...]], ...] = ()
     zero: int = 0
     zero_axes: Axes = ()
     microbatches: int = 1
@@ -99,6 +100,7 @@ def _dtypes(op: Operation) -> dict[str, object]:
 #: what each statement sets of a `Strategy`
 _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, object]]] = {
     "stg.gather": lambda op: {"gathered": op.names("dims")},
+    "stg.exchange": lambda op: {"exchanged": ((op.text("dim"), op.names("into")),)},
     "stg.shard_params": lambda op: {"zero": op.integer("zero"), "zero_axes": op.names("over")},
     "stg.microbatches": lambda op: {
         "microbatches": op.integer("count"),

@@ -14,7 +14,7 @@ from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.infer import infer_op
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
-from stagec.ir.types import AxisUse, TensorType, axis_size
+from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
@@ -92,7 +92,9 @@ class _Applier:
         if any(rule.rest for rule in self._strategy.splits):
             self._place_carried(self._body)
         for name in self._strategy.gathered:
-            self._gather(self._body, name)
+            self._gather(name)
+        for name, into in self._strategy.exchanged:
+            self._exchange(name, into)
         self._assumptions.check()
 
     def _set_dtype(self, dtype: str) -> None:
@@ -165,20 +167,15 @@ class _Applier:
             if rule.rest and not rest:
                 continue
             for i, d in enumerate(dims):
-                over = tuple(a for a in rule.over if a not in used)
-                if (
-                    d.split
-                    or d.size.value is not None
-                    or not d.size.symbols & set(rule.dims)
-                    or over != rule.over
-                ):
+                if not _concerns(rule, d) or used & set(rule.over):
                     continue
-                parts = (
-                    self._strategy.microbatches if self._strategy.batch == d.size.symbol_name else 1
-                )
+                batch = self._strategy.batch == d.size.symbol_name
+                parts = self._strategy.microbatches if batch else 1
+                over = (*d.axes, *rule.over)
                 self._assumptions.divides(d.size, axis_size(over) * parts, rule.loc)
-                dims[i] = replace(d, split=tuple(AxisUse(a, int(rule.rest)) for a in over))
-                used |= set(over)
+                new = tuple(AxisUse(a, int(rule.rest)) for a in rule.over)
+                dims[i] = replace(d, split=d.split + new)
+                used |= set(rule.over)
         return replace(type_, dims=tuple(dims), placed=True)
 
     def _shard_parameters(self) -> None:
@@ -201,36 +198,79 @@ class _Applier:
                     arg.type = self._place(arg.tensor, rest=True)
             self._place_carried(op.body)
 
-    def _gather(self, region: Region, name: str) -> None:
-        """Pin activations whole in dimension `name` before an op for which the split would be
-        special."""
-        for op in list(region.ops):
+    # -- ops for which a split is special ----------------------------------------------------------
+
+    def _special(self, region: Region, name: str) -> list[tuple[Operation, list[int]]]:
+        """Ops with a special factor of this size, and the operands that have it."""
+        found: list[tuple[Operation, list[int]]] = []
+        for op in region.ops:
             if op.region is not None:
-                self._gather(op.region, name)
+                found += self._special(op.region, name)
                 continue
             rule = op.definition.rule(op)
             if rule is None or not rule.special:
                 continue
             sizes = factor_sizes(op, rule)
-            for factor in rule.special:
-                if sizes[factor].symbol_name == name:
-                    self._pin_whole(op, [i for i, _ in rule.occurrences(factor)], name)
+            operands = [
+                i
+                for f in sorted(rule.special)
+                if sizes[f].symbol_name == name
+                for i, _ in rule.occurrences(f)
+            ]
+            if operands:
+                found.append((op, operands))
+        return found
 
-    def _pin_whole(self, op: Operation, operands: list[int], name: str) -> None:
-        for index in operands:
-            value = op.operands[index]
-            builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
-            type_ = replace(value.tensor.unplaced(), placed=True)
-            dims = tuple(
-                replace(d, split=()) if d.size.symbol_name == name else d
-                for d in self._place(type_, rest=False).dims
-            )
-            op.set_operand(
-                index,
-                builder.value(
-                    "stg.place", [value], type=replace(type_, dims=dims), hint=f"{value.name}_whole"
-                ),
-            )
+    def _gather(self, name: str) -> None:
+        """Pin the operands concerned whole in dimension `name`."""
+        for op, operands in self._special(self._body, name):
+            b = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+            for index in operands:
+                value = op.operands[index]
+                whole = self._moved(value.tensor, name, ())
+                op.set_operand(index, b.value("stg.place", [value], type=whole, hint=value.name))
+
+    def _exchange(self, name: str, into: tuple[str, ...]) -> None:
+        """Move the split of `name` to the dimensions `into` around the ops concerned."""
+        for op, operands in self._special(self._body, name):
+            b = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+            everyone = [i for i, v in enumerate(op.operands) if v.tensor.rank > 1]
+            for index in everyone if operands else []:
+                value = op.operands[index]
+                home, moved = self._place(value.tensor.unplaced(), rest=False), value.tensor
+                moved = self._moved(moved, name, into)
+                here = b.value("stg.place", [value], {"both": True}, type=home, hint=value.name)
+                op.set_operand(index, b.value("stg.place", [here], type=moved, hint=value.name))
+            after = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
+            result, users = op.results[0], list(op.results[0].uses)
+            home = self._place(result.tensor.unplaced(), rest=False)
+            moved = self._moved(result.tensor, name, into)
+            here = after.value("stg.place", [result], {"both": True}, type=moved, hint=result.name)
+            back = after.value("stg.place", [here], type=home, hint=result.name)
+            for user, slot in users:
+                user.set_operand(slot, back)
+
+    def _moved(self, type_: TensorType, name: str, into: tuple[str, ...]) -> TensorType:
+        """The type as the strategy places it, but with the axes of `name` moved to `into`."""
+        placed = self._place(type_.unplaced(), rest=False)
+        axes = tuple(use for d in placed.dims if d.size.symbol_name == name for use in d.split)
+        dims: list[Dim] = []
+        for d in placed.dims:
+            if d.size.symbol_name == name:
+                dims.append(replace(d, split=()))
+            elif d.size.symbol_name in into:
+                dims.append(replace(d, split=d.split + axes))
+                over = axis_size((*d.axes, *(u.axis for u in axes)))
+                self._assumptions.divides(d.size, over, self._strategy.loc)
+            else:
+                dims.append(d)
+        return replace(placed, dims=tuple(dims))
+
+
+def _concerns(rule: SplitRule, d: Dim) -> bool:
+    """Whether a rule splits a dimension; a rule for rest adds to what splits it already."""
+    named = d.size.value is None and bool(d.size.symbols & set(rule.dims))
+    return named and (rule.rest or not d.split)
 
 
 class Sharder:
@@ -248,9 +288,12 @@ class Sharder:
     def shard(self, param: Value) -> TensorType:
         """The parameter's type sharded at rest; left whole where nothing divides."""
         strategy, module = self._strategy, self._module
+        axes = tuple(a for a in strategy.zero_axes if a not in param.tensor.axes)
+        if not axes:
+            return param.tensor
         sharded, done = shard_at_rest(
             param.tensor,
-            strategy.zero_axes,
+            axes,
             self._preferred,
             self._assumptions.facts,
             module.env,

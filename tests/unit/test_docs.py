@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,7 +214,7 @@ def run(command: str, folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def redirected(folder: Path, out: io.StringIO, err: io.StringIO) -> Iterator[None]:
+def redirected(folder: Path, out: io.StringIO, err: io.StringIO) -> Generator[None]:
     """Work in a folder, with what is printed caught."""
     with (
         contextlib.chdir(folder),
