@@ -154,6 +154,11 @@ class RepeatOp(RegionOp):
             return
         for value in op.operands[carry:]:
             dims = value.tensor.dims
+            if dims and dims[0].split:
+                yield (
+                    f"%{value.name} is sliced along {count}, which must be whole: {value.type}; "
+                    "an iteration needs its slice on every rank"
+                )
             if not dims or dims[0].size != count:
                 yield f"%{value.name} is sliced, its first dimension must be {count}: {value.type}"
         for arg, value in zip(op.body.args[:carry], op.body.terminator.operands, strict=False):

@@ -83,6 +83,8 @@ class _Checker:
                     op.loc,
                     remedy="define it before its use, in this region or around it",
                 )
+        if self._typed and not isinstance(op.definition, UnregisteredOp):
+            self._tensors(op)
         for name, attr in op.attrs.items():
             self._attr(op, name, attr)
         if op.region is not None:
@@ -91,6 +93,20 @@ class _Checker:
             self._value(op, value)
         if sound and _has_types(op):
             self._definition(op)
+
+    def _tensors(self, op: Operation) -> None:
+        args = op.region.args if op.region is not None else ()
+        for value in (*op.operands, *op.results, *args):
+            producer = value.producer
+            foreign = producer is not None and isinstance(producer.definition, UnregisteredOp)
+            if isinstance(value.type, TensorType) or (value.type is None and not foreign):
+                continue  # a missing type is reported where the value is made
+            if not op.name.startswith("et."):
+                self._problems.error(
+                    f"'{op.name}' works on tensors, but %{value.name} is none",
+                    value.loc if value in op.results or value in args else op.loc,
+                    remedy=f"write its type, such as '%{value.name}: bf16[B, S]'",
+                )
 
     def _definition(self, op: Operation) -> None:
         try:

@@ -323,7 +323,7 @@ class _Propagation:
 
     def _write(self, region: Region) -> None:
         for arg in region.args:
-            arg.type = _settled(arg.tensor, self.split(arg))
+            arg.type = _settled(arg.tensor, self.split(arg), self._partial_of_arg(arg))
         for op in region.ops:
             if op in self._nodes:
                 self._write_results(self._nodes[op])
@@ -336,6 +336,14 @@ class _Propagation:
             else v.tensor
             for t, v in zip(region.returns, region.terminator.operands, strict=False)
         )
+
+    def _partial_of_arg(self, arg: Value) -> Partial | None:
+        """A slice of an unreduced value is unreduced; arguments of functions say it themselves."""
+        if arg.region is self._region:
+            return arg.tensor.partial
+        if self._is_carried(arg):
+            return None
+        return arg.region.owner.operands[arg.index].tensor.partial
 
     def _write_results(self, node: _Node) -> None:
         for value in node.op.results:
