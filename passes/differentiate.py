@@ -22,7 +22,15 @@ class Differentiate(Pass):
           stg.return(%l)
         }
     After:
-        the same, then operations of phase backward, and `stg.gradient` for %w
+        stg.func @f(%x: f32[B], %w: f32[B | param]) -> (f32[], f32[B]) {
+          %y = stg.mul(%x, %w) : f32[B]
+          %l = stg.sum["b->"](%y) : f32[]
+          %d_loss = stg.constant[value = 1, phase = backward] : f32[]
+          %d_y = stg.broadcast["->b", sizes = B, phase = backward](%d_loss) : f32[B]
+          %d_w = stg.mul[phase = backward](%d_y, %x) : f32[B]
+          %g_w = stg.gradient[phase = gradient](%d_w) : f32[B]
+          stg.return(%l, %g_w)
+        }
     """
 
     name = "differentiate"

@@ -33,4 +33,9 @@ class PropagateSharding(Pass):
     gives = Phase.SHARDED
 
     def run(self, module: Module) -> None:
+        if module.phase == Phase.SHAPED.label and module.ops("stg.strategy"):
+            module.diagnostics.remark(
+                "the strategy is not applied: run 'apply-strategy' before 'propagate-sharding'",
+                module.ops("stg.strategy")[0].loc,
+            )
         propagate(module)

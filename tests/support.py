@@ -25,7 +25,7 @@ from stagec.ir.opdef import Array, Registry
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.support.source import Source
-from stagec.text.build import parse_module
+from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_module
 
 LLAMA, GPT = "llama3-8b", "gpt3-175b"
@@ -52,6 +52,11 @@ def registry() -> Registry:
 def parse(text: str, name: str = "test.stg") -> Module:
     """The module of a text."""
     return parse_module(Source(name, text), registry())
+
+
+def parse_one(text: str, name: str = "test.stg") -> Operation:
+    """The one operation of a text."""
+    return parse_op(Source(name, text), registry())
 
 
 def run_passes(module: Module, pipeline: str) -> Module:
@@ -165,6 +170,6 @@ def _covers(row: Mapping[str, int], pair: tuple[str, int, str, int]) -> bool:
 
 
 def parse_expr(text: str) -> Expr:
-    """The expression that a text states."""
-    module = parse(f"stg.module @m {{\n  stg.assume[{text} >= 1]\n}}")
-    return module.relations[0][0].left
+    """The expression that a text states, as the size of a dimension."""
+    function = parse_one(f"stg.func @f(%x: f32[{text}]) {{\n  stg.return(%x)\n}}")
+    return function.body.args[0].tensor.shape[0]

@@ -127,6 +127,10 @@ class AllReduce(Collective):
 
     name = "stg.all_reduce"
     steps = 2
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return result  # in place, as communication libraries do it
+
     params = (
         _OVER,
         Param("kind", "name", "sum or max (default sum)", choices=("sum", "max")),
@@ -146,6 +150,10 @@ class ReduceScatter(Collective):
     """Sum of a partial value over a group, of which everyone gets a part of dimension `dim`."""
 
     name = "stg.reduce_scatter"
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return result  # a part of a buffer that stays, such as accumulated gradients
+
     params = (_DIM, _OVER, Param("bucket", "int", "bytes of one call, the last one is shorter"))
     example = "%y = stg.reduce_scatter[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
 

@@ -136,7 +136,7 @@ class RecomputeOp(Declaration):
 
 
 class BucketOp(Declaration):
-    """Gradient all_reduces are cut into calls of this many bytes."""
+    """Gradient reductions of DDP and ZeRO-1 are cut into calls of this many bytes."""
 
     name = "stg.bucket"
     params = (Param("bytes", "int", "bytes of one call", required=True),)

@@ -87,6 +87,7 @@ class Terminator(Declaration):
 
     operands = ("value",)
     variadic = True
+    ends_region = True
 
 
 class ReturnOp(Terminator):
@@ -170,10 +171,13 @@ class AccumulateOp(RegionOp):
     """Gradient accumulation: splits the symbol `split` (the batch) into `count` microbatches.
 
     Bound values are sliced along the dimensions that contain the symbol, others are the same every
-    time. What the region yields is summed over the microbatches.
+    time. What the region yields is summed over the microbatches, into buffers that live through
+    all of them; the addition is part of the kernels that make the parts (as fused gradient
+    accumulation is), so it costs no node.
     """
 
     name = "stg.accumulate"
+    sums_yields = True
     params = (
         Param("count", "size", "the number of microbatches", required=True),
         Param("split", "name", "the symbol that is split (default B)"),

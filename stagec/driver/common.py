@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, render
-from stagec.support.source import Source
+from stagec.support.source import FileLoc, Source
 
 OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
 MAX_BYTES = 16 << 20
@@ -128,15 +128,21 @@ def _decoded(name: str, data: bytes) -> Source:
     if len(data) > MAX_BYTES:
         raise _too_long(name)
     if b"\0" in data:
-        raise error(f"{name} holds NUL bytes: it is not a text", remedy="give a text file")
+        where = _place(name, data, data.index(b"\0"))
+        raise error("a NUL byte: this is not a text", where, remedy="give a text file")
     try:
         return Source(name, data.decode("utf-8-sig").replace("\r\n", "\n"))
     except UnicodeDecodeError as e:
-        line = data.count(b"\n", 0, e.start) + 1
         raise error(
-            f"{name} is not UTF-8: byte 0x{data[e.start]:02x} on line {line}",
+            f"byte 0x{data[e.start]:02x} is not UTF-8",
+            _place(name, data, e.start),
             remedy="save the file as UTF-8",
         ) from None
+
+
+def _place(name: str, data: bytes, at: int) -> FileLoc:
+    before = data[:at]
+    return FileLoc(name, before.count(b"\n") + 1, at - before.rfind(b"\n"))
 
 
 def _too_long(name: str) -> DiagnosticError:

@@ -8,7 +8,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from stagec.driver.common import tell
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
 from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.trace.encode import Roofline
 
 
 @click.command("compile")
@@ -56,6 +59,7 @@ def command(**given: Any) -> int:
         from stagec.trace.writer import check_target
 
         check_target(output, force=given["force"])
+    _roofline(given)
     began = time.perf_counter()
     builder = JobBuilder(options)
     if options.print_strategy:
@@ -87,14 +91,8 @@ def command(**given: Any) -> int:
 
 def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any]) -> Any:
     from stagec.trace.emit import emit_module
-    from stagec.trace.encode import Roofline
 
-    tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
-    if (tflops is None) != (bandwidth is None):
-        raise error(
-            "durations need both --peak-tflops and --memory-gbps", remedy="give the other one too"
-        )
-    roofline = Roofline(tflops * 1e12, bandwidth * 1e9) if tflops is not None else None
+    roofline = _roofline(given)
     about = manifest_head(builder, strategy)
     name = given["name"] or builder.model_name
     check_name(name)
@@ -128,6 +126,17 @@ def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any
             roofline=roofline,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+
+
+def _roofline(given: dict[str, Any]) -> Roofline | None:
+    from stagec.trace.encode import Roofline
+
+    tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
+    if (tflops is None) != (bandwidth is None):
+        raise error(
+            "durations need both --peak-tflops and --memory-gbps", remedy="give the other one too"
+        )
+    return Roofline(tflops * 1e12, bandwidth * 1e9) if tflops is not None else None
 
 
 def check_name(name: str) -> None:

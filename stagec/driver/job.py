@@ -77,6 +77,8 @@ class JobBuilder:
             raise error(
                 "--mesh and --dp or --tp both give the mesh", remedy="give the axes in one of them"
             )
+        if options.zero and options.dp == 1 and options.mesh is None:
+            report(Diagnostic("--zero has no effect without --dp", severity="warning"))
         if options.sp and options.tp == 1 and options.mesh is None:
             report(Diagnostic("--sp has no effect without --tp", severity="warning"))
 

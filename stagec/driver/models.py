@@ -69,7 +69,7 @@ def _print_table(models: dict[str, LibraryModel]) -> None:
             m.values.get(k, m.values.get("H", "")) for k in ("L", "D", "H", "G", "F", "V", "S")
         ]
         rows.add_row(m.name, m.title, *map(str, sizes))
-    console(sys.stdout).print(rows)
+    console(sys.stdout, 140).print(rows)
     click.echo(
         "'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.",
         err=True,

@@ -170,7 +170,7 @@ _OPTIONS = (
     click.option(
         "--pipeline",
         metavar="PASSES",
-        help="Passes to run (default: train; forward if there is no loss to differentiate).",
+        help="Passes to run (default: train; forward if no argument is a param).",
     ),
     click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
     click.option(

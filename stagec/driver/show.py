@@ -33,7 +33,7 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
         rows = list(describe(trace, None if everything else limit))
         summary = None if as_json else totals(trace)
     except TraceError as e:
-        raise error(str(e), remedy="give an .et file that is complete") from None
+        raise error(str(e), remedy="give a complete .et file") from None
     if as_json:
         for row in rows:
             sys.stdout.write(json.dumps(dataclasses.asdict(row)) + "\n")
@@ -68,7 +68,12 @@ _COLUMNS = (
     "data deps",
     "ctrl deps",
 )
-_TOTALS = {"nodes": "nodes", "FLOPs": "flops", "bytes": "tensor_bytes", "comm bytes": "comm_bytes"}
+_TOTALS = {
+    "nodes": "nodes",
+    "FLOPs": "flops",
+    "bytes touched": "tensor_bytes",
+    "bytes communicated": "comm_bytes",
+}
 
 
 def _cell(row: Row, column: str) -> str:

@@ -58,6 +58,11 @@ def table(title: str, *columns: str, text_columns: int = 1) -> Table:
     return made
 
 
+def ranks_text(count: Any) -> str:
+    """`1 rank`, `8 ranks`."""
+    return f"{count} rank" + ("" if count == 1 else "s")
+
+
 def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     """The whole analysis."""
     out = console(stream)
@@ -65,14 +70,15 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     params = result["parameters"]
     exact = f"{params:,}" if isinstance(params, int) else params
     out.print(
-        f"[bold]{result['model']}[/bold]: {exact} parameters, {result['ranks']} ranks ({mesh})"
+        f"[bold]{result['model']}[/bold]: {exact} parameters, "
+        f"{ranks_text(result['ranks'])} ({mesh})"
     )
     for entry in result["classes"]:
         _print_class(entry, out)
 
 
 def _print_class(entry: dict[str, Any], out: Console) -> None:
-    title = f"{entry['name']}: {entry['count']} ranks; per rank and step"
+    title = f"{entry['name']}: {ranks_text(entry['count'])}; per rank and step"
     flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
     for phase, value in entry["flops"].items():
         if value not in (0, "0"):

@@ -38,7 +38,7 @@ def command(as_json: bool) -> int:
         shown.add_row(
             row.source, row.row, row.published, row.ours, "ok" if row.ok else "[red]OFF[/red]"
         )
-    console(sys.stdout).print(shown)
+    console(sys.stdout, 160).print(shown)
     return int(failed)
 
 

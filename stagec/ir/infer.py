@@ -67,10 +67,15 @@ def infer_op(op: Operation, problems: DiagnosticList) -> None:
         _set(op, value, type_, problems)
 
 
+def describe(op: Operation) -> str:
+    """The remedy where nothing more precise can be said."""
+    return f"'stagec ops {op.name}' says what it takes"
+
+
 def misfit(op: Operation, problem: Exception) -> Diagnostic:
     """The diagnostic for operands that a definition cannot deal with at all."""
     notes = [note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]]
-    remedy = f"'stagec ops {op.name}' says what it takes"
+    remedy = describe(op)
     match problem:
         case RuleSyntaxError():
             message = f"'{op.name}' has a malformed rule: {problem}"

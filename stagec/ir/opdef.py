@@ -90,6 +90,8 @@ class OpDef:
     free: ClassVar[bool] = False  # costs nothing at run time: a view or a declaration
     inplace: ClassVar[Mapping[int, int]] = {}  # result i takes the buffer of operand inplace[i]
     aliases: ClassVar[bool] = False  # the result is a view of operand 0
+    ends_region: ClassVar[bool] = False  # a yield or return
+    sums_yields: ClassVar[bool] = False  # its region runs several times; what it yields is added up
     collective_phase: ClassVar[str] = (
         ""  # phase of collectives that its operands need (default: its own)
     )
@@ -128,6 +130,10 @@ class OpDef:
     def verify(self, op: Operation) -> Iterator[str]:
         """Messages for what is wrong with this op beyond its signature."""
         return iter(())
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        """The operand whose buffer a result takes (wholly, or a part of it); None for a new one."""
+        return self.inplace.get(result)
 
     # -- cost, per rank: `n` maps each factor to its local size ------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from stagec.ir.core import Attr, NotATensorError, Operation, Region, Value
 from stagec.ir.expr import Expr, NotAnIntegerError, evaluate
 from stagec.ir.facts import Relation
-from stagec.ir.infer import infer_op, misfit
+from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
@@ -111,7 +111,7 @@ class _Checker:
     def _definition(self, op: Operation) -> None:
         try:
             for message in op.definition.verify(op):
-                self._problems.error(f"'{op.name}' {message}", op.loc)
+                self._problems.error(f"'{op.name}' {message}", op.loc, remedy=describe(op))
         except DiagnosticError as e:
             self._problems.add(*e.diagnostics)
         except (RuleSyntaxError, NotATensorError, IndexError, KeyError, ValueError) as e:

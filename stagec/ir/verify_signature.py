@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation
+from stagec.ir.infer import describe
 from stagec.ir.opdef import UnregisteredOp, convert_param
 from stagec.support.diagnostics import DiagnosticList
 
@@ -18,7 +19,7 @@ def check_signature(op: Operation, problems: DiagnosticList) -> bool:
         return False
     found = [*_operands(op), *_results(op), *_params(op), *_region(op)]
     for message in found:
-        problems.error(f"'{op.name}' {message}", op.loc)
+        problems.error(f"'{op.name}' {message}", op.loc, remedy=describe(op))
     return not found
 
 

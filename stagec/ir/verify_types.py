@@ -61,7 +61,9 @@ class TypeChecker:
         try:
             size = evaluate(dim.size, self._env)
         except NotAnIntegerError as e:
-            self._problems.error(f"a dimension must be an integer: {e}", loc)
+            self._problems.error(
+                f"a dimension must be an integer: {e}", loc, remedy="change one of the values"
+            )
             return
         if size % count:
             self._problems.error(

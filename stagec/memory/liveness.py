@@ -37,17 +37,41 @@ def _all_but_one(type_: TensorType) -> Expr:
 
 
 def root(value: Value) -> Value:
-    """The value whose buffer this one uses: views and in-place results followed to their source."""
-    op = value.producer
-    while op is not None and op.region is None:
-        if op.definition.aliases and op.operands:
-            source = op.operands[min(value.index, len(op.operands) - 1)]
-        elif value.index in op.definition.inplace:
-            source = op.operands[op.definition.inplace[value.index]]
-        else:
+    """The value whose buffer this one uses.
+
+    Views and in-place results are followed to their source, what an accumulation yields to the
+    buffer that it is added to.
+    """
+    while True:
+        source = _source(value)
+        if source is None:
             return value
-        value, op = source, source.producer
-    return value
+        value = source
+
+
+def _source(value: Value) -> Value | None:
+    for user, index in value.uses:
+        owner = user.parent_op
+        if user.definition.ends_region and owner is not None and _accumulates(owner):
+            return owner.results[index]
+    op = value.producer
+    if op is None or op.region is not None or not op.operands:
+        return None
+    if op.definition.aliases:
+        return op.operands[min(value.index, len(op.operands) - 1)]
+    slot = op.definition.reuses(op, value.index)
+    if slot is None:
+        return None
+    shrinks = op.operands[slot].tensor.local_elements != value.tensor.local_elements
+    persistent = root(op.operands[slot]).producer
+    if shrinks and (persistent is None or persistent.region is None):
+        return None  # a part of a buffer that is given up
+    return op.operands[slot]
+
+
+def _accumulates(op: Operation) -> bool:
+    """Whether the op has a region that adds up what it yields."""
+    return op.definition.sums_yields
 
 
 @dataclass(slots=True)
@@ -65,6 +89,9 @@ def classify(body: Region) -> Sets:
     sets = Sets(static=set(body.args))
     for region in step_regions(body):
         for op in region.ops:
+            if _accumulates(op):
+                sets.gradients |= {root(r) for r in op.results if r.tensor.rank}
+                continue
             for value in op.results:
                 users = {u.phase for u, _ in value.uses if u is not body.terminator}
                 gathered = "over" in op.attrs and all(map(is_parameter, op.operands))
@@ -76,6 +103,9 @@ def classify(body: Region) -> Sets:
                     sets.stash.add(root(value))
                 elif op.phase != "optimizer" and "optimizer" in users:
                     sets.gradients.add(root(value))
+    for value in body.terminator.operands:  # updates end where what they replace is
+        if value.producer is not None and value.producer.phase == "optimizer":
+            sets.static.add(root(value))
     sets.stash -= sets.static
     return sets
 
@@ -108,6 +138,8 @@ def moments(
         if op.region is not None:
             growing = tuple(v for v in kept if v.owner is op and v.index >= _carried(op))
             outer = frozenset(live - {root(v) for v in op.operands if root(v) in dying})
+            if _accumulates(op):  # what is summed up is there from the second time on
+                outer |= made - sets.gradients
             for moment in moments(op.region, sets, outer, tuple(held)):
                 yield Moment(moment.op, moment.live, moment.stash, moment.partly + growing)
         held += [v for v in kept if v not in held]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from stagec.ir.core import Operation
 from stagec.ir.facts import Facts
 from stagec.ir.opdef import factor_sizes
-from stagec.ir.types import Partial, TensorType
+from stagec.ir.types import Partial, TensorType, Type
 from stagec.sharding.assignment import distribute, read_assignment, required_splits, split_of
 from stagec.sharding.propagate import passing_partial
 
@@ -41,6 +41,8 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
 
 def implicit_moves(op: Operation, facts: Facts) -> Iterator[str]:
     """Messages for operands that the op needs placed otherwise than they are."""
+    if op.region is not None:
+        yield from _bound_otherwise(op)
     rule = op.definition.rule(op)
     if (
         rule is None
@@ -57,3 +59,25 @@ def implicit_moves(op: Operation, facts: Facts) -> Iterator[str]:
             yield f"needs %{value.name} as {wanted}, but it is {value.type}"
         elif not set(value.tensor.partial_axes) <= set(passed):
             yield f"takes %{value.name} unreduced: {value.type}"
+
+
+def _bound_otherwise(op: Operation) -> Iterator[str]:
+    """Messages for region arguments placed otherwise than what they stand for."""
+    region_args = getattr(op.definition, "region_args", None)
+    if region_args is None:
+        return
+    for arg, bound in zip(op.body.args, region_args(op), strict=True):
+        if not _placed_alike(arg.type, bound):
+            yield f"binds %{arg.name}: {arg.type} to a value that is {bound}"
+    if "carry" in op.definition.params_by_name():
+        for arg, value in zip(
+            op.body.args[: op.integer("carry", 1)], op.body.terminator.operands, strict=False
+        ):
+            if not _placed_alike(arg.type, value.type):
+                yield f"carries %{arg.name} as {arg.type}, but yields %{value.name} as {value.type}"
+
+
+def _placed_alike(a: Type | None, b: Type | None) -> bool:
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
+        return True
+    return [d.axes for d in a.dims] == [d.axes for d in b.dims] and a.partial == b.partial

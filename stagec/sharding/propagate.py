@@ -161,6 +161,9 @@ class _Propagation:
             changed |= self._forward(node, priority)
         for arg in self._free:
             changed |= self._carry(arg, priority)
+        for arg in self._pinned:
+            if any(d.open for d in arg.tensor.dims):
+                changed |= self._open_up(arg, priority)
         for node in reversed(self._nodes.values()):
             changed |= self._backward(node, priority)
         return changed
@@ -254,6 +257,19 @@ class _Propagation:
                     ):
                         now[d] = (*now[d], use)
         return now != before
+
+    def _open_up(self, arg: Value, priority: int) -> bool:
+        """Open dimensions of a pinned value (`S?`) take the splits that its users have."""
+        before = self._pinned[arg]
+        dims = list(before.dims)
+        for op, index in arg.uses:
+            for d, split in enumerate(self._wanted(op, index) or ()):
+                taken = {u.axis for other in dims for u in other.split}
+                new = [u for u in split if u.priority <= priority and u.axis not in taken]
+                if dims[d].open and not dims[d].split and new == list(split) and new:
+                    dims[d] = replace(dims[d], split=tuple(new))
+        self._pinned[arg] = replace(before, dims=tuple(dims))
+        return self._pinned[arg] != before
 
     def _offer_dims(
         self, node: _Node, shape: tuple[Group, ...], splits: list[Split], priority: int

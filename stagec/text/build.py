@@ -274,7 +274,11 @@ def _in_text_order(attrs: dict[str, Attr], syntax: OpSyntax) -> dict[str, Attr]:
     """Declarations keep the order in which they are written, with and without values."""
     places = {name.text: name.loc for name, _ in syntax.named}
     places |= {str(value): loc for value, loc in syntax.positional}
-    nameless = [loc for value, loc in syntax.positional if str(value) not in attrs]
+    nameless = [
+        loc
+        for value, loc in syntax.positional
+        if not isinstance(value, Expr) or value.symbol_name is None
+    ]
     places |= dict(zip((name for name in attrs if name.isdigit()), nameless, strict=False))
     last = syntax.name.loc
     return dict(

@@ -162,9 +162,19 @@ def _loc(file: str, token: Token) -> FileLoc:
     return FileLoc(file, token.line or 1, token.column or 1, max(1, len(token)))
 
 
-@lru_cache(maxsize=8)
 def _parser(file: str) -> Lark:
-    return Lark(_grammar(), parser="lalr", transformer=_Builder(file), maybe_placeholders=True)
+    """The parser, whose callbacks then speak of this file."""
+    lark, builder = _build_parser()
+    builder.file = file
+    builder.forget()  # a text that failed may have left the start of a parameter behind
+    return lark
+
+
+@lru_cache(maxsize=1)
+def _build_parser() -> tuple[Lark, Any]:
+    builder = _Builder()
+    lark = Lark(_grammar(), parser="lalr", transformer=builder, maybe_placeholders=True)
+    return lark, builder
 
 
 @lru_cache(maxsize=1)
@@ -187,9 +197,9 @@ def _checked(value: Expr, token: Token | None = None) -> Expr:
 class _Builder(Transformer):
     """Callbacks of the LALR parser, one a rule of the grammar, bottom up."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._file = file
+        self.file = ""
         self._first: Token | None = None
         self._fresh = True
 
@@ -208,11 +218,11 @@ class _Builder(Transformer):
             operands or [],
             region,
             types or (),
-            loc or _loc(self._file, name),
+            loc or _loc(self.file, name),
         )
 
     def _name(self, token: Token, sigil: int = 0) -> Name:
-        return Name(str(token)[sigil:], _loc(self._file, token))
+        return Name(str(token)[sigil:], _loc(self.file, token))
 
     def results(self, *names):
         return [self._name(n, 1) for n in names]
@@ -234,7 +244,7 @@ class _Builder(Transformer):
         first = self._first
         return "positional", (
             value,
-            _loc(self._file, first) if first is not None else FileLoc(self._file, 1, 1),
+            _loc(self.file, first) if first is not None else FileLoc(self.file, 1, 1),
         )
 
     def string(self, token) -> Attr:
@@ -252,6 +262,10 @@ class _Builder(Transformer):
 
     def _boundary(self) -> None:
         self._fresh = True
+
+    def forget(self) -> None:
+        """Start afresh, at a new text."""
+        self._first, self._fresh = None, True
 
     def relation(self, left: Expr, op: Token, right: Expr) -> Attr:
         comparison: Comparison = "==" if op == "==" else ">=" if op == ">=" else "<="

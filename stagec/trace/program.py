@@ -14,6 +14,9 @@ from stagec.ir.expr import Expr, evaluate
 from stagec.ir.module import Module
 from stagec.support.diagnostics import error
 
+#: More calls than this in one reduction are a mistake: no consumer takes them.
+MOST_BUCKETS = 100_000
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -260,8 +263,14 @@ class _Unroller:
         return node
 
     def _buckets(self, op: Operation, bucket: int) -> Ref:
-        """Cut a reduction into calls of `bucket` bytes, in the order in which the gradients become
-        ready."""
+        """Cut a reduction into calls of `bucket` bytes, in the order of their readiness."""
+        count = -(-self._number(op, "bytes") // bucket)
+        if count > MOST_BUCKETS:
+            raise error(
+                f"buckets of {bucket:,} bytes cut a reduction into {count:,} calls",
+                op.loc,
+                remedy=f"choose larger ones: at most {MOST_BUCKETS:,} calls are written",
+            )
         pieces: list[tuple[int, Node | None]] = []
         parts = op.attrs.get("parts")
         sizes = (

@@ -396,6 +396,8 @@ def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
     """The divisors of all sizes concerned that are nearest to what was tried."""
     near = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
     best = sorted(near, key=lambda n: abs(n - tried))[:3]
+    if divisor.symbol_name is None:
+        return f"choose {size} as a multiple of {tried}"
     return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"
 
 

@@ -43,7 +43,7 @@ def differentiate(module: Module) -> None:
         raise error(
             f"'differentiate' expects @{func.symbol} to return a scalar loss, found {found}",
             end.loc,
-            remedy="return the result of 'stg.cross_entropy' first",
+            remedy="return a loss first, or compile without backward: --pipeline forward",
         )
     params = module.parameters()
     if not params:

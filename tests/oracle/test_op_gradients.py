@@ -69,6 +69,15 @@ CASES = {
         '%y = stg.add["bsd,d,sd->bsd"](%x, %z, %t)',
         "B, S, D",
     ),
+    "einsum-summed-alone": Case(
+        "%x: f32[B, S | param], %w: f32[S, D | param]",
+        '%y = stg.einsum["bs,sd->d"](%x, %w)',
+        "D",
+    ),
+    "sum": Case(X, '%y = stg.sum["bsd->d"](%x)', "D"),
+    "broadcast": Case(
+        "%x: f32[D | param]", '%y = stg.broadcast["d->bsd", sizes = (B, S)](%x)', "B, S, D"
+    ),
     "mul": Case(f"{X}, %z: f32[B, S, D | param]", "%y = stg.mul(%x, %z)", "B, S, D"),
     "mul-square": Case(X, "%y = stg.mul(%x, %x)", "B, S, D"),
     "scale": Case(X, "%y = stg.scale[by = 3/7](%x)", "B, S, D"),

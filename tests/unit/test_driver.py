@@ -162,8 +162,7 @@ def test_a_text_that_is_too_long_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_crash_is_told_in_short(module: Path, crashing: Path) -> None:
-    argv = ["opt", module, "--plugin", crashing, "-p", "infer-shapes,crash"]
-    outcome = stagec(*argv)
+    outcome = stagec("opt", module, "--plugin", crashing, "-p", "infer-shapes,crash")
     assert outcome.code == 70
     assert "internal error: RuntimeError: boom" in outcome.err
     assert "--reproducer" in outcome.err

@@ -1,0 +1,1 @@
+"""Pipeline schedules as pure functions: who does what in which order, replayed on an exact clock."""

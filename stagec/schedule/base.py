@@ -1,0 +1,109 @@
+"""The interface of a schedule, which a plug-in's own schedule implements as well.
+
+Symbols in formulas: p ranks, m microbatches, v chunks per rank, rank r; F forward, B whole
+backward, W gradient of the weights, F&B an overlapped pair, each for a rank's share of the model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Literal, TypeAlias
+
+from stagec.schedule.action import Action, Actions, Placement, round_robin
+from stagec.schedule.costs import UNIT, Costs
+from stagec.schedule.replay import Timeline
+from stagec.support.diagnostics import DiagnosticError, error
+
+Scope: TypeAlias = Literal["step", "span"]
+
+
+@dataclass(frozen=True, slots=True)
+class Formulas:
+    """Closed forms as text: idle time of a rank, microbatches in flight on it, and when."""
+
+    bubble: str
+    in_flight: str
+    condition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedForm:
+    """Closed forms as numbers; None where none is known for these sizes and costs.
+
+    `bubble` is in the unit of the costs; `in_flight` is per rank, in microbatches: a stash of one
+    of v chunks counts 1/v.
+    """
+
+    bubble: Fraction | None = None
+    in_flight: tuple[Fraction, ...] | None = None
+
+
+class Schedule(ABC):
+    """A pipeline schedule: a pure function of (stages p, microbatches m, chunks v).
+
+    A subclass names itself and gives `rank_actions`; the rest has defaults that suit one chunk per
+    rank. `scope` says what its bubble is: `step`, all idle time of a rank within the step, or
+    `span`, only that between the rank's first and last action. The latter is the measure of
+    zero-bubble schedules, whose ranks go on to the next step without waiting for each other.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str] = ""
+    formulas: ClassVar[Formulas] = Formulas("", "")
+    default_chunks: ClassVar[int] = 1
+    splits_weight_gradient: ClassVar[bool] = False
+    scope: ClassVar[Scope] = "step"
+
+    @abstractmethod
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterable[Action]:
+        """The actions of one rank in order, for sizes that passed `check`."""
+
+    def actions(self, stages: int, microbatches: int, chunks: int) -> Actions:
+        """The actions of every rank in order. Raises `DiagnosticError` as `check` does."""
+        self.check(stages, microbatches, chunks)
+        sizes = stages, microbatches, chunks
+        return tuple(tuple(self.rank_actions(rank, *sizes)) for rank in range(stages))
+
+    def placement(self, stages: int, chunks: int) -> Placement:
+        """Where each virtual stage lives."""
+        return round_robin(stages, chunks)
+
+    def check(self, stages: int, microbatches: int, chunks: int) -> None:
+        """Raise `DiagnosticError`, with a nearest valid choice, for sizes that do not go."""
+        self.check_sizes(stages, microbatches, chunks)
+
+    def closed_form(
+        self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
+    ) -> ClosedForm:
+        """What theory says of a replay without transfer times."""
+        return ClosedForm()
+
+    def bubble(self, timeline: Timeline) -> Fraction:
+        """The largest idle time of a rank, in the scope that the closed form speaks of."""
+        idle = timeline.idle if self.scope == "step" else timeline.idle_in_span
+        return max(idle(rank) for rank in range(timeline.ranks))
+
+    def check_sizes(self, stages: int, microbatches: int, chunks: int) -> None:
+        """Positive sizes, and one chunk per rank unless the schedule has another fixed number."""
+        for size, what in ((stages, "stages"), (microbatches, "microbatches"), (chunks, "chunks")):
+            if size < 1:
+                raise error(f"{self.name} with {size} {what}", remedy=f"give at least 1 of {what}")
+        self.check_chunks(chunks)
+
+    def check_chunks(self, chunks: int) -> None:
+        """The number of chunks per rank is the schedule's own."""
+        if chunks != self.default_chunks:
+            raise error(
+                f"{self.name} has {self.default_chunks} chunk(s) per rank, {chunks} given",
+                remedy=f"give {self.default_chunks}, or choose the schedule 'interleaved'",
+            )
+
+    def refuse(self, constraint: str, found: str, remedy: str) -> DiagnosticError:
+        """The error of sizes that break a constraint."""
+        return error(f"{self.name} needs {constraint}: {found}", remedy=remedy)

@@ -1,0 +1,136 @@
+"""Schedules that never split the backward: GPipe, 1F1B and interleaved 1F1B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+from stagec.schedule.action import Action
+from stagec.schedule.base import ClosedForm, Formulas, Schedule
+from stagec.schedule.costs import UNIT, Costs
+
+
+class GPipe(Schedule):
+    """All forwards, then all backwards (arXiv 1811.06965)."""
+
+    name = "gpipe"
+    summary = "all forwards, then all backwards"
+    source = "arXiv 1811.06965"
+    formulas = Formulas("(p-1)(F+B)", "m")
+
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterator[Action]:
+        return one_f_one_b(microbatches, microbatches, _chunk_0, _chunk_0)
+
+    def closed_form(
+        self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
+    ) -> ClosedForm:
+        """Holds for all sizes and costs."""
+        bubble = Fraction((stages - 1) * (costs.forward + costs.backward))
+        return ClosedForm(bubble, (Fraction(microbatches),) * stages)
+
+
+class OneFOneB(Schedule):
+    """p-1-r forwards, then a forward and a backward in turn (PipeDream-Flush, arXiv 2006.09503)."""
+
+    name = "1f1b"
+    summary = "a forward and a backward in turn"
+    source = "arXiv 2006.09503, 2104.04473"
+    formulas = Formulas("(p-1)(F+B)", "min(m, p-r)")
+
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterator[Action]:
+        return one_f_one_b(stages - 1 - rank, microbatches, _chunk_0, _chunk_0)
+
+    def closed_form(
+        self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
+    ) -> ClosedForm:
+        """Holds for all sizes and costs."""
+        bubble = Fraction((stages - 1) * (costs.forward + costs.backward))
+        flight = tuple(Fraction(min(microbatches, stages - rank)) for rank in range(stages))
+        return ClosedForm(bubble, flight)
+
+
+class Interleaved(Schedule):
+    """1F1B over v chunks per rank, in groups of p microbatches (arXiv 2104.04473, section 2.2).
+
+    A group passes chunk 0, then chunk 1, and so on; backward takes the chunks in reverse. Rank r
+    runs 2(p-1-r) + (v-1)p chunk forwards before it starts to alternate, as in Megatron-LM, whose
+    classic rule is also kept: m is a multiple of p. (Megatron-LM's later option, groups of other
+    sizes whose remainder is at least p, is not offered.) With m = p, Megatron-LM runs every forward
+    first; here the rule above holds for all m, which costs no time and keeps fewer stashes on the
+    later ranks.
+    """
+
+    name = "interleaved"
+    summary = "1F1B over several chunks per rank"
+    source = "arXiv 2104.04473"
+    formulas = Formulas("(p-1)(F+B)/v", "min(m, p + (p-1-2r)/v)", "p divides m, v >= 2")
+    default_chunks = 2
+
+    def check_chunks(self, chunks: int) -> None:
+        """Any number from 2."""
+        if chunks < 2:
+            remedy = "give 2, or choose the schedule '1f1b'"
+            raise self.refuse("at least 2 chunks per rank", f"{chunks} given", remedy)
+
+    def check(self, stages: int, microbatches: int, chunks: int) -> None:
+        """p divides m."""
+        self.check_sizes(stages, microbatches, chunks)
+        if microbatches % stages:
+            below = microbatches - microbatches % stages
+            near = f"{below} or {below + stages}" if below else str(stages)
+            raise self.refuse(
+                f"a multiple of {stages} microbatches for {stages} stages",
+                f"{microbatches} given",
+                f"give {near} microbatches",
+            )
+
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterator[Action]:
+        def forward(k: int) -> tuple[int, int]:
+            group, k = divmod(k, stages * chunks)
+            return k // stages, group * stages + k % stages
+
+        def backward(k: int) -> tuple[int, int]:
+            chunk, microbatch = forward(k)
+            return chunks - 1 - chunk, microbatch
+
+        warmup = 2 * (stages - 1 - rank) + (chunks - 1) * stages
+        return one_f_one_b(warmup, microbatches * chunks, forward, backward)
+
+    def closed_form(
+        self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
+    ) -> ClosedForm:
+        """Holds for all valid sizes and all costs."""
+        bubble = Fraction((stages - 1) * (costs.forward + costs.backward)) / chunks
+        flight = (
+            min(Fraction(microbatches), stages + Fraction(stages - 1 - 2 * rank, chunks))
+            for rank in range(stages)
+        )
+        return ClosedForm(bubble, tuple(flight))
+
+
+def _chunk_0(k: int) -> tuple[int, int]:
+    return 0, k
+
+
+def one_f_one_b(
+    warmup: int,
+    count: int,
+    forward: Callable[[int], tuple[int, int]],
+    backward: Callable[[int], tuple[int, int]],
+) -> Iterator[Action]:
+    """`warmup` forwards, a forward and a backward in turn, the backwards that are left.
+
+    `forward` and `backward` give the chunk and the microbatch of the k-th of `count` actions.
+    """
+    for k in range(min(warmup, count)):
+        yield Action("F", *forward(k))
+    for k in range(count):
+        if k + warmup < count:
+            yield Action("F", *forward(k + warmup))
+        yield Action("B", *backward(k))

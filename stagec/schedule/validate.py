@@ -1,0 +1,101 @@
+"""What every schedule must be: complete lists, whole pairs, no ring of waiting, messages in order.
+
+The built-in schedules are tested with this; a plug-in's own schedule is checked when it is used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from stagec.schedule.action import KINDS, Action, Actions, Placement, steps
+from stagec.schedule.messages import in_order_messages
+from stagec.schedule.replay import replay
+from stagec.support.diagnostics import error
+
+
+def check_schedule(actions: Actions, placement: Placement, microbatches: int) -> None:
+    """Raise `DiagnosticError`, naming rank and action, for lists that are no schedule.
+
+    Linear in the number of actions.
+    """
+    check_complete(actions, placement, microbatches)
+    replay(actions, placement)
+    in_order_messages(actions, placement)
+
+
+def check_complete(actions: Actions, placement: Placement, microbatches: int) -> None:
+    """Each microbatch passes all stages of one copy, with F and B once, and W where B is split."""
+    if len(actions) != placement.ranks:
+        raise error(
+            f"{len(actions)} lists of actions for {placement.ranks} ranks",
+            remedy="give one list per rank",
+        )
+    copies: dict[int, int] = {}
+    for rank, row in enumerate(actions):
+        _check_kinds(rank, row)
+        _check_pairs(rank, row)
+        _check_once(rank, row)
+        for action in row:
+            copy = placement.stage(rank, action.chunk) // placement.depth
+            if copies.setdefault(action.microbatch, copy) != copy:
+                raise error(
+                    f"rank {rank} runs {action} in copy {copy} of the model, other actions of this "
+                    f"microbatch run in copy {copies[action.microbatch]}",
+                    remedy="keep a microbatch in one copy",
+                )
+    _check_all(actions, placement, copies, microbatches)
+
+
+def _check_kinds(rank: int, row: Iterable[Action]) -> None:
+    for action in row:
+        if action.kind not in KINDS or (action.split and action.kind != "B"):
+            raise error(
+                f"rank {rank} has an action {action!r}",
+                remedy="kinds are F, B and W; only a B can be split",
+            )
+
+
+def _check_pairs(rank: int, row: tuple[Action, ...]) -> None:
+    for step in steps(row):
+        if step[0].pair is not None and [action.kind for action in step] != ["F", "B"]:
+            raise error(
+                f"rank {rank} has half a pair: {step[0]}",
+                remedy="a pair is an F and the B right after it, both with the same pair number",
+            )
+
+
+def _check_once(rank: int, row: tuple[Action, ...]) -> None:
+    count = Counter((a.kind, a.chunk, a.microbatch) for a in row)
+    split = {(a.chunk, a.microbatch): a.split for a in row if a.kind == "B"}
+    for action in row:
+        if count[action.kind, action.chunk, action.microbatch] > 1:
+            raise error(f"rank {rank} performs {action} more than once", remedy="keep one of them")
+        has_w = count["W", action.chunk, action.microbatch] == 1
+        if action.kind in "BW" and split.get((action.chunk, action.microbatch), False) != has_w:
+            raise error(
+                f"rank {rank} performs {action}, but B is split and W is there only together",
+                remedy="mark B as split and add its W later on the rank, or neither",
+            )
+
+
+def _check_all(
+    actions: Actions, placement: Placement, copies: dict[int, int], microbatches: int
+) -> None:
+    """No microbatch is unknown and none misses a stage."""
+    if strange := sorted(copies.keys() - set(range(microbatches))):
+        raise error(
+            f"the schedule has a microbatch {strange[0]}, there are {microbatches}",
+            remedy="number microbatches from 0",
+        )
+    present = [{(a.kind, a.chunk, a.microbatch) for a in row} for row in actions]
+    for microbatch in range(microbatches):
+        first = copies.get(microbatch, 0) * placement.depth
+        for stage in range(first, first + placement.depth):
+            rank, chunk = placement[stage]
+            for kind in ("F", "B"):
+                if (kind, chunk, microbatch) not in present[rank]:
+                    raise error(
+                        f"rank {rank} never performs {Action(kind, chunk, microbatch)}",
+                        remedy=f"add it to the list of rank {rank}",
+                    )

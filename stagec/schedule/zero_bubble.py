@@ -1,0 +1,118 @@
+"""Schedules that fill bubbles with the gradient of the weights: ZB-H1 and ZBV."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+
+from stagec.schedule.action import Action, Kind, Placement, v_shape
+from stagec.schedule.base import ClosedForm, Formulas, Schedule
+from stagec.schedule.costs import UNIT, Costs
+
+
+class ZBH1(Schedule):
+    """1F1B with W late: zero-bubble schedule H1 (arXiv 2401.10241, section 2.1.1).
+
+    Rank r runs the W of a microbatch r microbatches after its B. That keeps p stashes on every
+    rank, as many as 1F1B holds on the first; B reaches the earlier ranks sooner, and what W is left
+    fills the gaps between the last Bs.
+    """
+
+    name = "zb-h1"
+    summary = "1F1B whose weight gradients come late"
+    source = "arXiv 2401.10241"
+    formulas = Formulas("(p-1)(B-W+F-W)", "min(m, p)", "W <= F, W <= B-W, m >= p")
+    splits_weight_gradient = True
+
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterator[Action]:
+        warmup = stages - 1 - rank
+        for k in range(min(warmup, microbatches)):
+            yield Action("F", 0, k)
+        for k in range(microbatches):
+            if k + warmup < microbatches:
+                yield Action("F", 0, k + warmup)
+            yield Action("B", 0, k, split=True)
+            if k >= rank:
+                yield Action("W", 0, k - rank)
+        for k in range(max(0, microbatches - rank), microbatches):
+            yield Action("W", 0, k)
+
+    def closed_form(
+        self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
+    ) -> ClosedForm:
+        """(p-1)(F + B - W), B the gradient of the input, if W costs no more than F and than B.
+
+        With fewer microbatches than stages only m-1 gaps can be filled: (p-1)(F + B) - (m-1)W.
+        """
+        filled = min(microbatches, stages) - 1
+        bubble = (stages - 1) * (costs.forward + costs.input_gradient) - filled * costs.weight
+        holds = costs.weight <= min(costs.forward, costs.input_gradient) or stages == 1
+        flight = (Fraction(min(microbatches, stages)),) * stages
+        return ClosedForm(Fraction(bubble) if holds else None, flight)
+
+
+class ZBV(Schedule):
+    """Two chunks per rank in a V, without a bubble where F = B = W (arXiv 2401.10241, 2405.15362).
+
+    Rank r starts with 2(p-r)-1 forwards down, then r times a forward up and one down, then p-r
+    times F, B and W up, after which both chunks run F, B, W in turn. At the end come r pairs of B,
+    p-r times B and W down, and the W that are left. With fewer than 2p-1 microbatches the same
+    lists without the missing ones.
+    """
+
+    name = "zbv"
+    summary = "two chunks in a V, weight gradients fill every gap"
+    source = "arXiv 2405.15362, 2401.10241"
+    formulas = Formulas(
+        "0 (within the rank's span)", "p", "F = B-W = W, m >= 2p-1; else (2p-1-m)F, min(p, (m+1+r)/2)"
+    )
+    default_chunks = 2
+    splits_weight_gradient = True
+    scope = "span"
+
+    def placement(self, stages: int, chunks: int) -> Placement:
+        """Down with chunk 0, up with chunk 1."""
+        return v_shape(stages)
+
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterator[Action]:
+        script = _v_script(rank, stages, max(microbatches, 2 * stages - 1))
+        count: Counter[tuple[Kind, int]] = Counter()
+        for kind, chunk in script:
+            microbatch = count[kind, chunk]
+            count[kind, chunk] += 1
+            if microbatch < microbatches:
+                yield Action(kind, chunk, microbatch, split=kind == "B")
+
+    def closed_form(
+        self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
+    ) -> ClosedForm:
+        """No bubble if F, B and W cost the same and m >= 2p-1; each microbatch less costs F.
+
+        The bubble is that within a rank's span; a step whose ranks wait for each other at its end
+        is idle for (p-1)F/2 with m >= 2p-1.
+        """
+        same = costs.forward == costs.input_gradient == costs.weight
+        bubble = Fraction(max(0, 2 * stages - 1 - microbatches) * costs.forward)
+        flight = (
+            Fraction(min(2 * stages, 2 * microbatches, microbatches + 1 + rank), 2)
+            for rank in range(stages)
+        )
+        return ClosedForm(bubble if same or stages == 1 else None, tuple(flight))
+
+
+_DOWN, _UP = 0, 1
+
+
+def _v_script(rank: int, stages: int, microbatches: int) -> Iterator[tuple[Kind, int]]:
+    """Kinds and chunks in order, for at least 2p-1 microbatches."""
+    yield from [("F", _DOWN)] * (2 * (stages - rank) - 1)
+    yield from [("F", _UP), ("F", _DOWN)] * rank
+    yield from _chain(_UP) * (stages - rank)
+    for k in range(2 * stages - 1 - rank, microbatches + stages - rank - 1 + rank + 1):
+        yield ("F", _DOWN)
+        del k

@@ -1,0 +1,126 @@
+"""Divisibility: what `Facts` says holds for all values that satisfy the relations; and it finds what
+the compiler needs.
+"""
+
+from __future__ import annotations
+
+from itertools import product as combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagec.ir.expr import Expr, NotAnIntegerError, const, evaluate, product, symbol
+from stagec.ir.facts import Facts, Relation, divisible
+from tests.support import parse, parse_expr
+
+NAMES = ("a", "b", "c", "d")
+VALUES = range(1, 7)
+
+
+def monomials(most: int) -> st.SearchStrategy[Expr]:
+    """Products of a few symbols and a small number."""
+    names = st.lists(st.sampled_from(NAMES), max_size=most).map(
+        lambda found: product(symbol(n) for n in found)
+    )
+    return st.tuples(st.integers(1, 4), names).map(lambda p: const(p[0]) * p[1])
+
+
+SIZES = st.one_of(
+    monomials(3),
+    st.tuples(monomials(2), monomials(2)).map(lambda p: p[0] + p[1]),
+    st.tuples(monomials(3), monomials(1)).map(lambda p: p[0] / p[1]),
+)
+RELATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(NAMES).map(symbol), monomials(2)),
+        st.tuples(monomials(2), monomials(1)),
+    ).map(lambda p: divisible(*p)),
+    max_size=3,
+)
+
+
+def holds_everywhere(divisor: Expr, size: Expr, relations: list[Relation]) -> bool:
+    """Whether `size / divisor` is an integer wherever the relations hold and `size` is one."""
+    for values in combinations(VALUES, repeat=len(NAMES)):
+        env = dict(zip(NAMES, values, strict=True))
+        if not all(r.holds(env) for r in relations):
+            continue
+        try:
+            number = evaluate(size, env)
+        except NotAnIntegerError:
+            continue
+        if number % evaluate(divisor, env):
+            return False
+    return True
+
+
+@settings(max_examples=120, deadline=None)
+@given(monomials(2), SIZES, RELATIONS)
+def test_what_is_said_to_divide_divides(
+    divisor: Expr, size: Expr, relations: list[Relation]
+) -> None:
+    if Facts(relations).divides(divisor, size):
+        assert holds_everywhere(divisor, size, relations)
+
+
+@settings(max_examples=60, deadline=None)
+@given(monomials(1), monomials(1), RELATIONS)
+def test_decisions_do_not_depend_on_the_order_of_questions(
+    divisor: Expr, size: Expr, relations: list[Relation]
+) -> None:
+    asked = Facts(relations)
+    asked.divides(size, divisor)
+    first = asked.divides(divisor, size)
+    assert first == Facts(relations).divides(divisor, size)
+    grown = Facts()
+    grown.divides(divisor, size)
+    for relation in relations:
+        grown.add(relation)
+    assert grown.divides(divisor, size) == first
+
+
+@pytest.mark.parametrize(
+    ("relations", "divisor", "size", "expected"),
+    [
+        ([], "1", "S", True),
+        ([], "S", "S", True),
+        ([], "tp", "S", False),
+        ([], "2", "4*S", True),
+        ([], "2", "3*S", False),
+        (["S % tp"], "tp", "S", True),
+        (["S % tp"], "tp", "B*S", True),
+        (["S % tp"], "dp", "S", False),
+        (["S % tp"], "2*tp", "2*S", True),
+        (["S % tp", "B % dp"], "dp*tp", "B*S", True),
+        (["S % (dp*tp)"], "tp", "S", True),
+        (["S % (2*tp)"], "tp", "S/2", True),
+        (["H % tp", "G % tp"], "tp", "H/G", False),
+        (["S % tp"], "tp", "S + B", False),
+        (["S % tp", "B % tp"], "tp", "S + B", True),
+        (["S % tp"], "S", "tp", False),
+    ],
+)
+def test_table(relations: list[str], divisor: str, size: str, expected: bool) -> None:
+    known = [divisible(*map(parse_expr, r.replace("(", "").replace(")", "").split(" % ")))
+             for r in relations]  # fmt: skip
+    assert Facts(known).divides(parse_expr(divisor), parse_expr(size)) is expected
+
+
+def test_relations_read_from_text() -> None:
+    module = parse(
+        "stg.module @m {\n  stg.symbols[S, B]\n  stg.mesh @p[tp, dp]\n"
+        "  stg.assume[S % (tp*dp) == 0, B >= 2, S <= 64]\n}"
+    )
+    texts = [str(r) for r, _ in module.relations]
+    assert texts == ["S % (dp*tp) == 0", "B >= 2", "S <= 64"]
+    first, second, third = (r for r, _ in module.relations)
+    env = {"S": 8, "B": 2, "tp": 2, "dp": 2}
+    assert first.holds(env)
+    assert not first.holds({**env, "S": 6})
+    assert second.holds(env)
+    assert not second.holds({**env, "B": 1})
+    assert not third.holds({**env, "S": 65})
+    assert module.facts.divides(parse_expr("tp"), parse_expr("S"))
+    assert first.symbols == {"S", "tp", "dp"}
+    assert str(first.substitute({"dp": const(4)})) == "S % (4*tp) == 0"

@@ -1,0 +1,241 @@
+"""Unrolling: repeats and accumulations of a lowered module become nodes whose order and
+dependencies are those of running the module's text by hand.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from stagec.driver.job import JobBuilder
+from stagec.ir.module import Module
+from stagec.support.diagnostics import DiagnosticError
+from stagec.trace.program import Node, Program, build_program
+from tests.support import LLAMA, parse, tiny_options
+
+HEAD = "stg.module @m[phase = lowered] {\n  stg.symbols[N = 3]\n  stg.mesh @p[dp = 2]\n"
+
+
+def lowered(body: str, args: str = "%x: node", symbols: str = "N = 3") -> Module:
+    """A module around the operations of an et.graph."""
+    head = HEAD.replace("N = 3", symbols)
+    return parse(f"{head}  et.graph @f[ranks = dp] ({args}) -> node {{\n{body}\n  }}\n}}\n")
+
+
+def comp(result: str, *deps: str, flops: int = 8) -> str:
+    """A computation."""
+    given = ", ".join(f"%{d}" for d in deps)
+    return f"%{result} = et.comp[add, flops = {flops}, bytes = 4, out = 4]({given}) : node\n"
+
+
+def coll(result: str, *deps: str, more: str = "") -> str:
+    """A collective over dp."""
+    given = ", ".join(f"%{d}" for d in deps)
+    kind = "all_gather" if "ahead" in more else "all_reduce"
+    return f"%{result} = et.coll[{kind}, group = dp, bytes = 8, dtype = f32{more}]({given}) : node\n"
+
+
+def named(program: Program) -> dict[str, Node]:
+    return {node.name.removeprefix("forward/"): node for node in program.nodes}
+
+
+def deps(program: Program) -> dict[str, list[str]]:
+    """The names of what each node takes data from."""
+    return {
+        name: [d.name.removeprefix("forward/") for d in node.deps]
+        for name, node in named(program).items()
+    }
+
+
+def test_a_straight_graph() -> None:
+    body = comp("a", "x") + comp("b", "a") + coll("c", "a", "b") + comp("d", "c", "x")
+    program = build_program(lowered(body + "et.return(%d)"))
+    assert deps(program) == {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["c"]}
+    assert [n.id for n in program.nodes] == [1, 2, 3, 4]
+    assert program.groups == [("dp",)]
+    assert named(program)["c"].is_collective
+    assert named(program)["a"].flops == 8
+
+
+def test_streams_are_chained_in_order() -> None:
+    """Each computation follows the one before, each collective too; data edges are not repeated."""
+    body = comp("a", "x") + coll("p", "a") + comp("b", "a") + coll("q", "x") + comp("c", "p")
+    program = build_program(lowered(body + "et.return(%c)"))
+    after = {
+        n.name.removeprefix("forward/"): [a.name.removeprefix("forward/") for a in n.after]
+        for n in program.nodes
+    }
+    assert after == {"a": [], "p": [], "b": [], "q": ["p"], "c": ["b"]}
+
+
+REPEAT = (
+    comp("w", "x")
+    + "%y, %s = et.repeat[count = N, carry = 1] (%h: node = %w, %k: node = %x) {\n"
+    + comp("a", "h", "k")
+    + comp("o", "a")
+    + "et.yield(%o, %a)\n} : (node, node)\n"
+)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_repeat_carries_and_stacks(count: int) -> None:
+    body = REPEAT + comp("z", "y", "s") + "et.return(%z)"
+    program = build_program(lowered(body, symbols=f"N = {count}"))
+    expected: dict[str, list[str]] = {"w": []}
+    for i in range(count):
+        expected[f"L{i}/a"] = ["w" if i == 0 else f"L{i - 1}/o"]
+        expected[f"L{i}/o"] = [f"L{i}/a"]
+    expected["z"] = [f"L{count - 1}/o", f"L{count - 1}/a"]
+    assert deps(program) == expected
+    assert list(named(program)) == list(expected)
+
+
+def test_a_reversed_repeat_takes_each_slice_of_a_stack() -> None:
+    body = REPEAT + (
+        "%g = et.repeat[reverse, count = N, carry = 1] (%d: node = %y, %t: node = %s) {\n"
+        + comp("b", "d", "t")
+        + "et.yield(%b)\n} : node\net.return(%g)"
+    )
+    program = build_program(lowered(body))
+    found = deps(program)
+    assert found["L2/b"] == ["L2/o", "L2/a"]
+    assert found["L1/b"] == ["L2/b", "L1/a"]
+    assert found["L0/b"] == ["L1/b", "L0/a"]
+    order = [n for n in named(program) if n.endswith("/b")]
+    assert order == ["L2/b", "L1/b", "L0/b"]
+
+
+def test_nested_repeats() -> None:
+    body = (
+        "%y = et.repeat[count = 2, carry = 1] (%h: node = %x) {\n"
+        "%u = et.repeat[count = 2, carry = 1] (%i: node = %h) {\n"
+        + comp("a", "i")
+        + "et.yield(%a)\n} : node\n"
+        + comp("b", "u")
+        + "et.yield(%b)\n} : node\net.return(%y)"
+    )
+    assert deps(build_program(lowered(body))) == {
+        "L0/L0/a": [],
+        "L0/L1/a": ["L0/L0/a"],
+        "L0/b": ["L0/L1/a"],
+        "L1/L0/a": ["L0/b"],
+        "L1/L1/a": ["L1/L0/a"],
+        "L1/b": ["L1/L1/a"],
+    }
+
+
+def test_an_accumulation_runs_once_for_each_microbatch() -> None:
+    body = (
+        comp("w", "x")
+        + "%y = et.accumulate[count = 3] (%h: node = %w) {\n"
+        + comp("a", "h")
+        + coll("r", "a")
+        + "et.yield(%r)\n} : node\n"
+        + comp("z", "y")
+        + "et.return(%z)"
+    )
+    program = build_program(lowered(body))
+    found = deps(program)
+    for i in range(3):
+        assert found[f"mb{i}/a"] == ["w"]
+        assert found[f"mb{i}/r"] == [f"mb{i}/a"]
+    before: set[Node] = set()
+    waiting = list(named(program)["z"].deps)
+    while waiting:
+        node = waiting.pop()
+        before.add(node)
+        waiting += [n for n in (*node.deps, *node.after) if n not in before]
+    assert {f"mb{i}/r" for i in range(3)} <= {n.name.removeprefix("forward/") for n in before}
+
+
+def test_gathers_ahead_are_issued_one_iteration_early() -> None:
+    body = (
+        "%y = et.repeat[count = N, carry = 1] (%h: node = %x, %w: node = %x) {\n"
+        + coll("g", "w", more=", ahead = 1")
+        + comp("a", "h", "g")
+        + "et.yield(%a)\n} : node\net.return(%y)"
+    )
+    program = build_program(lowered(body, symbols="N = 4"))
+    names = [n.name.removeprefix("forward/") for n in program.nodes]
+    assert names == ["L0/g", "L1/g", "L0/a", "L2/g", "L1/a", "L3/g", "L2/a", "L3/a"]
+    nodes = named(program)
+    assert nodes["L0/a"] in nodes["L2/g"].after
+    assert nodes["L1/a"] in nodes["L3/g"].after
+    assert nodes["L0/a"] not in nodes["L1/g"].after
+    assert all(nodes[f"L{i}/g"] in nodes[f"L{i}/a"].deps for i in range(4))
+
+
+def bucketed(bucket: int) -> Program:
+    """Two gradients of 12 bytes over three layers (4 each, last layer first) and one of 5 bytes."""
+    body = (
+        "%y, %s, %t = et.repeat[reverse, count = N, carry = 1] (%h: node = %x) {\n"
+        + comp("a", "h")
+        + comp("b", "a")
+        + "et.yield(%b, %a, %b)\n} : (node, node, node)\n"
+        + comp("e", "y")
+        + "%r = et.coll[all_reduce, group = dp, bytes = 29, dtype = f32, "
+        + f"bucket = {bucket}, parts = (12, 12, 5)](%s, %t, %e) : node\n"
+        + comp("z", "r")
+        + "et.return(%z)"
+    )
+    return build_program(lowered(body))
+
+
+@pytest.mark.parametrize("bucket", [1, 4, 5, 8, 10, 28, 29, 100])
+def test_buckets_cut_what_is_reduced_in_the_order_it_gets_ready(bucket: int) -> None:
+    """Bytes become ready as L2/a, L2/b, L1/a, ... , e; a bucket waits for what it ends with."""
+    program = bucketed(bucket)
+    ready = [f"L{i}/{n}" for i in (2, 1, 0) for n in "ab" for _ in range(4)] + ["e"] * 5
+    buckets = [n for n in program.nodes if n.is_collective]
+    assert [n.size for n in buckets] == [
+        min(bucket, 29 - start) for start in range(0, 29, bucket)
+    ]
+    end = 0
+    for node in buckets:
+        end += node.size
+        needed = {ready[i] for i in range(end - node.size, end)}
+        told = {d.name.removeprefix("forward/") for d in node.deps}
+        reached = reachable(node)
+        assert needed <= reached, f"{node.name} does not wait for {needed - reached}"
+        assert ready[end - 1] in told
+        place = program.nodes.index(node)
+        last = named(program)[ready[end - 1]]
+        between = program.nodes[program.nodes.index(last) + 1 : place]
+        assert all(n.is_collective for n in between), "not issued as soon as it is ready"
+    final = [n for n in program.nodes if n.name.endswith("/z")][0]
+    assert {re.sub(r"^forward/", "", b.name) for b in buckets} <= reachable(final)
+
+
+def reachable(node: Node) -> set[str]:
+    """Names of all nodes that are done before a node starts."""
+    seen: set[Node] = set()
+    waiting = [*node.deps, *node.after]
+    while waiting:
+        before = waiting.pop()
+        if before not in seen:
+            seen.add(before)
+            waiting += [*before.deps, *before.after]
+    return {n.name.removeprefix("forward/") for n in seen}
+
+
+def test_what_cannot_be_unrolled_is_told() -> None:
+    with pytest.raises(DiagnosticError, match="no value for N"):
+        build_program(lowered(REPEAT + "et.return(%y)", symbols="N"))
+    with pytest.raises(DiagnosticError, match="no nodes"):
+        build_program(lowered("et.return(%x)"))
+    with pytest.raises(DiagnosticError, match="expected one"):
+        build_program(parse("stg.module @m {\n}"))
+
+
+def test_nodes_grow_linearly_in_layers_and_microbatches() -> None:
+    def count(layers: int, microbatches: int) -> int:
+        options = tiny_options(
+            LLAMA, dp=2, zero=3, microbatches=microbatches, sizes={"L": layers, "B": 12}
+        )
+        return len(build_program(JobBuilder(options).lower()).nodes)
+
+    per_layer = count(3, 1) - count(2, 1)
+    assert count(9, 1) == count(2, 1) + 7 * per_layer
+    per_microbatch = count(2, 3) - count(2, 2)
+    assert count(2, 6) == count(2, 2) + 4 * per_microbatch

@@ -1,0 +1,242 @@
+"""Propagation: placements spread as the rules say, whatever the program; and whatever it decides,
+the program computes the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagec.ir.core import Value
+from stagec.ir.module import Module
+from stagec.ir.types import TensorType
+from stagec.text.printer import print_module
+from tests.support import clone, compiled, inputs_of, parse, run_numeric, run_passes
+
+PROPAGATE = "infer-shapes,propagate-sharding"
+PLACE = "infer-shapes,propagate-sharding,insert-collectives"
+AXES = ("x", "y")
+SIZES = {"A": 4, "B": 4, "C": 4}
+
+
+def function(args: str, body: str, returns: str = "%y") -> str:
+    """A module on a mesh of 2 x 2, all sizes open but divisible."""
+    relations = ", ".join(f"{n} % ({a}) == 0" for n in SIZES for a in ("x", "y", "x*y"))
+    sizes = ", ".join(f"{n} = {v}" for n, v in SIZES.items())
+    return (
+        f"stg.module @m {{\n  stg.symbols[{sizes}]\n  stg.assume[{relations}]\n"
+        f"  stg.mesh @p[x = 2, y = 2]\n  stg.func @f({args}) {{\n{body}\n"
+        f"    stg.return({returns})\n  }}\n}}\n"
+    )
+
+
+def types_of(module: Module) -> dict[str, str]:
+    """The text of the type of every value."""
+    values: list[Value] = list(module.main.body.args)
+    for op in module.main.body.walk():
+        values += [*op.results, *(op.region.args if op.region else ())]
+    return {v.name: str(v.type) for v in values}
+
+
+@pytest.mark.parametrize(
+    ("args", "body", "expected"),
+    [
+        (
+            "%a: f32[A@x, B], %w: f32[B, C@y]",
+            '%y = stg.einsum["ab,bc->ac"](%a, %w)',
+            "f32[A@x, C@y]",
+        ),
+        (
+            "%a: f32[A, B@x], %w: f32[B@x, C]",
+            '%y = stg.einsum["ab,bc->ac"](%a, %w)',
+            "f32[A, C | sum(x)]",
+        ),
+        (
+            "%a: f32[A@y, B@x], %w: f32[B@x, C]",
+            '%y = stg.einsum["ab,bc->ac"](%a, %w)',
+            "f32[A@y, C | sum(x)]",
+        ),
+        ("%a: f32[A@(y, x), B]", "%y = stg.gelu(%a)", "f32[A@(y, x), B]"),
+        ("%a: f32[A, B@x]", "%y = stg.softmax(%a)", "f32[A, B | rep]"),
+        ("%a: f32[A, B@x]", '%y = stg.sum["ab->a"](%a)', "f32[A | sum(x)]"),
+        ("%a: f32[A, B@x]", "%y = stg.reduce_max(%a)", "f32[A | max(x)]"),
+        ("%a: f32[A@x!1, B], %b: f32[A, B@x]", "%y = stg.add(%a, %b)", "f32[A, B@x]"),
+        ("%a: f32[A@x!2, B], %b: f32[A, B@x!1]", "%y = stg.add(%a, %b)", "f32[A, B@x]"),
+        ("%a: f32[A, B]", "%y = stg.gelu(%a)", "f32[A, B | rep]"),
+    ],
+)
+def test_table(args: str, body: str, expected: str) -> None:
+    assert types_of(compiled(function(args, body), PROPAGATE))["y"] == expected
+
+
+def test_placements_flow_backward_into_what_is_not_pinned() -> None:
+    body = (
+        "%b = stg.gelu(%a)\n    %c = stg.silu(%b)\n"
+        "    %y = stg.place(%c) : f32[A@x, B@y]"
+    )
+    found = types_of(compiled(function("%a: f32[A, B | rep]", body), PROPAGATE))
+    assert found["y"] == "f32[A@x, B@y]"
+    assert found["b"] == found["c"] == "f32[A@x, B@y]"
+    assert found["a"] == "f32[A, B | rep]"
+
+
+def test_a_pin_wins_over_what_flows() -> None:
+    body = "%b = stg.gelu(%a)\n    %p = stg.place(%b) : f32[A, B@y]\n    %y = stg.gelu(%p)"
+    found = types_of(compiled(function("%a: f32[A@x, B]", body), PROPAGATE))
+    assert found["p"] == "f32[A, B@y]"
+    assert found["y"] == "f32[A, B@y]"
+
+
+def test_a_carried_value_has_one_placement() -> None:
+    body = (
+        "%y = stg.repeat[count = C, carry = 1] (%h = %a, %s = %w) {\n"
+        "      %o = stg.mul(%h, %s)\n      stg.yield(%o)\n    }"
+    )
+    text = function("%a: f32[A@x, B], %w: f32[C, A, B@y]", body)
+    found = types_of(compiled(text, PROPAGATE))
+    assert found["h"] == found["y"] == found["o"]
+    assert found["s"] == "f32[A, B@y]"
+
+
+@pytest.mark.parametrize(
+    "args",
+    ["%a: f32[A@x, B]", "%a: f32[A, B@(x, y)]", "%a: f32[A@y, B@x]", "%a: f32[A, B | rep]"],
+)
+def test_propagation_is_a_fixpoint(args: str) -> None:
+    """What it decided, pinned, is decided again."""
+    body = "%b = stg.gelu(%a)\n    %c = stg.softmax(%b)\n    %y = stg.add(%a, %c)"
+    once = compiled(function(args, body), PROPAGATE)
+    text = print_module(once)
+    again = parse(text.replace("phase = sharded", "phase = shaped"))
+    run_passes(again, "propagate-sharding")
+    assert print_module(again) == text
+
+
+# -- any program
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A drawn program."""
+
+    args: tuple[str, ...]
+    lines: tuple[str, ...]
+    returned: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The module."""
+        return function(", ".join(self.args), "\n".join(self.lines), ", ".join(self.returned))
+
+
+@st.composite
+def splits(draw: st.DrawFn, rank: int) -> list[str]:
+    """The `@...` of each dimension; no axis twice."""
+    found: list[list[str]] = [[] for _ in range(rank)]
+    for axis in draw(st.permutations(AXES)):
+        where = draw(st.integers(-1, rank - 1))
+        if where >= 0:
+            found[where].append(axis)
+    priority = draw(st.sampled_from(["", "", "!1", "!2"]))
+    return [f"@({', '.join(a + priority for a in axes)})" if len(axes) > 1
+            else f"@{axes[0]}{priority}" if axes else "" for axes in found]  # fmt: skip
+
+
+@st.composite
+def placed(draw: st.DrawFn, dims: str) -> str:
+    """A type of these dimensions with a placement."""
+    marks = draw(splits(len(dims)))
+    text = ", ".join(d + m for d, m in zip(dims, marks, strict=True))
+    return f"f32[{text}{'' if any(marks) else ' | rep'}]"
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Drawn:
+    """Values of one or two dimensions, combined in any way; some are pinned."""
+    shapes = {"a": "AB", "w": "BC", "v": "B"}
+    args = tuple(f"%{n}: {draw(placed(s))}" for n, s in shapes.items())
+    lines: list[str] = []
+    for i in range(draw(st.integers(1, 7))):
+        name = f"t{i}"
+        source = draw(st.sampled_from(sorted(shapes)))
+        dims = shapes[source]
+        ops = ["gelu", "softmax", "scale"] + ["place"]
+        ops += [f"{kind}:{n}" for n, s in shapes.items() for kind in ("add", "mul") if s == dims]
+        ops += [f"matmul:{n}" for n, s in shapes.items() if dims[-1] == s[0] and len(s + dims) > 2]
+        ops += ["sum", "max", "norm"] if len(dims) == 2 else []
+        ops += [f"bias:{n}" for n, s in shapes.items() if len(dims) == 2 and s == dims[1]]
+        text, result = draw(line(draw(st.sampled_from(ops)), source, dims, shapes))
+        if not result:
+            continue
+        lines.append(f"    %{name} = {text}")
+        shapes[name] = result
+    last = [line.split()[0] for line in lines] or ["%a"]
+    returned = draw(st.lists(st.sampled_from(last), min_size=1, max_size=2, unique=True))
+    return Drawn(args, tuple(lines), tuple(returned))
+
+
+@st.composite
+def line(draw: st.DrawFn, op: str, source: str, dims: str, shapes: dict[str, str]) -> tuple[str, str]:
+    """An operation on a value, and the dimensions of its result ("" for none)."""
+    kind, _, other = op.partition(":")
+    low = dims.lower()
+    match kind:
+        case "gelu" | "softmax":
+            return f"stg.{kind}(%{source})", dims
+        case "scale":
+            return f"stg.scale[by = 1/2](%{source})", dims
+        case "place":
+            return f"stg.place(%{source}) : {draw(placed(dims))}", dims
+        case "add" | "mul":
+            return f"stg.{kind}(%{source}, %{other})", dims
+        case "norm":
+            return f'stg.einsum["{low},{low}->{low[0]}"](%{source}, %{source})', dims[0]
+        case "sum":
+            return f'stg.sum["{low}->{low[0]}"](%{source})', dims[0]
+        case "max":
+            return f"stg.reduce_max(%{source})", dims[0]
+        case "bias":
+            return f'stg.add["{low},{low[1]}->{low}"](%{source}, %{other})', dims
+        case _:
+            right = shapes[other].lower()
+            out = low[:-1] + right[1:]
+            if len(set(out)) != len(out) or not out:
+                return "", ""
+            return f'stg.einsum["{low},{right}->{out}"](%{source}, %{other})', out.upper()
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_a_placed_program_computes_the_same(program: Drawn) -> None:
+    """All ranks in lockstep against one device, for any program and any pins."""
+    plain = compiled(program.text, "infer-shapes")
+    inputs = inputs_of(plain)
+    expected = run_numeric_plain(plain, inputs)
+    module = compiled(program.text, PLACE)
+    for x, y in zip(expected, run_numeric(module, inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-9, atol=1e-9)
+
+
+def run_numeric_plain(module: Module, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The program on one device, placements ignored."""
+    text = print_module(module).replace("x = 2, y = 2", "x = 1, y = 1")
+    return run_numeric(parse(text), inputs)
+
+
+@settings(max_examples=80, deadline=None)
+@given(programs())
+def test_every_value_is_placed_and_uses_an_axis_once(program: Drawn) -> None:
+    module = compiled(program.text, PROPAGATE)
+    for op in module.main.body.walk():
+        for value in op.results:
+            type_ = value.type
+            assert isinstance(type_, TensorType)
+            assert type_.placed
+            assert len(set(type_.axes)) == len(type_.axes)
+            assert all(use.priority == 0 for d in type_.dims for use in d.split)
+    text = print_module(module)
+    assert print_module(clone(module)) == text

@@ -1,0 +1,157 @@
+"""What the verifier finds in modules that passes have broken in memory; text is tested in lit."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagec.ir.core import Operation, Quoted
+from stagec.ir.expr import const, symbol
+from stagec.ir.facts import Facts, divisible
+from stagec.ir.module import Module
+from stagec.ir.types import TensorType
+from stagec.ir.verify import verify_module
+from stagec.pipeline import verify as phases
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList
+from tests.support import operations, parse
+
+TEXT = """stg.module @m[phase = shaped] {
+  stg.symbols[B, D, L]
+  stg.func @f(%x: f32[B, D], %w: f32[L, D]) {
+    %y = stg.repeat[count = L, carry = 1] (%h: f32[B, D] = %x, %g: f32[D] = %w) {
+      %n = stg.rmsnorm(%h, %g) : f32[B, D]
+      stg.yield(%n)
+    } : f32[B, D]
+    %z = stg.scale[by = 2](%y) : f32[B, D]
+    stg.return(%z)
+  }
+}
+"""
+
+
+@pytest.fixture
+def module() -> Module:
+    return parse(TEXT)
+
+
+def messages(module: Module) -> list[str]:
+    """All errors of the module."""
+    try:
+        phases.verify_module(module)
+    except DiagnosticError as e:
+        return [d.message for d in e.diagnostics]
+    return []
+
+
+def only(module: Module, name: str) -> Operation:
+    (op,) = operations(module, name)
+    return op
+
+
+def test_sound_module(module: Module) -> None:
+    verify_module(module, typed=True)
+    assert messages(module) == []
+
+
+def test_value_from_an_inner_region(module: Module) -> None:
+    inner = only(module, "stg.rmsnorm").result
+    only(module, "stg.scale").set_operand(0, inner)
+    assert messages(module) == ["'stg.scale' uses %n, which is not visible here"]
+
+
+def test_value_used_before_its_definition(module: Module) -> None:
+    body = module.main.body
+    body.ops.insert(0, body.ops.pop(1))
+    assert messages(module) == ["'stg.scale' uses %y, which is not visible here"]
+
+
+def test_inner_regions_see_outer_values(module: Module) -> None:
+    only(module, "stg.rmsnorm").set_operand(0, module.main.body.args[0])
+    assert messages(module) == []
+
+
+def test_signature(module: Module) -> None:
+    scale = only(module, "stg.scale")
+    scale.drop_operands()
+    del scale.attrs["by"]
+    scale.attrs["bye"] = const(1)
+    found = messages(module)
+    assert "'stg.scale' expects 1 operands, found 0" in found
+    assert any(m.startswith("'stg.scale' expects parameter 'by'") for m in found)
+    assert "'stg.scale' has no parameter 'bye'" in found
+
+
+def test_parameter_of_the_wrong_kind(module: Module) -> None:
+    only(module, "stg.scale").attrs["by"] = Quoted("2")
+    assert messages(module) == ["'stg.scale' 'by' expects a fraction such as 1/10, found \"2\""]
+
+
+def test_region_bindings(module: Module) -> None:
+    repeat = only(module, "stg.repeat")
+    repeat.set_operands(repeat.operands[:1])
+    assert "'stg.repeat' binds 1 values to 2 arguments" in messages(module)
+
+
+def test_missing_region(module: Module) -> None:
+    repeat = only(module, "stg.repeat")
+    only(module, "stg.rmsnorm").drop_operands()
+    repeat.region = None
+    assert "'stg.repeat' expects a region" in messages(module)
+
+
+def test_types_that_do_not_follow(module: Module) -> None:
+    only(module, "stg.scale").result.type = TensorType("f32", ())
+    (message,) = messages(module)
+    assert message.startswith("'stg.scale' gives %z: f32[B, D], but it is written as f32[]")
+
+
+def test_missing_types(module: Module) -> None:
+    only(module, "stg.scale").result.type = None
+    assert messages(module) == ["%z has no type, but the module is shaped"]
+    module.phase = "parsed"
+    assert messages(module) == []
+
+
+def test_all_errors_come_at_once(module: Module) -> None:
+    module.phase = "unheard"
+    only(module, "stg.scale").result.type = TensorType("f32", ())
+    only(module, "stg.symbols").attrs.pop("D")
+    found = messages(module)
+    assert found[0] == "unknown phase 'unheard'"
+    assert sum("'D' is neither" in m for m in found) > 1
+
+
+def test_each_place_is_reported_once() -> None:
+    problems = DiagnosticList()
+    for _ in range(2):
+        problems.error("twice")
+    assert len(problems.items) == 1
+
+
+# -- facts with values -----------------------------------------------------------------------------
+
+B, D, DP, TP = (symbol(n) for n in ("B", "D", "dp", "tp"))
+
+
+@pytest.mark.parametrize(
+    ("relations", "env", "divides"),
+    [
+        ([], {}, False),
+        ([divisible(B, DP)], {}, True),
+        ([], {"B": 8, "dp": 4}, True),
+        ([], {"B": 6, "dp": 4}, False),
+        ([divisible(B, const(4))], {"dp": 4}, True),
+        ([divisible(B, const(8))], {"dp": 4}, True),
+        ([divisible(B, const(6))], {"dp": 4}, False),
+        ([divisible(const(64), DP)], {"B": 64}, True),
+        ([], {"dp": 1}, True),
+    ],
+)
+def test_facts_use_known_values(
+    relations: list[object], env: dict[str, int], divides: bool
+) -> None:
+    assert Facts(relations, env).divides(DP, B) is divides  # type: ignore[arg-type]
+
+
+def test_facts_survive_divisions_by_zero() -> None:
+    facts = Facts([divisible(const(0), DP), divisible(B / (D - 4), DP)], {"D": 4, "dp": 2})
+    assert not facts.divides(TP, B / (D - 4))
