@@ -27,6 +27,7 @@ class Differentiate(Pass):
           %l = stg.sum["b->"](%y) : f32[]
           %d_loss = stg.constant[value = 1, phase = backward] : f32[]
           %d_y = stg.broadcast["->b", sizes = B, phase = backward](%d_loss) : f32[B]
+          %d_x = stg.mul[phase = backward](%d_y, %w) : f32[B]
           %d_w = stg.mul[phase = backward](%d_y, %x) : f32[B]
           %g_w = stg.gradient[phase = gradient](%d_w) : f32[B]
           stg.return(%l, %g_w)

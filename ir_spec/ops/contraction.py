@@ -10,7 +10,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, fraction
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes, factor_sizes
-from stagec.ir.rule import Rule, make_rule, parse_rule, shape_text
+from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, work
 
@@ -57,13 +57,32 @@ class Einsum(OpDef):
             return [None, None]
         (left, right), (out,) = parse_rule(op.text("spec"))
         x, w = op.operands
-        a, c, o = shape_text(left), shape_text(right), shape_text(out)
-        dx = b.value("stg.einsum", [dy, w], {"spec": Quoted(f"{o},{c}->{a}")}, hint=f"d_{x.name}")
-        dw = b.value("stg.einsum", [x, dy], {"spec": Quoted(f"{a},{o}->{c}")}, hint=f"d_{w.name}")
+        sizes = factor_sizes(op, self.rule(op))
+        dx = _operand_grad(b, (out, right, left), [dy, w], sizes, f"d_{x.name}")
+        dw = _operand_grad(b, (left, out, right), [x, dy], sizes, f"d_{w.name}")
         return [dx, dw]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.einsum(op.text("spec"), *args, optimize=True)]
+
+
+def _operand_grad(
+    b: Builder,
+    shapes: tuple[Shape, Shape, Shape],
+    operands: list[Value],
+    sizes: Sizes,
+    hint: str,
+) -> Value:
+    """The gradient of one operand: an einsum, repeated along factors that only this operand has."""
+    first, second, target = shapes
+    kept = tuple(g for g in target if g in first or g in second)
+    spec = f"{shape_text(first)},{shape_text(second)}->{shape_text(kept)}"
+    grad = b.value("stg.einsum", operands, {"spec": Quoted(spec)}, hint=hint)
+    if kept == target:
+        return grad
+    alone = tuple(sizes[f] for g in target if g not in kept for f in g)
+    spec = f"{shape_text(kept)}->{shape_text(target)}"
+    return b.value("stg.broadcast", [grad], {"spec": Quoted(spec), "sizes": alone}, hint=hint)
 
 
 class Add(OpDef):

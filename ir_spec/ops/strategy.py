@@ -3,6 +3,9 @@ text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from stagec.ir.core import Operation
 from stagec.ir.opdef import Param
 from stagec.ir_spec.ops.structure import Declaration
 
@@ -71,6 +74,10 @@ class ShardParamsOp(Declaration):
     params = (_OVER, Param("zero", "int", "the stage, 1 to 3", required=True))
     example = "stg.shard_params[over = dp, zero = 3]"
 
+    def verify(self, op: Operation) -> Iterator[str]:
+        if not 1 <= op.integer("zero") <= 3:
+            yield f"expects a stage from 1 to 3, found {op.integer('zero')}"
+
 
 class MicrobatchesOp(Declaration):
     """Splits the batch into microbatches whose gradients are accumulated."""
@@ -81,6 +88,10 @@ class MicrobatchesOp(Declaration):
         Param("split", "name", "the batch symbol (B)"),
     )
     example = "stg.microbatches[count = 4]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.integer("count") < 1:
+            yield f"expects at least one microbatch, found {op.integer('count')}"
 
 
 class DtypesOp(Declaration):
@@ -141,6 +152,10 @@ class BucketOp(Declaration):
     name = "stg.bucket"
     params = (Param("bytes", "int", "bytes of one call", required=True),)
     example = "stg.bucket[bytes = 26214400]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.integer("bytes") < 1:
+            yield f"expects at least one byte, found {op.integer('bytes')}"
 
 
 class OptimizerOp(Declaration):

@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),
     "show": ("stagec.driver.show", "Print an execution trace."),
     "validate": ("stagec.driver.validate", "Print published figures beside those computed here."),
+    "schedule": ("stagec.driver.schedule", "Draw a pipeline schedule, or list them."),
     "models": ("stagec.driver.models", "List the models of the library."),
     "passes": ("stagec.driver.passes", "List passes and pipelines, or describe one."),
     "ops": ("stagec.driver.ops", "List ops, or describe one."),

@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, render
+from stagec.support.limits import MAX_BYTES
 from stagec.support.source import FileLoc, Source
 
 OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
-MAX_BYTES = 16 << 20
 STDIN = "<stdin>"
 DEBUG = "STAGEC_DEBUG"
 
@@ -111,7 +111,7 @@ def _bug(problem: Exception) -> int:
 def read_source(path: str) -> Source:
     """The text of a file, or of stdin for '-'; diagnostics can show its lines.
 
-    Raises `DiagnosticError` for what is no text, or longer than 16 MiB.
+    Raises `DiagnosticError` for what is no text, or longer than `MAX_BYTES`.
     """
     if path == "-":
         return remember(_decoded(STDIN, sys.stdin.buffer.read(MAX_BYTES + 1)))
@@ -156,5 +156,6 @@ def write_output(text: str, path: str | None) -> None:
     """Write a result to a file, or to stdout for None or '-'."""
     if path is None or path == "-":
         sys.stdout.write(text)
+        sys.stdout.flush()  # before what follows on stderr
     else:
         Path(path).write_text(text, encoding="utf-8")

@@ -104,7 +104,7 @@ class JobBuilder:
         if module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given):
             self._refuse_shorthands()
         else:
-            given.append(self._parse(strategy_text(self.options, self._axes())))
+            given.append(self._parse(strategy_text(self.options, self._axes(), module.symbols)))
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
@@ -158,7 +158,7 @@ class JobBuilder:
             return
         mesh = module.mesh
         over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-        batch = strategy.microbatches
+        batch = max(1, strategy.microbatches)
         for axis, size in dict(mesh.sizes if mesh else {}).items():
             batch *= (size or 1) if axis in over else 1
         set_symbols(module, {strategy.batch: batch})

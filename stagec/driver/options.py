@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,8 @@ from stagec.ir.expr import MAX_INTEGER
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: What tensor parallelism splits: heads, KV heads, feed-forward width, vocabulary.
+TENSOR_PARALLEL = ("H", "G", "F", "V")
 SHORTHANDS = (
     "sp",
     "zero",
@@ -205,13 +207,18 @@ def take_options(given: dict[str, Any]) -> JobOptions:
     return JobOptions(**{f.name: given.pop(f.name) for f in fields(JobOptions)})
 
 
-def strategy_text(options: JobOptions, axes: Mapping[str, int | None]) -> str:
-    """The strategy that the shorthands stand for."""
+def strategy_text(
+    options: JobOptions, axes: Mapping[str, int | None], symbols: Collection[str]
+) -> str:
+    """The strategy that the shorthands stand for, of a model that has these symbols."""
     lines: list[str] = []
     if "dp" in axes:
         lines.append("stg.split[B, over = dp]")
     if "tp" in axes:
-        lines.append("stg.split[(H, G, F, V), over = tp]")
+        dims = [n for n in TENSOR_PARALLEL if n in symbols]
+        named = f"({', '.join(dims)})" if len(dims) > 1 else "".join(dims)
+        if dims:
+            lines.append(f"stg.split[{named}, over = tp]")
         if options.sp:
             lines.append("stg.split[S, over = tp, at = rest]")
         if options.no_vocab_parallel:

@@ -23,6 +23,7 @@ import sympy
 #: Integers in a program are bounded, so that hostile text cannot make arithmetic slow.
 MAX_INTEGER = 2**63 - 1
 MAX_EXPONENT = 64
+MAX_EXPONENT_OF_SUMS = 8
 FUNCTIONS = ("max", "min", "ceildiv")
 _MOD = "mod"
 
@@ -59,10 +60,10 @@ class Expr:
         return Expr(self.node - _node(other))
 
     def __mul__(self, other: Expr | int) -> Expr:
-        return Expr(self.node * _node(other))
+        return Expr(_distribute(self.node * _node(other)))
 
     def __truediv__(self, other: Expr | int) -> Expr:
-        return Expr(self.node / _node(other))
+        return Expr(_distribute(self.node / _node(other)))
 
     def __mod__(self, other: Expr | int) -> Expr:
         return _apply(_MOD, (self.node, _node(other)))
@@ -115,6 +116,19 @@ def _node(value: Expr | int) -> Any:
     return value.node if isinstance(value, Expr) else sympy.Integer(value)
 
 
+def _distribute(node: Any) -> Any:
+    """A number times a sum goes into the sum, wherever it stands: sympy does so only at times."""
+    if not isinstance(node, sympy.Mul):
+        return node
+    number, rest = node.as_coeff_Mul()
+    factors = sympy.Mul.make_args(rest)
+    place = next((i for i, f in enumerate(factors) if isinstance(f, sympy.Add)), None)
+    if number == 1 or place is None:
+        return node
+    others = (*factors[:place], *factors[place + 1 :])
+    return sympy.Mul(sympy.Add(*(number * t for t in factors[place].args)), *others)
+
+
 @cache
 def symbol(name: str) -> Expr:
     """The symbol of that name: a positive integer. The one constructor of symbols."""
@@ -139,7 +153,7 @@ def as_expr(value: Expr | int) -> Expr:
 def product(factors: Iterable[Expr]) -> Expr:
     """The product; 1 if there are none."""
     nodes = [f.node for f in factors]
-    return Expr(sympy.Mul(*nodes)) if nodes else ONE
+    return Expr(_distribute(sympy.Mul(*nodes))) if nodes else ONE
 
 
 def total(terms: Iterable[Expr]) -> Expr:
@@ -335,8 +349,15 @@ def modulo_parts(value: Expr) -> tuple[Expr, Expr] | None:
 
 
 def too_large(value: Expr, max_terms: int, max_coefficient: int) -> bool:
-    """Whether the expression has too many terms when multiplied out, or a huge coefficient."""
+    """Whether it has too many terms when multiplied out, a huge coefficient or exponent."""
+    if any(abs(int(p.exp)) > _most(p) for p in value.node.atoms(sympy.Pow)):
+        return True
     return _terms(value.node, max_terms) > max_terms or _huge(value.node, max_coefficient)
+
+
+def _most(power: Any) -> int:
+    """The largest exponent that can be written for the base of a power."""
+    return MAX_EXPONENT if isinstance(power.base, sympy.Symbol) else MAX_EXPONENT_OF_SUMS
 
 
 def _terms(node: Any, limit: int) -> int:

@@ -121,6 +121,13 @@ class OpDef:
         if rule is None:
             return []
         sizes = factor_sizes(op, rule)
+        lost = [f for shape in rule.results for g in shape for f in g if f not in sizes]
+        if lost:
+            raise error(
+                f"'{op.name}' cannot tell the size of factor '{lost[0]}' of its result",
+                op.loc,
+                remedy="use letters of the operands only",
+            )
         dtypes = self.dtypes(op)
         return [
             TensorType(dtype, tuple(Dim(product(sizes[f] for f in g)) for g in shape))
@@ -266,6 +273,7 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
                 f"'{op.name}' expects %{value.name} to have {len(shape)} dimensions "
                 f"({shape_text(shape) or 'a scalar'}), found {len(dims)}: {value.type}",
                 op.loc,
+                remedy="give an operand of that rank, or change the rule",
                 notes=[note(f"%{value.name} is defined here", value.loc)],
             )
         for d, group in zip(dims, shape, strict=True):

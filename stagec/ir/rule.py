@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from stagec.ir.expr import Expr
 
+_LONGEST = 400
 Group: TypeAlias = tuple[str, ...]
 Shape: TypeAlias = tuple[Group, ...]
 
@@ -87,6 +88,8 @@ def make_rule(
 @lru_cache(maxsize=4096)
 def parse_rule(text: str) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
     """The shapes on both sides of the arrow. Raises `RuleSyntaxError`."""
+    if len(text) > _LONGEST:
+        raise RuleSyntaxError(f"a rule of {len(text)} characters is too long")
     left, arrow, right = text.partition("->")
     if not arrow:
         raise RuleSyntaxError(f"'{text}' has no '->'")

@@ -1,4 +1,4 @@
-"""Where operations may stand: declarations in the module, computations in functions, ends of regions."""
+"""Where operations may stand: declarations in the module, computations in functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTAINERS = frozenset({"stg.module", "stg.strategy"})
 
 
 def check_structure(module: Module, problems: DiagnosticList) -> None:
-    """Append every operation that stands where it may not, and every name that is declared twice."""
+    """Append every operation that stands where it may not, and names that are declared twice."""
     _check_names(module, problems)
     for op in module.root.body.ops:
         if op.name not in TOP_LEVEL and (op.results or _is_end(op) or op.name == "stg.module"):

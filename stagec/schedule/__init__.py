@@ -1,1 +1,1 @@
-"""Pipeline schedules as pure functions: who does what in which order, replayed on an exact clock."""
+"""Pipeline schedules as pure functions: who does what in which order, and an exact clock."""

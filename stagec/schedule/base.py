@@ -93,17 +93,22 @@ class Schedule(ABC):
         """Positive sizes, and one chunk per rank unless the schedule has another fixed number."""
         for size, what in ((stages, "stages"), (microbatches, "microbatches"), (chunks, "chunks")):
             if size < 1:
-                raise error(f"{self.name} with {size} {what}", remedy=f"give at least 1 of {what}")
+                raise error(f"{self.name} with {size} {what}", remedy="give at least 1")
         self.check_chunks(chunks)
 
     def check_chunks(self, chunks: int) -> None:
         """The number of chunks per rank is the schedule's own."""
         if chunks != self.default_chunks:
             raise error(
-                f"{self.name} has {self.default_chunks} chunk(s) per rank, {chunks} given",
+                f"{self.name} has {counted(self.default_chunks, 'chunk')} per rank, {chunks} given",
                 remedy=f"give {self.default_chunks}, or choose the schedule 'interleaved'",
             )
 
     def refuse(self, constraint: str, found: str, remedy: str) -> DiagnosticError:
         """The error of sizes that break a constraint."""
         return error(f"{self.name} needs {constraint}: {found}", remedy=remedy)
+
+
+def counted(count: int, noun: str, plural: str = "s") -> str:
+    """`1 stage`, `4 stages`."""
+    return f"{count} {noun}{plural if count != 1 else ''}"

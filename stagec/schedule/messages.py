@@ -1,4 +1,4 @@
-"""The sends and receives that a schedule implies, and the proof that both ends agree on their order.
+"""The sends and receives that a schedule implies, and the proof that both ends order them alike.
 
 A channel is a pair of ranks, a direction, and what is sent: activations and gradients travel apart.
 Messages of a channel carry no number of their own, so both ends must list them in the same order.
@@ -88,7 +88,9 @@ def _send(rank: int, action: Action, at: Placement, position: int) -> Iterator[M
         yield Message("send", payload, peer, stage, target, action.microbatch, position)
 
 
-def channels(messages: tuple[RankMessages, ...]) -> dict[Channel, tuple[RankMessages, RankMessages]]:
+def channels(
+    messages: tuple[RankMessages, ...],
+) -> dict[Channel, tuple[RankMessages, RankMessages]]:
     """The sends and the receives of each channel, each in the order of its rank."""
     ends: dict[Channel, tuple[list[Message], list[Message]]] = {}
     for rank, row in enumerate(messages):
@@ -113,7 +115,7 @@ def check_in_order(messages: tuple[RankMessages, ...]) -> None:
 
 
 def _content(message: Message | None) -> tuple[int, int, int] | None:
-    return message and (message.source, message.target, message.microbatch)
+    return (message.source, message.target, message.microbatch) if message else None
 
 
 def _text(message: Message | None) -> str:

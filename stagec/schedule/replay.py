@@ -56,13 +56,17 @@ class Timeline:
         """Time from the start of the step to its end."""
         return self.ticks * self.tick
 
+    def steps(self, rank: int) -> Iterator[tuple[Event, ...]]:
+        """A rank's events one at a time, those of an overlapped pair together."""
+        row = self.rows[rank]
+        index = 0
+        for step in steps([event.action for event in row]):
+            yield row[index : index + len(step)]
+            index += len(step)
+
     def busy(self, rank: int) -> Fraction:
         """Time in which a rank works; an overlapped pair counts once."""
-        ticks = clock = 0
-        for _, start, end in self.rows[rank]:
-            ticks += end - max(start, clock)
-            clock = end
-        return ticks * self.tick
+        return sum(step[0].end - step[0].start for step in self.steps(rank)) * self.tick
 
     def idle(self, rank: int) -> Fraction:
         """Time of the step in which a rank does nothing."""
@@ -112,9 +116,7 @@ class _Durations:
     half_saving: tuple[int, ...]
 
     @staticmethod
-    def of(
-        placement: Placement, costs: Costs | Sequence[Costs], transfer: Time
-    ) -> _Durations:
+    def of(placement: Placement, costs: Costs | Sequence[Costs], transfer: Time) -> _Durations:
         if transfer < 0:
             raise error(f"the transfer time is {transfer}", remedy="give a time of 0 or more")
         if isinstance(costs, Costs):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import TypeAlias
 
-from stagec.schedule.action import Action, Kind, Placement, v_shape
+from stagec.schedule.action import KINDS, Action, Kind, Placement, v_shape
 from stagec.schedule.base import ClosedForm, Formulas, Schedule
 from stagec.schedule.costs import UNIT, Costs
 
@@ -22,7 +23,7 @@ class ZBH1(Schedule):
     name = "zb-h1"
     summary = "1F1B whose weight gradients come late"
     source = "arXiv 2401.10241"
-    formulas = Formulas("(p-1)(B-W+F-W)", "min(m, p)", "W <= F, W <= B-W, m >= p")
+    formulas = Formulas("(p-1)(F+B-W) - (min(m,p)-1)W", "min(m, p)", "W <= F, W <= B-W")
     splits_weight_gradient = True
 
     def rank_actions(
@@ -43,9 +44,9 @@ class ZBH1(Schedule):
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
     ) -> ClosedForm:
-        """(p-1)(F + B - W), B the gradient of the input, if W costs no more than F and than B.
+        """With b = B - W the gradient of the input: (p-1)(F + b - W) if W <= F and W <= b.
 
-        With fewer microbatches than stages only m-1 gaps can be filled: (p-1)(F + B) - (m-1)W.
+        That is for m >= p; with fewer microbatches only m-1 gaps can be filled.
         """
         filled = min(microbatches, stages) - 1
         bubble = (stages - 1) * (costs.forward + costs.input_gradient) - filled * costs.weight
@@ -66,9 +67,7 @@ class ZBV(Schedule):
     name = "zbv"
     summary = "two chunks in a V, weight gradients fill every gap"
     source = "arXiv 2405.15362, 2401.10241"
-    formulas = Formulas(
-        "0 (within the rank's span)", "p", "F = B-W = W, m >= 2p-1; else (2p-1-m)F, min(p, (m+1+r)/2)"
-    )
+    formulas = Formulas("max(0, 2p-1-m)F", "min(p, m, (m+1+r)/2)", "F = B-W = W")
     default_chunks = 2
     splits_weight_gradient = True
     scope = "span"
@@ -106,13 +105,23 @@ class ZBV(Schedule):
 
 
 _DOWN, _UP = 0, 1
+Script: TypeAlias = list[tuple[Kind, int]]
 
 
 def _v_script(rank: int, stages: int, microbatches: int) -> Iterator[tuple[Kind, int]]:
     """Kinds and chunks in order, for at least 2p-1 microbatches."""
-    yield from [("F", _DOWN)] * (2 * (stages - rank) - 1)
-    yield from [("F", _UP), ("F", _DOWN)] * rank
-    yield from _chain(_UP) * (stages - rank)
-    for k in range(2 * stages - 1 - rank, microbatches + stages - rank - 1 + rank + 1):
-        yield ("F", _DOWN)
-        del k
+    ahead, rest = 2 * (stages - rank) - 1, stages - rank
+    yield from _run("F", _DOWN) * ahead
+    yield from (_run("F", _UP) + _run("F", _DOWN)) * rank
+    yield from _run("FBW", _UP) * rest
+    new = microbatches - ahead - rank
+    yield from (_run("FBW", _DOWN) + _run("FBW", _UP)) * new
+    yield from (_run("BW", _DOWN) + _run("FBW", _UP)) * (microbatches - stages - new)
+    yield from (_run("B", _DOWN) + _run("B", _UP)) * rank
+    yield from _run("BW", _DOWN) * rest
+    yield from _run("W", _UP) * rank
+    yield from _run("W", _DOWN) * rank
+
+
+def _run(kinds: str, chunk: int) -> Script:
+    return [(kind, chunk) for kind in KINDS if kind in kinds]

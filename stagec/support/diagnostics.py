@@ -14,6 +14,9 @@ from stagec.support.source import UNKNOWN, Loc, Source, file_loc
 
 Severity = Literal["error", "warning", "remark", "note"]
 _MAX_LINE = 240
+_MAX_MESSAGE = 800
+_MAX_ERRORS = 100
+_MAX_WORD = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,11 @@ def note(message: str, loc: Loc = UNKNOWN) -> Diagnostic:
     return Diagnostic(message, loc, "note")
 
 
+_TOO_MANY = Diagnostic(
+    f"there are more errors than the first {_MAX_ERRORS}", remedy="correct these first"
+)
+
+
 class DiagnosticError(Exception):
     """The input is wrong; `diagnostics` says how (at least one of them is an error)."""
 
@@ -48,14 +56,26 @@ def error(
 
 
 class DiagnosticList:
-    """Collects diagnostics; `check` raises if there is an error among them."""
+    """Collects diagnostics; `check` raises if there is an error among them.
+
+    Nobody reads more than a hundred errors: one more, and `add` raises with all that there are.
+    """
 
     def __init__(self) -> None:
         self.items: list[Diagnostic] = []
+        self._seen: set[Diagnostic] = set()
+        self._full = False
 
     def add(self, *items: Diagnostic) -> None:
         """Append, each message and place once."""
-        self.items.extend(item for item in items if item not in self.items)
+        for item in items:
+            if item in self._seen:
+                continue
+            if item.severity == "error" and len(self._seen) >= _MAX_ERRORS <= len(self.errors):
+                self._full = True
+                self.check()
+            self._seen.add(item)
+            self.items.append(item)
 
     def error(
         self,
@@ -80,11 +100,13 @@ class DiagnosticList:
     def check(self) -> None:
         """Raise `DiagnosticError` with all errors, if there are any."""
         if self.errors:
-            raise DiagnosticError(*self.errors)
+            raise DiagnosticError(*self.errors, *([_TOO_MANY] if self._full else []))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """A remedy that names the nearest known word, or None."""
+    if len(word) > _MAX_WORD:
+        return None
     near = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else None
 
@@ -93,13 +115,20 @@ def render(diagnostic: Diagnostic, sources: Mapping[str, Source]) -> str:
     """`file:line:col: error: message`, the line, a caret, the remedy and the notes."""
     place = file_loc(diagnostic.loc)
     head = f"{place.file}:{place.line}:{place.col}: " if place else ""
-    lines = [f"{head}{diagnostic.severity}: {diagnostic.message}"]
+    lines = [f"{head}{diagnostic.severity}: {_shortened(diagnostic.message)}"]
     if place:
         lines += _excerpt(sources, place.file, place.line, place.col, place.width)
     if diagnostic.remedy:
-        lines.append(f"  help: {diagnostic.remedy}")
+        lines.append(f"  help: {_shortened(diagnostic.remedy)}")
     lines += [render(item, sources) for item in diagnostic.notes]
     return "\n".join(lines)
+
+
+def _shortened(text: str) -> str:
+    """The text, without its middle if nobody would read it to the end."""
+    if len(text) <= _MAX_MESSAGE:
+        return text
+    return f"{text[: _MAX_MESSAGE // 2]} ... {text[-_MAX_MESSAGE // 4 :]}"
 
 
 def _excerpt(

@@ -12,6 +12,7 @@ size, depth and numbers keep hostile text from costing more than a message.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, cast
@@ -33,14 +34,22 @@ from stagec.ir.expr import Expr
 from stagec.ir.facts import Comparison, Relation
 from stagec.ir.types import DTYPE_BYTES, ROLES, AxisUse, Dim, OpaqueType, Partial, TensorType, Type
 from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.limits import (
+    MAX_BYTES,
+    MAX_COEFFICIENT,
+    MAX_DEPTH,
+    MAX_OPERATIONS,
+    MAX_TERMS,
+)
 from stagec.support.source import FileLoc, Loc, NameLoc, Source
 from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
 
-#: Longest text that is read; dumps of the largest models are three orders below.
-MAX_BYTES = 16 << 20
-MAX_DEPTH = 128
-MAX_TERMS = 1000
-_MAX_COEFFICIENT = 1 << 64
+_MOST_REMAINDERS = 8
+_OPERATION = re.compile(r"(?<=\w)\.[a-z_]")  # the dot in `stg.add`
+_SYNTAX_REMEDY = (
+    "operations are written %y = stg.add(%a, %b) : bf16[B@dp, S]; "
+    "'stagec ops NAME' shows an example"
+)
 
 
 class _SyntaxLimitError(Exception):
@@ -78,7 +87,7 @@ def parse_syntax(source: Source) -> OpSyntax:
             if limit.token is not None
             else FileLoc(source.name, 1, 1)
         )
-        raise error(limit.message, loc, remedy=limit.remedy) from None
+        raise error(limit.message, loc, remedy=limit.remedy or _SYNTAX_REMEDY) from None
 
 
 def _check_limits(source: Source) -> None:
@@ -94,6 +103,13 @@ def _check_limits(source: Source) -> None:
             "the text is empty, expected a 'stg.module'",
             start,
             remedy="'stagec models' lists models to start from",
+        )
+    count = sum(1 for _ in _OPERATION.finditer(source.text))
+    if count > MAX_OPERATIONS:
+        raise error(
+            f"the text holds {count:,} operations, expected at most {MAX_OPERATIONS:,}",
+            start,
+            remedy="state repeated layers once, in a stg.repeat",
         )
     depth, line = 0, 1
     for char in source.text:
@@ -149,7 +165,7 @@ def _syntax_error(source: Source, token: Token, expected: Any) -> Exception:
     names = sorted({_NAMES.get(str(t), str(t).lower()) for t in expected if t != "LOC"})
     shown = ", ".join(names[:7]) + (", ..." if len(names) > 7 else "")
     loc = _end_loc(source) if token.type == "$END" else _loc(source.name, token)
-    remedy = "close every '{', '(' and '['" if token.type == "$END" else None
+    remedy = "close every '{', '(' and '['" if token.type == "$END" else _SYNTAX_REMEDY
     return error(f"syntax error: found {found}, expected {shown}", loc, remedy=remedy)
 
 
@@ -182,17 +198,6 @@ def _grammar() -> str:
     return files("stagec.ir_spec").joinpath("stg.lark").read_text(encoding="utf-8")
 
 
-def _checked(value: Expr, token: Token | None = None) -> Expr:
-    """Refuse expressions whose arithmetic would cost more than it can mean."""
-    if ex.too_large(value, MAX_TERMS, _MAX_COEFFICIENT):
-        raise _SyntaxLimitError(
-            "the expression is too large",
-            token,
-            f"keep integers below 2^63 and sums below {MAX_TERMS} terms",
-        )
-    return value
-
-
 @v_args(inline=True)
 class _Builder(Transformer):
     """Callbacks of the LALR parser, one a rule of the grammar, bottom up."""
@@ -202,6 +207,8 @@ class _Builder(Transformer):
         self.file = ""
         self._first: Token | None = None
         self._fresh = True
+        self._operators = 0
+        self._number: Token | None = None
 
     def start(self, op):
         return op
@@ -261,7 +268,23 @@ class _Builder(Transformer):
             self._first, self._fresh = token, False
 
     def _boundary(self) -> None:
-        self._fresh = True
+        self._fresh, self._operators = True, 0
+
+    def _where(self) -> Token | None:
+        """The start of the present parameter or size."""
+        return self._number if self._fresh else self._first
+
+    def _checked(self, value: Expr, token: Token | None = None) -> Expr:
+        """Refuse expressions whose arithmetic would cost more than it can mean."""
+        self._operators += 1
+        large = ex.too_large(value, MAX_TERMS, MAX_COEFFICIENT)
+        if large or self._operators > MAX_TERMS:
+            raise _SyntaxLimitError(
+                "the expression is too large",
+                token or self._where(),
+                f"keep integers below 2^63 and expressions below {MAX_TERMS} operators",
+            )
+        return value
 
     def forget(self) -> None:
         """Start afresh, at a new text."""
@@ -307,12 +330,15 @@ class _Builder(Transformer):
         return TensorType(str(dtype), dims, **fields)
 
     def plain(self, size):
+        self._boundary()
         return Dim(self._size(size))
 
     def open(self, size):
+        self._boundary()
         return Dim(self._size(size), open=True)
 
     def placed(self, size, axes):
+        self._boundary()
         return Dim(self._size(size), axes)
 
     def _size(self, size) -> Expr:
@@ -333,35 +359,46 @@ class _Builder(Transformer):
         return str(name), _integer(value) if value else None
 
     def add(self, a, b):
-        return _checked(_expr(a) + _expr(b))
+        return self._checked(_expr(a) + _expr(b))
 
     def sub(self, a, b):
-        return _checked(_expr(a) - _expr(b))
+        return self._checked(_expr(a) - _expr(b))
 
     def mul(self, a, b):
-        return _checked(_expr(a) * _expr(b))
+        return self._checked(_expr(a) * _expr(b))
 
     def div(self, a, b):
         if _expr(b) == 0:
-            raise _SyntaxLimitError("division by zero")
-        return _checked(_expr(a) / b)
+            remedy = "divide by a size, which is positive"
+            raise _SyntaxLimitError("division by zero", self._where(), remedy)
+        return self._checked(_expr(a) / b)
 
     def mod(self, a, b):
         if _expr(b) == 0:
-            raise _SyntaxLimitError("division by zero")
-        return _checked(_expr(a) % b)
+            remedy = "divide by a size, which is positive"
+            raise _SyntaxLimitError("division by zero", self._where(), remedy)
+        inner, depth = ex.modulo_parts(_expr(a)), 0
+        while inner:
+            inner, depth = ex.modulo_parts(inner[0]), depth + 1
+            if depth > _MOST_REMAINDERS:
+                remedy = "write 'a % b' once in a relation"
+                raise _SyntaxLimitError("too many remainders", self._where(), remedy)
+        return self._checked(_expr(a) % b)
 
     def pow(self, base, exponent):
         power = _integer(exponent)
-        if power > (ex.MAX_EXPONENT if _expr(base).symbol_name else 8):
-            raise _SyntaxLimitError(f"exponent {power} is too large", exponent)
-        return _checked(base**power, exponent)
+        if power > (ex.MAX_EXPONENT if _expr(base).symbol_name else ex.MAX_EXPONENT_OF_SUMS):
+            raise _SyntaxLimitError(
+                f"exponent {power} is too large", exponent, "keep exponents of symbols below 65"
+            )
+        return self._checked(base**power, exponent)
 
     def neg(self, a):
         return -_expr(a)
 
     def num(self, token):
         self._mark(token)
+        self._number = token
         return ex.const(_integer(token))
 
     def sym(self, token):
@@ -374,7 +411,7 @@ class _Builder(Transformer):
             raise _SyntaxLimitError(f"unknown function '{name}'", name, remedy)
         if name == "ceildiv" and (len(arguments) != 2 or arguments[1] == 0):
             raise _SyntaxLimitError("ceildiv expects a size and a positive divisor", name)
-        return _checked(ex.call(str(name), [_expr(a) for a in arguments]), name)
+        return self._checked(ex.call(str(name), [_expr(a) for a in arguments]), name)
 
     def tuple(self, *items):
         return items
@@ -397,7 +434,10 @@ def _expr(value: Any) -> Expr:
 
 def _integer(token: Token) -> int:
     if len(token) > 19 or int(token) > ex.MAX_INTEGER:
-        raise _SyntaxLimitError("the integer is too large, expected at most 2^63 - 1", token)
+        remedy = "sizes are numbers of elements or bytes; write a smaller one"
+        raise _SyntaxLimitError(
+            "the integer is too large, expected at most 2^63 - 1", token, remedy
+        )
     return int(token)
 
 

@@ -16,6 +16,8 @@ from stagec.support.diagnostics import error
 
 #: More calls than this in one reduction are a mistake: no consumer takes them.
 MOST_BUCKETS = 100_000
+#: More nodes per rank than this are a mistake: no consumer takes them.
+MOST_NODES = 20_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +94,13 @@ def build_program(module: Module) -> Program:
             graphs[0].loc,
             remedy=module.how_to_set(missing),
         )
+    count = _count(graphs[0].body, env)
+    if count > MOST_NODES:
+        raise error(
+            f"the program has {count:,} nodes per rank, expected at most {MOST_NODES:,}",
+            graphs[0].loc,
+            remedy="choose fewer layers or microbatches",
+        )
     unroller = _Unroller(env)
     unroller.region(graphs[0].body)
     nodes = unroller.finish()
@@ -100,6 +109,14 @@ def build_program(module: Module) -> Program:
             "the program has no nodes", graphs[0].loc, remedy="compute something in the function"
         )
     return Program("stage0", nodes)
+
+
+def _count(region: Region, env: dict[str, int]) -> int:
+    """Nodes of a region, buckets not cut."""
+    return sum(
+        evaluate(op.expr("count"), env) * _count(op.region, env) if op.region is not None else 1
+        for op in region.ops[:-1]
+    )
 
 
 @dataclass(slots=True)

@@ -66,6 +66,18 @@ def _check_names(module: Module, strategy: Strategy) -> None:
                 remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
             )
     for rule in (*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)):
+        for name in rule.dims:
+            if name not in module.symbols:
+                problems.error(
+                    f"the model has no dimension '{name}'",
+                    rule.loc,
+                    remedy=did_you_mean(name, module.symbols)
+                    or f"its symbols are: {', '.join(module.symbols)}",
+                )
+        if len(set(rule.over)) < len(rule.over):
+            problems.error(
+                f"an axis is named twice: {', '.join(rule.over)}", rule.loc, remedy="name it once"
+            )
         for axis in rule.over:
             if axis not in axes:
                 problems.error(

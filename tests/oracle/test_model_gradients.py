@@ -5,7 +5,7 @@ The forward program is the model's own text, which no pass but shape inference h
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ STEP = 1e-5
 MODELS = (LLAMA, GPT)
 
 
-@lru_cache(maxsize=None)
+@cache
 def forward(model: str) -> tuple[Module, dict[str, Array]]:
     """The shaped forward program and values for its arguments."""
     module = tiny_module(model, "infer-shapes")
@@ -31,7 +31,7 @@ def loss_at(model: str, moved: dict[str, Array]) -> float:
     return float(run_numeric(module, {**inputs, **moved})[0])
 
 
-@lru_cache(maxsize=None)
+@cache
 def derived(model: str, microbatches: int) -> dict[str, Array]:
     """The gradients that the differentiated program computes."""
     module, inputs = forward(model)

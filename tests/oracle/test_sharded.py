@@ -7,7 +7,7 @@ pair of their options.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def label(row: Mapping[str, Any]) -> str:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def plain(model: str, program: str) -> tuple[dict[str, Array], list[Array]]:
     """Inputs and results of the program on one device."""
     module = tiny_module(model, program)

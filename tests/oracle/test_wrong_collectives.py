@@ -4,7 +4,7 @@ or compute something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,9 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 class Broken(Collective):
     """A collective whose exchange is another one's, changed."""
 
-    def __init__(self, change: Callable[[Sequence[Array], Operation, int], Sequence[Array]]) -> None:
+    def __init__(
+        self, change: Callable[[Sequence[Array], Operation, int], Sequence[Array]]
+    ) -> None:
         self._change = change
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
@@ -48,7 +50,7 @@ def collectives(module: Module) -> list[Operation]:
 
 
 @contextmanager
-def with_definition(op: Operation, definition: Collective) -> Iterator[None]:
+def with_definition(op: Operation, definition: Collective) -> Generator[None]:
     before, op.definition = op.definition, definition
     try:
         yield
@@ -57,7 +59,7 @@ def with_definition(op: Operation, definition: Collective) -> Iterator[None]:
 
 
 @contextmanager
-def with_attr(op: Operation, name: str, value: Any) -> Iterator[None]:
+def with_attr(op: Operation, name: str, value: Any) -> Generator[None]:
     before = dict(op.attrs)
     op.attrs[name] = value
     try:
@@ -110,7 +112,9 @@ def unseen(module: Module, inputs: dict[str, Array], expected: list[Array]) -> b
         found = run_numeric(module, inputs)
     except (DisagreementError, DiagnosticError, ValueError, IndexError):
         return False
-    return all(np.allclose(x, y, rtol=1e-9, atol=1e-9) for x, y in zip(expected, found, strict=True))
+    return all(
+        np.allclose(x, y, rtol=1e-9, atol=1e-9) for x, y in zip(expected, found, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

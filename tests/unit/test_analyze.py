@@ -176,12 +176,11 @@ def test_set_overrides_through_the_command_line() -> None:
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """All scalars of nested data, with where they are."""
-    if isinstance(value, dict):
-        for name, item in value.items():
+    if isinstance(value, dict | list):
+        nested: Any = value
+        items: Any = nested.items() if isinstance(value, dict) else enumerate(nested)
+        for name, item in items:
             yield from leaves(item, (*path, str(name)))
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from leaves(item, (*path, str(number)))
     else:
         yield path, value
 
@@ -202,10 +201,10 @@ NAMES = {"op", "dtype", "phase", "name", "model", "schema", "example_rank"}
 def test_expressions_give_the_numbers(model: str, strategy: str) -> None:
     """Mesh and all sizes open, against a mesh and sizes that are known from the start."""
     options = dict(STRATEGIES[strategy])
-    mesh = {a: options.pop(a, 1) for a in ("dp", "tp") if a in options}
+    mesh: dict[str, int] = {a: options.pop(a) for a in ("dp", "tp") if a in options}
     sizes = {**sizes_of(model), "L": 3, "B": BATCH}
     numbers = analyse(model, sizes=sizes, mesh=mesh, **options)
-    opened = dict.fromkeys(mesh)
+    opened: dict[str, None] = dict.fromkeys(mesh)
     symbolic = analyse(model, mesh=opened, symbolic=True, **options)
     env = {**sizes, **mesh}
     texts, known = dict(leaves(symbolic)), dict(leaves(numbers))
@@ -322,7 +321,7 @@ def totals(
     [*((LLAMA, s) for s in TRACED), (GPT, "one"), (GPT, "all"), (GPT, "zero1")],
 )
 def test_the_traces_hold_what_the_analysis_says(model: str, strategy: str, tmp_path: Path) -> None:
-    options = {"sizes": {"L": 2, "B": BATCH}, **TRACED[strategy]}
+    options: dict[str, Any] = {"sizes": {"L": 2, "B": BATCH}, **TRACED[strategy]}
     module = JobBuilder(JobOptions(model, **options)).lower()
     entry = analysis(module, model)["classes"][0]
     written = emit_module(module, "job", tmp_path / "out", {})

@@ -12,6 +12,7 @@ import pytest
 
 from stagec.driver import cli, common
 from stagec.driver.cli import COMMANDS
+from stagec.support.limits import MAX_BYTES
 from tests.support import stagec
 
 MODULE = "stg.module @m {\n  stg.func @f (%x: bf16[]) {\n    stg.return(%x)\n  }\n}\n"
@@ -152,10 +153,10 @@ def test_a_reader_that_leaves_early(tmp_path: Path) -> None:
 def test_a_text_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "long.stg"
     with path.open("wb") as file:
-        file.truncate(common.MAX_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
     outcome = stagec("opt", path)
     assert outcome.code == 1
-    assert "is longer than 16 MiB" in outcome.err
+    assert "is longer than 1 MiB" in outcome.err
 
 
 # -- bugs ------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Divisibility: what `Facts` says holds for all values that satisfy the relations; and it finds what
-the compiler needs.
+"""Divisibility: what `Facts` says holds for all values that satisfy the relations; and it finds
+what the compiler needs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RELATIONS = st.lists(
 def holds_everywhere(divisor: Expr, size: Expr, relations: list[Relation]) -> bool:
     """Whether `size / divisor` is an integer wherever the relations hold and `size` is one."""
     for values in combinations(VALUES, repeat=len(NAMES)):
-        env = dict(zip(NAMES, values, strict=True))
+        env: dict[str, int] = dict(zip(NAMES, values, strict=True))
         if not all(r.holds(env) for r in relations):
             continue
         try:

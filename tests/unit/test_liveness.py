@@ -1,5 +1,5 @@
-"""Liveness against brute force: the bytes of a program are the worst moment of all buffers that were
-made and are still used, and no buffer is used after it was freed.
+"""Liveness against brute force: the bytes of a program are the worst moment of all buffers that
+were made and are still used, and no buffer is used after it was freed.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ TEXTS = {
 }
 
 
-def text_of(
-    program: list[tuple[str, str, tuple[str, ...], bool]], returned: list[str]
-) -> str:
+def text_of(program: list[tuple[str, str, tuple[str, ...], bool]], returned: list[str]) -> str:
     body = "".join(
         f"    %{name} = {TEXTS[kind].format(*('%' + o for o in operands))}\n"
         for name, kind, operands, _ in program
@@ -69,9 +67,7 @@ def text_of(
     )
 
 
-def worst(
-    program: list[tuple[str, str, tuple[str, ...], bool]], returned: list[str]
-) -> int:
+def worst(program: list[tuple[str, str, tuple[str, ...], bool]], returned: list[str]) -> int:
     """The most bytes at any moment: of values made by then that this or a later op uses."""
     peak = 0
     for now in range(len(program)):
@@ -118,8 +114,10 @@ BODY
         "      %o = stg.mul(%h, %s)",
         "      %a = stg.gelu(%h)\n      %o = stg.mul(%a, %s)",
         "      %a = stg.gelu(%s)\n      %b = stg.gelu(%a)\n      %o = stg.mul(%b, %h)",
-        "      %a = stg.gelu(%h)\n      %b = stg.mul(%a, %h)\n      %c = stg.mul(%b, %a)\n"
-        "      %o = stg.mul(%c, %b)",
+        (
+            "      %a = stg.gelu(%h)\n      %b = stg.mul(%a, %h)\n      %c = stg.mul(%b, %a)\n"
+            "      %o = stg.mul(%c, %b)"
+        ),
     ],
 )
 def test_a_repeat_needs_what_its_iterations_one_after_the_other_need(body: str) -> None:

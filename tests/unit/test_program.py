@@ -33,7 +33,9 @@ def coll(result: str, *deps: str, more: str = "") -> str:
     """A collective over dp."""
     given = ", ".join(f"%{d}" for d in deps)
     kind = "all_gather" if "ahead" in more else "all_reduce"
-    return f"%{result} = et.coll[{kind}, group = dp, bytes = 8, dtype = f32{more}]({given}) : node\n"
+    return (
+        f"%{result} = et.coll[{kind}, group = dp, bytes = 8, dtype = f32{more}]({given}) : node\n"
+    )
 
 
 def named(program: Program) -> dict[str, Node]:
@@ -188,9 +190,7 @@ def test_buckets_cut_what_is_reduced_in_the_order_it_gets_ready(bucket: int) -> 
     program = bucketed(bucket)
     ready = [f"L{i}/{n}" for i in (2, 1, 0) for n in "ab" for _ in range(4)] + ["e"] * 5
     buckets = [n for n in program.nodes if n.is_collective]
-    assert [n.size for n in buckets] == [
-        min(bucket, 29 - start) for start in range(0, 29, bucket)
-    ]
+    assert [n.size for n in buckets] == [min(bucket, 29 - start) for start in range(0, 29, bucket)]
     end = 0
     for node in buckets:
         end += node.size
@@ -203,7 +203,7 @@ def test_buckets_cut_what_is_reduced_in_the_order_it_gets_ready(bucket: int) -> 
         last = named(program)[ready[end - 1]]
         between = program.nodes[program.nodes.index(last) + 1 : place]
         assert all(n.is_collective for n in between), "not issued as soon as it is ready"
-    final = [n for n in program.nodes if n.name.endswith("/z")][0]
+    final = next(n for n in program.nodes if n.name.endswith("/z"))
     assert {re.sub(r"^forward/", "", b.name) for b in buckets} <= reachable(final)
 
 

@@ -83,7 +83,7 @@ def test_the_steps_lead_to_the_target(have: Placement, want: Placement) -> None:
     module, value = program(have, steps_of(have, want))
     assert value.tensor.dims == want.type.dims
     assert set(value.tensor.partial_axes) == set(want.partial)
-    env = dict.fromkeys(AXES, 2)
+    env: dict[str, int] = dict.fromkeys(AXES, 2)
     whole = np.arange(SIZE**RANK, dtype=float).reshape([SIZE] * RANK)
     (found,) = Machine(module, env).run(module.main, {"a": whole})
     parts = 2 ** len(have.partial)  # every part of the sum holds the whole

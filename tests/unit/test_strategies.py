@@ -132,9 +132,7 @@ class Expected:
             logits = self.tokens * self.w.vocabulary
             self.add("all_gather", ["tp"], "forward", "f32", self.job.microbatches, logits)
         else:
-            self.add(
-                "all_reduce", ["tp"], "forward", "f32", 3 * self.job.microbatches, self.tokens
-            )
+            self.add("all_reduce", ["tp"], "forward", "f32", 3 * self.job.microbatches, self.tokens)
 
     # -- gradients: what a rank holds before sharding over dp
 
@@ -293,9 +291,7 @@ def test_fsdp_of_two_layers_over_eight_ranks() -> None:
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("bucket", [25 << 20, 1 << 30, 1 << 40])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_ddp_reduces_every_gradient_once_a_step(
-    dtype: str, bucket: int, microbatches: int
-) -> None:
+def test_ddp_reduces_every_gradient_once_a_step(dtype: str, bucket: int, microbatches: int) -> None:
     result = analyse(
         LLAMA,
         dp=4,
@@ -306,9 +302,7 @@ def test_ddp_reduces_every_gradient_once_a_step(
         sizes={"L": 2, "B": 16},
     )
     size = result["parameters"] * BYTES[dtype]
-    assert found(result) == {
-        ("all_reduce", ("dp",), "gradient", dtype): (-(-size // bucket), size)
-    }
+    assert found(result) == {("all_reduce", ("dp",), "gradient", dtype): (-(-size // bucket), size)}
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

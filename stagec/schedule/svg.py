@@ -1,0 +1,106 @@
+"""A timeline as one self-contained SVG: no script, no font, no link; readable on dark and light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from stagec.schedule.replay import Event, Timeline
+
+_ROW, _GAP, _LEFT, _LINE = 22, 4, 60, 16
+_CELL, _NARROWEST, _WIDEST = 26, 640, 8000
+_NAMES = {"F": "forward", "B": "backward", "W": "weight gradient"}
+_STYLE = """
+  text { font: 11px sans-serif; fill: #1c1c1e; }
+  .title { font-size: 14px; font-weight: bold; }
+  .back { fill: #ffffff; } .idle { fill: #e9e9ee; }
+  .F0 { fill: #9cc2f5; } .F1 { fill: #6fa4ea; }
+  .B0 { fill: #9fd8a4; } .B1 { fill: #6fbf77; }
+  .W0 { fill: #f3cf7a; } .W1 { fill: #e3b13f; }
+  rect { shape-rendering: crispEdges; } .cell rect { stroke: #ffffff; stroke-width: 0.5; }
+  .cell text { text-anchor: middle; fill: #111111; pointer-events: none; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f2f2f7; } .back { fill: #1c1c1e; } .idle { fill: #3a3a3e; }
+    .cell rect { stroke: #1c1c1e; }
+  }
+"""
+
+
+def timeline_svg(timeline: Timeline, title: str, facts: Sequence[str] = ()) -> str:
+    """The text of an SVG image, `facts` as lines over the picture.
+
+    Every cell says on hover what it is and when it runs.
+    """
+    top = 2 * _LINE + _LINE * len(facts) + 14
+    scale = _scale(timeline)
+    width = _LEFT + timeline.ticks * scale + _GAP
+    height = top + timeline.ranks * (_ROW + _GAP)
+    size = f'viewBox="0 0 {width:g} {height}" width="{width:g}" height="{height}"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">',
+        f'<title id="title">{_text(title)}</title>',
+        f'<desc id="desc">{_text("; ".join(facts))}</desc>',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="back" width="{width:g}" height="{height}"/>',
+        f'<text class="title" x="{_GAP}" y="18">{_text(title)}</text>',
+    )
+    lines = (
+        f'<text x="{_GAP}" y="{18 + _LINE * (i + 1)}">{_text(fact)}</text>'
+        for i, fact in enumerate(facts)
+    )
+    legend = _legend(top - 22, len(timeline.placement) > timeline.ranks)
+    rows = (line for rank in range(timeline.ranks) for line in _row(timeline, rank, scale, top))
+    return "\n".join([*head, *lines, *legend, *rows, "</svg>", ""])
+
+
+def _scale(timeline: Timeline) -> float:
+    """Pixels per tick: room for a label in the shortest action, within a bearable width."""
+    ticks = max(1, timeline.ticks)
+    shortest = min((e.end - e.start for row in timeline.rows for e in row), default=1)
+    wanted = max(_CELL / max(1, shortest), _NARROWEST / ticks)
+    return round(min(wanted, _WIDEST / ticks), 4)
+
+
+def _legend(y: int, chunks: bool) -> Iterator[str]:
+    for index, (kind, name) in enumerate(_NAMES.items()):
+        x = _LEFT + 120 * index
+        yield f'<rect class="{kind}0" x="{x}" y="{y}" width="14" height="12"/>'
+        yield f'<text x="{x + 19}" y="{y + 10}">{kind} {name}</text>'
+    if chunks:
+        yield f'<text x="{_LEFT + 380}" y="{y + 10}">darker: odd chunks</text>'
+
+
+def _row(timeline: Timeline, rank: int, scale: float, top: int) -> Iterator[str]:
+    y = top + rank * (_ROW + _GAP)
+    yield f'<text x="{_GAP}" y="{y + 15}">rank {rank}</text>'
+    width = timeline.ticks * scale
+    yield f'<rect class="idle" x="{_LEFT}" y="{y}" width="{width:g}" height="{_ROW}"/>'
+    for step in timeline.steps(rank):
+        height = _ROW // len(step)
+        for index, event in enumerate(step):
+            yield _cell(event, scale, y + index * height, height, timeline)
+
+
+def _cell(event: Event, scale: float, y: int, height: int, timeline: Timeline) -> str:
+    action, start, end = event
+    x, width = round(_LEFT + start * scale, 2), round((end - start) * scale, 2)
+    what = f"{_NAMES[action.kind]} of microbatch {action.microbatch}, chunk {action.chunk}"
+    when = f"from {start * timeline.tick} to {end * timeline.tick}"
+    label = str(action.microbatch)
+    size = min(11, height - 1)
+    shown = (
+        f'<text x="{x + width / 2:g}" y="{y + height - (height - size) // 2 - 1:g}" '
+        f'style="font-size:{size}px">{label}</text>'
+        if width >= 0.65 * size * len(label)
+        else ""
+    )
+    shade = f"{action.kind}{action.chunk % 2}"
+    return (
+        f'<g class="cell"><title>{what}, {when}</title><rect class="{shade}" '
+        f'x="{x:g}" y="{y}" width="{width:g}" height="{height}"/>{shown}</g>'
+    )
+
+
+def _text(text: str) -> str:
+    """Text for XML, which has no control characters."""
+    return escape("".join(c if c.isprintable() else " " for c in text))

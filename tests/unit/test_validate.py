@@ -1,0 +1,81 @@
+"""`stagec validate`: every published figure is there, computed by compiling, and a figure that is
+off fails.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from stagec.analysis import published
+from stagec.models import library
+from tests.support import stagec
+
+#: Size in billions as published (arXiv 2104.04473), and global batch.
+TABLE = {
+    "1.7": 512, "3.6": 512, "7.5": 512, "18.4": 1024, "39.1": 1536, "76.1": 1792,
+    "145.6": 2304, "310.1": 2160, "529.6": 2520, "1008.0": 3072,
+}  # fmt: skip
+
+
+def rows() -> list[dict[str, object]]:
+    ran = stagec("validate", "--json")
+    assert ran.code == 0, ran.out
+    found: list[dict[str, object]] = json.loads(ran.out)
+    return found
+
+
+def test_every_row_is_right() -> None:
+    found = rows()
+    assert all(set(r) == {"source", "row", "published", "ours", "ok"} for r in found)
+    assert all(r["ok"] is True for r in found)
+    names = [str(r["row"]) for r in found]
+    assert len(set(names)) == len(names)
+    by_name = {str(r["row"]): r for r in found}
+    for size in TABLE:
+        row = by_name[f"gpt-{size.removesuffix('.0')}b parameters (billions)"]
+        assert row["published"] == row["ours"] == size
+        assert f"gpt-{size.removesuffix('.0')}b FLOPs per iteration" in by_name
+    for name, count in (
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama2-7b", 6_738_415_616),
+    ):
+        assert by_name[f"{name} parameters"]["ours"] == f"{count:,}"
+    assert by_name["gpt3-175b parameters (billions)"]["ours"] == "174.6"
+    per_token = {n: r for n, r in by_name.items() if "GFLOP per token" in n}
+    assert len(per_token) >= 2
+
+
+def test_flops_of_an_iteration_equal_the_closed_form() -> None:
+    """96 B s L h² (1 + s/6h + V/16Lh), from the sizes of the library."""
+    by_name = {str(r["row"]): r for r in rows()}
+    for size, batch in TABLE.items():
+        name = f"gpt-{size.removesuffix('.0')}b"
+        n = library()[name].values
+        s, h, layers, v = n["S"], n["D"], n["L"], n["V"]
+        factor = 1 + Fraction(s, 6 * h) + Fraction(v, 16 * layers * h)
+        closed = 96 * batch * s * layers * h * h * factor
+        assert closed.denominator == 1
+        ours = str(by_name[f"{name} FLOPs per iteration"]["ours"]).replace(",", "")
+        assert int(ours) == closed
+
+
+def test_the_table_shows_every_row() -> None:
+    ran = stagec("validate")
+    assert ran.code == 0
+    for row in rows():
+        assert str(row["ours"]) in ran.out
+
+
+def test_a_figure_that_is_off_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = (replace(published.GPTS[0], billions="1.8"), *published.GPTS[1:])
+    monkeypatch.setattr(published, "GPTS", wrong)
+    ran = stagec("validate", "--json")
+    assert ran.code == 1
+    off = [r["row"] for r in json.loads(ran.out) if not r["ok"]]
+    assert off == ["gpt-1.7b parameters (billions)"]
+    assert "OFF" in stagec("validate").out
