@@ -14,7 +14,7 @@ import click
 
 from stagec import __version__
 from stagec.driver.common import tell
-from stagec.driver.job import JobBuilder
+from stagec.driver.job import AXES, JobBuilder
 from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
 from stagec.support.diagnostics import error
 
@@ -170,7 +170,7 @@ def _command(options: JobOptions) -> str:
     """The command line that gives the same traces."""
     words = ["stagec", "compile", options.model, *([options.strategy] if options.strategy else [])]
     default = JobOptions("")
-    for name in ("dp", "tp", *SHORTHANDS):
+    for name in (*AXES, *SHORTHANDS):
         value = getattr(options, name)
         if value != getattr(default, name):
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stagec.driver.common import read_source, remember, report
 from stagec.driver.instruments import instruments
-from stagec.driver.options import SHORTHANDS, JobOptions, strategy_text
+from stagec.driver.options import DATA_AXES, SHORTHANDS, JobOptions, strategy_text
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
@@ -26,7 +26,7 @@ from stagec.support.source import Source
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
 
-AXES = ("pp", "dp", "cp", "tp")
+AXES = ("pp", *DATA_AXES, "cp", "tp")
 SHORTHAND = "<strategy of the command line>"
 TRAIN, FORWARD = "train", "forward"
 
@@ -67,19 +67,39 @@ class JobBuilder:
 
     def _check_axes(self) -> None:
         options = self.options
-        for axis, what in (("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
+        for axis, what in (("pp", "pipeline"), ("ep", "expert")):
             if getattr(options, axis) > 1:
                 raise error(
                     f"--{axis} {getattr(options, axis)}: {what} parallelism is not there yet",
                     remedy=f"leave --{axis} at 1",
                 )
-        if options.mesh is not None and (options.dp, options.tp) != (1, 1):
+        if options.cp > 1 and options.cp_mode == "ring":
             raise error(
-                "--mesh and --dp or --tp both give the mesh", remedy="give the axes in one of them"
+                f"--cp {options.cp}: ring attention is not there yet",
+                remedy="choose --cp-mode ulysses or --cp-mode all-gather",
             )
-        if options.zero and options.dp == 1 and options.mesh is None:
+        if options.dp > 1 and options.dp_replicate * options.dp_shard > 1:
+            raise error(
+                "--dp and --dp-replicate or --dp-shard both give the data-parallel ranks",
+                remedy="give --dp, or --dp-replicate R --dp-shard N with R*N ranks",
+            )
+        if options.mesh is not None and self._sized_axes():
+            raise error(
+                f"--mesh and --{self._sized_axes()[0].replace('_', '-')} both give the mesh",
+                remedy="give the axes in one of them",
+            )
+        self._warn_of_no_effect()
+
+    def _sized_axes(self) -> list[str]:
+        """The axes that the command line gives a size, other than in --mesh."""
+        return [a for a in AXES if getattr(self.options, a) > 1]
+
+    def _warn_of_no_effect(self) -> None:
+        options = self.options
+        axes = self._axes()
+        if options.zero and not {"dp", "dp_shard", "cp"} & axes.keys():
             report(Diagnostic("--zero has no effect without --dp", severity="warning"))
-        if options.sp and options.tp == 1 and options.mesh is None:
+        if options.sp and "tp" not in axes:
             report(Diagnostic("--sp has no effect without --tp", severity="warning"))
 
     # -- the strategy ------------------------------------------------------------------------------
@@ -87,7 +107,7 @@ class JobBuilder:
     def _axes(self) -> dict[str, int | None]:
         if self.options.mesh is not None:
             return dict(self.options.mesh)
-        return {a: getattr(self.options, a) for a in AXES if getattr(self.options, a) > 1}
+        return {a: getattr(self.options, a) for a in self._sized_axes()}
 
     def _add_strategy(self, module: Module) -> None:
         """Put mesh and strategy in front of the functions; a strategy in the model's own text
@@ -99,7 +119,7 @@ class JobBuilder:
             sizes = self._axes()
             text = ", ".join(a if n is None else f"{a} = {n}" for a, n in sizes.items())
             given.insert(0, self._parse(f"stg.mesh @pod{f'[{text}]' if text else ''}"))
-        elif self.options.mesh is not None or (self.options.dp, self.options.tp) != (1, 1):
+        elif self._axes():
             self._resize_mesh(module, given)
         if module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given):
             self._refuse_shorthands()

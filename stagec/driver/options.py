@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,9 +13,12 @@ from stagec.ir.expr import MAX_INTEGER
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Axes over which the batch is split.
+DATA_AXES = ("dp_replicate", "dp_shard", "dp")
 #: What tensor parallelism splits: heads, KV heads, feed-forward width, vocabulary.
 TENSOR_PARALLEL = ("H", "G", "F", "V")
 SHORTHANDS = (
+    "cp_mode",
     "sp",
     "zero",
     "microbatches",
@@ -76,7 +79,10 @@ class JobOptions:
     mesh: Mapping[str, int | None] | None = None
     pp: int = 1
     dp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
     cp: int = 1
+    cp_mode: str = "ring"
     ep: int = 1
     tp: int = 1
     sp: bool = False
@@ -124,7 +130,17 @@ _OPTIONS = (
     click.option("--dp", type=_COUNT, default=1, help="Data-parallel ranks."),
     click.option("--tp", type=_COUNT, default=1, help="Tensor-parallel ranks."),
     click.option("--pp", type=_COUNT, default=1, help="Pipeline stages (only 1 yet)."),
-    click.option("--cp", type=_COUNT, default=1, help="Context-parallel ranks (only 1 yet)."),
+    click.option(
+        "--dp-replicate", type=_COUNT, default=1, help="HSDP: replicas of the shard groups."
+    ),
+    click.option("--dp-shard", type=_COUNT, default=1, help="HSDP: ranks of a shard group."),
+    click.option("--cp", type=_COUNT, default=1, help="Context-parallel ranks."),
+    click.option(
+        "--cp-mode",
+        type=click.Choice(["ring", "ulysses", "all-gather"]),
+        default="ring",
+        help="How attention sees the whole sequence (ring is not there yet).",
+    ),
     click.option("--ep", type=_COUNT, default=1, help="Expert-parallel ranks (only 1 yet)."),
     click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
     click.option(
@@ -211,32 +227,54 @@ def strategy_text(
     options: JobOptions, axes: Mapping[str, int | None], symbols: Collection[str]
 ) -> str:
     """The strategy that the shorthands stand for, of a model that has these symbols."""
-    lines: list[str] = []
-    if "dp" in axes:
-        lines.append("stg.split[B, over = dp]")
+    lines = [*_layout(options, axes, symbols), *_policies(options, axes)]
+    body = "".join(f"  {line}\n" for line in lines)
+    return f"stg.strategy @shorthand[mesh = @pod] {{\n{body}}}"
+
+
+def _layout(
+    options: JobOptions, axes: Mapping[str, int | None], symbols: Collection[str]
+) -> Iterator[str]:
+    """Which dimensions are split over which axes."""
+    data = [a for a in DATA_AXES if a in axes]
+    if data:
+        yield f"stg.split[B, over = {_tuple(data)}]"
+    if "cp" in axes:
+        yield "stg.split[S, over = cp]"
+        into = _tuple(n for n in ("H", "G") if n in symbols)
+        ulysses = options.cp_mode == "ulysses"
+        yield f"stg.exchange[S, into = {into}]" if ulysses else "stg.gather[S]"
     if "tp" in axes:
         dims = [n for n in TENSOR_PARALLEL if n in symbols]
-        named = f"({', '.join(dims)})" if len(dims) > 1 else "".join(dims)
         if dims:
-            lines.append(f"stg.split[{named}, over = tp]")
+            yield f"stg.split[{_tuple(dims)}, over = tp]"
         if options.sp:
-            lines.append("stg.split[S, over = tp, at = rest]")
+            yield "stg.split[S, over = tp, at = rest]"
         if options.no_vocab_parallel:
-            lines.append("stg.gather[V]")
-        lines.append(f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]")
-    if options.zero and "dp" in axes:
-        lines.append(f"stg.shard_params[over = dp, zero = {options.zero}]")
+            yield "stg.gather[V]"
+    shard = [a for a in ("dp", "dp_shard", "cp") if a in axes]
+    if options.zero and shard:
+        yield f"stg.shard_params[over = {_tuple(shard)}, zero = {options.zero}]"
+
+
+def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[str]:
+    """What is kept, summed up, cut and in which element types."""
+    if "tp" in axes:
+        yield f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]"
     if options.microbatches > 1:
-        lines.append(f"stg.microbatches[count = {options.microbatches}]")
+        yield f"stg.microbatches[count = {options.microbatches}]"
     if options.recompute != "none":
-        lines.append(f"stg.recompute[{options.recompute.replace('-', '_')}]")
+        yield f"stg.recompute[{options.recompute.replace('-', '_')}]"
     if options.ddp_bucket:
-        lines.append(f"stg.bucket[bytes = {options.ddp_bucket}]")
-    lines.append(
+        yield f"stg.bucket[bytes = {options.ddp_bucket}]"
+    yield (
         f"stg.dtypes[param = {options.param_dtype}, grad = {options.grad_dtype}, "
         f"reduce = {options.reduce_dtype}, master = {options.master_dtype}]"
     )
-    lines.append("stg.optimizer[adamw, clip = 1]")
-    return (
-        "stg.strategy @shorthand[mesh = @pod] {\n" + "".join(f"  {line}\n" for line in lines) + "}"
-    )
+    yield "stg.optimizer[adamw, clip = 1]"
+
+
+def _tuple(names: Iterable[str]) -> str:
+    """`dp`, or `(dp, cp)`."""
+    listed = list(names)
+    return listed[0] if len(listed) == 1 else f"({', '.join(listed)})"

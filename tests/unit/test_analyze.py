@@ -176,9 +176,8 @@ def test_set_overrides_through_the_command_line() -> None:
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """All scalars of nested data, with where they are."""
-    if isinstance(value, dict | list):
-        nested: Any = value
-        items: Any = nested.items() if isinstance(value, dict) else enumerate(nested)
+    if hasattr(value, "items") or isinstance(value, list):
+        items: Any = value.items() if hasattr(value, "items") else enumerate(value)
         for name, item in items:
             yield from leaves(item, (*path, str(name)))
     else:
