@@ -147,15 +147,23 @@ class AllReduce(Collective):
 
 
 class ReduceScatter(Collective):
-    """Sum of a partial value over a group, of which everyone gets a part of dimension `dim`."""
+    """Sum of a partial value over a group, of which everyone gets a part of dimension `dim`.
+
+    With `whole` the buffer of the operand stays as it is and the result is a part of it, as in the
+    gradient buffers of ZeRO-1.
+    """
 
     name = "stg.reduce_scatter"
+    params = (
+        _DIM,
+        _OVER,
+        Param("bucket", "int", "bytes of one call, the last one is shorter"),
+        Param("whole", "flag", "the result stays in the buffer of the operand"),
+    )
+    example = "%y = stg.reduce_scatter[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
 
     def reuses(self, op: Operation, result: int) -> int | None:
-        return result  # a part of a buffer that stays, such as accumulated gradients
-
-    params = (_DIM, _OVER, Param("bucket", "int", "bytes of one call, the last one is shorter"))
-    example = "%y = stg.reduce_scatter[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
+        return result if op.flag("whole") else None
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
         over, d = op.names("over"), operand_dim(op, index)

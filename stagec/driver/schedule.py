@@ -150,6 +150,8 @@ def _draw(run: Run) -> None:
         for cell in cells(run.timeline, rank, columns):
             text = cell.text.replace("=", " ") if coloured else cell.text
             line.append(text, _COLOURS[cell.kind][cell.chunk % 2])
+        if not coloured:
+            line.rstrip()
         out.print(line)
     for fact in facts(run):
         out.print(Text(fact))

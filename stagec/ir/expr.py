@@ -208,8 +208,7 @@ def _prune(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             numbers.append(int(item)) if isinstance(item, sympy.Integer) else flat.append(item)
     if numbers:
         best = max(numbers) if function == "max" else min(numbers)
-        if function == "min" or best > 0 or not flat:
-            flat.append(sympy.Integer(best))
+        flat.append(sympy.Integer(best))
     return tuple(dict.fromkeys(flat))
 
 
@@ -373,7 +372,7 @@ def _terms(node: Any, limit: int) -> int:
             count = min(limit + 1, count * _terms(a, limit))
         return count
     if isinstance(node, sympy.core.function.AppliedUndef):
-        return min(limit + 1, sum(_terms(a, limit) for a in node.args))
+        return max(_terms(a, limit) for a in node.args)
     return 1
 
 

@@ -99,7 +99,8 @@ def _enter(op: Operation, region: Region, problems: DiagnosticList) -> None:
             )
             return
         for value, type_ in zip(region.args, region_args(op), strict=True):
-            _set(op, value, type_, problems)
+            bare = type_.unplaced() if isinstance(type_, TensorType) else type_
+            _set(op, value, type_ if value.type is not None else bare, problems)
     _infer_region(region, problems)
     if not region.ops or region.ops[-1].name.partition(".")[2] not in ("yield", "return"):
         problems.error(

@@ -62,10 +62,6 @@ def _source(value: Value) -> Value | None:
     slot = op.definition.reuses(op, value.index)
     if slot is None:
         return None
-    shrinks = op.operands[slot].tensor.local_elements != value.tensor.local_elements
-    persistent = root(op.operands[slot]).producer
-    if shrinks and (persistent is None or persistent.region is None):
-        return None  # a part of a buffer that is given up
     return op.operands[slot]
 
 

@@ -48,7 +48,7 @@ def timeline_svg(timeline: Timeline, title: str, facts: Sequence[str] = ()) -> s
         f'<text x="{_GAP}" y="{18 + _LINE * (i + 1)}">{_text(fact)}</text>'
         for i, fact in enumerate(facts)
     )
-    legend = _legend(top - 22, len(timeline.placement) > timeline.ranks)
+    legend = _legend(timeline, top - 22)
     rows = (line for rank in range(timeline.ranks) for line in _row(timeline, rank, scale, top))
     return "\n".join([*head, *lines, *legend, *rows, "</svg>", ""])
 
@@ -58,16 +58,20 @@ def _scale(timeline: Timeline) -> float:
     ticks = max(1, timeline.ticks)
     shortest = min((e.end - e.start for row in timeline.rows for e in row), default=1)
     wanted = max(_CELL / max(1, shortest), _NARROWEST / ticks)
-    return round(min(wanted, _WIDEST / ticks), 4)
+    return min(wanted, _WIDEST / ticks)
 
 
-def _legend(y: int, chunks: bool) -> Iterator[str]:
-    for index, (kind, name) in enumerate(_NAMES.items()):
-        x = _LEFT + 120 * index
+def _legend(timeline: Timeline, y: int) -> Iterator[str]:
+    kinds = {event.action.kind for event in timeline.rows[0]}
+    x = _LEFT
+    for kind, name in _NAMES.items():
+        if kind not in kinds:
+            continue
         yield f'<rect class="{kind}0" x="{x}" y="{y}" width="14" height="12"/>'
         yield f'<text x="{x + 19}" y="{y + 10}">{kind} {name}</text>'
-    if chunks:
-        yield f'<text x="{_LEFT + 380}" y="{y + 10}">darker: odd chunks</text>'
+        x += 120
+    if len(timeline.placement) > timeline.ranks:
+        yield f'<text x="{x}" y="{y + 10}">darker: odd chunks</text>'
 
 
 def _row(timeline: Timeline, rank: int, scale: float, top: int) -> Iterator[str]:

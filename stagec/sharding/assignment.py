@@ -68,20 +68,29 @@ def read_assignment(
         for d, group in zip(value.tensor.dims, shape, strict=True):
             if d.axes:
                 found.update(distribute(group, d.axes, sizes, facts))
+    used = {a for axes in found.values() for a in axes}
+    for factor, axes in _hidden(op, rule, sizes, facts, used).items():
+        keep = tuple(a for a in axes if a not in used)
+        if factor not in found and keep:  # an axis splits one factor: the first that has it
+            found[factor] = keep
+            used |= set(keep)
+    return found
+
+
+def _hidden(
+    op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts, used: set[str]
+) -> dict[str, Axes]:
+    """Factors that results do not show, with the most axes that an operand has for them."""
     reduced = [
         (rule.contracted(i) | rule.special, r.tensor.partial_axes) for i, r in enumerate(op.results)
     ]
-    used = {a for axes in found.values() for a in axes}
+    offers: dict[str, Axes] = {}
     for value, shape in zip(op.operands, rule.operands, strict=True):
         for d, group in zip(value.tensor.dims, shape, strict=True):
-            hidden = [f for f in group if f not in found and f not in rule.whole]
-            if not d.axes or not hidden:
-                continue
-            for factor, axes in distribute(group, d.axes, sizes, facts).items():
+            for factor, axes in distribute(group, d.axes, sizes, facts).items() if d.axes else ():
                 partial = {a for gone, over in reduced if factor in gone for a in over}
                 special = factor in rule.special
                 keep = tuple(a for a in axes if a not in used and (special or a in partial))
-                if factor in hidden and keep:
-                    found[factor] = keep
-                    used |= set(keep)
-    return found
+                if factor not in rule.whole and len(keep) > len(offers.get(factor, ())):
+                    offers[factor] = keep
+    return offers

@@ -8,7 +8,9 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 128
 #: Most operations in a text.
 MAX_OPERATIONS = 20_000
-#: Most terms of an expression, and operators in one.
+#: Most terms of an expression when multiplied out.
 MAX_TERMS = 1000
+#: Most operators in one parameter or size.
+MAX_OPERATORS = 20_000
 #: Largest coefficient in an expression.
 MAX_COEFFICIENT = 1 << 64

@@ -39,6 +39,7 @@ from stagec.support.limits import (
     MAX_COEFFICIENT,
     MAX_DEPTH,
     MAX_OPERATIONS,
+    MAX_OPERATORS,
     MAX_TERMS,
 )
 from stagec.support.source import FileLoc, Loc, NameLoc, Source
@@ -278,11 +279,11 @@ class _Builder(Transformer):
         """Refuse expressions whose arithmetic would cost more than it can mean."""
         self._operators += 1
         large = ex.too_large(value, MAX_TERMS, MAX_COEFFICIENT)
-        if large or self._operators > MAX_TERMS:
+        if large or self._operators > MAX_OPERATORS:
             raise _SyntaxLimitError(
                 "the expression is too large",
                 token or self._where(),
-                f"keep integers below 2^63 and expressions below {MAX_TERMS} operators",
+                f"keep integers below 2^63 and expressions below {MAX_TERMS} terms",
             )
         return value
 

@@ -25,7 +25,7 @@ def coalesce(module: Module) -> None:
     for func in module.functions:
         for region in _regions(func.body):
             _merge_gathers(region)
-            _merge_reductions(region, bucket)
+            _merge_reductions(region, bucket, whole=strategy.zero == 1)
             _merge_updates(region)
 
 
@@ -76,7 +76,7 @@ def _merge_updates(region: Region) -> None:
         _merge(group, group[-1].position())
 
 
-def _merge_reductions(region: Region, bucket: int) -> None:
+def _merge_reductions(region: Region, bucket: int, *, whole: bool) -> None:
     """Reductions of gradients: what finishes gradients moves to the end of backward, wave by wave.
 
     A wave is the number of collectives that a gradient has behind it; those of one wave are merged.
@@ -92,8 +92,11 @@ def _merge_reductions(region: Region, bucket: int) -> None:
             by_wave.setdefault(waves[op], []).append(op)
         for same in by_wave.values():
             merged = _merge(same, same[-1].position())
-            if bucket and any(p.name == "bucket" for p in merged.definition.params):
+            known = merged.definition.params_by_name()
+            if bucket and "bucket" in known:
                 merged.attrs["bucket"] = const(bucket)
+            if whole and "whole" in known:
+                merged.attrs["whole"] = True
 
 
 def _waves(region: Region) -> dict[Operation, int]:

@@ -30,7 +30,6 @@ from tests.support import (
 )
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": (LLAMA, {}),
     "llama-all": (LLAMA, {"dp": 2, "tp": 2, "sp": True, "zero": 3, "microbatches": 2}),
     "llama-open": (LLAMA, {"mesh": {"dp": None, "tp": None}, "zero": 1, "ddp_bucket": 64}),
     "gpt": (GPT, {"dp": 2, "tp": 2, "zero": 2, "no_vocab_parallel": True}),
@@ -57,6 +56,8 @@ def test_compiling_on_from_any_dump_gives_the_same(name: str, tmp_path: Path) ->
         text = dump.read_text(encoding="utf-8")
         again = parse(text, dump.name)
         assert print_module(again) == text, dump.name
+        if done % 2 == list(CASES).index(name) % 2:
+            continue  # it takes time: each case goes on from every other dump
         PassManager(pipeline.passes[done:]).run(again)
         assert renamed(print_module(again)) == end, f"from {dump.name}"
 

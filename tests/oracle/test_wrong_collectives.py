@@ -22,14 +22,12 @@ from tests.support import GPT, LLAMA, PLACE, STEP, inputs_of, run_numeric, tiny_
 
 MESH = ("dp", "tp")
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-tp-fsdp": (LLAMA, {"dp": 2, "tp": 2, "zero": 3}),
     "llama-sp-fsdp": (LLAMA, {"dp": 2, "tp": 2, "sp": True, "zero": 3}),
     "llama-sp-zero1-gathered": (
         LLAMA,
         {"dp": 2, "tp": 2, "sp": True, "zero": 1, "no_vocab_parallel": True},
     ),
     "gpt-sp-ddp-accumulated": (GPT, {"dp": 2, "tp": 2, "sp": True, "microbatches": 2}),
-    "gpt-zero2": (GPT, {"dp": 2, "tp": 2, "zero": 2}),
 }
 
 

@@ -174,12 +174,17 @@ def test_set_overrides_through_the_command_line() -> None:
 # -- expressions
 
 
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+Json = dict[str, "Json"] | list["Json"] | str | int
+
+
+def leaves(value: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str | int]]:
     """All scalars of nested data, with where they are."""
-    if hasattr(value, "items") or isinstance(value, list):
-        items: Any = value.items() if hasattr(value, "items") else enumerate(value)
-        for name, item in items:
-            yield from leaves(item, (*path, str(name)))
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from leaves(item, (*path, name))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from leaves(item, (*path, str(number)))
     else:
         yield path, value
 

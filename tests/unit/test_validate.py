@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 
 import pytest
 
@@ -21,6 +22,7 @@ TABLE = {
 }  # fmt: skip
 
 
+@cache
 def rows() -> list[dict[str, object]]:
     ran = stagec("validate", "--json")
     assert ran.code == 0, ran.out
@@ -64,18 +66,14 @@ def test_flops_of_an_iteration_equal_the_closed_form() -> None:
         assert int(ours) == closed
 
 
-def test_the_table_shows_every_row() -> None:
-    ran = stagec("validate")
-    assert ran.code == 0
-    for row in rows():
-        assert str(row["ours"]) in ran.out
-
-
 def test_a_figure_that_is_off_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table shows every row, and says which one is off."""
+    expected = rows()
     wrong = (replace(published.GPTS[0], billions="1.8"), *published.GPTS[1:])
     monkeypatch.setattr(published, "GPTS", wrong)
-    ran = stagec("validate", "--json")
+    ran = stagec("validate")
     assert ran.code == 1
-    off = [r["row"] for r in json.loads(ran.out) if not r["ok"]]
-    assert off == ["gpt-1.7b parameters (billions)"]
-    assert "OFF" in stagec("validate").out
+    assert all(str(row["ours"]) in ran.out for row in expected)
+    off = [line.split() for line in ran.out.splitlines() if "OFF" in line]
+    assert len(off) == 1
+    assert "gpt-1.7b" in off[0]
