@@ -9,9 +9,10 @@ import numpy as np
 
 from stagec.ir.core import Value
 from stagec.ir.expr import Expr, evaluate
-from stagec.ir.facts import Relation
+from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.ir.types import TensorType, axis_size
 from stagec.support.diagnostics import error
 
 _ROUNDS = 64
@@ -29,7 +30,7 @@ def tiny_sizes(
     env = {name: 2 + i % 3 for i, name in enumerate(module.symbols)}
     env |= dict.fromkeys(mesh.axes if mesh else (), axis_size)
     env |= dict(fixed or {})
-    relations = [r for r, _ in module.relations]
+    relations = [r for r, _ in module.relations] + _splits(module)
     for _ in range(_ROUNDS):
         broken = [r for r in relations if r.symbols <= env.keys() and not r.holds(env)]
         if not broken:
@@ -41,6 +42,18 @@ def tiny_sizes(
         module.root.loc,
         remedy="give sizes with --set",
     )
+
+
+def _splits(module: Module) -> list[Relation]:
+    """What the placements in types need, whether it is assumed or follows from given sizes."""
+    found: dict[tuple[Expr, tuple[str, ...]], Relation] = {}
+    for func in module.functions:
+        for op in (func, *func.body.walk()):
+            values = [*op.results, *(op.region.args if op.region else ())]
+            for d in (d for v in values if isinstance(v.type, TensorType) for d in v.type.dims):
+                if d.axes:
+                    found[d.size, d.axes] = divisible(d.size, axis_size(d.axes))
+    return list(found.values())
 
 
 def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:

@@ -3,6 +3,7 @@ assumptions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from math import gcd
@@ -54,6 +55,7 @@ def _drop_unit_axes(module: Module) -> None:
 
 
 def _check_names(module: Module, strategy: Strategy) -> None:
+    """Refuse names of meshes, dimensions and axes that there are not; tell of axes without use."""
     problems = DiagnosticList()
     mesh = module.mesh
     axes = mesh.axes if mesh else ()
@@ -66,26 +68,38 @@ def _check_names(module: Module, strategy: Strategy) -> None:
                 remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
             )
     for rule in (*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)):
-        for name in rule.dims:
-            if name not in module.symbols:
-                problems.error(
-                    f"the model has no dimension '{name}'",
-                    rule.loc,
-                    remedy=did_you_mean(name, module.symbols)
-                    or f"its symbols are: {', '.join(module.symbols)}",
-                )
-        if len(set(rule.over)) < len(rule.over):
-            problems.error(
-                f"an axis is named twice: {', '.join(rule.over)}", rule.loc, remedy="name it once"
-            )
-        for axis in rule.over:
-            if axis not in axes:
-                problems.error(
-                    f"the mesh has no axis '{axis}'",
-                    rule.loc,
-                    remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}",
-                )
+        _check_rule(rule, axes, module.symbols, problems)
     problems.check()
+    used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
+    used |= {a for arg in module.main.body.args for a in arg.tensor.axes}
+    for axis in (a for a in axes if a not in used):
+        module.diagnostics.remark(
+            f"no statement uses the axis '{axis}': its ranks all do the same", strategy.loc
+        )
+
+
+def _check_rule(
+    rule: SplitRule, axes: tuple[str, ...], symbols: Iterable[str], problems: DiagnosticList
+) -> None:
+    known = list(symbols)
+    for name in rule.dims:
+        if name not in known:
+            problems.error(
+                f"the model has no dimension '{name}'",
+                rule.loc,
+                remedy=did_you_mean(name, known) or f"its symbols are: {', '.join(known)}",
+            )
+    if len(set(rule.over)) < len(rule.over):
+        problems.error(
+            f"an axis is named twice: {', '.join(rule.over)}", rule.loc, remedy="name it once"
+        )
+    for axis in rule.over:
+        if axis not in axes:
+            problems.error(
+                f"the mesh has no axis '{axis}'",
+                rule.loc,
+                remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}",
+            )
 
 
 class _Applier:
