@@ -12,7 +12,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Facts
 from stagec.ir.rule import Group, Rule, Shape
-from stagec.ir.types import Partial, TensorType, axis_size
+from stagec.ir.types import axis_size
 
 Axes = tuple[str, ...]
 Assignment = Mapping[str, Axes]
@@ -44,15 +44,6 @@ def distribute(
         if size is not None and size != 1 and facts.divides(axis_size(axes), size):
             return {factor: axes}
     return {group[0]: axes}
-
-
-def result_type(op: Operation, rule: Rule, index: int, assignment: Assignment) -> TensorType:
-    """The placed type of a result under an assignment (partial sums of operands not included)."""
-    shape = rule.results[index]
-    contracted = rule.contracted(index) - rule.special
-    axes = tuple(a for f in rule.factors if f in contracted for a in assignment.get(f, ()))
-    partial = Partial(rule.reduction, axes) if axes else None
-    return op.results[index].tensor.with_splits(required_splits(shape, assignment), partial)
 
 
 def read_assignment(

@@ -7,7 +7,7 @@ results follow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stagec.ir.core import Operation, Region, Value
@@ -407,12 +407,3 @@ def _settled(type_: TensorType, splits: list[Split], partial: Partial | None = N
         for d, s in zip(type_.dims, splits, strict=True)
     )
     return replace(type_, dims=dims, partial=partial, placed=True)
-
-
-def walk_rules(module: Module) -> Iterator[tuple[Operation, Rule]]:
-    """All ops of the functions that have a rule, with it."""
-    for func in module.functions:
-        for op in func.body.walk():
-            rule = op.definition.rule(op)
-            if rule is not None:
-                yield op, rule
