@@ -6,7 +6,7 @@ ever the published side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -52,15 +52,49 @@ GPTS = (
     Gpt("gpt-529.6b", "529.6", 2520),
     Gpt("gpt-1008b", "1008.0", 3072),
 )
+ACTIVATIONS = "arXiv 2205.05198, table 2"
+ACTIVATION_MODELS = ("gpt-22b", "gpt3-175b", "gpt-529.6b", "gpt-1008b")
+_TENSOR_PARALLEL = 8
+Formula = Callable[[Fraction, Fraction, Fraction], Fraction]
+#: technique -> mesh axes, options, bytes per layer from sbh, 5as/h and t
+TECHNIQUES: Mapping[str, tuple[tuple[str, ...], dict[str, str | int | bool], Formula]] = {
+    "one device": ((), {}, lambda sbh, scores, t: sbh * (34 + scores)),
+    "TP": (("tp",), {}, lambda sbh, scores, t: sbh * (10 + 24 / t + scores / t)),
+    "TP + SP": (
+        ("tp",),
+        {"sp": True},
+        lambda sbh, scores, t: sbh * (34 / t + scores / t),
+    ),
+    "TP, selective recompute": (
+        ("tp",),
+        {"recompute": "selective"},
+        lambda sbh, scores, t: sbh * (10 + 24 / t),
+    ),
+    "TP + SP, selective recompute": (
+        ("tp",),
+        {"sp": True, "recompute": "selective"},
+        lambda sbh, scores, t: sbh * 34 / t,
+    ),
+    "full recompute": ((), {"recompute": "full"}, lambda sbh, scores, t: sbh * 2),
+}
+ZERO = "arXiv 1910.02054, figure 1"
+ZERO_GB = ("120.0", "31.4", "16.6", "1.9")
+MEGATRON = "Megatron-LM distributed optimizer"
+STATE = ("parameters", "gradients", "optimizer")
 EXACT = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama2-7b": 6_738_415_616}
 GFLOP_PER_TOKEN = {"llama3-405b": ("2521", "2525"), "llama3-70b": ("448.97", "449.48")}
 
 
 class Compiled(Protocol):
-    """Compiles a library model with all sizes open."""
+    """Compiles a library model with all sizes and axes open."""
 
-    def __call__(self, name: str, recompute: str = "none") -> tuple[Counts, Mapping[str, int]]:
-        """The counts of the compiled text, and the sizes of the model."""
+    def __call__(
+        self, name: str, *axes: str, **options: str | int | bool
+    ) -> tuple[Counts, Mapping[str, int]]:
+        """The counts of the compiled text on a mesh of these axes, and the sizes of the model.
+
+        `options` are those of the command line.
+        """
         ...
 
 
@@ -86,6 +120,9 @@ def rows(compiled: Compiled) -> Iterator[Row]:
         yield _iteration(gpt, *compiled(gpt.name, recompute="full-replay"))
     for name, (low, high) in GFLOP_PER_TOKEN.items():
         yield _per_token(name, low, high, *compiled(name))
+    for name in ACTIVATION_MODELS:
+        yield from _activations(name, compiled)
+    yield from _zero(compiled)
 
 
 def _rounded(gpt: Gpt, ours: int) -> Row:
@@ -127,3 +164,44 @@ def _per_token(name: str, low: str, high: str, counts: Counts, sizes: Mapping[st
         f"{float(gflop):.2f}",
         ok,
     )
+
+
+def _activations(name: str, compiled: Compiled) -> Iterator[Row]:
+    """Bytes stashed per layer, for each technique of table 2: the stash of one layer more."""
+    for technique, (axes, options, formula) in TECHNIQUES.items():
+        counts, sizes = compiled(name, *axes, **options)
+        env = {**sizes, "B": 1, "tp": _TENSOR_PARALLEL}
+        stash = counts.memory["stash"]
+        ours = evaluate(stash, {**env, "L": env["L"] + 1}) - evaluate(stash, env)
+        s, h, a = (Fraction(env[n]) for n in ("S", "D", "H"))
+        published = formula(s * h, 5 * a * s / h, Fraction(_TENSOR_PARALLEL))
+        row = f"{name} bytes per layer, {technique}"
+        yield Row(ACTIVATIONS, row, f"{int(published):,}", f"{ours:,}", ours == published)
+
+
+def _zero(compiled: Compiled) -> Iterator[Row]:
+    """State of 7.5 billion parameters on 64 ranks, 16-bit gradients, by ZeRO stage, in GB."""
+    for stage, published in enumerate(ZERO_GB):
+        counts, sizes = compiled(
+            "gpt-7.5b", "dp", zero=stage, grad_dtype="bf16", reduce_dtype="bf16"
+        )
+        env = {**sizes, "B": 64, "dp": 64}
+        state = sum(evaluate(counts.memory[n], env) for n in STATE)
+        per_parameter = Fraction(state, evaluate(counts.parameters, env))
+        ours = f"{float(per_parameter * Fraction(15, 2)):.1f}"
+        yield Row(
+            ZERO,
+            f"7.5B parameters, 64 ranks, stage {stage}, GB",
+            published,
+            ours,
+            ours == published,
+        )
+    for stage, ranks, bytes_published in ((0, 8, Fraction(18)), (1, 8, 6 + Fraction(12, 8))):
+        counts, sizes = compiled("gpt-7.5b", "dp", zero=stage)
+        env = {**sizes, "B": 8, "dp": ranks}
+        state = sum(evaluate(counts.memory[n], env) for n in STATE)
+        exact = Fraction(state, evaluate(counts.parameters, env))
+        row = f"bytes per parameter, fp32 gradients, optimizer over {ranks if stage else 1}"
+        yield Row(
+            MEGATRON, row, str(float(bytes_published)), str(float(exact)), exact == bytes_published
+        )

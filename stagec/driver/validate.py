@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,20 +43,26 @@ def command(as_json: bool) -> int:
 
 
 class _Compiled:
-    """Counts of library models; a text is compiled once for each policy, with all sizes open."""
+    """Counts of library models; a text is compiled once for each strategy, with all sizes open."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], Counts] = {}
+        self._counts: dict[tuple[object, ...], Counts] = {}
 
-    def __call__(self, name: str, recompute: str = "none") -> tuple[Counts, Mapping[str, int]]:
+    def __call__(
+        self, name: str, *axes: str, **options: str | int | bool
+    ) -> tuple[Counts, Mapping[str, int]]:
+        from dataclasses import replace
+
         from stagec.analysis.count import count_module
         from stagec.driver.job import JobBuilder
         from stagec.driver.options import JobOptions
         from stagec.models import library
 
         model = library()[name]
-        key = (model.text_name, recompute)
+        key = (model.text_name, axes, *sorted(options.items()))
         if key not in self._counts:
-            builder = JobBuilder(JobOptions(model=name, recompute=recompute), symbolic=True)
+            mesh = dict.fromkeys(axes) if axes else None
+            job: Any = {"mesh": mesh, **options}
+            builder = JobBuilder(replace(JobOptions(model=name), **job), symbolic=True)
             self._counts[key] = count_module(builder.lower())
         return self._counts[key], model.values

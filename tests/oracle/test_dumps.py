@@ -56,8 +56,8 @@ def test_compiling_on_from_any_dump_gives_the_same(name: str, tmp_path: Path) ->
         text = dump.read_text(encoding="utf-8")
         again = parse(text, dump.name)
         assert print_module(again) == text, dump.name
-        if done % 2 == list(CASES).index(name) % 2:
-            continue  # it takes time: each case goes on from every other dump
+        if done % 3 != list(CASES).index(name) % 3:
+            continue  # it takes time: each case goes on from every third dump
         PassManager(pipeline.passes[done:]).run(again)
         assert renamed(print_module(again)) == end, f"from {dump.name}"
 

@@ -70,8 +70,10 @@ def attention(model: str, layers: int) -> int:
     return BATCH * n["S"] ** 2 * n["H"] * n["K"] * layers
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("model", [LLAMA, GPT])
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    [*((LLAMA, s) for s in STRATEGIES), (GPT, "one"), (GPT, "all"), (GPT, "zero2-accumulated")],
+)
 def test_matmul_flops_are_two_per_parameter_and_token_and_attention(
     model: str, strategy: str
 ) -> None:
@@ -90,7 +92,7 @@ def test_matmul_flops_are_two_per_parameter_and_token_and_attention(
     assert result["ranks"] == result["classes"][0]["count"] == ranks
 
 
-@pytest.mark.parametrize("model", ["llama3-70b", "llama2-7b", "gpt-1.7b", "gpt-145.6b"])
+@pytest.mark.parametrize("model", ["llama3-70b", "gpt-145.6b"])
 def test_matmul_flops_of_other_models(model: str) -> None:
     result = analyse(model, sizes={"B": BATCH}, tp=4)
     n = sizes_of(model)
@@ -155,11 +157,10 @@ def test_parameters_of_published_models(model: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT])
-@pytest.mark.parametrize("layers", [1, 2, 7])
-def test_set_overrides_a_size(model: str, layers: int) -> None:
-    for strategy in ("one", "all"):
-        result = analyse(model, sizes={"L": layers, "B": BATCH}, **STRATEGIES[strategy])
-        assert result["parameters"] == parameters(model, layers)
+@pytest.mark.parametrize(("layers", "strategy"), [(1, "one"), (2, "all"), (7, "zero1")])
+def test_set_overrides_a_size(model: str, layers: int, strategy: str) -> None:
+    result = analyse(model, sizes={"L": layers, "B": BATCH}, **STRATEGIES[strategy])
+    assert result["parameters"] == parameters(model, layers)
 
 
 def test_set_overrides_through_the_command_line() -> None:
@@ -322,7 +323,7 @@ def totals(
 
 @pytest.mark.parametrize(
     ("model", "strategy"),
-    [*((LLAMA, s) for s in TRACED), (GPT, "one"), (GPT, "all"), (GPT, "zero1")],
+    [*((LLAMA, s) for s in TRACED), (GPT, "one"), (GPT, "all")],
 )
 def test_the_traces_hold_what_the_analysis_says(model: str, strategy: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"sizes": {"L": 2, "B": BATCH}, **TRACED[strategy]}

@@ -289,7 +289,7 @@ def test_fsdp_of_two_layers_over_eight_ranks() -> None:
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize("bucket", [25 << 20, 1 << 30, 1 << 40])
+@pytest.mark.parametrize("bucket", [25 << 20, 1 << 40])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_ddp_reduces_every_gradient_once_a_step(dtype: str, bucket: int, microbatches: int) -> None:
     result = analyse(
@@ -305,8 +305,7 @@ def test_ddp_reduces_every_gradient_once_a_step(dtype: str, bucket: int, microba
     assert found(result) == {("all_reduce", ("dp",), "gradient", dtype): (-(-size // bucket), size)}
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(("zero", "microbatches"), [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)])
 @pytest.mark.parametrize(("grad", "reduce"), [("f32", "bf16"), ("bf16", "f32")])
 def test_gradients_travel_in_the_reduce_dtype(
     grad: str, reduce: str, zero: int, microbatches: int
