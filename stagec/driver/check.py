@@ -30,13 +30,10 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
     from stagec.trace.check import check_directory
 
     if not directory.is_dir():
-        what = "a file" if directory.exists() else "nothing"
         from stagec.support.diagnostics import error
 
-        raise error(
-            f"'{directory}' is {what}, expected a folder of .et files",
-            remedy="give the folder of a job",
-        )
+        found = f"'{directory}' is a file" if directory.exists() else f"there is no '{directory}'"
+        raise error(f"{found}, expected a folder of .et files", remedy="give the folder of a job")
     report = check_directory(directory)
     failed = bool(report.errors) or (strict and bool(report.warnings))
     if as_json:

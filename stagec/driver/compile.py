@@ -74,13 +74,13 @@ def command(**given: Any) -> int:
     written = None
     if output is not None and not given["dry_run"]:
         written = _emit(builder, output, strategy, given)
+    for warning in written.warnings if written is not None else ():
+        tell(f"warning: {warning}")
     if not given["quiet"]:
         from stagec.driver.tables import bytes_text, print_analysis
 
         print_analysis(result, sys.stdout)
         if written is not None:
-            for warning in written.warnings:
-                tell(f"warning: {warning}")
             tell(
                 f"wrote {len(written.files)} files, {bytes_text(written.bytes)}, to {output} "
                 f"(compiled in {compiled:.2f} s, "

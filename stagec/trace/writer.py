@@ -76,9 +76,10 @@ def write_job(
         files = dict(_write_ranks(job, groups, temporary, progress))
         table = json.dumps(groups.table())
         files[f"{job.name}.json"] = _write(temporary / f"{job.name}.json", table.encode())
-        warnings = tuple(
-            exceeded_limits(map(int, groups.table()), groups.ranks, len(job.program.nodes))
-        )
+        ids = map(int, groups.table())
+        warnings = tuple(exceeded_limits(ids, groups.ranks, len(job.program.nodes)))
+        if "empty" in str(directory.resolve() / job.name):
+            warnings += ("ASTRA-sim takes a path with the word 'empty' for no groups file at all",)
         manifest: dict[str, object] = {
             "manifest": 1,
             **about,
