@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,20 @@ def parse_expr(text: str) -> Expr:
     """The expression that a text states, as the size of a dimension."""
     function = parse_one(f"stg.func @f(%x: f32[{text}]) {{\n  stg.return(%x)\n}}")
     return function.body.args[0].tensor.shape[0]
+
+
+def assert_same_text(found: str, expected: str, what: str = "") -> None:
+    """Equal texts, told by their first different line: a diff of long texts takes minutes."""
+    if found == expected:
+        return
+    pairs = zip_longest(found.splitlines(), expected.splitlines(), fillvalue="<end>")
+    for number, (ours, theirs) in enumerate(pairs, start=1):
+        if ours != theirs:
+            raise AssertionError(f"{what}: line {number}:\nfound    {ours}\nexpected {theirs}")
+
+
+def assert_same_items(found: Iterable[object], expected: Iterable[object], what: str = "") -> None:
+    """Equal items, one by one; told by the first that differ."""
+    for number, (ours, theirs) in enumerate(zip_longest(found, expected)):
+        if ours != theirs:
+            raise AssertionError(f"{what}: item {number}:\nfound    {ours}\nexpected {theirs}")
