@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, const, substitute
+from stagec.ir.expr import Expr, fraction, substitute, symbol
 from stagec.ir.facts import Relation
-from stagec.ir.opdef import OpDef, Param
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param
+from stagec.ir.rule import Rule
 from stagec.ir.types import Dim, TensorType, Type
 
 
@@ -29,18 +33,25 @@ class ModuleOp(Declaration):
     example = "stg.module @m[phase = parsed] {\n}"
 
 
-class SymbolsOp(Declaration):
-    """Declares symbolic sizes, positive integers, with default values where there are any."""
+class SizesDeclaration(Declaration):
+    """Base of ops that declare names, with positive sizes where they are known."""
 
-    name = "stg.symbols"
     open_params = True
-    example = "stg.symbols[B, S = 8192]"
+    noun: ClassVar[str] = "name"
 
     def verify(self, op: Operation) -> Iterator[str]:
         for name, value in op.attrs.items():
             number = value.value if isinstance(value, Expr) else None
             if value is not True and (number is None or number < 1):
-                yield f"symbol {name} expects a positive integer, found {value}"
+                yield f"{self.noun} {name} expects a positive integer, found {value}"
+
+
+class SymbolsOp(SizesDeclaration):
+    """Declares symbolic sizes, positive integers, with default values where there are any."""
+
+    name = "stg.symbols"
+    noun = "symbol"
+    example = "stg.symbols[B, S = 8192]"
 
 
 class AssumeOp(Declaration):
@@ -57,19 +68,13 @@ class AssumeOp(Declaration):
                 yield f"{relation} is never true"
 
 
-class MeshOp(Declaration):
+class MeshOp(SizesDeclaration):
     """Declares the device mesh: named axes, slowest first, with sizes where they are known."""
 
     name = "stg.mesh"
-    open_params = True
+    noun = "mesh axis"
     symbol = "required"
     example = "stg.mesh @pod[pp = 2, dp, tp]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        for name, value in op.attrs.items():
-            number = value.value if isinstance(value, Expr) else None
-            if value is not True and (number is None or number < 1):
-                yield f"mesh axis {name} expects a positive integer, found {value}"
 
 
 class FuncOp(Declaration):
@@ -201,8 +206,6 @@ def microbatch(op: Operation, type_: TensorType) -> TensorType:
 
 
 def _divide(size: Expr, name: str, count: Expr) -> Expr:
-    from stagec.ir.expr import symbol
-
     return substitute(size, {name: symbol(name) / count}) if name in size.symbols else size
 
 
@@ -221,24 +224,18 @@ class ConstantOp(OpDef):
     free = True
     example = "%one = stg.constant[value = 1] : f32[]"
 
-    def rule(self, op: Operation):  # type: ignore[no-untyped-def]
-        from stagec.ir.rule import Rule
-
+    def rule(self, op: Operation) -> Rule:
         return Rule((), ((),))
 
     def infer(self, op: Operation) -> list[Type]:
         return [TensorType("f32")]
 
-    def reference(self, op, ctx, *args):  # type: ignore[no-untyped-def]
-        import numpy as np
-
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.float64(ratio(op, "value"))]
 
 
 def ratio(op: Operation, name: str, default: float = 0.0) -> float:
     """A `ratio` parameter as a float, for numeric references."""
-    from stagec.ir.expr import fraction
-
     value = op.attrs.get(name)
     return float(fraction(value)) if isinstance(value, Expr) else default
 
@@ -255,4 +252,3 @@ OPS = (
     AccumulateOp(),
     ConstantOp(),
 )
-ONE = const(1)

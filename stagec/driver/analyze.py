@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from io import StringIO
 from typing import Any
 
 import click
@@ -35,13 +36,11 @@ def command(**given: Any) -> int:
     result = analysis(builder.lower(), builder.model_name, symbolic=given["symbolic"])
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
-    elif given["output"]:
-        from stagec.driver.tables import print_analysis
-
-        with open(given["output"], "w", encoding="utf-8") as stream:  # noqa: PTH123
-            print_analysis(result, stream)
     else:
         from stagec.driver.tables import print_analysis
 
-        print_analysis(result, sys.stdout)
+        table = StringIO()
+        print_analysis(result, table if given["output"] else sys.stdout)
+        if given["output"]:
+            write_output(table.getvalue(), given["output"])
     return 0
