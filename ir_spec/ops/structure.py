@@ -133,6 +133,7 @@ class RepeatOp(RegionOp):
     """
 
     name = "stg.repeat"
+    carries = True
     params = (
         Param("count", "size", "the number of iterations", required=True),
         Param("carry", "int", "how many values are carried (default 1)"),

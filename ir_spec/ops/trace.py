@@ -124,6 +124,7 @@ class EtRepeatOp(EtRegionOp):
     iteration."""
 
     name = "et.repeat"
+    carries = True
     params = (
         Param("count", "size", "iterations", required=True),
         Param("carry", "int", "carried values"),

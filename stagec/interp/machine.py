@@ -17,6 +17,7 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array, NumericContext
 from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.comm import Collective, Movement
 from stagec.support.diagnostics import error
 
 Locals = list[Array]
@@ -112,10 +113,10 @@ class Machine:
     def _op(self, op: Operation) -> None:
         operands = [self._values[v] for v in op.operands]
         if op.region is not None:
-            run = self._repeat if "carry" in op.definition.params_by_name() else self._accumulate
+            run = self._repeat if op.definition.carries else self._accumulate
             outputs = run(op, op.region, operands)
-        elif "over" in op.attrs:
-            outputs = self._movement(op, operands)
+        elif isinstance(op.definition, Movement):
+            outputs = self._movement(op, op.definition, operands)
         elif not op.results:
             return
         else:
@@ -139,17 +140,18 @@ class Machine:
             per_rank.append(op.definition.reference(op, ctx, *(parts[r] for parts in operands)))
         return [list(parts) for parts in zip(*per_rank, strict=True)]
 
-    def _movement(self, op: Operation, operands: list[Locals]) -> list[Locals]:
-        exchange = getattr(op.definition, "exchange", None)
+    def _movement(
+        self, op: Operation, definition: Movement, operands: list[Locals]
+    ) -> list[Locals]:
         outputs: list[Locals] = []
         for index, parts in enumerate(operands):
-            if exchange is None:
+            if not isinstance(definition, Collective):
                 outputs.append(self._slice(op, index, parts))
                 continue
             result: Locals = list(parts)
             for group in self.groups(op.names("over")):
                 for r, part in zip(
-                    group, exchange(op, index, [parts[i] for i in group]), strict=True
+                    group, definition.exchange(op, index, [parts[i] for i in group]), strict=True
                 ):
                     result[r] = part
             outputs.append(result)

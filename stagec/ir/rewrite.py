@@ -66,7 +66,7 @@ def _computes_only(op: Operation) -> bool:
 
 def carried(op: Operation) -> int:
     """How many operands of a region op are carried (0 for those that carry nothing)."""
-    return op.integer("carry", 1) if "carry" in op.definition.params_by_name() else 0
+    return op.integer("carry", 1) if op.definition.carries else 0
 
 
 def drop_unused_results(op: Operation) -> None:

@@ -108,11 +108,7 @@ def classify(body: Region) -> Sets:
 
 def step_regions(body: Region) -> list[Region]:
     """The region of a function and that of its accumulation, if there is one."""
-    inner = [
-        op.body
-        for op in body.ops
-        if op.region is not None and "carry" not in op.definition.params_by_name()
-    ]
+    inner = [op.body for op in body.ops if op.region is not None and not op.definition.carries]
     return [body, *(r for region in inner for r in step_regions(region))]
 
 
@@ -147,13 +143,13 @@ def moments(
 
 
 def _carried(op: Operation) -> int:
-    return op.integer("carry", 1) if "carry" in op.definition.params_by_name() else len(op.results)
+    return op.integer("carry", 1) if op.definition.carries else len(op.results)
 
 
 def _owned(arg: Value) -> bool:
     """Whether a region's argument is a buffer of its own: carried values are, slices are views."""
     owner = arg.region.owner
-    return "carry" in owner.definition.params_by_name() and arg.index < owner.integer("carry", 1)
+    return owner.definition.carries and arg.index < owner.integer("carry", 1)
 
 
 def last_users(region: Region) -> dict[Value, Operation]:

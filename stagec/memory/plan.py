@@ -99,4 +99,4 @@ def _insert_frees(module: Module, region: Region, keep: set[Value]) -> None:
 
 
 def _is_carried(op: Operation, arg: Value) -> bool:
-    return "carry" in op.definition.params_by_name() and arg.index < op.integer("carry", 1)
+    return op.definition.carries and arg.index < op.integer("carry", 1)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.comm import AllGather
 from stagec.sharding.assignment import read_assignment, required_splits
 from stagec.sharding.local import place_from_operands
 from stagec.sharding.reshard import Axes, NoPlanError, Step, plan
@@ -83,11 +84,7 @@ class _Inserter:
 
     def _region_op(self, op: Operation) -> None:
         region = op.body
-        carried = (
-            op.integer("carry", 1)
-            if "carry" in op.definition.params_by_name()
-            else len(op.operands)
-        )
+        carried = op.integer("carry", 1) if op.definition.carries else len(op.operands)
         for i, value in enumerate(op.operands[:carried]):
             target = region.args[i].tensor
             self._require(op, i, value, [d.axes for d in target.dims], target.partial_axes)
@@ -97,7 +94,7 @@ class _Inserter:
 
     def _terminator(self, region: Region) -> None:
         owner, end = region.owner, region.terminator
-        if "carry" in owner.definition.params_by_name():
+        if owner.definition.carries:
             targets = [a.tensor for a in region.args[: owner.integer("carry", 1)]]
         else:
             targets = [t for t in region.returns if isinstance(t, TensorType)]
@@ -137,7 +134,7 @@ class _Inserter:
 
     def _emit(self, b: Builder, value: Value, steps: Sequence[Step]) -> Value:
         for step in steps:
-            attrs: dict[str, object] = {"over": step.over}
+            attrs: dict[str, RawAttr] = {"over": step.over}
             if step.op != "stg.all_reduce":
                 attrs["dim"] = (step.dim,)
             if step.op == "stg.all_to_all":
@@ -147,7 +144,7 @@ class _Inserter:
             suffix = {"stg.all_gather": "g", "stg.reduce_scatter": "s", "stg.all_reduce": "r"}.get(
                 step.op, "m"
             )
-            value = b.value(step.op, [value], attrs, hint=f"{value.name}_{suffix}")  # type: ignore[arg-type]
+            value = b.value(step.op, [value], attrs, hint=f"{value.name}_{suffix}")
         return value
 
     def _reduce_in_groups(self, op: Operation, passing: Axes) -> None:
@@ -188,7 +185,7 @@ def _keep_gathered(region: Region) -> None:
     """Stash the gathered value instead of the split one where backward would gather the same
     again."""
     for op in region.ops:
-        if op.region is None or "carry" not in op.definition.params_by_name():
+        if op.region is None or not op.definition.carries:
             if op.region is not None:
                 _keep_gathered(op.region)
             continue
@@ -200,7 +197,9 @@ def _keep_gathered(region: Region) -> None:
 def _keep_one(op: Operation, index: int) -> None:
     end = op.body.terminator
     stashed = end.operands[index]
-    gathers = [u for u, _ in stashed.uses if u.name == "stg.all_gather" and len(u.operands) == 1]
+    gathers = [
+        u for u, _ in stashed.uses if isinstance(u.definition, AllGather) and len(u.operands) == 1
+    ]
     for user, slot in list(op.results[index].uses):
         if user.region is None:
             continue

@@ -8,6 +8,7 @@ from stagec.ir.core import Operation
 from stagec.ir.facts import Facts
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import Partial, TensorType, Type
+from stagec.ir_spec.ops.structure import RegionOp
 from stagec.sharding.assignment import distribute, read_assignment, required_splits, split_of
 from stagec.sharding.propagate import passing_partial
 
@@ -63,13 +64,12 @@ def implicit_moves(op: Operation, facts: Facts) -> Iterator[str]:
 
 def _bound_otherwise(op: Operation) -> Iterator[str]:
     """Messages for region arguments placed otherwise than what they stand for."""
-    region_args = getattr(op.definition, "region_args", None)
-    if region_args is None:
+    if not isinstance(op.definition, RegionOp):
         return
-    for arg, bound in zip(op.body.args, region_args(op), strict=True):
+    for arg, bound in zip(op.body.args, op.definition.region_args(op), strict=True):
         if not _placed_alike(arg.type, bound):
             yield f"binds %{arg.name}: {arg.type} to a value that is {bound}"
-    if "carry" in op.definition.params_by_name():
+    if op.definition.carries:
         for arg, value in zip(
             op.body.args[: op.integer("carry", 1)], op.body.terminator.operands, strict=False
         ):

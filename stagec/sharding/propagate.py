@@ -79,9 +79,7 @@ class _Propagation:
     @staticmethod
     def _is_carried(arg: Value) -> bool:
         owner = arg.region.owner
-        return "carry" in owner.definition.params_by_name() and arg.index < owner.integer(
-            "carry", 1
-        )
+        return owner.definition.carries and arg.index < owner.integer("carry", 1)
 
     # -- placements of values ----------------------------------------------------------------------
 
@@ -104,10 +102,10 @@ class _Propagation:
     def _split_of_arg(self, arg: Value) -> list[Split]:
         owner = arg.region.owner
         outer = self.split(owner.operands[arg.index])
-        return outer[1:] if "carry" in owner.definition.params_by_name() else outer
+        return outer[1:] if owner.definition.carries else outer
 
     def _split_of_region_result(self, op: Operation, value: Value) -> list[Split]:
-        if "carry" not in op.definition.params_by_name():
+        if not op.definition.carries:
             return self.split(op.body.terminator.operands[value.index])
         if value.index < op.integer("carry", 1):
             return self.split(op.body.args[value.index])
@@ -226,7 +224,7 @@ class _Propagation:
     def _wanted_by_region(self, owner: Operation, index: int) -> list[Split] | None:
         """How what a region yields is wanted: as it is carried, or as the users of the result have
         it."""
-        repeats = "carry" in owner.definition.params_by_name()
+        repeats = owner.definition.carries
         if repeats and index < owner.integer("carry", 1):
             return self.split(owner.body.args[index])
         for user, slot in owner.results[index].uses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const
@@ -65,13 +66,13 @@ def read_strategy(module: Module) -> Strategy:
         )
     if not found or found[0].region is None:
         return Strategy()
-    fields: dict[str, object] = {"loc": found[0].loc, "splits": ()}
+    fields: dict[str, Any] = {"loc": found[0].loc, "splits": ()}
     for op in found[0].region.ops:
         _statement(op, fields)
-    return Strategy(**fields)  # type: ignore[arg-type]
+    return Strategy(**fields)
 
 
-def _statement(op: Operation, fields: dict[str, object]) -> None:
+def _statement(op: Operation, fields: dict[str, Any]) -> None:
     """Add what one statement says."""
     if op.name == "stg.split":
         rule = SplitRule(op.names("dims"), op.names("over"), op.text("at") == "rest", op.loc)
@@ -87,18 +88,18 @@ def _statement(op: Operation, fields: dict[str, object]) -> None:
         )
 
 
-def _optimizer(op: Operation) -> dict[str, object]:
+def _optimizer(op: Operation) -> dict[str, Any]:
     clip = {"clip": op.expr("clip")} if "clip" in op.attrs else {}
     return {"optimizer": op.text("kind"), **clip}
 
 
-def _dtypes(op: Operation) -> dict[str, object]:
+def _dtypes(op: Operation) -> dict[str, Any]:
     names = ("param", "grad", "reduce", "master")
     return {"dtypes": Dtypes(**{n: op.text(n) for n in names if n in op.attrs})}
 
 
 #: what each statement sets of a `Strategy`
-_STATEMENTS: Mapping[str, Callable[[Operation], dict[str, object]]] = {
+_STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     "stg.gather": lambda op: {"gathered": op.names("dims")},
     "stg.exchange": lambda op: {"exchanged": ((op.text("dim"), op.names("into")),)},
     "stg.shard_params": lambda op: {"zero": op.integer("zero"), "zero_axes": op.names("over")},

@@ -219,7 +219,7 @@ class _Applier:
         for op in region.ops:
             if op.region is None:
                 continue
-            if "carry" in op.definition.params_by_name():
+            if op.definition.carries:
                 for arg in op.body.args[: op.integer("carry", 1)]:
                     arg.type = self._place(arg.tensor, rest=True)
             self._place_carried(op.body)
@@ -258,7 +258,15 @@ class _Applier:
 
     def _exchange(self, name: str, into: tuple[str, ...]) -> None:
         """Move the split of `name` to the dimensions `into` around the ops concerned."""
-        for op, operands in self._special(self._body, name):
+        found = self._special(self._body, name)
+        if not found:
+            raise error(
+                f"no op treats a split of {name} in its own way, so there is nothing to exchange",
+                self._strategy.loc,
+                remedy="exchange around fused attention; for other models gather: "
+                "--cp-mode all-gather",
+            )
+        for op, operands in found:
             b = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
             everyone = [i for i, v in enumerate(op.operands) if v.tensor.rank > 1]
             for index in everyone if operands else []:
@@ -429,9 +437,7 @@ def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
 
 def _repeat_counts(module: Module) -> frozenset[str]:
     """Sizes that repeats slice along: never sharded, an iteration needs its slice whole."""
-    return frozenset(
-        str(op.expr("count")) for op in module.walk() if "carry" in op.definition.params_by_name()
-    )
+    return frozenset(str(op.expr("count")) for op in module.walk() if op.definition.carries)
 
 
 def _symbols(type_: TensorType) -> frozenset[str]:

@@ -13,6 +13,7 @@ from stagec.ir.core import Attr, Operation, Region
 from stagec.ir.expr import const
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import attr_text
+from stagec.ir_spec.ops.comm import Collective
 from stagec.sharding.strategy import read_strategy
 
 _Key = tuple[str, ...]
@@ -38,7 +39,7 @@ def _regions(region: Region) -> Iterable[Region]:
 
 def _is_movement(op: Operation) -> bool:
     """Whether the op moves data between ranks, operand by operand."""
-    return op.definition.variadic_results and "over" in op.attrs and not op.definition.free
+    return isinstance(op.definition, Collective)
 
 
 def _key(op: Operation) -> _Key:

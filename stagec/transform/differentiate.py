@@ -71,7 +71,7 @@ class _Step:
             if loss.producer is not None and loss.producer.region is not None
             else None
         )
-        if wrapped is not None and "carry" not in wrapped.definition.params_by_name():
+        if wrapped is not None and not wrapped.definition.carries:
             region, loss = wrapped.body, wrapped.body.terminator.operands[loss.index]
         builder = Builder(
             self._registry,

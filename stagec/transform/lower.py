@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, const, total
+from stagec.ir.expr import const, total
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import NODE, axis_size
+from stagec.ir_spec.ops.comm import Collective
 
 
 def lower_to_trace(module: Module) -> None:
@@ -66,14 +67,17 @@ class _Lowering:
                         op.operands[min(result.index, len(op.operands) - 1)]
                     ]
         elif op.results:
-            node = self._collective(op, b) if "over" in op.attrs else self._computation(op, b)
+            if isinstance(op.definition, Collective):
+                node = self._collective(op, op.definition, b)
+            else:
+                node = self._computation(op, b)
             for result in op.results:
                 self._nodes[result] = node
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
         """Repeat and accumulate keep their shape; what is no node (a constant) is not handed
         over."""
-        name = "et.repeat" if "carry" in op.definition.params_by_name() else "et.accumulate"
+        name = "et.repeat" if op.definition.carries else "et.accumulate"
         attrs: dict[str, RawAttr] = {
             n: v for n, v in op.attrs.items() if n in ("count", "carry", "reverse")
         }
@@ -100,22 +104,22 @@ class _Lowering:
         attrs["out"] = total(r.tensor.local_bytes for r in op.results)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
 
-    def _collective(self, op: Operation, b: Builder) -> Value:
-        buffer: Expr = getattr(op.definition, "buffer")(op)  # noqa: B009 # a Collective of any plug-in
+    def _collective(self, op: Operation, definition: Collective, b: Builder) -> Value:
         attrs: dict[str, RawAttr] = {
             "kind": op.name.partition(".")[2],
             "group": op.names("over"),
-            "bytes": buffer,
+            "bytes": definition.buffer(op),
             "dtype": op.operands[0].tensor.dtype,
         }
         if "bucket" in op.attrs:
             attrs["bucket"] = op.expr("bucket")
             attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)
-        if all(map(is_parameter, op.operands)) and "carry" in _owner_params(op):
+        if all(map(is_parameter, op.operands)) and _is_repeated(op):
             attrs["ahead"] = 1
         return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
 
 
-def _owner_params(op: Operation) -> frozenset[str]:
+def _is_repeated(op: Operation) -> bool:
+    """Whether the op is in the region of a repeat itself."""
     owner = op.parent_op
-    return frozenset(owner.definition.params_by_name()) if owner else frozenset()
+    return owner is not None and owner.definition.carries

@@ -58,7 +58,16 @@ def label(row: Mapping[str, Any]) -> str:
     return "-".join([axes, *(f"{v}" for n, v in row.items() if n != "axes")])
 
 
-@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=label)
+def grid() -> list[dict[str, Any]]:
+    """All pairs of options; Ulysses is for models with fused attention."""
+    rows = list(pairwise(FACTORS))
+    for row in rows:
+        if row["model"] == GPT and "cp" in row["axes"]:
+            row["cp_mode"] = "all-gather"
+    return rows
+
+
+@pytest.mark.parametrize("row", grid(), ids=label)
 def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None:
     options = dict(row)
     model, axes = options.pop("model"), options.pop("axes")
@@ -161,7 +170,15 @@ def test_selective_recompute_stashes_34sbh() -> None:
     ],
 )
 def test_what_cannot_be(options: list[str], message: str) -> None:
-    ran = stagec("compile", LLAMA, *options, "--dry-run")
+    assert_refused(LLAMA, options, message)
+
+
+def test_unfused_attention_has_nothing_to_exchange() -> None:
+    assert_refused(GPT, ["--cp", "2", "--cp-mode", "ulysses"], "nothing to exchange")
+
+
+def assert_refused(model: str, options: list[str], message: str) -> None:
+    ran = stagec("compile", model, *options, "--dry-run")
     assert ran.code == 1
     assert message in ran.err
     assert "help:" in ran.err
