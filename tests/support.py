@@ -28,6 +28,8 @@ from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.support.source import Source
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_module
+from stagec.trace.classes import rank_classes
+from stagec.trace.nodes import Program
 
 LLAMA, GPT = "llama3-8b", "gpt3-175b"
 #: Sizes at which everything divides by 4, twice for the batch, and a run takes milliseconds.
@@ -191,3 +193,9 @@ def assert_same_items(found: Iterable[object], expected: Iterable[object], what:
     for number, (ours, theirs) in enumerate(zip_longest(found, expected)):
         if ours != theirs:
             raise AssertionError(f"{what}: item {number}:\nfound    {ours}\nexpected {theirs}")
+
+
+def only_program(module: Module) -> Program:
+    """The program of the one rank class of a lowered module."""
+    (only,) = rank_classes(module)
+    return only.program()

@@ -43,7 +43,11 @@ class MemoryOp(Declaration):
 
 
 class GraphOp(Declaration):
-    """The program of every rank of a class; `ranks` of them run it."""
+    """The program of every rank of a class; `ranks` of them run it.
+
+    With `stages` it is that of the ranks at these coordinates along the axis `over`. Sizes may
+    contain the coordinate of a rank along an axis a, as the symbol `a_index`.
+    """
 
     name = "et.graph"
     has_region = True
@@ -51,6 +55,8 @@ class GraphOp(Declaration):
     params = (
         Param("ranks", "size", "how many ranks run it", required=True),
         Param("parameters", "size", "trainable parameters of the whole model"),
+        Param("over", "name", "the axis of pipeline stages"),
+        Param("stages", "ints", "the stages that run it"),
     )
     example = "et.graph @step[ranks = dp*tp] (%x: node) -> node {\n  et.return(%x)\n}"
 
@@ -97,8 +103,39 @@ class CollOp(NodeOp):
         Param("bucket", "int", "bytes of one call"),
         Param("parts", "sizes", "bytes of each operand, where a bucket cuts between them"),
         Param("ahead", "int", "iterations by which it may start early"),
+        Param("among", "name", "mirror: coordinates i and n-1-i only", choices=("mirror",)),
     )
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
+
+
+class MessageOp(NodeOp):
+    """Base of the two ends of a message between neighbours along an axis.
+
+    The receiver's coordinate along `over` is that of the sender plus `by`, modulo the axis. The
+    messages of one channel arrive in the order in which they are sent.
+    """
+
+    params = (
+        Param("over", "name", "the mesh axis", required=True),
+        Param("by", "int", "coordinate of the receiver minus that of the sender", required=True),
+        Param("bytes", "size", "bytes sent by one rank", required=True),
+        Param("dtype", "name", "element type"),
+        Param("channel", "int", "which of several streams of messages (default 0)"),
+    )
+
+
+class SendOp(MessageOp):
+    """Sends to a neighbour what its operands stand for; it does not wait for the receiver."""
+
+    name = "et.send"
+    example = "%s = et.send[over = pp, by = 1, bytes = 2*B*D](%y) : node"
+
+
+class RecvOp(MessageOp):
+    """Receives from a neighbour; it is posted when its operands are done."""
+
+    name = "et.recv"
+    example = "%h = et.recv[over = pp, by = 1, bytes = 2*B*D]() : node"
 
 
 class EtRegionOp(OpDef):
@@ -134,11 +171,33 @@ class EtRepeatOp(EtRegionOp):
 
 
 class EtAccumulateOp(EtRegionOp):
-    """As `stg.accumulate`: the region once for each microbatch."""
+    """As `stg.accumulate`: the region once for each microbatch, or its actions as scheduled."""
 
     name = "et.accumulate"
-    params = (Param("count", "size", "microbatches", required=True),)
+    params = (
+        Param("count", "size", "microbatches", required=True),
+        Param("schedule", "str", "the pipeline schedule that orders its actions"),
+        Param("chunks", "int", "chunks of the model per rank under that schedule"),
+    )
     example = "%y = et.accumulate[count = 4] (%h: node = %x) {\n  et.yield(%h)\n} : node"
+
+
+class EtActionOp(EtRegionOp):
+    """As `stg.action`: what a rank does for one microbatch at one time."""
+
+    name = "et.action"
+    params = (
+        Param(
+            "kind",
+            "name",
+            "forward, backward or weights",
+            required=True,
+            positional=True,
+            choices=("forward", "backward", "weights"),
+        ),
+        Param("chunk", "int", "the chunk of the model", required=True),
+    )
+    example = "%y = et.action[forward, chunk = 0] () {\n  et.yield(%x)\n} : node"
 
 
 class EtYieldOp(Terminator):
@@ -161,8 +220,11 @@ OPS = (
     GraphOp(),
     CompOp(),
     CollOp(),
+    SendOp(),
+    RecvOp(),
     EtRepeatOp(),
     EtAccumulateOp(),
+    EtActionOp(),
     EtYieldOp(),
     EtReturnOp(),
 )

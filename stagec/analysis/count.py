@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.expr import ONE, ZERO, Expr, call, total
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, total
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
+from stagec.ir_spec.ops.trace import MessageOp
+from stagec.schedule.registry import schedule_of
 from stagec.support.diagnostics import error
+from stagec.trace.groups import MIRROR, group_axes
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
@@ -28,6 +31,11 @@ class CollectiveKey:
     dtype: str
 
 
+def group_size(axes: tuple[str, ...]) -> Expr:
+    """Ranks of a group over these axes."""
+    return const(2) if axes and axes[0].endswith(MIRROR) else axis_size(axes)
+
+
 @dataclass(slots=True)
 class CollectiveCount:
     """How often, and bytes of the full buffer over all calls."""
@@ -37,8 +45,20 @@ class CollectiveCount:
 
     def wire(self, key: CollectiveKey) -> Expr:
         """Bytes that a ring sends per rank: (n-1)/n of the buffer, twice for an all_reduce."""
-        n = axis_size(key.over)
+        n = group_size(key.over)
         return self.bytes * (n - 1) * _STEPS.get(key.op, 1) / n
+
+
+@dataclass(frozen=True, slots=True)
+class MessageKey:
+    """Messages that are counted together; `peer` is the coordinate of the other end along `over`,
+    minus the rank's own."""
+
+    dir: str
+    over: str
+    peer: int
+    phase: str
+    dtype: str
 
 
 @dataclass(slots=True)
@@ -54,43 +74,66 @@ class Counts:
         default_factory=dict[CollectiveKey, CollectiveCount]
     )
     memory: dict[str, Expr] = field(default_factory=dict[str, Expr])
+    messages: dict[MessageKey, CollectiveCount] = field(
+        default_factory=dict[MessageKey, CollectiveCount]
+    )
     computations: Expr = ZERO
     communications: Expr = ZERO
 
 
-def count_module(module: Module) -> Counts:
-    """Count a lowered module. Raises `DiagnosticError` if it is not lowered."""
+def lowered_graphs(module: Module) -> list[Operation]:
+    """The graphs of a lowered module. Raises `DiagnosticError` if it is not lowered."""
     graphs = module.ops("et.graph")
-    if len(graphs) != 1:
+    if not graphs:
         raise error(
             "only lowered modules can be counted",
             module.root.loc,
             remedy="run 'lower-to-trace' first",
         )
-    graph = graphs[0]
+    return graphs
+
+
+def count_module(module: Module) -> Counts:
+    """Count the one graph of a lowered module. Raises `DiagnosticError` if it is not lowered."""
+    (graph,) = lowered_graphs(module)
+    return count_graph(module, graph)
+
+
+def count_graph(module: Module, graph: Operation) -> Counts:
+    """Count a graph: what one rank does that runs it."""
     counts = Counts(
         graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO
     )
     terms: dict[tuple[str, str], list[Expr]] = {}
-    for op, times in _weighted(graph.body, ONE):
+    for op, times in _weighted(module, graph, graph.body, ONE):
         if op.name == "et.comp":
             _count_computation(counts, terms, op, times)
         elif op.name == "et.coll":
             _count_collective(counts, op, times)
+        elif isinstance(op.definition, MessageOp):
+            _count_message(counts, op, times)
     for (table, phase), values in terms.items():
         getattr(counts, table)[phase] = total(values)
     for op in module.ops("stg.memory"):
-        counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
+        if op.attrs.get("stages") == graph.attrs.get("stages"):
+            counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
     return counts
 
 
-def _weighted(region: Region, times: Expr) -> Iterator[tuple[Operation, Expr]]:
+def _weighted(
+    module: Module, graph: Operation, region: Region, times: Expr
+) -> Iterator[tuple[Operation, Expr]]:
     """Every op with the number of times that it runs."""
     for op in region.ops:
-        if op.region is not None:
-            yield from _weighted(op.region, times * op.expr("count"))
-        else:
+        if op.region is None:
             yield op, times
+            continue
+        inner = times * op.expr("count") if "count" in op.attrs else times
+        if "schedule" in op.attrs:  # each copy of the model sees its part of the microbatches
+            schedule = schedule_of(module.registry, op.text("schedule"))
+            stages = module.env[graph.text("over")]
+            inner = inner / schedule.placement(stages, op.integer("chunks", 1)).copies
+        yield from _weighted(module, graph, op.region, inner)
 
 
 def _count_computation(
@@ -105,10 +148,26 @@ def _count_computation(
 
 
 def _count_collective(counts: Counts, op: Operation, times: Expr) -> None:
-    key = CollectiveKey(op.text("kind"), op.names("group"), op.phase, op.text("dtype"))
+    axes = group_axes(op)
+    key = CollectiveKey(op.text("kind"), axes, op.phase, op.text("dtype"))
     found = counts.collectives.setdefault(key, CollectiveCount())
     size = op.expr("bytes")
     calls = call("ceildiv", [size, op.expr("bucket")]) if "bucket" in op.attrs else ONE
     found.count += calls * times
     found.bytes += size * times
     counts.communications += calls * times
+
+
+def _count_message(counts: Counts, op: Operation, times: Expr) -> None:
+    sends = op.name == "et.send"
+    by = op.integer("by")
+    key = MessageKey(
+        "send" if sends else "recv",
+        op.text("over"),
+        by if sends else -by,
+        op.phase,
+        op.text("dtype"),
+    )
+    found = counts.messages.setdefault(key, CollectiveCount())
+    found.count += times
+    found.bytes += op.expr("bytes") * times

@@ -3,14 +3,25 @@ expressions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from stagec.analysis.count import FLOP_PHASES, MATMUL_PHASES, MEMORY, Counts, count_module
-from stagec.ir.expr import ZERO, Expr, evaluate, expand
+from stagec.analysis.count import (
+    FLOP_PHASES,
+    MATMUL_PHASES,
+    MEMORY,
+    Counts,
+    count_graph,
+    group_size,
+    lowered_graphs,
+)
+from stagec.analysis.memory import staged_memory
+from stagec.ir.core import Operation
+from stagec.ir.expr import ZERO, Expr, evaluate, expand, total
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
 from stagec.support.diagnostics import error
+from stagec.trace.classes import class_coordinates
 
 SCHEMA = 1
 Show = Callable[[Expr], Any]
@@ -22,19 +33,60 @@ def analysis(module: Module, model: str, *, symbolic: bool = False) -> dict[str,
     With `symbolic` every number is the text of an expression. Raises `DiagnosticError` if a size is
     open otherwise.
     """
-    counts = count_module(module)
-    env = module.env
-    show: Show = _text if symbolic else lambda e: _number(e, env, module)
+    graphs = lowered_graphs(module)
+    show: Show = _text if symbolic else lambda e: _number(e, module.env, module)
     mesh = module.mesh
     axes = {a: (n if n is not None else a) for a, n in mesh.sizes.items()} if mesh else {}
+    classes = [entry for graph in graphs for entry in _classes(module, graph, symbolic)]
+    parameters = graphs[0].attrs.get("parameters")
     return {
         "schema": SCHEMA,
         "model": model,
-        "ranks": show(counts.ranks),
+        "ranks": show(axis_size(axes)),
         "mesh": axes,
-        "parameters": show(counts.parameters),
-        "classes": [_class(counts, show, symbolic)],
+        "parameters": show(parameters if isinstance(parameters, Expr) else ZERO),
+        "classes": sorted(classes, key=lambda c: list(c["coords"].values())),
     }
+
+
+def _classes(module: Module, graph: Operation, symbolic: bool) -> Iterator[dict[str, Any]]:
+    """One entry for each rank class that runs the graph: numbers that do not differ are shared."""
+    counts, alike = count_graph(module, graph), dict[str, Any]()
+    axis = graph.text("over")
+    for coords in class_coordinates(module, graph):
+        inner = {f"{a}_index": i for a, i in coords.items() if a != axis}
+        show: Show = _text if symbolic else _in({**module.env, **inner}, module)
+        if inner or not alike:
+            alike = _class(counts, show, symbolic)
+        stage = coords.get(axis, 0)
+        rest = [f"{a}{i}" for a, i in coords.items() if a != axis]
+        memory = staged_memory(module, graph, counts.memory, stage)
+        yield {
+            **alike,
+            "name": "-".join((f"stage{stage}", *rest)),
+            "count": show(_ranks(module, coords)),
+            "example_rank": _first_rank(module, coords),
+            "coords": coords,
+            "memory": {n: show(memory.get(n, ZERO)) for n in MEMORY},
+        }
+
+
+def _ranks(module: Module, coords: Mapping[str, int]) -> Expr:
+    axes = module.mesh.axes if module.mesh else ()
+    return axis_size(a for a in axes if a not in coords)
+
+
+def _first_rank(module: Module, coords: Mapping[str, int]) -> int:
+    """The lowest rank at these coordinates; axes that are open count as 1."""
+    rank = 0
+    sizes = module.mesh.sizes if module.mesh else dict[str, int | None]()
+    for axis, size in sizes.items():
+        rank = rank * (size or 1) + coords.get(axis, 0)
+    return rank
+
+
+def _in(env: Mapping[str, int], module: Module) -> Show:
+    return lambda e: _number(e, env, module)
 
 
 def _text(value: Expr) -> str:
@@ -54,20 +106,20 @@ def _number(value: Expr, env: Mapping[str, int], module: Module) -> int:
 
 def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
     return {
-        "name": "stage0",
-        "count": show(counts.ranks),
+        "name": "",
+        "count": 0,
         "example_rank": 0,
         "coords": {},
         "flops": {p: show(counts.flops.get(p, ZERO)) for p in FLOP_PHASES},
         "matmul_flops": {p: show(counts.matmul.get(p, ZERO)) for p in MATMUL_PHASES},
         "collectives": _collectives(counts, show, symbolic),
-        "p2p": [],
-        "memory": {n: show(counts.memory.get(n, ZERO)) for n in MEMORY},
+        "p2p": _messages(counts, show),
+        "memory": {},
         "nodes": {
             "comp": show(counts.computations),
             "coll": show(counts.communications),
-            "send": show(ZERO),
-            "recv": show(ZERO),
+            "send": show(_count_of(counts, "send")),
+            "recv": show(_count_of(counts, "recv")),
         },
     }
 
@@ -75,7 +127,7 @@ def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
 def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for key, found in counts.collectives.items():
-        size = axis_size(key.over)
+        size = group_size(key.over)
         n = show(size)
         wire = show(found.wire(key)) if symbolic else _ring(show(found.bytes), n, key.op)
         rows.append(
@@ -91,6 +143,25 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
             }
         )
     return rows
+
+
+def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
+    return [
+        {
+            "dir": key.dir,
+            "over": key.over,
+            "peer": key.peer,
+            "phase": key.phase,
+            "dtype": key.dtype,
+            "count": show(expand(found.count)),
+            "bytes": show(found.bytes),
+        }
+        for key, found in counts.messages.items()
+    ]
+
+
+def _count_of(counts: Counts, direction: str) -> Expr:
+    return total(f.count for key, f in counts.messages.items() if key.dir == direction)
 
 
 def _ring(size: int, members: int, op: str) -> int:

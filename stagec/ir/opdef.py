@@ -225,10 +225,14 @@ def unregistered(name: str) -> OpDef:
 
 
 class Registry:
-    """The ops that a compiler knows: the built-in ones and those of plug-ins."""
+    """The ops that a compiler knows: the built-in ones and those of plug-ins.
+
+    `extras` is what plug-ins bring for upper layers, such as pipeline schedules.
+    """
 
     def __init__(self, ops: Iterable[OpDef] = ()) -> None:
         self._ops: dict[str, OpDef] = {}
+        self.extras: list[object] = []
         for op in ops:
             self.add(op)
 

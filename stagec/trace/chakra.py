@@ -201,10 +201,11 @@ def decode_node(path: Path, offset: int, record: bytes) -> TraceNode:
 
 def _prefixed(message: Message) -> bytes:
     body = message.SerializeToString(deterministic=True)
-    return _varint(len(body)) + body
+    return varint(len(body)) + body
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """An unsigned integer in protobuf's encoding, as short as can be."""
     digits = bytearray()
     while number >= 0x80:
         digits.append(number & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""From a lowered module to files: unrolls the program of its rank class and writes the job."""
+"""From a lowered module to files: unrolls the programs of its rank classes and writes the job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stagec.ir.module import Module
 from stagec.support.diagnostics import error
+from stagec.trace.classes import rank_classes
 from stagec.trace.encode import Roofline
-from stagec.trace.program import build_program
 from stagec.trace.writer import Job, Progress, Written, write_job
 
 #: More ranks than this are a mistake: no cluster has them.
@@ -26,7 +26,7 @@ def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job
             module.root.loc,
             remedy="choose smaller axes",
         )
-    return Job(name, build_program(module), sizes, roofline)
+    return Job(name, rank_classes(module), sizes, roofline)
 
 
 def emit_module(

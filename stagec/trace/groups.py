@@ -1,5 +1,5 @@
 """Communicator groups: which ranks talk over which axes, and the numbers that consumers know them
-by."""
+by. Peers of messages: neighbours along an axis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stagec.ir.core import Operation
+
 Axes = tuple[str, ...]
+#: mesh axis, coordinate of the receiver minus that of the sender, which stream of several
+Channel = tuple[str, int, int]
+#: Marks an axis of a group of two: coordinates i and n-1-i.
+MIRROR = ":mirror"
+
+
+def group_axes(op: Operation) -> Axes:
+    """The axes of a lowered collective; one among mirrored pairs of an axis is marked so."""
+    mark = MIRROR if op.text("among") == "mirror" else ""
+    return tuple(a + mark for a in op.names("group"))
+
+
+def channel_of(op: Operation) -> Channel:
+    """The stream of messages that a lowered end of a message belongs to."""
+    return op.text("over"), op.integer("by"), op.integer("channel", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +52,39 @@ class Groups:
         }
 
 
-def number_groups(mesh: Mapping[str, int], used: Iterable[Axes]) -> Groups:
-    """Number the groups over each of the axes in `used`, from 1, in order of their first rank.
+def coordinate(
+    mesh: Mapping[str, int], axis: str, ranks: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The coordinate of each rank along an axis."""
+    return ranks // _stride(mesh, axis) % mesh[axis]
 
-    Ranks number the mesh row-major, last axis fastest; within a group the axes count major first.
+
+def neighbours(
+    mesh: Mapping[str, int], axis: str, by: int, ranks: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The rank whose coordinate along `axis` is by more, modulo the axis, for each rank."""
+    here = coordinate(mesh, axis, ranks)
+    return ranks + ((here + by) % mesh[axis] - here) * _stride(mesh, axis)
+
+
+def _stride(mesh: Mapping[str, int], axis: str) -> int:
+    names = list(mesh)
+    faster = names[names.index(axis) + 1 :]
+    return int(np.prod([mesh[n] for n in faster], dtype=np.int64))
+
+
+def number_groups(
+    mesh: Mapping[str, int], used: Iterable[tuple[Iterable[Axes], npt.NDArray[np.int64]]]
+) -> Groups:
+    """Number the groups over axes, from 1, in order of their first rank: those that ranks use.
+
+    `used` holds, for each class, the axes in order of use and the ranks. Ranks number the mesh
+    row-major, last axis fastest; within a group the axes count major first.
     """
+    users: dict[Axes, list[npt.NDArray[np.int64]]] = {}
+    for each, ranks in used:
+        for axes in each:
+            users.setdefault(axes, []).append(ranks)
     names = list(mesh)
     grid = np.arange(int(np.prod([mesh[n] for n in names], dtype=np.int64)), dtype=np.int64)
     shaped = grid.reshape([mesh[n] for n in names])
@@ -47,13 +92,28 @@ def number_groups(mesh: Mapping[str, int], used: Iterable[Axes]) -> Groups:
     members: dict[Axes, npt.NDArray[np.int64]] = {}
     number: dict[Axes, npt.NDArray[np.int64]] = {}
     start = 1
-    for axes in used:
-        rest = [i for i, n in enumerate(names) if n not in axes]
-        rows = shaped.transpose([*rest, *(names.index(a) for a in axes)])
-        rows = rows.reshape(-1, int(np.prod([mesh[a] for a in axes], dtype=np.int64)))
+    for axes, parts in users.items():
+        inside = np.zeros(grid.size, dtype=bool)
+        inside[np.concatenate(parts)] = True
+        rows = _rows(names, shaped, axes)
+        rows = rows[inside[rows].any(axis=1)]
         first[axes], members[axes] = start, rows
-        ids = np.empty(grid.size, dtype=np.int64)
+        ids = np.zeros(grid.size, dtype=np.int64)
         ids[rows.reshape(-1)] = np.repeat(np.arange(start, start + len(rows)), rows.shape[1])
         number[axes] = ids
         start += len(rows)
     return Groups(grid.size, first, members, number)
+
+
+def _rows(names: list[str], shaped: npt.NDArray[np.int64], axes: Axes) -> npt.NDArray[np.int64]:
+    """One row of ranks for each group over the axes."""
+    plain = [a.removesuffix(MIRROR) for a in axes]
+    rest = [i for i, n in enumerate(names) if n not in plain]
+    rows = shaped.transpose([*rest, *(names.index(a) for a in plain)])
+    rows = rows.reshape(-1, int(np.prod(rows.shape[len(rest) :], dtype=np.int64)))
+    if axes and axes[0].endswith(MIRROR):
+        half = rows.shape[1] // 2
+        pairs = np.stack([rows[:, :half], rows[:, ::-1][:, :half]], axis=2)
+        rows = np.sort(pairs.reshape(-1, 2), axis=1)
+        rows = rows[np.argsort(rows[:, 0])]
+    return rows

@@ -1,149 +1,94 @@
-"""The program of a rank class: the nodes of one rank, in order, from a lowered and bound module.
+"""The program of a rank class: the nodes of one rank, in order, from a lowered and bound graph.
 
-Repeats and accumulations are unrolled here and only here. Nodes refer to each other as objects;
-identifiers and the control order of the two streams come last, when the order is final.
+Repeats, accumulations and the actions of a pipeline schedule are unrolled here and only here. Nodes
+refer to each other as objects; identifiers and the control order of the two streams come last, when
+the order is final. Messages are in neither stream: they wait for their data only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
-from stagec.ir.module import Module
+from stagec.schedule.action import Action, RankActions, steps
 from stagec.support.diagnostics import error
+from stagec.trace.buckets import Bucketed, cut_into_buckets, with_buckets
+from stagec.trace.groups import Channel, channel_of, group_axes
+from stagec.trace.nodes import Node, Program, Ref, Stack, item, last_node
 
 #: More calls than this in one reduction are a mistake: no consumer takes them.
 MOST_BUCKETS = 100_000
 #: More nodes per rank than this are a mistake: no consumer takes them.
 MOST_NODES = 20_000_000
+#: The kinds of actions as schedules name them.
+ACTION_KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 
 
-@dataclass(slots=True, eq=False)
-class Node:
-    """One node: a computation (`flops`, `size` bytes touched) or a collective (`size` bytes of the
-    full buffer)."""
+def unroll(
+    graph: Operation,
+    name: str,
+    env: Mapping[str, int],
+    order: RankActions = (),
+    channels: Mapping[Channel, int] | None = None,
+) -> Program:
+    """Unroll an et.graph with the known sizes.
 
-    kind: str
-    name: str
-    phase: str
-    size: int
-    flops: int = 0
-    matmul: int = 0
-    out: int = 0
-    group: tuple[str, ...] = ()
-    deps: list[Node] = field(default_factory=list["Node"])
-    after: list[Node] = field(default_factory=list["Node"])
-    id: int = 0
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether it communicates."""
-        return bool(self.group)
-
-
-@dataclass(slots=True)
-class Stack:
-    """The nodes of a stacked value, one for each iteration, and the one that is done last."""
-
-    items: list[Ref]
-    last: int
-
-
-Ref = Node | Stack | None
-
-
-@dataclass(slots=True)
-class Program:
-    """The nodes of a class in issue order, identified from 1."""
-
-    name: str
-    nodes: list[Node]
-
-    @property
-    def groups(self) -> list[tuple[str, ...]]:
-        """The axes over which its collectives go, in order of first use."""
-        return list(dict.fromkeys(n.group for n in self.nodes if n.is_collective))
-
-
-def build_program(module: Module) -> Program:
-    """Unroll the module's et.graph with the known sizes. Raises `DiagnosticError` if a size is
-    open."""
-    graphs = module.ops("et.graph")
-    if len(graphs) != 1:
-        raise error(
-            f"module @{module.name} has {len(graphs)} et.graphs, expected one",
-            module.root.loc,
-            remedy="run 'lower-to-trace' first",
-        )
-    env = module.env
-    missing = sorted(
-        {
-            s
-            for op in graphs[0].body.walk()
-            for v in op.attrs.values()
-            if isinstance(v, Expr)
-            for s in v.symbols
-        }
-        - env.keys()
-    )
-    if missing:
-        raise error(
-            f"no value for {', '.join(missing)}",
-            graphs[0].loc,
-            remedy=module.how_to_set(missing),
-        )
-    count = _count(graphs[0].body, env)
+    `order` are the actions of its pipeline stage, `channels` the numbers of all streams of
+    messages. Raises `DiagnosticError` if there are no nodes, or far too many.
+    """
+    count = _count(graph.body, env)
     if count > MOST_NODES:
         raise error(
             f"the program has {count:,} nodes per rank, expected at most {MOST_NODES:,}",
-            graphs[0].loc,
+            graph.loc,
             remedy="choose fewer layers or microbatches",
         )
-    unroller = _Unroller(env)
-    unroller.region(graphs[0].body)
+    unroller = _Unroller(env, order, channels or {})
+    unroller.region(graph.body)
     nodes = unroller.finish()
     if not nodes:
         raise error(
-            "the program has no nodes", graphs[0].loc, remedy="compute something in the function"
+            "the program has no nodes", graph.loc, remedy="compute something in the function"
         )
-    return Program("stage0", nodes)
+    return Program(name, nodes)
 
 
-def _count(region: Region, env: dict[str, int]) -> int:
+def _count(region: Region, env: Mapping[str, int]) -> int:
     """Nodes of a region, buckets not cut."""
     return sum(
-        evaluate(op.expr("count"), env) * _count(op.region, env) if op.region is not None else 1
-        for op in region.ops[:-1]
+        _times(op, env) * _count(op.region, env) if op.region else 1 for op in region.ops[:-1]
     )
 
 
-@dataclass(slots=True)
-class _Bucketed:
-    """A collective cut into buckets; its place is where its pieces become ready."""
-
-    nodes: list[Node]
-    ready: list[Node | None]
+def _times(op: Operation, env: Mapping[str, int]) -> int:
+    return evaluate(op.expr("count"), env) if "count" in op.attrs else 1
 
 
 class _Unroller:
-    def __init__(self, env: dict[str, int]) -> None:
-        self._env = env
+    def __init__(
+        self, env: Mapping[str, int], order: RankActions, channels: Mapping[Channel, int]
+    ) -> None:
+        self._env, self._actions, self._channels = env, order, channels
         self._refs: dict[Value, Ref] = {}
         self._order: list[Node] = []
-        self._bucketed: list[_Bucketed] = []
+        self._bucketed: list[Bucketed] = []
         self._prefix = ""
         self._costs: dict[Operation, dict[str, int]] = {}
+        self._sent: Counter[tuple[str, Channel]] = Counter()
+        self._posted: Node | None = None  # what a receive without operands waits for
 
     # -- order -------------------------------------------------------------------------------------
 
     def finish(self) -> list[Node]:
         """All nodes in their final order, with identifiers and control dependencies."""
-        order = self._with_buckets()
+        order = with_buckets(self._order, self._bucketed)
         previous: dict[bool, Node] = {}
         for number, node in enumerate(order, 1):
             node.id = number
+            if node.is_message:
+                continue
             before = previous.get(node.is_collective)
             if before is not None:
                 node.after.append(before)
@@ -151,20 +96,6 @@ class _Unroller:
         for node in order:
             node.deps = list(dict.fromkeys(node.deps))
             node.after = [a for a in dict.fromkeys(node.after) if a not in node.deps]
-        return order
-
-    def _with_buckets(self) -> list[Node]:
-        """Each bucket stands right after the node that completes it."""
-        waiting: dict[Node | None, list[Node]] = {}
-        for bucketed in self._bucketed:
-            for node, ready in zip(bucketed.nodes, bucketed.ready, strict=True):
-                waiting.setdefault(ready, []).append(node)
-        order: list[Node] = []
-        pending = [*reversed(self._order), *reversed(waiting.get(None, []))]
-        while pending:  # a bucket may in turn complete another one
-            node = pending.pop()
-            order.append(node)
-            pending += reversed(waiting.get(node, []))
         return order
 
     # -- regions -----------------------------------------------------------------------------------
@@ -177,14 +108,11 @@ class _Unroller:
         return [self._refs.get(v) for v in region.terminator.operands]
 
     def _op(self, op: Operation) -> None:
-        if op.region is None:
-            node = self._collective(op) if op.name == "et.coll" else self._computation(op)
-            self._refs[op.result] = node
+        if op.region is not None:
+            run = self._repeat if op.name == "et.repeat" else self._accumulate
+            self._refs.update(zip(op.results, run(op, op.region), strict=True))
             return
-        run: Callable[[Operation, Region], list[Ref]] = (
-            self._repeat if op.name == "et.repeat" else self._accumulate
-        )
-        self._refs.update(zip(op.results, run(op, op.region), strict=True))
+        self._refs[op.result] = self._node(op)
 
     def _number(self, op: Operation, name: str) -> int:
         known = self._costs.setdefault(op, {})
@@ -208,7 +136,7 @@ class _Unroller:
                 ready = self._prefetch(early, prefix, order[step + 1])
             self._prefix = f"{prefix}L{i}/"
             self._refs.update(
-                zip(region.args, carried + [_item(r, i) for r in inputs[carry:]], strict=True)
+                zip(region.args, carried + [item(r, i) for r in inputs[carry:]], strict=True)
             )
             self._refs.update(current)
             yielded = self.region(region, early)
@@ -223,7 +151,7 @@ class _Unroller:
         """Issue the parameter gathers of iteration i now: one iteration early, not at the start of
         the step."""
         found: dict[Value, Ref] = {}
-        last = next((n for n in reversed(self._order) if not n.is_collective), None)
+        last = self._last_computation() if early else None
         self._prefix = f"{prefix}L{i}/"
         for op in sorted(early, key=lambda o: o.position()):
             node = self._collective(op)
@@ -232,9 +160,16 @@ class _Unroller:
             found[op.result] = node
         return found
 
+    def _last_computation(self) -> Node | None:
+        kinds = (n for n in reversed(self._order) if not (n.is_collective or n.is_message))
+        return next(kinds, None)
+
     def _accumulate(self, op: Operation, region: Region) -> list[Ref]:
-        prefix, yielded = self._prefix, list[Ref]()
         inputs = [self._refs.get(v) for v in op.operands]
+        self._refs.update(zip(region.args, inputs, strict=True))
+        if "schedule" in op.attrs:
+            return self._scheduled(region)
+        prefix, yielded = self._prefix, list[Ref]()
         for i in range(self._number(op, "count")):
             self._prefix = f"{prefix}mb{i}/"
             self._refs.update(zip(region.args, inputs, strict=True))
@@ -242,13 +177,52 @@ class _Unroller:
         self._prefix = prefix
         return yielded  # sums are complete with the last microbatch
 
+    # -- actions of a pipeline schedule ------------------------------------------------------------
+
+    def _scheduled(self, region: Region) -> list[Ref]:
+        """Run the actions as ordered. What an action makes is there for later ones of its
+        microbatch; what the region yields is complete with the last action that adds to it."""
+        actions = {(op.text("kind"), op.integer("chunk")): op for op in region.ops[:-1]}
+        held: dict[int, dict[Value, Ref]] = {}
+        latest: dict[Value, Ref] = {}
+        before: Node | None = None
+        for step in steps(self._actions):
+            self._posted, before = before, self._last_computation()
+            start, parts = len(self._order), list[list[Node]]()
+            for action in step:
+                op = actions.get((ACTION_KINDS[action.kind], action.chunk))
+                if op is None:
+                    continue  # nothing to do: this stage has no weights in that chunk
+                self._refs.update(held.get(action.microbatch, {}))
+                made = self._action(op, action)
+                latest.update(made)
+                held.setdefault(action.microbatch, {}).update(made)
+                parts.append(self._order[start:])
+                del self._order[start:]
+            self._order += _interleaved(parts)
+        return [latest.get(v, self._refs.get(v)) for v in region.terminator.operands]
+
+    def _action(self, op: Operation, action: Action) -> dict[Value, Ref]:
+        prefix = self._prefix
+        chunk = f"c{action.chunk}/" if action.chunk else ""
+        self._prefix = f"{prefix}mb{action.microbatch}/{chunk}"
+        made = dict(zip(op.results, self.region(op.body), strict=True))
+        self._prefix = prefix
+        self._refs.update(made)
+        return made
+
     # -- nodes -------------------------------------------------------------------------------------
 
     def _deps(self, op: Operation) -> list[Node]:
-        return [n for v in op.operands if (n := _last(self._refs.get(v))) is not None]
+        return [n for v in op.operands if (n := last_node(self._refs.get(v))) is not None]
 
     def _name(self, op: Operation) -> str:
         return f"{op.phase}/{self._prefix}{op.result.name}"
+
+    def _node(self, op: Operation) -> Ref:
+        if op.name == "et.comp":
+            return self._computation(op)
+        return self._collective(op) if op.name == "et.coll" else self._message(op)
 
     def _computation(self, op: Operation) -> Node:
         node = Node(
@@ -264,6 +238,25 @@ class _Unroller:
         self._order.append(node)
         return node
 
+    def _message(self, op: Operation) -> Node:
+        channel, kind = channel_of(op), op.name.removeprefix("et.")
+        count = self._sent[kind, channel]
+        self._sent[kind, channel] += 1
+        node = Node(
+            kind,
+            f"{self._name(op)}.{kind}" if kind == "send" else self._name(op),
+            op.phase,
+            self._number(op, "bytes"),
+            over=channel[0],
+            by=channel[1],
+            tag=count * len(self._channels) + self._channels[channel],
+            deps=self._deps(op),
+        )
+        if kind == "recv" and not node.deps and self._posted is not None:
+            node.after.append(self._posted)
+        self._order.append(node)
+        return node
+
     def _collective(self, op: Operation) -> Ref:
         size, bucket = self._number(op, "bytes"), self._number(op, "bucket")
         if bucket and size > bucket:
@@ -273,7 +266,7 @@ class _Unroller:
             self._name(op),
             op.phase,
             size,
-            group=op.names("group"),
+            group=group_axes(op),
             deps=self._deps(op),
         )
         self._order.append(node)
@@ -288,60 +281,41 @@ class _Unroller:
                 op.loc,
                 remedy=f"choose larger ones: at most {MOST_BUCKETS:,} calls are written",
             )
-        pieces: list[tuple[int, Node | None]] = []
         parts = op.attrs.get("parts")
         sizes = (
             [evaluate(p, self._env) for p in parts if isinstance(p, Expr)]
             if isinstance(parts, tuple)
             else []
         )
-        for value, size in zip(op.operands, sizes, strict=True):
-            pieces += _pieces(self._refs.get(value), size)
-        rank = {node: i for i, node in enumerate(self._order)}
-        pieces.sort(key=lambda p: rank.get(p[1], -1) if p[1] is not None else -1)
-        cut = _Bucketed([], [])
-        for number, (size, ready) in enumerate(_cut(pieces, bucket)):
-            deps = [ready] if ready is not None else []
-            cut.nodes.append(
-                Node(
-                    op.text("kind"),
-                    f"{self._name(op)}.{number}",
-                    op.phase,
-                    size,
-                    group=op.names("group"),
-                    deps=deps,
-                )
+        values = [(self._refs.get(v), size) for v, size in zip(op.operands, sizes, strict=True)]
+        cut = Bucketed([], [])
+        for number, (size, ready) in enumerate(cut_into_buckets(values, bucket, self._order)):
+            node = Node(
+                op.text("kind"),
+                f"{self._name(op)}.{number}",
+                op.phase,
+                size,
+                group=group_axes(op),
+                deps=[ready] if ready is not None else [],
             )
+            cut.nodes.append(node)
             cut.ready.append(ready)
         self._bucketed.append(cut)
         return cut.nodes[-1]
 
 
-def _item(ref: Ref, i: int) -> Ref:
-    return ref.items[i] if isinstance(ref, Stack) else ref
+def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:
+    """The nodes of an overlapped pair: one goes on where the other starts to communicate."""
+    queues = [_between_collectives(part) for part in parts]
+    longest = max((len(q) for q in queues), default=0)
+    return [n for i in range(longest) for q in queues if i < len(q) for n in q[i]]
 
 
-def _last(ref: Ref) -> Node | None:
-    while isinstance(ref, Stack):
-        ref = ref.items[ref.last]
-    return ref
-
-
-def _pieces(ref: Ref, size: int) -> list[tuple[int, Node | None]]:
-    """The bytes of a value with the node that completes each part."""
-    if not isinstance(ref, Stack):
-        return [(size, ref)]
-    return [(size // len(ref.items), _last(item)) for item in ref.items]
-
-
-def _cut(pieces: Sequence[tuple[int, Node | None]], bucket: int) -> list[tuple[int, Node | None]]:
-    """Buckets filled in order; each is ready with its last piece."""
-    found: list[tuple[int, Node | None]] = []
-    filled, ready = 0, None
-    for size, node in pieces:
-        ready = node
-        filled += size
-        while filled >= bucket:
-            found.append((bucket, ready))
-            filled -= bucket
-    return [*found, (filled, ready)] if filled else found
+def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Pieces that end in a collective each."""
+    pieces: list[list[Node]] = [[]]
+    for node in nodes:
+        pieces[-1].append(node)
+        if node.is_collective:
+            pieces.append([])
+    return pieces

@@ -12,35 +12,42 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from stagec.support.diagnostics import error
+from stagec.trace.classes import RankClass
 from stagec.trace.encode import Encoder, Roofline
 from stagec.trace.groups import Groups, number_groups
 from stagec.trace.limits import exceeded_limits
-from stagec.trace.program import Program
+from stagec.trace.nodes import Node, Program
 
 MANIFEST = "manifest.json"
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
-    """A program and the mesh that runs it."""
+    """The rank classes and the mesh that runs them."""
 
     name: str
-    program: Program
+    classes: Sequence[RankClass]
     mesh: Mapping[str, int]
     roofline: Roofline | None = None
 
-    @property
+    @cached_property
     def groups(self) -> Groups:
         """The numbered communicator groups."""
-        return number_groups(self.mesh, self.program.groups)
+        used = ((c.groups, c.members(self.mesh)) for c in self.classes)
+        return number_groups(self.mesh, used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +80,22 @@ def write_job(
     check_target(directory, force=force)
     with _all_or_nothing(directory, force=force) as temporary:
         groups = job.groups
-        files = dict(_write_ranks(job, groups, temporary, progress))
+        files: dict[str, tuple[int, str]] = {}
+        classes: list[dict[str, object]] = []
+        for each in job.classes:
+            program, ranks = each.program(), each.members(job.mesh)
+            classes.append(_class_entry(each, program, ranks))
+            encoder = Encoder(program, job.mesh, groups, job.roofline)
+            for rank in ranks.tolist():
+                name = f"{job.name}.{rank}.et"
+                files[name] = _write(temporary / name, encoder.rank(rank))
+                if progress is not None:
+                    progress(len(files), groups.ranks)
         table = json.dumps(groups.table())
         files[f"{job.name}.json"] = _write(temporary / f"{job.name}.json", table.encode())
         ids = map(int, groups.table())
-        warnings = tuple(exceeded_limits(ids, groups.ranks, len(job.program.nodes)))
+        nodes = max(_nodes_of(entry) for entry in classes)
+        warnings = tuple(exceeded_limits(ids, groups.ranks, nodes))
         if "empty" in str(directory.resolve() / job.name):
             warnings += ("ASTRA-sim takes a path with the word 'empty' for no groups file at all",)
         manifest: dict[str, object] = {
@@ -85,7 +103,7 @@ def write_job(
             **about,
             "ranks": groups.ranks,
             "mesh": dict(job.mesh),
-            "classes": [_class_entry(job, groups)],
+            "classes": classes,
             "consumer_limits_exceeded": list(warnings),
             "files": {n: {"bytes": size, "sha256": digest} for n, (size, digest) in files.items()},
         }
@@ -94,26 +112,27 @@ def write_job(
     return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)
 
 
-def _class_entry(job: Job, groups: Groups) -> dict[str, object]:
-    nodes = job.program.nodes
-    collectives = sum(n.is_collective for n in nodes)
+def _class_entry(
+    rank_class: RankClass, program: Program, ranks: npt.NDArray[np.int64]
+) -> dict[str, object]:
+    kinds = Counter(_kind(node) for node in program.nodes)
     return {
-        "name": job.program.name,
-        "count": groups.ranks,
-        "example_rank": 0,
-        "nodes": {"comp": len(nodes) - collectives, "coll": collectives, "send": 0, "recv": 0},
+        "name": rank_class.name,
+        "count": len(ranks),
+        "example_rank": int(ranks[0]),
+        "coords": dict(rank_class.coords),
+        "nodes": {kind: kinds[kind] for kind in ("comp", "coll", "send", "recv")},
     }
 
 
-def _write_ranks(
-    job: Job, groups: Groups, directory: Path, progress: Progress | None
-) -> Iterator[tuple[str, tuple[int, str]]]:
-    encoder = Encoder(job.program, job.mesh, groups, job.roofline)
-    for rank in range(groups.ranks):
-        name = f"{job.name}.{rank}.et"
-        yield name, _write(directory / name, encoder.rank(rank))
-        if progress is not None:
-            progress(rank + 1, groups.ranks)
+def _kind(node: Node) -> str:
+    if node.is_message:
+        return node.kind
+    return "coll" if node.is_collective else "comp"
+
+
+def _nodes_of(entry: Mapping[str, Any]) -> int:
+    return sum(entry["nodes"].values())
 
 
 def _write(path: Path, data: bytes) -> tuple[int, str]:

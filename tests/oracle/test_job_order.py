@@ -14,7 +14,7 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.trace.check import check_directory
 from stagec.trace.emit import make_job
-from stagec.trace.program import Node, Program
+from stagec.trace.nodes import Node, Program
 from stagec.trace.writer import Job, write_job
 from tests.support import GPT, LLAMA, pairwise, tiny_options
 
@@ -61,16 +61,17 @@ def test_a_job_is_well_formed_and_free_of_deadlock(row: dict[str, Any], tmp_path
     assert report.errors == []
     assert report.warnings == []
     assert report.ranks == dp * tp
-    assert report.nodes == dp * tp * len(made.program.nodes)
-    ids = [n.id for n in made.program.nodes]
+    assert report.nodes == dp * tp * len(made.classes[0].program().nodes)
+    program = made.classes[0].program()
+    ids = [n.id for n in program.nodes]
     assert ids == list(range(1, len(ids) + 1))
-    for node in made.program.nodes:
+    for node in program.nodes:
         assert all(b.id < node.id for b in (*node.deps, *node.after)), node.name
 
 
 def test_each_rank_has_one_order_of_computations_and_one_of_collectives() -> None:
     """Of two nodes of a stream one is always an ancestor of the other."""
-    program = job(dp=2, tp=2, sp=True, zero=3, microbatches=2).program
+    program = job(dp=2, tp=2, sp=True, zero=3, microbatches=2).classes[0].program()
     before = ancestors(program)
     for kind in (True, False):
         stream = [n for n in program.nodes if n.is_collective is kind]
@@ -81,8 +82,8 @@ def test_each_rank_has_one_order_of_computations_and_one_of_collectives() -> Non
 
 def test_buckets_are_issued_while_backward_goes_on() -> None:
     """A bucket stands between backward nodes, right after what completes it, and waits for it."""
-    made = job(dp=2, ddp_bucket=600, sizes={"L": 4})
-    nodes = made.program.nodes
+    program = job(dp=2, ddp_bucket=600, sizes={"L": 4}).classes[0].program()
+    nodes = program.nodes
     buckets = [n for n in nodes if n.phase == "gradient" and n.is_collective]
     sizes = [n.size for n in buckets]
     assert len(buckets) > 5
@@ -92,7 +93,7 @@ def test_buckets_are_issued_while_backward_goes_on() -> None:
     first_backward = min(n.id for n in nodes if n.phase == "backward")
     overlapped = [n for n in buckets if first_backward < n.id < last_backward]
     assert len(overlapped) > len(buckets) // 2
-    before = ancestors(made.program)
+    before = ancestors(program)
     gradients = [
         n for n in nodes if n.name.startswith(("backward/", "gradient/")) and not n.is_collective
     ]
@@ -109,7 +110,9 @@ def test_buckets_are_issued_while_backward_goes_on() -> None:
 def test_a_bucket_waits_for_the_gradients_that_it_holds() -> None:
     """The nodes that the buckets wait for become ready one after the other, layer by layer."""
     made = job(dp=2, ddp_bucket=600, sizes={"L": 4})
-    buckets = [n for n in made.program.nodes if n.phase == "gradient" and n.is_collective]
+    buckets = [
+        n for n in made.classes[0].program().nodes if n.phase == "gradient" and n.is_collective
+    ]
     ready = [max(d.id for d in b.deps) for b in buckets]
     assert ready == sorted(ready)
     layers = [d.name for b in buckets for d in b.deps if "/L" in d.name]
@@ -124,8 +127,8 @@ def test_a_gather_starts_one_layer_early_and_no_earlier(microbatches: int) -> No
     """
     layers = 5
     made = job(dp=2, zero=3, microbatches=microbatches, sizes={"L": layers})
-    before = ancestors(made.program)
-    nodes = made.program.nodes
+    program = made.classes[0].program()
+    before, nodes = ancestors(program), program.nodes
     for prefix in ("",) if microbatches == 1 else ("mb0/", "mb1/"):
         for phase, order in (
             ("forward", list(range(layers))),

@@ -20,8 +20,7 @@ from stagec.ir.expr import const, evaluate, fraction, substitute
 from stagec.models import library
 from stagec.trace.chakra import CollKind, NodeKind, TraceNode, read_trace
 from stagec.trace.emit import emit_module
-from stagec.trace.program import build_program
-from tests.support import GPT, LLAMA, analyse, parse_expr, stagec
+from tests.support import GPT, LLAMA, analyse, only_program, parse_expr, stagec
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "one": {},
@@ -332,7 +331,7 @@ def test_the_traces_hold_what_the_analysis_says(model: str, strategy: str, tmp_p
     written = emit_module(module, "job", tmp_path / "out", {})
     groups = json.loads((written.directory / "job.json").read_text())
     mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
-    program = build_program(module)
+    program = only_program(module)
     for rank in {0, entry["count"] - 1}:
         nodes = list(read_trace(written.directory / f"job.{rank}.et"))
         kinds = Counter(n.kind for n in nodes)

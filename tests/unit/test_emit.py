@@ -23,7 +23,7 @@ from stagec.trace import writer
 from stagec.trace.chakra import CollKind, NodeKind, TraceNode, read_trace
 from stagec.trace.check import check_directory
 from stagec.trace.emit import emit_module, make_job
-from stagec.trace.program import Node, Program
+from stagec.trace.nodes import Node, Program
 from stagec.trace.writer import Job, Written, write_job
 from tests.support import LLAMA, assert_same_items, stagec, tiny_options
 
@@ -84,12 +84,12 @@ def plain_nodes(made: Job, rank: int) -> Iterator[TraceNode]:
     number: dict[tuple[str, ...], int] = {}
     size: dict[tuple[str, ...], int] = {}
     next_id = 1
-    for axes, groups in plain_groups(made.program, made.mesh).items():
+    for axes, groups in plain_groups(made.classes[0].program(), made.mesh).items():
         for members in groups:
             if rank in members:
                 number[axes], size[axes] = next_id, len(members)
             next_id += 1
-    for node in made.program.nodes:
+    for node in made.classes[0].program().nodes:
         yield plain_node(node, number, size)
 
 
@@ -150,7 +150,7 @@ def test_an_independent_reader_sees_the_same_nodes(options: dict[str, Any], tmp_
     schema: Any = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
     made = job(**options)
     write(made, tmp_path / "out")
-    ranks = len(made.groups.number[made.program.groups[0]])
+    ranks = len(made.groups.number[made.classes[0].program().groups[0]])
     for rank in {0, ranks // 2, ranks - 1}:
         with protolib.openFileRd(str(tmp_path / "out" / f"tiny.{rank}.et")) as file:
             metadata, node = schema.GlobalMetadata(), schema.Node()
@@ -178,7 +178,9 @@ def test_the_groups_file_lists_each_used_group_in_ring_order(tmp_path: Path) -> 
     made = job(dp=2, tp=4, sp=True)
     write(made, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "tiny.json").read_text())
-    plain = [m for groups in plain_groups(made.program, made.mesh).values() for m in groups]
+    plain = [
+        m for groups in plain_groups(made.classes[0].program(), made.mesh).values() for m in groups
+    ]
     assert found == {str(i): members for i, members in enumerate(plain, 1)}
     assert [0, 1, 2, 3] in found.values()
     assert [0, 4] in found.values()

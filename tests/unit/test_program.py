@@ -12,8 +12,8 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.ir.module import Module
 from stagec.support.diagnostics import DiagnosticError
-from stagec.trace.program import Node, Program, build_program
-from tests.support import LLAMA, parse, tiny_options
+from stagec.trace.nodes import Node, Program
+from tests.support import LLAMA, only_program, parse, tiny_options
 
 HEAD = "stg.module @m[phase = lowered] {\n  stg.symbols[N = 3]\n  stg.mesh @p[dp = 2]\n"
 
@@ -53,7 +53,7 @@ def deps(program: Program) -> dict[str, list[str]]:
 
 def test_a_straight_graph() -> None:
     body = comp("a", "x") + comp("b", "a") + coll("c", "a", "b") + comp("d", "c", "x")
-    program = build_program(lowered(body + "et.return(%d)"))
+    program = only_program(lowered(body + "et.return(%d)"))
     assert deps(program) == {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["c"]}
     assert [n.id for n in program.nodes] == [1, 2, 3, 4]
     assert program.groups == [("dp",)]
@@ -64,7 +64,7 @@ def test_a_straight_graph() -> None:
 def test_streams_are_chained_in_order() -> None:
     """Each computation follows the one before, each collective too; data edges are not repeated."""
     body = comp("a", "x") + coll("p", "a") + comp("b", "a") + coll("q", "x") + comp("c", "p")
-    program = build_program(lowered(body + "et.return(%c)"))
+    program = only_program(lowered(body + "et.return(%c)"))
     after = {
         n.name.removeprefix("forward/"): [a.name.removeprefix("forward/") for a in n.after]
         for n in program.nodes
@@ -84,7 +84,7 @@ REPEAT = (
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_repeat_carries_and_stacks(count: int) -> None:
     body = REPEAT + comp("z", "y", "s") + "et.return(%z)"
-    program = build_program(lowered(body, symbols=f"N = {count}"))
+    program = only_program(lowered(body, symbols=f"N = {count}"))
     expected: dict[str, list[str]] = {"w": []}
     for i in range(count):
         expected[f"L{i}/a"] = ["w" if i == 0 else f"L{i - 1}/o"]
@@ -100,7 +100,7 @@ def test_a_reversed_repeat_takes_each_slice_of_a_stack() -> None:
         + comp("b", "d", "t")
         + "et.yield(%b)\n} : node\net.return(%g)"
     )
-    program = build_program(lowered(body))
+    program = only_program(lowered(body))
     found = deps(program)
     assert found["L2/b"] == ["L2/o", "L2/a"]
     assert found["L1/b"] == ["L2/b", "L1/a"]
@@ -118,7 +118,7 @@ def test_nested_repeats() -> None:
         + comp("b", "u")
         + "et.yield(%b)\n} : node\net.return(%y)"
     )
-    assert deps(build_program(lowered(body))) == {
+    assert deps(only_program(lowered(body))) == {
         "L0/L0/a": [],
         "L0/L1/a": ["L0/L0/a"],
         "L0/b": ["L0/L1/a"],
@@ -138,7 +138,7 @@ def test_an_accumulation_runs_once_for_each_microbatch() -> None:
         + comp("z", "y")
         + "et.return(%z)"
     )
-    program = build_program(lowered(body))
+    program = only_program(lowered(body))
     found = deps(program)
     for i in range(3):
         assert found[f"mb{i}/a"] == ["w"]
@@ -159,7 +159,7 @@ def test_gathers_ahead_are_issued_one_iteration_early() -> None:
         + comp("a", "h", "g")
         + "et.yield(%a)\n} : node\net.return(%y)"
     )
-    program = build_program(lowered(body, symbols="N = 4"))
+    program = only_program(lowered(body, symbols="N = 4"))
     names = [n.name.removeprefix("forward/") for n in program.nodes]
     assert names == ["L0/g", "L1/g", "L0/a", "L2/g", "L1/a", "L3/g", "L2/a", "L3/a"]
     nodes = named(program)
@@ -182,7 +182,7 @@ def bucketed(bucket: int) -> Program:
         + comp("z", "r")
         + "et.return(%z)"
     )
-    return build_program(lowered(body))
+    return only_program(lowered(body))
 
 
 @pytest.mark.parametrize("bucket", [1, 4, 5, 8, 10, 28, 29, 100])
@@ -222,11 +222,11 @@ def reachable(node: Node) -> set[str]:
 
 def test_what_cannot_be_unrolled_is_told() -> None:
     with pytest.raises(DiagnosticError, match="no value for N"):
-        build_program(lowered(REPEAT + "et.return(%y)", symbols="N"))
+        only_program(lowered(REPEAT + "et.return(%y)", symbols="N"))
     with pytest.raises(DiagnosticError, match="no nodes"):
-        build_program(lowered("et.return(%x)"))
-    with pytest.raises(DiagnosticError, match="expected one"):
-        build_program(parse("stg.module @m {\n}"))
+        only_program(lowered("et.return(%x)"))
+    with pytest.raises(DiagnosticError, match=r"no et\.graph"):
+        only_program(parse("stg.module @m {\n}"))
 
 
 def test_nodes_grow_linearly_in_layers_and_microbatches() -> None:
@@ -235,7 +235,7 @@ def test_nodes_grow_linearly_in_layers_and_microbatches() -> None:
         options = tiny_options(
             LLAMA, dp=2, zero=3, microbatches=microbatches, sizes={"L": layers, "B": 12}
         )
-        return len(build_program(JobBuilder(options).lower()).nodes)
+        return len(only_program(JobBuilder(options).lower()).nodes)
 
     per_layer = count(3, 2) - count(2, 2)
     assert count(7, 2) == count(2, 2) + 5 * per_layer

@@ -1,0 +1,153 @@
+"""Rank classes: ranks whose programs differ in communicators and peers only.
+
+A class is what is told apart by the program itself: the stage of a pipeline, and a coordinate that
+sizes depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from stagec.ir.core import Attr, Operation
+from stagec.ir.expr import Expr
+from stagec.ir.module import Module
+from stagec.schedule.action import Actions
+from stagec.schedule.registry import schedule_of
+from stagec.support.diagnostics import error
+from stagec.trace.groups import Axes, Channel, channel_of, coordinate, group_axes
+from stagec.trace.nodes import Program
+from stagec.trace.program import unroll
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """The ranks at these coordinates run this graph.
+
+    `env` are the known sizes, `order` are the actions of the class' pipeline stage, `channels` the
+    numbers of all streams of messages of the job.
+    """
+
+    graph: Operation
+    coords: Mapping[str, int]
+    env: Mapping[str, int]
+    actions: Actions
+    channels: Mapping[Channel, int]
+
+    @property
+    def name(self) -> str:
+        """`stage0`, or with further coordinates `stage0-cp1`."""
+        axis = self.graph.text("over")
+        rest = [f"{a}{i}" for a, i in self.coords.items() if a != axis]
+        return "-".join((f"stage{self.stage}", *rest))
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage."""
+        return self.coords.get(self.graph.text("over"), 0)
+
+    def program(self) -> Program:
+        """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
+        many."""
+        order = self.actions[self.stage] if self.actions else ()
+        return unroll(self.graph, self.name, self.env, order, self.channels)
+
+    @cached_property
+    def groups(self) -> list[Axes]:
+        """The axes over which its collectives go, in program order."""
+        found = (group_axes(op) for op in self.graph.body.walk() if op.name == "et.coll")
+        return list(dict.fromkeys(found))
+
+    def members(self, mesh: Mapping[str, int]) -> npt.NDArray[np.int64]:
+        """Its ranks, in order."""
+        ranks = np.arange(int(np.prod(list(mesh.values()), dtype=np.int64)), dtype=np.int64)
+        inside = np.ones(ranks.size, dtype=bool)
+        for axis, index in self.coords.items():
+            inside &= coordinate(mesh, axis, ranks) == index
+        return ranks[inside]
+
+
+def rank_classes(module: Module) -> list[RankClass]:
+    """The classes of a lowered module, by stage. Raises `DiagnosticError` if a size is open."""
+    graphs = module.ops("et.graph")
+    if not graphs:
+        raise error(
+            f"module @{module.name} has no et.graph",
+            module.root.loc,
+            remedy="run 'lower-to-trace' first",
+        )
+    env = module.env
+    channels = _channels(graphs)
+    found: list[RankClass] = []
+    for graph in graphs:
+        indices = _index_axes(module, graph)
+        _check_known(module, graph, {**env, **{f"{a}_index": 0 for a in indices}})
+        actions = actions_of(module, graph)
+        for coords in class_coordinates(module, graph):
+            given = {**env, **{f"{a}_index": i for a, i in coords.items()}}
+            found.append(RankClass(graph, coords, given, actions, channels))
+    return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
+
+
+def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, int]]:
+    """The coordinates that tell the classes of one graph apart; those of open axes do not."""
+    env, axis, stages = module.env, graph.text("over"), stages_of(graph)
+    indices = [a for a in _index_axes(module, graph) if a != axis and a in env]
+    names = ([axis] if stages else []) + indices
+    values = ([stages] if stages else []) + [range(env[a]) for a in indices]
+    for choice in product(*values):
+        yield dict(zip(names, choice, strict=True))
+
+
+def stages_of(op: Operation) -> tuple[int, ...]:
+    """The pipeline stages that run a function or graph; none if every rank does."""
+    value = op.attrs.get("stages", ())
+    items = value if isinstance(value, tuple) else (value,)
+    return tuple(v.value or 0 for v in items if isinstance(v, Expr))
+
+
+def _index_axes(module: Module, graph: Operation) -> list[str]:
+    """The axes whose coordinate a size of the graph depends on."""
+    used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
+    return [a for a in (module.mesh.axes if module.mesh else ()) if f"{a}_index" in used]
+
+
+def _symbols(value: Attr) -> frozenset[str]:
+    if isinstance(value, tuple):
+        return frozenset(s for v in value for s in _symbols(v))
+    return value.symbols if isinstance(value, Expr) else frozenset()
+
+
+def _check_known(module: Module, graph: Operation, env: Mapping[str, int]) -> None:
+    used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
+    missing = sorted(used - env.keys())
+    if missing:
+        raise error(
+            f"no value for {', '.join(missing)}", graph.loc, remedy=module.how_to_set(missing)
+        )
+
+
+def actions_of(module: Module, graph: Operation) -> Actions:
+    """What every stage does, in order; () if there is no pipeline."""
+    for op in graph.body.ops:
+        if "schedule" in op.attrs:
+            schedule = schedule_of(module.registry, op.text("schedule"))
+            stages = module.env[graph.text("over")]
+            return schedule.actions(stages, op.integer("count"), op.integer("chunks", 1))
+    return ()
+
+
+def _channels(graphs: list[Operation]) -> dict[Channel, int]:
+    """A number for every stream of messages, the same on all ranks."""
+    found = {
+        channel_of(op)
+        for graph in graphs
+        for op in graph.body.walk()
+        if op.name in ("et.send", "et.recv")
+    }
+    return {channel: number for number, channel in enumerate(sorted(found))}
