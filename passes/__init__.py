@@ -18,6 +18,7 @@ from stagec.passes.insert_collectives import InsertCollectives
 from stagec.passes.lower_to_trace import LowerToTrace
 from stagec.passes.plan_memory import PlanMemory
 from stagec.passes.propagate_sharding import PropagateSharding
+from stagec.passes.split_stages import SplitStages
 from stagec.passes.verify import Verify
 
 PLUGIN = Plugin(
@@ -29,6 +30,7 @@ PLUGIN = Plugin(
         AddOptimizer,
         PropagateSharding,
         InsertCollectives,
+        SplitStages,
         CoalesceCollectives,
         PlanMemory,
         LowerToTrace,
@@ -43,10 +45,10 @@ PLUGIN = Plugin(
     pipelines={
         "place": "infer-shapes,propagate-sharding,insert-collectives",
         "train": "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
-        "propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code,"
-        "plan-memory,lower-to-trace",
+        "propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
+        "eliminate-dead-code,plan-memory,lower-to-trace",
         "forward": "infer-shapes,apply-strategy,propagate-sharding,insert-collectives,"
-        "coalesce-collectives,eliminate-dead-code,plan-memory,lower-to-trace",
+        "split-stages,coalesce-collectives,eliminate-dead-code,plan-memory,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

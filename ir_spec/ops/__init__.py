@@ -11,6 +11,7 @@ from stagec.ir_spec.ops import (
     layout,
     norm,
     optimizer,
+    pipeline,
     strategy,
     structure,
     trace,
@@ -28,5 +29,6 @@ BUILTIN: tuple[OpDef, ...] = (
     *layout.OPS,
     *comm.OPS,
     *optimizer.OPS,
+    *pipeline.OPS,
     *trace.OPS,
 )

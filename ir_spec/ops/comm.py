@@ -135,10 +135,18 @@ class AllReduce(Collective):
         _OVER,
         Param("kind", "name", "sum or max (default sum)", choices=("sum", "max")),
         Param("bucket", "int", "bytes of one call, the last one is shorter (default: one call)"),
+        Param(
+            "stages", "flag", "the operand is the part of this pipeline stage in a sum over them"
+        ),
+        Param(
+            "among", "name", "mirror: pairs of coordinates i and n-1-i only", choices=("mirror",)
+        ),
     )
     example = "%y = stg.all_reduce[over = tp](%x) : bf16[B@dp, S, D]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        if op.flag("stages"):
+            return replace(type_, placed=True, role="")
         return _reduced(type_, op.names("over"), op.text("kind", "sum"))
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:

@@ -94,6 +94,24 @@ class MicrobatchesOp(Declaration):
             yield f"expects at least one microbatch, found {op.integer('count')}"
 
 
+class PipelineOp(Declaration):
+    """Cuts the repeated layers into pipeline stages over an axis.
+
+    Each rank holds `chunks` parts of the model. `layers` gives the layers of each part, first to
+    last; by default all have the same, or the first and the last have fewer, for they hold
+    embedding and head. The schedule is a built-in one or that of a plug-in.
+    """
+
+    name = "stg.pipeline"
+    params = (
+        Param("over", "name", "the mesh axis", required=True),
+        Param("schedule", "str", 'the schedule (default "1f1b")'),
+        Param("chunks", "int", "parts of the model per rank (default: the schedule's own)"),
+        Param("layers", "ints", "layers of each part of the model"),
+    )
+    example = 'stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]'
+
+
 class DtypesOp(Declaration):
     """Element types: of parameters and activations, gradients, reductions on the wire, the master
     copy."""
@@ -183,6 +201,7 @@ OPS = (
     ExchangeOp(),
     ShardParamsOp(),
     MicrobatchesOp(),
+    PipelineOp(),
     DtypesOp(),
     TpInputsOp(),
     RecomputeOp(),

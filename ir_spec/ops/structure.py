@@ -79,11 +79,20 @@ class MeshOp(SizesDeclaration):
 
 class FuncOp(Declaration):
     """A function. Arguments with the clause `param` are trainable, those with `state` are updated
-    in place."""
+    in place.
+
+    With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`
+    is then the number of parameters of the whole model.
+    """
 
     name = "stg.func"
     has_region = True
     symbol = "required"
+    params = (
+        Param("over", "name", "the axis of pipeline stages"),
+        Param("stages", "ints", "the stages that run it"),
+        Param("parameters", "size", "trainable parameters of the whole model"),
+    )
     example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"
 
 
@@ -179,7 +188,8 @@ class AccumulateOp(RegionOp):
     Bound values are sliced along the dimensions that contain the symbol, others are the same every
     time. What the region yields is summed over the microbatches, into buffers that live through
     all of them; the addition is part of the kernels that make the parts (as fused gradient
-    accumulation is), so it costs no node.
+    accumulation is), so it costs no node. With a `schedule` the region is a list of actions, which
+    the schedule orders; one with two copies of the model gives each half of the microbatches.
     """
 
     name = "stg.accumulate"
@@ -187,6 +197,8 @@ class AccumulateOp(RegionOp):
     params = (
         Param("count", "size", "the number of microbatches", required=True),
         Param("split", "name", "the symbol that is split (default B)"),
+        Param("schedule", "str", "the pipeline schedule that orders its actions"),
+        Param("chunks", "int", "chunks of the model per rank under that schedule"),
     )
     example = "%l = stg.accumulate[count = 4] (%t = %tokens) {\n  stg.yield(%t)\n}"
 

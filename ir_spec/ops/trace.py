@@ -28,16 +28,16 @@ class MemoryOp(Declaration):
     """Bytes on one rank: static (parameters, gradients, optimizer), stash, transient and peak."""
 
     name = "stg.memory"
-    params = tuple(
-        Param(n, "size", f"bytes of {d}")
-        for n, d in (
-            ("parameters", "parameters"),
-            ("gradients", "gradients"),
-            ("optimizer", "optimizer state"),
-            ("stash", "activations kept for backward"),
-            ("transient", "what lives inside the step"),
-            ("peak", "everything at the worst moment"),
-        )
+    params = (
+        Param("parameters", "size", "bytes of parameters"),
+        Param("gradients", "size", "bytes of gradients"),
+        Param("optimizer", "size", "bytes of optimizer state"),
+        Param("stash", "size", "bytes of activations kept for backward"),
+        Param("transient", "size", "bytes of what lives inside the step"),
+        Param("peak", "size", "bytes of everything at the worst moment"),
+        Param("stages", "ints", "the pipeline stages that this is about"),
+        Param("chunks", "sizes", "of a stage: bytes stashed for one microbatch, per chunk"),
+        Param("handed", "sizes", "of a stage: bytes kept from backward to weights, per chunk"),
     )
     example = "stg.memory[parameters = 2*P, peak = 18*P]"
 

@@ -23,27 +23,38 @@ def staged_memory(
     plan = next((o for o in plans if o.attrs.get("stages") == graph.attrs.get("stages")), None)
     if plan is None:
         return planned
-    sizes = plan.attrs["chunks"]
-    each = [s for s in (sizes if isinstance(sizes, tuple) else (sizes,)) if isinstance(s, Expr)]
-    stash = _most_held(actions_of(module, graph)[stage], each)
+    each, handed = _sizes(plan, "chunks"), _sizes(plan, "handed")
+    stash = _most_held(actions_of(module, graph)[stage], each, handed or [ZERO] * len(each))
     static = total(planned[n] for n in ("parameters", "gradients", "optimizer"))
     return {**planned, "stash": stash, "peak": static + stash + planned["transient"]}
 
 
-def _most_held(order: RankActions, each: list[Expr]) -> Expr:
-    """The most bytes stashed at once; a `max` where chunks of open sizes compete."""
-    held = [0] * len(each)
+def _sizes(plan: Operation, name: str) -> list[Expr]:
+    sizes = plan.attrs.get(name, ())
+    return [s for s in (sizes if isinstance(sizes, tuple) else (sizes,)) if isinstance(s, Expr)]
+
+
+def _most_held(order: RankActions, each: list[Expr], handed: list[Expr]) -> Expr:
+    """The most bytes stashed at once; a `max` where chunks of open sizes compete.
+
+    `each` is kept on a chunk from F to B (or W, where that is split out), `handed` from B to W.
+    """
+    chunks = len(each)
+    held = [0] * (2 * chunks)
     seen: dict[tuple[int, ...], None] = {}
     for action in order:
         if action.kind == "F":
             held[action.chunk] += 1
-            seen[tuple(held)] = None
-        elif action.kind == "W" or not action.split:
+        elif action.kind == "B" and action.split:
+            held[chunks + action.chunk] += 1
+        else:
             held[action.chunk] -= 1
+            held[chunks + action.chunk] -= action.kind == "W"
+        seen[tuple(held)] = None
     worst = [s for s in seen if not any(_covers(other, s) for other in seen if other != s)]
-    return maximum(
-        [total(size * n for size, n in zip(each, s, strict=True)) for s in worst] or [ZERO]
-    )
+    sizes = [*each, *handed]
+    sums = [total(size * n for size, n in zip(sizes, s, strict=True)) for s in worst]
+    return maximum(sums or [ZERO])
 
 
 def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:

@@ -45,7 +45,7 @@ def eliminate_dead_code(module: Module) -> int:
 def _dead_in(region: Region) -> int:
     erased = 0
     for op in reversed(list(region.ops)):
-        if op.region is not None and op.operands:
+        if op.region is not None:
             drop_unused_results(op)
             erased += _dead_in(op.region)
             drop_unused_bindings(op)

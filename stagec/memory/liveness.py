@@ -13,6 +13,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, total
 from stagec.ir.module import is_parameter
 from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.pipeline import ActionOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def root(value: Value) -> Value:
     """The value whose buffer this one uses.
 
     Views and in-place results are followed to their source, what an accumulation yields to the
-    buffer that it is added to.
+    buffer that it is added to, what an action yields to its result.
     """
     while True:
         source = _source(value)
@@ -52,7 +53,7 @@ def root(value: Value) -> Value:
 def _source(value: Value) -> Value | None:
     for user, index in value.uses:
         owner = user.parent_op
-        if user.definition.ends_region and owner is not None and _accumulates(owner):
+        if user.definition.ends_region and owner is not None and _hands_on(owner):
             return owner.results[index]
     op = value.producer
     if op is None or op.region is not None or not op.operands:
@@ -63,6 +64,11 @@ def _source(value: Value) -> Value | None:
     if slot is None:
         return None
     return op.operands[slot]
+
+
+def _hands_on(op: Operation) -> bool:
+    """Whether what the op's region yields is the buffer of its result."""
+    return _accumulates(op) or isinstance(op.definition, ActionOp)
 
 
 def _accumulates(op: Operation) -> bool:

@@ -6,14 +6,15 @@ the peak is the worst moment of everything else on top of the static state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ZERO, Expr, evaluate, maximum, terms, total
 from stagec.ir.module import Module
-from stagec.memory.liveness import classify, last_users, moments, root
+from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.memory.liveness import Moment, Sets, classify, last_users, moments, root
 from stagec.support.source import made_by
 
 PASS = "plan-memory"
@@ -22,11 +23,17 @@ PASS = "plan-memory"
 def plan_memory(module: Module) -> None:
     """Insert `stg.free` after each buffer's last user and a `stg.memory` with the bytes on one
     rank."""
-    func = module.main
+    for func in module.functions:
+        _plan(module, func)
+
+
+def _plan(module: Module, func: Operation) -> None:
     body = func.body
     sets = classify(body)
-    steps = list(moments(body, sets))
+    actions = [op for op in body.walk() if isinstance(op.definition, ActionOp)]
+    steps = list(_staged_moments(body, actions, sets) if actions else moments(body, sets))
     env = module.env
+    attrs = _of_stages(func, actions, sets)
     static = _bytes(v for v in body.args if v.tensor.role == "param")
     optimizer = _bytes(v for v in body.args if v.tensor.role == "state")
     gradients = _bytes(sets.gradients)
@@ -38,16 +45,47 @@ def plan_memory(module: Module) -> None:
     b.op(
         "stg.memory",
         (),
-        {
+        attrs
+        | {
             "parameters": static,
             "gradients": gradients,
             "optimizer": optimizer,
             "stash": stash,
             "transient": transient,
-            "peak": static + gradients + optimizer + working,
+            "peak": static + gradients + optimizer + (stash + transient if actions else working),
         },
         types=(),
     )
+
+
+def _of_stages(func: Operation, actions: list[Operation], sets: Sets) -> dict[str, RawAttr]:
+    """Of a pipeline stage: what one microbatch keeps on each chunk, from forward to backward and
+    from backward to weights. The schedule says how many are kept at once."""
+    if not actions:
+        return {}
+    chunks = 1 + max(op.integer("chunk") for op in actions)
+    kept = {
+        kind: tuple(
+            _bytes({root(r) for op in actions if _is(op, kind, c) for r in op.results} - other)
+            for c in range(chunks)
+        )
+        for kind, other in (("forward", sets.gradients), ("backward", sets.gradients))
+    }
+    attrs: dict[str, RawAttr] = {"stages": func.attrs["stages"], "chunks": kept["forward"]}
+    return attrs | ({"handed": kept["backward"]} if any(n != 0 for n in kept["backward"]) else {})
+
+
+def _is(op: Operation, kind: str, chunk: int) -> bool:
+    return op.text("kind") == kind and op.integer("chunk") == chunk
+
+
+def _staged_moments(body: Region, actions: list[Operation], sets: Sets) -> Iterator[Moment]:
+    """Moments inside each action by itself, and those of the step behind the microbatches."""
+    for op in actions:
+        yield from moments(op.body, sets)
+    for moment in moments(body, sets):
+        if moment.op.parent is body:
+            yield moment
 
 
 def _bytes(values: Iterable[Value]) -> Expr:

@@ -37,6 +37,17 @@ class Dtypes:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineRule:
+    """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
+
+    over: str
+    schedule: str = "1f1b"
+    chunks: int = 0
+    layers: tuple[int, ...] = ()
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """What a strategy says; the defaults are those of one device."""
 
@@ -47,6 +58,7 @@ class Strategy:
     zero_axes: Axes = ()
     microbatches: int = 1
     batch: str = "B"
+    pipeline: PipelineRule | None = None
     dtypes: Dtypes = field(default_factory=Dtypes)
     save_gathered: bool = False
     recompute: str = "none"
@@ -98,6 +110,19 @@ def _dtypes(op: Operation) -> dict[str, Any]:
     return {"dtypes": Dtypes(**{n: op.text(n) for n in names if n in op.attrs})}
 
 
+def _pipeline(op: Operation) -> dict[str, Any]:
+    layers = op.attrs.get("layers", ())
+    items = layers if isinstance(layers, tuple) else (layers,)
+    rule = PipelineRule(
+        op.text("over"),
+        op.text("schedule", "1f1b"),
+        op.integer("chunks", 0),
+        tuple(n.value or 0 for n in items if isinstance(n, Expr)),
+        op.loc,
+    )
+    return {"pipeline": rule}
+
+
 #: what each statement sets of a `Strategy`
 _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     "stg.gather": lambda op: {"gathered": op.names("dims")},
@@ -107,6 +132,7 @@ _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
         "microbatches": op.integer("count"),
         "batch": op.text("split", "B"),
     },
+    "stg.pipeline": _pipeline,
     "stg.dtypes": _dtypes,
     "stg.tp_inputs": lambda op: {"save_gathered": op.text("policy") == "save_gathered"},
     "stg.recompute": lambda op: {"recompute": op.text("policy")},

@@ -20,6 +20,7 @@ from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 from stagec.support.source import Loc, NameLoc, made_by
+from stagec.transform.stages import read_pipeline
 
 PASS = "apply-strategy"
 
@@ -67,11 +68,15 @@ def _check_names(module: Module, strategy: Strategy) -> None:
                 op.loc,
                 remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
             )
-    for rule in (*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)):
+    named = [*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)]
+    if strategy.pipeline is not None:
+        named.append(SplitRule((), (strategy.pipeline.over,), True, strategy.pipeline.loc))
+    for rule in named:
         _check_rule(rule, axes, module.symbols, problems)
     problems.check()
     used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
     used |= {a for arg in module.main.body.args for a in arg.tensor.axes}
+    used |= {strategy.pipeline.over} if strategy.pipeline is not None else set()
     for axis in (a for a in axes if a not in used):
         module.diagnostics.remark(
             f"no statement uses the axis '{axis}': its ranks all do the same", strategy.loc
@@ -110,7 +115,9 @@ class _Applier:
 
     def run(self) -> None:
         self._set_dtype(self._strategy.dtypes.param)
-        if self._strategy.microbatches > 1:
+        if self._strategy.pipeline is not None:
+            read_pipeline(self._module, self._strategy.pipeline, self._strategy.microbatches)
+        if self._strategy.microbatches > 1 or self._strategy.pipeline is not None:
             self._accumulate()
         for arg in self._body.args:
             arg.type = self._place(arg.tensor, rest=arg.tensor.role == "param")

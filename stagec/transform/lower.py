@@ -7,29 +7,38 @@ from __future__ import annotations
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import const, total
+from stagec.ir.expr import Expr, total
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import NODE, axis_size
 from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 
 
 def lower_to_trace(module: Module) -> None:
-    """Replace the main function by an et.graph, in place."""
-    func = module.main
-    root = module.root.body
+    """Replace the main function, or those of pipeline stages, by et.graphs, in place."""
+    staged = [func for func in module.functions if "stages" in func.attrs]
+    for func in staged or [module.main]:
+        _lower(module, func)
+
+
+def _lower(module: Module, func: Operation) -> None:
     mesh = module.mesh
-    parameters = total(p.tensor.elements for p in module.parameters())
-    b = Builder(module.registry, root, func.position(), loc=func.loc)
-    graph = b.op(
-        "et.graph",
-        (),
-        {"ranks": axis_size(mesh.axes) if mesh else const(1), "parameters": parameters},
-        types=(),
-        symbol=func.symbol,
+    attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
+    axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
+    stages = attrs.get("stages", ())
+    attrs["ranks"] = axis_size(axes) * (len(stages) if isinstance(stages, tuple) and stages else 1)
+    attrs["parameters"] = (
+        func.expr("parameters") if "parameters" in func.attrs else _elements(module.parameters())
     )
+    b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
+    graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     _Lowering(module).function(func.body, graph.make_region())
     func.erase()
+
+
+def _elements(parameters: list[Value]) -> Expr:
+    return total(p.tensor.elements for p in parameters)
 
 
 class _Lowering:
@@ -57,6 +66,8 @@ class _Lowering:
     def _op(self, op: Operation, b: Builder) -> None:
         if op.region is not None:
             self._repeated(op, op.region, b)
+        elif isinstance(op.definition, SendOp | RecvOp):
+            self._message(op, b)
         elif op.definition.free:
             for result in op.results:  # a view: whoever uses it depends on what it views
                 if (
@@ -75,11 +86,12 @@ class _Lowering:
                 self._nodes[result] = node
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
-        """Repeat and accumulate keep their shape; what is no node (a constant) is not handed
-        over."""
-        name = "et.repeat" if op.definition.carries else "et.accumulate"
+        """Repeat, accumulate and action keep their shape; what is no node (a constant) is not
+        handed over."""
+        name = "et." + op.name.partition(".")[2]
+        known = b.registry[name].params_by_name()
         attrs: dict[str, RawAttr] = {
-            n: v for n, v in op.attrs.items() if n in ("count", "carry", "reverse")
+            n: v for n, v in op.attrs.items() if n in known and n != "phase"
         }
         new = b.op(name, self._deps(op.operands), attrs, types=())
         region = new.make_region()
@@ -104,6 +116,17 @@ class _Lowering:
         attrs["out"] = total(r.tensor.local_bytes for r in op.results)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
 
+    def _message(self, op: Operation, b: Builder) -> None:
+        """Both ends carry the bytes of the part that one rank holds."""
+        ends = op.results or op.operands
+        attrs: dict[str, RawAttr] = {n: v for n, v in op.attrs.items() if n != "phase"}
+        attrs["bytes"] = total(v.tensor.local_bytes for v in ends)
+        attrs["dtype"] = ends[0].tensor.dtype
+        name = "et." + op.name.partition(".")[2]
+        node = b.value(name, self._deps(op.operands), attrs, hint=ends[0].name)
+        for result in op.results:
+            self._nodes[result] = node
+
     def _collective(self, op: Operation, definition: Collective, b: Builder) -> Value:
         attrs: dict[str, RawAttr] = {
             "kind": op.name.partition(".")[2],
@@ -111,6 +134,8 @@ class _Lowering:
             "bytes": definition.buffer(op),
             "dtype": op.operands[0].tensor.dtype,
         }
+        if "among" in op.attrs:
+            attrs["among"] = op.text("among")
         if "bucket" in op.attrs:
             attrs["bucket"] = op.expr("bucket")
             attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)

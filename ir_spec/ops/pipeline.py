@@ -1,0 +1,71 @@
+"""Pipeline stages: what a stage does for one microbatch at a time, and the messages between stages.
+
+`split-stages` makes them. A stage's function holds an accumulation whose region is a list of
+actions; the schedule says in which order a rank runs them, for which microbatch.
+"""
+
+from __future__ import annotations
+
+from stagec.ir.core import Operation
+from stagec.ir.opdef import OpDef, Param
+from stagec.ir.types import Type
+from stagec.ir_spec.ops.structure import Declaration
+
+_OVER = Param("over", "name", "the mesh axis of the stages", required=True)
+_BY = Param("by", "int", "coordinate of the receiver minus that of the sender", required=True)
+_CHANNEL = Param("channel", "int", "which of several streams of messages (default 0)")
+
+
+class ActionOp(OpDef):
+    """What a rank does for one microbatch at one time: forward or backward of a chunk of the model.
+
+    `weights` are the gradients of parameters, where a schedule moves them apart from the rest of
+    backward. The region uses values from around it; what it yields is there for later actions of
+    the same microbatch.
+    """
+
+    name = "stg.action"
+    results = ()
+    has_region = True
+    pure = False
+    free = True
+    params = (
+        Param(
+            "kind",
+            "name",
+            "forward, backward or weights",
+            required=True,
+            positional=True,
+            choices=("forward", "backward", "weights"),
+        ),
+        Param("chunk", "int", "the chunk of the model", required=True),
+    )
+    example = "%y = stg.action[forward, chunk = 0] () {\n  stg.yield(%h)\n}"
+
+    def infer(self, op: Operation) -> list[Type]:
+        return [v.tensor for v in op.body.terminator.operands]
+
+
+class SendOp(Declaration):
+    """Sends the part that each rank holds to the stage `by` further along the axis `over`."""
+
+    name = "stg.send"
+    operands = ("x",)
+    params = (_OVER, _BY, _CHANNEL)
+    free = False
+    example = "stg.send[over = pp, by = 1](%y)"
+
+
+class RecvOp(OpDef):
+    """Receives what the stage `by` before sends; the type says what it is."""
+
+    name = "stg.recv"
+    params = (_OVER, _BY, _CHANNEL)
+    pure = False
+    example = "%h = stg.recv[over = pp, by = 1] : bf16[B@dp, S, D]"
+
+    def infer(self, op: Operation) -> list[Type]:
+        return [r.type for r in op.results if r.type is not None]
+
+
+OPS = (ActionOp(), SendOp(), RecvOp())

@@ -1,0 +1,187 @@
+"""The sections of a training step: what stands before, in, between and after its repeats.
+
+A model is a chain: straight operations, a repeat, straight operations, and so on. Positions along
+the chain are even for straight sections and odd for repeats; backward walks the same positions the
+other way. Pipeline stages are cut along positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.rewrite import carried
+from stagec.ir_spec.ops.comm import Movement
+from stagec.support.diagnostics import DiagnosticError, error
+
+
+class Part(IntEnum):
+    """The parts of a microbatch's work."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    WEIGHTS = 2
+
+    @property
+    def label(self) -> str:
+        """`forward`, `backward` or `weights`."""
+        return self.name.lower()
+
+
+class Slot(NamedTuple):
+    """Where on the chain, and in which part of the work."""
+
+    position: int
+    part: Part
+
+    @property
+    def time(self) -> tuple[bool, int, Part]:
+        """Orders slots as they run."""
+        later = self.part is not Part.FORWARD
+        return later, -self.position if later else self.position, self.part
+
+
+@dataclass
+class Sections:
+    """A dissected region. `repeats[part][k]` is the k-th repeat of a part; `slots` says where each
+    operation stands: several slots for a sum of contributions from several sections, none for what
+    can be computed wherever it is used."""
+
+    body: Region
+    repeats: dict[Part, list[Operation | None]] = field(
+        default_factory=dict[Part, "list[Operation | None]"]
+    )
+    slots: dict[Operation, tuple[Slot, ...]] = field(
+        default_factory=dict[Operation, tuple[Slot, ...]]
+    )
+
+    @property
+    def last(self) -> int:
+        """The position of the last section."""
+        return 2 * len(self.repeats[Part.FORWARD])
+
+    def repeat(self, part: Part, position: int) -> Operation | None:
+        """The repeat at an odd position."""
+        return self.repeats[part][position // 2]
+
+    def slots_of(self, value: Value) -> tuple[Slot, ...]:
+        """Where a value comes from; none for arguments and what is computed anywhere."""
+        op = value.producer
+        if op is None or op.parent is not self.body:
+            return ()
+        slots = self.slots[op]
+        if op.region is None or value.index >= carried(op):
+            return slots
+        ((position, part),) = slots
+        return (Slot(position + (1 if part is Part.FORWARD else -1), part),)
+
+
+def dissect(body: Region) -> Sections:
+    """Find the sections of a differentiated step. Raises `DiagnosticError` if it is no chain."""
+    found = Sections(body)
+    forward = [op for op in body.ops if _part(op) is Part.FORWARD and op.region is not None]
+    if not forward:
+        raise error(
+            "the model has no repeated layers to cut into pipeline stages",
+            body.owner.loc,
+            remedy="write the layers as an stg.repeat, or leave the pipeline out: --pp 1",
+        )
+    found.repeats = {part: [None] * len(forward) for part in Part}
+    found.repeats[Part.FORWARD] = [*forward]
+    for op in body.ops[:-1]:
+        if op.region is not None:
+            found.slots[op] = (_slot_of_repeat(op, forward, found),)
+        else:
+            found.slots[op] = _slots_of_straight(op, found)
+        _check_reach(op, found)
+    return found
+
+
+def _part(op: Operation) -> Part:
+    return Part.FORWARD if op.phase == "forward" else Part.BACKWARD
+
+
+def _slot_of_repeat(op: Operation, forward: list[Operation], found: Sections) -> Slot:
+    if op in forward:
+        return Slot(2 * forward.index(op) + 1, Part.FORWARD)
+    part = Part.BACKWARD if carried(op) else Part.WEIGHTS
+    index = next(_matches(op, forward, found), None)
+    if index is None:
+        raise error(
+            "a backward repeat takes nothing from a forward one, so no stage can own it",
+            op.loc,
+            remedy="leave the pipeline out: --pp 1",
+        )
+    found.repeats[part][index] = op
+    return Slot(2 * index + 1, part)
+
+
+def _matches(op: Operation, forward: list[Operation], found: Sections) -> Iterator[int]:
+    """The forward repeats whose stash, or whose slices, a backward repeat takes."""
+    for value in op.operands[carried(op) :]:
+        for slot in found.slots_of(value):
+            if slot.position % 2:
+                yield slot.position // 2
+    for index, other in enumerate(forward):
+        if set(op.operands[carried(op) :]) & set(other.operands[carried(other) :]):
+            yield index
+
+
+def _slots_of_straight(op: Operation, found: Sections) -> tuple[Slot, ...]:
+    slots = {s for v in op.operands for s in found.slots_of(v)}
+    if not slots:
+        return ()
+    part = max(*(s.part for s in slots), _part(op))
+    own = {Slot(s.position, part) for s in slots}
+    if len(own) > 1 and _adds_up(op):
+        return tuple(sorted(own))
+    return (max(own, key=lambda s: s.time),)
+
+
+def _adds_up(op: Operation) -> bool:
+    """Whether the operation, and everything behind it, only adds up what the region yields."""
+    if op.definition.ends_region:
+        return True
+    rule = op.definition.rule(op)
+    linear = rule is not None and len(rule.linear) == len(op.operands)
+    return (linear or isinstance(op.definition, Movement)) and all(
+        _adds_up(user) for r in op.results for user, _ in r.uses
+    )
+
+
+def _check_reach(op: Operation, found: Sections) -> None:
+    """A value is used where it is made, or handed on by a repeat: nothing else can be sent."""
+    here = {s.position for s in found.slots[op]}
+    if not here:
+        return
+    if op.region is None:
+        for value in op.operands:
+            _check_value(op, value, here, found)
+        return
+    ((position, part),) = found.slots[op]
+    before = position - 1 if part is Part.FORWARD else position + 1
+    count = carried(op)
+    for index, value in enumerate(op.operands):
+        _check_value(op, value, {before} if index < count else here, found)
+    for inner in op.region.walk():
+        for value in inner.operands:
+            if value.producer is not None and value.producer.parent is found.body:
+                _check_value(op, value, set(), found)
+
+
+def _check_value(op: Operation, value: Value, allowed: set[int], found: Sections) -> None:
+    made = {s.position for s in found.slots_of(value)}
+    if not made <= allowed:
+        raise too_far(op, value)
+
+
+def too_far(op: Operation, value: Value) -> DiagnosticError:
+    """The error for a value that pipeline stages cannot hand over."""
+    return error(
+        f"%{value.name} is used beyond layers that are cut into pipeline stages",
+        op.loc,
+        remedy="carry it through the repeat, so that stages send it on",
+    )

@@ -1,0 +1,289 @@
+"""Cuts a training step into the functions of pipeline stages.
+
+Stages that hold the same share one function. In it the accumulation over microbatches becomes a
+list of actions, with sends and receives where the model is cut; what comes after the accumulation
+is kept for the parameters that the stage holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Attr, Operation, Quoted, Region, Value
+from stagec.ir.expr import ZERO, Expr, total
+from stagec.ir.module import Module
+from stagec.ir.rewrite import carried
+from stagec.schedule.action import Home
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
+from stagec.support.source import made_by
+from stagec.transform.sections import Part, Sections, Slot, dissect
+from stagec.transform.split_weights import critical_ops, split_weights
+from stagec.transform.stage_step import StageStep
+from stagec.transform.stage_values import StageValues
+from stagec.transform.stages import Piece, Pipeline, cut, neighbour, read_pipeline
+
+PASS = "split-stages"
+
+
+def split_stages(module: Module) -> None:
+    """Replace the main function by one function for each kind of pipeline stage, in place.
+
+    Nothing happens if the strategy has no pipeline. Raises `DiagnosticError` where the model cannot
+    be cut.
+    """
+    strategy = read_strategy(module)
+    if strategy.pipeline is None:
+        return
+    pipeline = read_pipeline(module, strategy.pipeline, strategy.microbatches)
+    func = module.main
+    accumulate = next((op for op in func.body.ops if op.definition.sums_yields), None)
+    if accumulate is None:
+        raise error(
+            "pipeline stages need microbatches, but the step has none",
+            func.loc,
+            remedy="run 'apply-strategy' on a module with this strategy first",
+        )
+    if pipeline.schedule.splits_weight_gradient:
+        split_weights(module, accumulate.body)
+    sections = dissect(accumulate.body)
+    if pipeline.schedule.splits_weight_gradient:
+        _mark_weights(sections)
+    forward = [op for op in sections.repeats[Part.FORWARD] if op is not None]
+    pieces = cut(module, pipeline, forward)
+    parameters = total(p.tensor.elements for p in module.parameters())
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for stage in range(pipeline.stages):
+        kinds.setdefault(_kind(pipeline, pieces, stage), []).append(stage)
+    place = func.position()
+    for stages in kinds.values():
+        maker = _StageMaker(module, pipeline, sections, pieces, stages)
+        made = maker.make(func, accumulate, parameters)
+        place += 1
+        module.root.body.insert(place, made)
+    func.erase()
+
+
+def _mark_weights(sections: Sections) -> None:
+    """Straight operations on which no gradient of an activation waits come later, too."""
+    critical = critical_ops(sections.body)
+    for op, slots in sections.slots.items():
+        if op.region is None and op not in critical:
+            sections.slots[op] = tuple(
+                Slot(s.position, Part.WEIGHTS) if s.part is Part.BACKWARD else s for s in slots
+            )
+
+
+def _kind(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> tuple[object, ...]:
+    """What the function of a stage depends on: stages with the same kind share it."""
+    return tuple(
+        (
+            held.home.chunk,
+            held.copy,
+            held.piece.counts,
+            held.piece.sections,
+            held.comes_from,
+            held.goes_to,
+        )
+        for held in _held(pipeline, pieces, stage)
+    )
+
+
+@dataclass(frozen=True)
+class Held:
+    """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
+    the stage of the piece before and to that of the piece behind: 0 on the same stage, None if
+    there is none."""
+
+    home: Home
+    depth: int
+    copy: int
+    piece: Piece
+    comes_from: int | None
+    goes_to: int | None
+
+
+def _held(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> list[Held]:
+    """The pieces of a stage in the order of the model."""
+    placement, found = pipeline.placement, list[Held]()
+    for number, home in enumerate(placement.homes):
+        if home.rank != stage:
+            continue
+        before, behind = placement.previous(number), placement.following(number)
+        copy, depth = divmod(number, placement.depth)
+        ends = [
+            None if n is None else neighbour(*pair, pipeline.stages)
+            for n, pair in (
+                (before, (placement[before].rank if before is not None else 0, stage)),
+                (behind, (stage, placement[behind].rank if behind is not None else 0)),
+            )
+        ]
+        found.append(Held(home, depth, copy, pieces[depth], ends[0], ends[1]))
+    return sorted(found, key=lambda h: h.depth)
+
+
+class _StageMaker:
+    """Builds the function of some stages that are alike."""
+
+    def __init__(
+        self,
+        module: Module,
+        pipeline: Pipeline,
+        sections: Sections,
+        pieces: Sequence[Piece],
+        stages: Sequence[int],
+    ) -> None:
+        self._module, self._pipeline, self._sections = module, pipeline, sections
+        self._stages, self._pieces = stages, pieces
+        self._held = _held(pipeline, pieces, stages[0])
+        self._registry = module.registry
+
+    def make(self, old: Operation, accumulate: Operation, parameters: Expr) -> Operation:
+        """The function, not yet in the module."""
+        over = self._pipeline.rule.over
+        func = Operation(
+            old.definition,
+            (),
+            {
+                "over": over,
+                "stages": tuple(_const(s) for s in self._stages),
+                "parameters": parameters,
+            },
+            symbol=f"{old.symbol}_stage{self._stages[0]}",
+            loc=old.loc,
+        )
+        body = func.make_region()
+        new = Operation(accumulate.definition, (), accumulate.attrs, loc=accumulate.loc)
+        new.attrs |= _schedule_attrs(self._pipeline)
+        region = new.make_region()
+        values = StageValues(func, new, self._sections, self._held)
+        body.append(new)
+        self._actions(values, region)
+        step = StageStep(
+            self._module, self._pipeline, values, accumulate, new, self._pieces, self._stages
+        )
+        step.run()
+        values.finish()
+        return func
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    def _actions(self, values: StageValues, region: Region) -> None:
+        parts = [Part.FORWARD, Part.BACKWARD]
+        if self._pipeline.schedule.splits_weight_gradient:
+            parts.append(Part.WEIGHTS)
+        for part in parts:
+            ordered = self._held if part is Part.FORWARD else self._held[::-1]
+            for held in ordered:
+                self._action(values, region, part, held)
+
+    def _action(self, values: StageValues, region: Region, part: Part, held: Held) -> None:
+        action = Operation(
+            self._registry["stg.action"],
+            (),
+            {"kind": part.label, "chunk": _const(held.home.chunk)},
+            loc=made_by(PASS, self._sections.body.owner.loc),
+        )
+        if part is not Part.FORWARD:
+            action.attrs["phase"] = "backward"
+        inner = action.make_region()
+        region.append(action)
+        values.enter(action, held)
+        self._receive(values, inner, part, held)
+        for op in self._ordered(part, held):
+            values.clone(op, inner, frozenset(held.piece.positions))
+        self._send(values, inner, part, held)
+        inner.append(Operation(self._registry["stg.yield"], (), loc=action.loc))
+        if len(inner.ops) == 1:
+            region.ops.remove(action)
+            action.parent = None
+
+    def _ordered(self, part: Part, held: Held) -> Iterator[Operation]:
+        """The operations of a piece as they run; a sum over several sections comes with the
+        last."""
+        slots = {Slot(position, part) for position in held.piece.positions}
+        when: dict[Slot, list[Operation]] = {}
+        for op in self._sections.body.ops[:-1]:
+            mine = slots & set(self._sections.slots[op])
+            if mine:
+                when.setdefault(max(mine, key=lambda s: s.time), []).append(op)
+        for slot in sorted(when, key=lambda s: s.time):
+            yield from when[slot]
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def _entry(self, part: Part, held: Held) -> list[Value]:
+        """The values of the whole step that enter a piece: those handed over where it is cut."""
+        positions = held.piece.positions
+        first = positions[0] if part is Part.FORWARD else positions[-1]
+        if first % 2:
+            repeat = self._sections.repeat(part, first)
+            return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
+        at = first - 1 if part is Part.FORWARD else first + 1
+        if not 0 < at < self._sections.last:
+            return []
+        repeat = self._sections.repeat(part, at)
+        return list(repeat.results[: carried(repeat)]) if repeat is not None else []
+
+    def _exit(self, part: Part, held: Held) -> list[Value]:
+        """The values of the whole step that leave a piece."""
+        positions = held.piece.positions
+        last = positions[-1] if part is Part.FORWARD else positions[0]
+        if last % 2:
+            repeat = self._sections.repeat(part, last)
+            return list(repeat.results[: carried(repeat)]) if repeat is not None else []
+        at = last + 1 if part is Part.FORWARD else last - 1
+        if not 0 < at < self._sections.last:
+            return []
+        repeat = self._sections.repeat(part, at)
+        return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
+
+    def _receive(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
+        by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
+        if by is None or part is Part.WEIGHTS:
+            return
+        for index, value in enumerate(self._entry(part, held)):
+            if by == 0:
+                values.hand_over(held, value, index, part)
+                continue
+            b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
+            got = b.value(
+                "stg.recv", (), self._message(by, index, part), type=value.tensor, hint=value.name
+            )
+            values.define(value, got)
+
+    def _send(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
+        by = held.goes_to if part is Part.FORWARD else _reverse(held.comes_from)
+        if by is None or part is Part.WEIGHTS:
+            return
+        for index, value in enumerate(self._exit(part, held)):
+            there = values.get(value, inner)
+            if by == 0:
+                values.keep_for_next(held, there, index, part)
+                continue
+            b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
+            b.op("stg.send", [there], self._message(by, index, part), types=())
+
+    def _message(self, by: int, index: int, part: Part) -> dict[str, str | int]:
+        attrs: dict[str, str | int] = {"over": self._pipeline.rule.over, "by": by}
+        channel = 2 * index + (part is not Part.FORWARD)
+        return attrs | ({"channel": channel} if channel else {})
+
+
+def _reverse(by: int | None) -> int | None:
+    return None if by is None else -by
+
+
+def _phase(part: Part) -> str:
+    return "forward" if part is Part.FORWARD else "backward"
+
+
+def _schedule_attrs(pipeline: Pipeline) -> dict[str, Attr]:
+    attrs: dict[str, Attr] = {"schedule": Quoted(pipeline.schedule.name)}
+    return attrs | ({"chunks": _const(pipeline.chunks)} if pipeline.chunks > 1 else {})
+
+
+def _const(value: int) -> Expr:
+    return ZERO + value

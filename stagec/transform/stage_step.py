@@ -1,0 +1,348 @@
+"""What a stage does after its microbatches: the reductions and updates of what it holds.
+
+Of the whole step only the operations on values that the stage holds are kept. A sum over parameters
+of all stages, such as the gradient norm, is reduced over the stages where a whole one is needed; a
+gradient to which several stages contribute (tied embeddings, two copies of the model) is reduced
+between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import NamedTuple
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Value
+from stagec.ir.module import Module
+from stagec.ir_spec.ops.comm import Movement
+from stagec.ir_spec.ops.contraction import Add
+from stagec.support.diagnostics import error
+from stagec.support.source import made_by
+from stagec.transform.sections import Part
+from stagec.transform.stage_values import Holding, StageValues, chunk_name
+from stagec.transform.stages import Piece, Pipeline
+
+PASS = "split-stages"
+MIRROR = "mirror"
+
+
+class State(Enum):
+    """How a value of the step is spread over the stages."""
+
+    HELD = auto()  # whole, on the stages that hold what it belongs to
+    SHARE = auto()  # the same, but to be summed with that of other stages that hold it
+    SUM = auto()  # each stage has its part of a sum
+    EVERYWHERE = auto()  # the same on all stages
+
+
+class Owner(NamedTuple):
+    """What a value belongs to: the layers of a repeat, or straight sections."""
+
+    repeat: int | None
+    sections: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Spread:
+    """A value of the whole step on this stage: one value for each chunk, or one (`None`)."""
+
+    state: State
+    owner: Owner | None
+    here: dict[int | None, Value] = field(default_factory=dict["int | None", Value])
+
+
+class StageStep:
+    """Keeps what a stage needs of the step."""
+
+    def __init__(
+        self,
+        module: Module,
+        pipeline: Pipeline,
+        values: StageValues,
+        old: Operation,
+        new: Operation,
+        pieces: Sequence[Piece],
+        stages: Sequence[int],
+    ) -> None:
+        self._module, self._pipeline, self._values = module, pipeline, values
+        self._old, self._new, self._pieces, self._stages = old, new, pieces, stages
+        self._sections = values.sections
+        self._spread: dict[Value, Spread] = {}
+        self._builder = Builder(module.registry, values.func.body)
+
+    def run(self) -> None:
+        """Yield what the actions make, and copy the operations behind the accumulation."""
+        end = Operation(self._module.registry["stg.yield"], (), loc=self._old.loc)
+        self._new.body.append(end)
+        for value, result in zip(
+            self._sections.body.terminator.operands, self._old.results, strict=True
+        ):
+            self._spread[result] = self._yielded(value, result)
+        body = self._old.parent
+        if body is None:
+            return
+        for op in body.ops[:-1]:
+            if op is not self._old:
+                self._op(op)
+        self._return(body.terminator)
+
+    # -- what the accumulation gives ---------------------------------------------------------------
+
+    def _yielded(self, value: Value, result: Value) -> Spread:
+        slots = self._sections.slots_of(value)
+        positions = frozenset(s.position for s in slots)
+        odd = next((p for p in positions if p % 2), None)
+        owner = Owner(odd // 2) if odd is not None else Owner(None, positions)
+        state = State.SHARE if self._among(owner) is not None else State.HELD
+        spread = Spread(state, owner)
+        found: list[Value] = []
+        for holding in self._values.held:
+            inside = self._values.here(value, holding)
+            if inside is None:
+                continue
+            self._new.body.terminator.add_operand(inside)
+            key = holding.home.chunk if odd is not None else None
+            name = result.name if key is None else chunk_name(result.name, key)
+            made = self._new.add_result(name, inside.type, result.loc)
+            if key is not None:
+                spread.here[key] = made
+            else:
+                found.append(made)
+        if found:
+            spread.here[None] = self._sum(found, result.name, "gradient")
+        return spread
+
+    def _among(self, owner: Owner) -> str | None:
+        """Which stages contribute to a gradient: '' for all, mirror for pairs, None for one."""
+        stages, placement = self._pipeline.stages, self._pipeline.placement
+        if owner.repeat is not None:
+            return MIRROR if placement.copies > 1 else None
+        ranks = set(self._homes(owner))
+        if len(ranks) == 1:
+            return None
+        if len(ranks) == 2 and sum(ranks) == stages - 1:
+            return MIRROR
+        if len(ranks) == stages:
+            return ""
+        raise error(
+            "a parameter is used on several pipeline stages that are neither a mirrored pair nor "
+            f"all of them: {', '.join(map(str, sorted(ranks)))}",
+            self._old.loc,
+            remedy="cut the model so that its uses are on the first and the last stage",
+        )
+
+    def _homes(self, owner: Owner) -> list[int]:
+        """The ranks of the pipeline that hold straight sections, first copy first."""
+        placement = self._pipeline.placement
+        return [
+            home.rank
+            for number, home in enumerate(placement.homes)
+            if self._pieces[number % placement.depth].sections & owner.sections
+        ]
+
+    # -- operations --------------------------------------------------------------------------------
+
+    def _op(self, op: Operation) -> None:
+        if op.region is not None:
+            raise error(
+                f"'{op.name}' behind the microbatches cannot be cut into pipeline stages",
+                op.loc,
+                remedy="leave the pipeline out: --pp 1",
+            )
+        self._builder.loc, self._builder.phase = op.loc, op.phase
+        tracked = [self._spread[v] for v in op.operands if v in self._spread]
+        if isinstance(op.definition, Add) and _differ(tracked):
+            self._add(op)
+            return
+        for index, value in enumerate(op.operands):
+            if value in self._spread and not _is_linear(op, index):
+                self._complete(value, op)
+        tracked = [self._spread[v] for v in op.operands if v in self._spread]
+        state, owner = _combined(tracked)
+        keys = self._keys(op, tracked, state)
+        made: dict[int | None, list[Value]] = {key: self._copy(op, key) for key in keys}
+        for number, result in enumerate(op.results):
+            here = {key: results[number] for key, results in made.items()}
+            spread = Spread(state, owner, here)
+            if owner is not None and owner.repeat is not None and not self._is_cut(op, result):
+                spread = self._contracted(spread, result)
+            self._spread[result] = spread
+
+    def _keys(self, op: Operation, tracked: list[Spread], state: State) -> Iterable[int | None]:
+        """For which chunks an operation is done here."""
+        if state is State.EVERYWHERE or not tracked:
+            return [None]
+        owned = [s for s in tracked if s.state is not State.EVERYWHERE]
+        return [k for k in owned[0].here if all(k in s.here for s in owned)]
+
+    def _copy(self, op: Operation, key: int | None) -> list[Value]:
+        operands = [self._operand(v, key) for v in op.operands]
+        held = self._holding(key)
+        index = next(
+            (
+                o.repeat
+                for v in op.operands
+                if v in self._spread and (o := self._spread[v].owner) is not None
+            ),
+            None,
+        )
+        new = Operation(op.definition, operands, op.attrs, loc=op.loc)
+        self._builder.insert(new)
+        for result in op.results:
+            name = result.name if key is None else chunk_name(result.name, key)
+            new.add_result(name, self._values.cut_type(result.type, index, held), result.loc)
+        return new.results
+
+    def _operand(self, value: Value, key: int | None) -> Value:
+        spread = self._spread.get(value)
+        if spread is not None:
+            return spread.here[key] if key in spread.here else spread.here[None]
+        if key is not None and value not in self._values.stacked:
+            self._note_stacked(value, key)
+        return self._values.argument(value, self._holding(key))
+
+    def _note_stacked(self, value: Value, key: int) -> None:
+        """State of a parameter that repeats slice is cut as the parameter is."""
+        for index, repeat in enumerate(self._sections.repeats[Part.FORWARD]):
+            dims = value.tensor.dims
+            owner = self._owner_of(value)
+            if repeat is not None and dims and owner == index:
+                self._values.stacked[value] = index
+
+    def _owner_of(self, value: Value) -> int | None:
+        for user, _ in value.uses:
+            for other in user.operands:
+                spread = self._spread.get(other)
+                if spread is not None and spread.owner is not None:
+                    return spread.owner.repeat
+        return None
+
+    def _holding(self, key: int | None) -> Holding:
+        held = self._values.held
+        return next((h for h in held if h.home.chunk == key), held[0])
+
+    def _is_cut(self, op: Operation, result: Value) -> bool:
+        """Whether a result still has the dimension of the layers."""
+        sizes = {
+            v.tensor.dims[0].size
+            for v in op.operands
+            if v in self._spread and v.tensor.dims and self._spread[v].owner is not None
+        }
+        return bool(result.tensor.dims) and result.tensor.dims[0].size in sizes
+
+    # -- sums over stages --------------------------------------------------------------------------
+
+    def _contracted(self, spread: Spread, result: Value) -> Spread:
+        """A sum over layers: each stage has the part of its own."""
+        found = [v for key, v in spread.here.items() if self._counts(spread.owner, key)]
+        made = Spread(State.SUM, None)
+        if found:
+            made.here[None] = self._sum(found, result.name, self._builder.phase)
+        return made
+
+    def _counts(self, owner: Owner | None, key: int | None) -> bool:
+        """Whether this is the copy of something that counts in sums: the first one."""
+        if owner is None or owner.repeat is not None:
+            return self._holding(key).copy == 0
+        return self._homes(owner)[0] in self._stages
+
+    def _add(self, op: Operation) -> None:
+        """A sum over values of different stages: each stage adds up its own."""
+        found: list[Value] = []
+        for value in op.operands:
+            spread = self._spread[value]
+            if spread.state is State.SHARE:
+                self._complete(value, op)
+                spread = self._spread[value]
+            if spread.state is State.EVERYWHERE:
+                raise error(
+                    f"%{value.name} is the same on all pipeline stages, but %{op.result.name} adds "
+                    "it to values of single stages",
+                    op.loc,
+                    remedy="leave the pipeline out: --pp 1",
+                )
+            lifted = spread.state is State.SUM
+            found += [v for k, v in spread.here.items() if lifted or self._counts(spread.owner, k)]
+        spread = Spread(State.SUM, None)
+        if found:
+            spread.here[None] = self._sum(found, op.result.name, op.phase)
+        self._spread[op.result] = spread
+
+    def _sum(self, found: list[Value], name: str, phase: str) -> Value:
+        if len(found) == 1:
+            return found[0]
+        self._builder.phase = phase
+        return self._builder.value("stg.add", found, hint=name, type=found[0].tensor)
+
+    def _complete(self, value: Value, op: Operation) -> None:
+        """Reduce over the stages what an operation needs whole."""
+        spread = self._spread[value]
+        if spread.state is State.SHARE and spread.owner is not None:
+            among = self._among(spread.owner)
+            here = {
+                key: self._reduced(v, "gradient", among)
+                for key, v in self._in_model_order(spread.here)
+            }
+            self._spread[value] = replace(spread, state=State.HELD, here=here)
+        elif spread.state is State.SUM:
+            part = spread.here.get(None)
+            if part is None:
+                part = self._builder.value(
+                    "stg.constant", attrs={"value": 0}, type=value.tensor, hint=value.name
+                )
+            whole = self._reduced(part, op.phase, None)
+            self._spread[value] = Spread(State.EVERYWHERE, None, {None: whole})
+        self._builder.phase = op.phase
+
+    def _in_model_order(self, here: dict[int | None, Value]) -> list[tuple[int | None, Value]]:
+        """First layers first: the order in which the mirrored stage has them as well."""
+        depth = {h.home.chunk: h.depth for h in self._values.held}
+        return sorted(here.items(), key=lambda item: depth.get(item[0] or 0, 0))
+
+    def _reduced(self, value: Value, phase: str, among: str | None) -> Value:
+        attrs: dict[str, RawAttr] = {"over": (self._pipeline.rule.over,), "stages": True}
+        if among:
+            attrs["among"] = among
+        self._builder.phase = phase
+        self._builder.loc = made_by(PASS, value.loc)
+        return self._builder.value("stg.all_reduce", [value], attrs, hint=f"{value.name}_p")
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _return(self, end: Operation) -> None:
+        outputs: list[Value] = []
+        for value in end.operands:
+            spread = self._spread.get(value)
+            if spread is not None:
+                outputs += spread.here.values()
+        new = Operation(end.definition, outputs, end.attrs, loc=end.loc)
+        self._values.func.body.append(new)
+        self._values.func.body.returns = tuple(replace(v.tensor, role="") for v in outputs)
+
+
+def _differ(tracked: list[Spread]) -> bool:
+    """Whether values belong to different stages, or are parts of sums over them."""
+    return any(s.state is State.SUM for s in tracked) or len({s.owner for s in tracked}) > 1
+
+
+def _combined(tracked: list[Spread]) -> tuple[State, Owner | None]:
+    """The state of what is computed from values in these states."""
+    for state in (State.SHARE, State.HELD, State.SUM):
+        for spread in tracked:
+            if spread.state is state:
+                return state, spread.owner
+    return State.EVERYWHERE, None
+
+
+def _is_linear(op: Operation, index: int) -> bool:
+    """Whether an operation passes a sum on: that of its results is the result of the sum."""
+    if isinstance(op.definition, Movement):
+        return op.text("kind", "sum") == "sum"
+    rule = op.definition.rule(op)
+    return rule is not None and index in rule.linear and not _scales(op)
+
+
+def _scales(op: Operation) -> bool:
+    return len(op.operands) > 1 and not isinstance(op.definition, Add)

@@ -1,0 +1,258 @@
+"""The values of a stage's function that stand for those of the whole step.
+
+Each chunk has its own; parameters that repeats slice are cut along with the layers. What one action
+makes and another uses is yielded by the first, on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import Expr
+from stagec.ir.rewrite import carried
+from stagec.ir.types import TensorType, Type
+from stagec.schedule.action import Home
+from stagec.transform.sections import Part, Sections, too_far
+from stagec.transform.stages import Piece
+
+
+class Holding(Protocol):
+    """A piece of the model on a stage."""
+
+    @property
+    def home(self) -> Home: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def copy(self) -> int: ...
+    @property
+    def piece(self) -> Piece: ...
+
+
+def chunk_name(name: str, chunk: int) -> str:
+    """The name of the part of a stacked value that a chunk holds."""
+    return f"{name}_c{chunk}"
+
+
+class StageValues:
+    """Looks values up, and makes them where they are missing."""
+
+    def __init__(
+        self,
+        func: Operation,
+        accumulate: Operation,
+        sections: Sections,
+        held: Sequence[Holding],
+    ) -> None:
+        self.func, self.accumulate, self.sections, self.held = func, accumulate, sections, held
+        self.stacked = _stacked(sections)
+        self._env: dict[int, dict[Value, Value]] = {h.home.chunk: {} for h in held}
+        self._args: dict[tuple[Value, int | None], Value] = {}
+        self._data: dict[Value, Value] = {}
+        self._exports: dict[Value, Value] = {}
+        self._floating: dict[tuple[Operation, Operation], list[Value]] = {}
+        self._kept: dict[tuple[int, int, Part, int], Value] = {}
+        self._action: Operation | None = None
+        self._holding: Holding = held[0]
+
+    # -- where we are ------------------------------------------------------------------------------
+
+    def enter(self, action: Operation | None, holding: Holding) -> None:
+        """Work on an action of a chunk from now on."""
+        self._action, self._holding = action, holding
+
+    def define(self, original: Value, value: Value) -> None:
+        """What stands for a value of the whole step, on the present chunk."""
+        self._env[self._holding.home.chunk][original] = value
+
+    def keep_for_next(self, holding: Holding, value: Value, index: int, part: Part) -> None:
+        """Hand a value to the next piece of the model, which is on the same stage."""
+        depth = holding.depth + (1 if part is Part.FORWARD else -1)
+        self._kept[holding.copy, depth, part, index] = value
+
+    def hand_over(self, holding: Holding, original: Value, index: int, part: Part) -> None:
+        """Take what the piece before has kept."""
+        self.define(original, self._kept[holding.copy, holding.depth, part, index])
+
+    # -- looking up --------------------------------------------------------------------------------
+
+    def get(self, original: Value, region: Region) -> Value:
+        """What stands for a value, usable in a region. Raises `DiagnosticError` if there is
+        nothing."""
+        found = self._env[self._holding.home.chunk].get(original)
+        if found is not None:
+            return self.reach(found)
+        producer = original.producer
+        if producer is None and original.region is self.sections.body:
+            return self._data_argument(original)
+        if producer is None:
+            return self.argument(original, self._holding)
+        if producer.parent is self.sections.body and not self.sections.slots[producer]:
+            return self.reach(self._floating_value(original, producer))
+        raise too_far(producer, original)
+
+    def reach(self, value: Value) -> Value:
+        """The value, or the result of the action that makes it if that is another one."""
+        home = value.region.owner
+        if home is self._action or home.name != "stg.action":
+            return value
+        if value not in self._exports:
+            home.body.terminator.add_operand(value)
+            self._exports[value] = home.add_result(value.name, value.type, value.loc)
+        return self._exports[value]
+
+    def here(self, original: Value, holding: Holding) -> Value | None:
+        """What stands for a value on a chunk, as a result of its action; None if nothing does."""
+        found = self._env[holding.home.chunk].get(original)
+        self.enter(None, holding)
+        return None if found is None else self.reach(found)
+
+    def argument(self, original: Value, holding: Holding) -> Value:
+        """The stage's argument for one of the whole step: of a chunk if repeats slice it."""
+        index = self.stacked.get(original)
+        key = original, None if index is None else holding.home.chunk
+        if key not in self._args:
+            name = original.name
+            if index is not None:
+                name = chunk_name(name, holding.home.chunk)
+            type_ = self.cut_type(original.type, index, holding)
+            self._args[key] = self.func.body.add_arg(name, type_, original.loc)
+        return self._args[key]
+
+    def _data_argument(self, original: Value) -> Value:
+        """The part of a microbatch: bound to the whole by the accumulation."""
+        if original not in self._data:
+            outer = self.sections.body.owner.operands[original.index]
+            self.accumulate.add_operand(self.argument(outer, self._holding))
+            arg = self.accumulate.body.add_arg(original.name, original.type, original.loc)
+            self._data[original] = arg
+        return self._data[original]
+
+    def _floating_value(self, original: Value, op: Operation) -> Value:
+        """A value that is computed wherever it is used, once in each action."""
+        action = self._action
+        if action is None:
+            raise too_far(op, original)
+        key = op, action
+        if key not in self._floating:
+            outer = dict(self._env[self._holding.home.chunk])
+            self.clone(op, action.body)
+            env = self._env[self._holding.home.chunk]
+            self._floating[key] = [env[r] for r in op.results]
+            self._env[self._holding.home.chunk] = outer
+        return self._floating[key][original.index]
+
+    # -- cloning -----------------------------------------------------------------------------------
+
+    def clone(self, op: Operation, region: Region, within: frozenset[int] = frozenset()) -> None:
+        """Copy an operation of the whole step to the end of a region.
+
+        `within` are the positions of the piece: of a sum over several sections only their share is
+        added up.
+        """
+        operands = [v for v in op.operands if self._is_within(op, v, within)]
+        if len(operands) == 1 and len(op.operands) > 1 and len(self.sections.slots[op]) > 1:
+            self.define(op.results[0], self.get(operands[0], region))
+            return
+        new = self._copy(op, [self.get(v, region) for v in operands], {}, region)
+        for old, value in zip(op.results, new.results, strict=True):
+            self.define(old, value)
+
+    def _is_within(self, op: Operation, value: Value, within: frozenset[int]) -> bool:
+        slots = self.sections.slots_of(value)
+        several = len(self.sections.slots[op]) > 1
+        return not (several and slots) or any(s.position in within for s in slots)
+
+    def _copy(
+        self,
+        op: Operation,
+        operands: list[Value],
+        inside: Mapping[Value, Value],
+        region: Region,
+    ) -> Operation:
+        """A copy of an operation at the end of a region; `inside` maps values of inner regions."""
+        attrs = dict(op.attrs)
+        index = self._repeat_index(op)
+        if op.region is not None and index is not None:
+            attrs["count"] = self._holding.piece.counts[index]
+        new = Operation(op.definition, operands, attrs, loc=op.loc)
+        for inner in op.region.walk() if op.region is not None else ():
+            for value in inner.operands:  # computed before the region that uses it
+                if value.producer is not None and value.producer.parent is self.sections.body:
+                    self.get(value, region)
+        region.append(new)
+        floats = op.parent is self.sections.body and not self.sections.slots[op]
+        if new.phase != op.phase and not floats:
+            new.attrs["phase"] = op.phase
+        if op.region is not None:
+            self._copy_region(op.region, new.make_region(), inside)
+        for result in op.results:
+            new.add_result(result.name, self.cut_type(result.type, index, self._holding, op))
+        return new
+
+    def _copy_region(self, old: Region, new: Region, around: Mapping[Value, Value]) -> None:
+        inside = dict(around)
+        for arg in old.args:
+            inside[arg] = new.add_arg(arg.name, arg.type, arg.loc)
+        for op in old.ops:
+            operands = [inside[v] if v in inside else self.get(v, new) for v in op.operands]
+            copy = self._copy(op, operands, inside, new)
+            inside.update(zip(op.results, copy.results, strict=True))
+
+    def _repeat_index(self, op: Operation) -> int | None:
+        """Which repeat of the chain an operation belongs to, if its results may be stacked."""
+        if op.parent is not self.sections.body:
+            return None
+        slots = self.sections.slots[op]
+        if slots:
+            position = slots[0].position
+            return position // 2 if position % 2 else None
+        return next((self.stacked[v] for v in op.operands if v in self.stacked), None)
+
+    def cut_type(
+        self, type_: Type | None, index: int | None, holding: Holding, op: Operation | None = None
+    ) -> Type | None:
+        """A type with the first dimension of a stacked value cut to the layers of the piece."""
+        if index is None or not isinstance(type_, TensorType) or not type_.dims:
+            return type_
+        repeat = self.sections.repeats[Part.FORWARD][index]
+        if repeat is None or type_.dims[0].size != repeat.expr("count"):
+            return type_
+        first = replace(type_.dims[0], size=holding.piece.counts[index])
+        return replace(type_, dims=(first, *type_.dims[1:]))
+
+    # -- at the end --------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Put the arguments in the order of the whole step."""
+        order = {value: key for key, value in self._args.items()}
+
+        def place(arg: Value) -> tuple[int, int]:
+            original, chunk = order[arg]
+            return original.index, -1 if chunk is None else chunk
+
+        self.func.body.args.sort(key=place)
+        for index, arg in enumerate(self.func.body.args):
+            arg.index = index
+
+
+def _stacked(sections: Sections) -> dict[Value, int]:
+    """The values outside of all repeats that the k-th repeat slices."""
+    found: dict[Value, int] = {}
+    for part in Part:
+        for index, repeat in enumerate(sections.repeats[part]):
+            if repeat is None:
+                continue
+            pending = list(repeat.operands[carried(repeat) :])
+            count: Expr = repeat.expr("count")
+            while pending:
+                value = pending.pop()
+                if sections.slots_of(value) or not value.tensor.dims:
+                    continue
+                if value.tensor.dims[0].size == count:
+                    found.setdefault(value, index)
+                    pending += value.producer.operands if value.producer is not None else ()
+    return found

@@ -1,0 +1,156 @@
+"""Which layers and sections each pipeline stage holds, and which stages are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
+from stagec.ir.module import Module
+from stagec.schedule.action import Placement
+from stagec.schedule.base import Schedule
+from stagec.schedule.registry import schedule_of
+from stagec.sharding.strategy import PipelineRule
+from stagec.support.diagnostics import error
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A schedule with its sizes. Raises `DiagnosticError` for sizes that it does not go with."""
+
+    rule: PipelineRule
+    schedule: Schedule
+    stages: int
+    chunks: int
+    microbatches: int
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where each part of the model lives."""
+        return self.schedule.placement(self.stages, self.chunks)
+
+    @property
+    def parts(self) -> int:
+        """Parts that one copy of the model is cut into."""
+        return self.placement.depth
+
+
+def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Pipeline:
+    """The pipeline of a strategy. Raises `DiagnosticError` for sizes that do not go together."""
+    schedule = schedule_of(module.registry, rule.schedule)
+    stages = module.env.get(rule.over)
+    if stages is None:
+        raise error(
+            f"a pipeline needs the number of its stages, but the axis '{rule.over}' is open",
+            rule.loc,
+            remedy=f"give it: --mesh {rule.over}=4",
+        )
+    chunks = rule.chunks or schedule.default_chunks
+    schedule.check(stages, microbatches, chunks)
+    return Pipeline(rule, schedule, stages, chunks, microbatches)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the model: iterations of each repeat, and the straight sections."""
+
+    counts: tuple[Expr, ...]
+    sections: frozenset[int]
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """Positions along the chain, in forward order."""
+        repeats = {2 * k + 1 for k, n in enumerate(self.counts) if n != ZERO}
+        return tuple(sorted(self.sections | repeats))
+
+
+def cut(module: Module, pipeline: Pipeline, repeats: Sequence[Operation]) -> list[Piece]:
+    """The pieces of one copy of the model, first to last. Raises `DiagnosticError`."""
+    parts, whole = pipeline.parts, [op.expr("count") for op in repeats]
+    counts: list[tuple[Expr, ...]]
+    if len(whole) == 1 and not pipeline.rule.layers and _divides(module, whole[0], parts):
+        counts = [(whole[0] / parts,) for _ in range(parts)]
+    else:
+        counts = _numbered(module, pipeline, whole)
+    starts = [
+        next((j for j, each in enumerate(counts) if each[k] != ZERO), 0) for k in range(len(whole))
+    ]
+    sections = [{2 * k for k, start in enumerate(starts) if k and start == j} for j in range(parts)]
+    sections[0].add(0)
+    sections[-1].add(2 * len(whole))
+    return [Piece(each, frozenset(s)) for each, s in zip(counts, sections, strict=True)]
+
+
+def _divides(module: Module, count: Expr, parts: int) -> bool:
+    """Whether the layers divide; assumed where the count is open."""
+    try:
+        return evaluate(count, module.env) % parts == 0
+    except UnboundError:
+        return True
+
+
+def _numbered(module: Module, pipeline: Pipeline, whole: list[Expr]) -> list[tuple[Expr, ...]]:
+    """Iterations of each repeat in each piece, as numbers."""
+    rule, parts = pipeline.rule, pipeline.parts
+    try:
+        sizes = [evaluate(count, module.env) for count in whole]
+    except UnboundError:
+        raise error(
+            "layers of different kinds are cut into stages by number, but a count is open",
+            rule.loc,
+            remedy=module.how_to_set({s for count in whole for s in count.symbols}),
+        ) from None
+    layers = rule.layers or _evenly(module, pipeline, sum(sizes))
+    if len(layers) != parts or sum(layers) != sum(sizes):
+        raise error(
+            f"'layers' gives {sum(layers)} layers in {len(layers)} parts, but the model has "
+            f"{sum(sizes)} layers and the pipeline {parts} parts",
+            rule.loc,
+            remedy=f"for example layers = {_text(_evenly(module, pipeline, sum(sizes)))}",
+        )
+    found: list[tuple[Expr, ...]] = []
+    left = list(sizes)
+    for wanted in layers:
+        each: list[Expr] = []
+        for k, available in enumerate(left):
+            taken = min(wanted - sum(n.value or 0 for n in each), available)
+            left[k] -= taken
+            each.append(const(taken))
+        found.append(tuple(each))
+    return found
+
+
+def _evenly(module: Module, pipeline: Pipeline, total: int) -> tuple[int, ...]:
+    """The same for all parts but the last and the first, which may have one fewer, for they hold
+    head and embedding; any further difference is taken off the others, from the back."""
+    parts = pipeline.parts
+    most = ceil(total / parts)
+    missing = most * parts - total
+    if total + 2 < parts:
+        raise error(
+            f"{total} layers do not fill {parts} parts "
+            f"({pipeline.stages} stages of {pipeline.chunks})",
+            pipeline.rule.loc,
+            remedy=f"choose at most {total + 2} parts: fewer stages or chunks",
+        )
+    order = [parts - 1, 0, *range(parts - 2, 0, -1)]
+    fewer = set(order[:missing])
+    layers = tuple(most - (j in fewer) for j in range(parts))
+    if missing and not pipeline.rule.layers:
+        module.diagnostics.remark(
+            f"{total} layers over {parts} parts: {_text(layers)}", pipeline.rule.loc
+        )
+    return layers
+
+
+def _text(layers: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, layers))})"
+
+
+def neighbour(source: int, target: int, stages: int) -> int:
+    """The difference of two stages along their axis, the short way round."""
+    by = target - source
+    return by if abs(by) <= stages // 2 else by - stages if by > 0 else by + stages
