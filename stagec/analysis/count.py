@@ -11,7 +11,7 @@ from stagec.ir.expr import ONE, ZERO, Expr, call, const, total
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.trace import MessageOp
-from stagec.schedule.registry import schedule_of
+from stagec.schedule.attached import placement_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import MIRROR, group_axes
 
@@ -130,9 +130,8 @@ def _weighted(
             continue
         inner = times * op.expr("count") if "count" in op.attrs else times
         if "schedule" in op.attrs:  # each copy of the model sees its part of the microbatches
-            schedule = schedule_of(module.registry, op.text("schedule"))
-            stages = module.env[graph.text("over")]
-            inner = inner / schedule.placement(stages, op.integer("chunks", 1)).copies
+            placement = placement_of(module, graph)
+            inner = inner / (placement.copies if placement is not None else 1)
         yield from _weighted(module, graph, op.region, inner)
 
 

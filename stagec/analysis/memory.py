@@ -8,7 +8,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Expr, maximum, total
 from stagec.ir.module import Module
 from stagec.schedule.action import RankActions
-from stagec.trace.classes import actions_of
+from stagec.schedule.attached import actions_of
 
 
 def staged_memory(

@@ -67,12 +67,10 @@ class JobBuilder:
 
     def _check_axes(self) -> None:
         options = self.options
-        for axis, what in (("pp", "pipeline"), ("ep", "expert")):
-            if getattr(options, axis) > 1:
-                raise error(
-                    f"--{axis} {getattr(options, axis)}: {what} parallelism is not there yet",
-                    remedy=f"leave --{axis} at 1",
-                )
+        if options.ep > 1:
+            raise error(
+                f"--ep {options.ep}: expert parallelism is not there yet", remedy="leave --ep at 1"
+            )
         if options.cp > 1 and options.cp_mode == "ring":
             raise error(
                 f"--cp {options.cp}: ring attention is not there yet",

@@ -21,6 +21,9 @@ SHORTHANDS = (
     "cp_mode",
     "sp",
     "zero",
+    "schedule",
+    "chunks",
+    "stage_layers",
     "microbatches",
     "no_vocab_parallel",
     "tp_inputs",
@@ -69,6 +72,30 @@ class Sizes(click.ParamType[dict[str, int | None]]):
         return found
 
 
+class Layers(click.ParamType[tuple[int, ...]]):
+    """`7,8*14,7`: numbers of layers, each with how often it stands."""
+
+    name = "LAYERS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """One number for each part."""
+        if isinstance(value, tuple):
+            return value
+        found: list[int] = []
+        for part in str(value).split(","):
+            size, star, times = (p.strip() for p in part.partition("*"))
+            if not _is_count(size) or (star and not _is_count(times)):
+                self.fail(f"'{part}' is not a number of layers, or NUMBER*TIMES", param, ctx)
+            found += [int(size)] * (int(times) if star else 1)
+        return tuple(found)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 5
+
+
 @dataclass(frozen=True)
 class JobOptions:
     """The options of a job, as click gives them."""
@@ -87,7 +114,10 @@ class JobOptions:
     tp: int = 1
     sp: bool = False
     zero: int = 0
-    microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 0
+    stage_layers: tuple[int, ...] = ()
+    microbatches: int = 0
     no_vocab_parallel: bool = False
     tp_inputs: str = "regather"
     param_dtype: str = "bf16"
@@ -129,7 +159,27 @@ _OPTIONS = (
     ),
     click.option("--dp", type=_COUNT, default=1, help="Data-parallel ranks."),
     click.option("--tp", type=_COUNT, default=1, help="Tensor-parallel ranks."),
-    click.option("--pp", type=_COUNT, default=1, help="Pipeline stages (only 1 yet)."),
+    click.option("--pp", type=_COUNT, default=1, help="Pipeline stages."),
+    click.option(
+        "--schedule",
+        default="1f1b",
+        metavar="NAME",
+        help="Pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipe, dualpipev, or "
+        "that of a plug-in.",
+    ),
+    click.option(
+        "--chunks",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Parts of the model per stage (default: the schedule's own).",
+    ),
+    click.option(
+        "--stage-layers",
+        type=Layers(),
+        default=(),
+        metavar="N,N*COUNT,...",
+        help="Layers of each part of the model, first to last: 7,8*14,7 (default: evenly).",
+    ),
     click.option(
         "--dp-replicate", type=_COUNT, default=1, help="HSDP: replicas of the shard groups."
     ),
@@ -148,9 +198,9 @@ _OPTIONS = (
     ),
     click.option(
         "--microbatches",
-        type=_COUNT,
-        default=1,
-        help="Microbatches whose gradients are accumulated.",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).",
     ),
     click.option(
         "--no-vocab-parallel",
@@ -261,8 +311,11 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
     """What is kept, summed up, cut and in which element types."""
     if "tp" in axes:
         yield f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]"
-    if options.microbatches > 1:
-        yield f"stg.microbatches[count = {options.microbatches}]"
+    count = options.microbatches or 2 * (axes.get("pp") or 1 if "pp" in axes else 1)
+    if count > 1 and (options.microbatches or "pp" in axes):
+        yield f"stg.microbatches[count = {count}]"
+    if "pp" in axes:
+        yield _pipeline(options)
     if options.recompute != "none":
         yield f"stg.recompute[{options.recompute.replace('-', '_')}]"
     if options.ddp_bucket:
@@ -272,6 +325,13 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         f"reduce = {options.reduce_dtype}, master = {options.master_dtype}]"
     )
     yield "stg.optimizer[adamw, clip = 1]"
+
+
+def _pipeline(options: JobOptions) -> str:
+    chunks = f", chunks = {options.chunks}" if options.chunks else ""
+    layers = ", ".join(map(str, options.stage_layers))
+    layers = f", layers = ({layers})" if layers else ""
+    return f'stg.pipeline[over = pp, schedule = "{options.schedule}"{chunks}{layers}]'
 
 
 def _tuple(names: Iterable[str]) -> str:

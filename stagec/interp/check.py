@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from stagec.interp.data import random_inputs, tiny_sizes
-from stagec.interp.machine import DisagreementError, run_module
+from stagec.interp.machine import DisagreementError
+from stagec.interp.pipeline import is_staged, run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.support.diagnostics import error
@@ -34,9 +35,11 @@ class NumericCheck:
         self.checked: list[str] = []
 
     def before_pass(self, pass_: object, module: Module) -> None:
-        """Keep a copy of the program."""
+        """Keep a copy of the program: the last one that is not cut into pipeline stages."""
+        if is_staged(module) and self._before is not None:
+            return
         self._before = None
-        if _runs(module):
+        if _runs(module) and not is_staged(module):
             source = Source("<before>", print_module(module))
             self._before = parse_module(source, module.registry, allow_unregistered=True)
 
@@ -46,10 +49,11 @@ class NumericCheck:
         before = self._before
         if before is None or not _runs(module) or before.symbols.keys() != module.symbols.keys():
             return
-        sizes = tiny_sizes(module, 2, self._fixed)
-        inputs = random_inputs(before.main.body.args, sizes, self._seed)
-        fresh = [a for a in module.main.body.args if a.name not in inputs]
-        inputs |= random_inputs(fresh, sizes, self._seed)
+        sizes = tiny_sizes(module, 2, _stages(module) | self._fixed)
+        inputs = random_inputs(before.functions[0].body.args, sizes, self._seed)
+        if not is_staged(module):
+            fresh = [a for a in module.main.body.args if a.name not in inputs]
+            inputs |= random_inputs(fresh, sizes, self._seed)
         expected = _run(before, sizes, inputs, f"before pass '{name}'")
         _compare(name, module, expected, _run(module, sizes, inputs, f"after pass '{name}'"))
         self.checked.append(name)
@@ -57,38 +61,59 @@ class NumericCheck:
 
 def _runs(module: Module) -> bool:
     """Whether the module is a program with all its types."""
-    if len(module.functions) != 1:
+    if not (len(module.functions) == 1 or is_staged(module)):
         return False
-    body = module.main.body
-    values = [*body.args, *(v for op in body.walk() for v in op.results)]
+    bodies = [func.body for func in module.functions]
+    values = [v for b in bodies for v in (*b.args, *(r for op in b.walk() for r in op.results))]
     return all(v.type is not None for v in values)
+
+
+def _stages(module: Module) -> dict[str, int]:
+    """The number of pipeline stages, which the functions of a module are made for."""
+    axes = {func.text("over") for func in module.functions if "over" in func.attrs}
+    return {axis: module.env[axis] for axis in axes}
 
 
 def _run(
     module: Module, sizes: Mapping[str, int], inputs: Mapping[str, Array], when: str
-) -> list[Array]:
+) -> dict[str, Array]:
     env = dict(sizes)
     mesh = module.mesh
     if mesh and module.phase not in _LOCKSTEP:
         env |= dict.fromkeys(mesh.axes, 1)
     try:
-        return run_module(module, env, inputs)
+        return run_named(module, env, inputs)
     except DisagreementError as e:
         raise error(
             f"{when} {e}",
-            module.main.loc,
+            module.functions[0].loc,
             remedy="a collective is missing or wrong; dump the module: --dump-dir",
         ) from None
 
 
-def _compare(name: str, module: Module, before: list[Array], after: list[Array]) -> None:
-    shared = len(before) if len(before) == len(after) else 1
-    for i, (x, y) in enumerate(zip(before[:shared], after[:shared], strict=True)):
+def _compare(
+    name: str, module: Module, before: Mapping[str, Array], after: Mapping[str, Array]
+) -> None:
+    for i, (x, y) in enumerate(_pairs(before, after)):
         if x.shape == y.shape and np.allclose(x, y, rtol=_TOLERANCE, atol=_TOLERANCE):
             continue
         gap = float(np.max(np.abs(x - y))) if x.shape == y.shape else float("nan")
         raise error(
             f"pass '{name}' changes what the program computes: result {i} is off by {gap:.3g}",
-            module.main.loc,
+            module.functions[0].loc,
             remedy="dump the module before and after it: --dump-dir",
         )
+
+
+def _pairs(
+    before: Mapping[str, Array], after: Mapping[str, Array]
+) -> Iterator[tuple[Array, Array]]:
+    """The loss, and what else both return: by position, or by name from pipeline stages."""
+    if len(before) == len(after) and before.keys() != after.keys():
+        yield from zip(before.values(), after.values(), strict=True)
+        return
+    losses = [next(iter(results)) for results in (before, after)]
+    yield before[losses[0]], after[losses[1]]
+    for name in before:
+        if name in after and name not in losses:
+            yield before[name], after[name]

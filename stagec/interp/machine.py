@@ -29,13 +29,16 @@ class DisagreementError(Exception):
 
 
 class Machine:
-    """All ranks of a mesh: `env` gives sizes of symbols and axes."""
+    """All ranks of a mesh, or those at some coordinates: `env` gives sizes of symbols and axes."""
 
-    def __init__(self, module: Module, env: Mapping[str, int]) -> None:
+    def __init__(
+        self, module: Module, env: Mapping[str, int], at: Mapping[str, int] | None = None
+    ) -> None:
         mesh = module.mesh
         self.axes = mesh.axes if mesh else ()
         self.env = {**dict.fromkeys(self.axes, 1), **env}
-        sizes = [range(self.env[a]) for a in self.axes]
+        fixed = at or {}
+        sizes = [[fixed[a]] if a in fixed else range(self.env[a]) for a in self.axes]
         self.ranks = [dict(zip(self.axes, c, strict=True)) for c in combinations(*sizes)]
         self._values: dict[Value, Locals] = {}
         self._iteration = 0
@@ -175,8 +178,9 @@ class Machine:
         carried, sliced = operands[:carry], operands[carry:]
         stacks: dict[int, list[Locals]] = {}
         outer, order = self._iteration, range(count)
+        first = self.first_iteration(op)
         for i in reversed(order) if op.flag("reverse") else order:
-            self._iteration = i
+            self._iteration = first + i
             values = carried + [[part[i] for part in parts] for parts in sliced]
             self._values.update(zip(region.args, values, strict=True))
             yielded = self._region(region)
@@ -189,16 +193,15 @@ class Machine:
         ]
         return carried + stacked
 
+    def first_iteration(self, op: Operation) -> int:
+        """The number of the first iteration of a repeat in the whole model."""
+        return 0
+
     def _accumulate(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:
         count, split = evaluate(op.expr("count"), self.env), op.text("split", "B")
         total: list[Locals] = []
         for i in range(count):
-            self._microbatch = (split, i, count)
-            for arg, value, parts in zip(region.args, op.operands, operands, strict=True):
-                along = [d for d, dim in enumerate(value.tensor.dims) if split in dim.size.symbols]
-                self._values[arg] = [
-                    np.split(p, count, axis=along[0])[i] if along else p for p in parts
-                ]
+            self._bind_microbatch(op, region, operands, split, i, count)
             yielded = self._region(region)
             total = (
                 [
@@ -210,6 +213,23 @@ class Machine:
             )
         self._microbatch = None
         return total
+
+    def _bind_microbatch(
+        self,
+        op: Operation,
+        region: Region,
+        operands: list[Locals],
+        split: str,
+        part: int,
+        count: int,
+    ) -> None:
+        """Arguments of an accumulation become those of one microbatch."""
+        self._microbatch = (split, part, count)
+        for arg, value, parts in zip(region.args, op.operands, operands, strict=True):
+            along = [d for d, dim in enumerate(value.tensor.dims) if split in dim.size.symbols]
+            self._values[arg] = [
+                np.split(p, count, axis=along[0])[part] if along else p for p in parts
+            ]
 
 
 def run_module(module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]) -> list[Array]:

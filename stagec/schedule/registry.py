@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stagec.ir.opdef import Registry
 from stagec.schedule.base import Schedule
 from stagec.schedule.classic import GPipe, Interleaved, OneFOneB
 from stagec.schedule.dualpipe import DualPipe, DualPipeV
@@ -26,11 +25,6 @@ def known_schedules(extra: Iterable[Schedule] = ()) -> dict[str, Schedule]:
             )
         found[schedule.name] = schedule
     return found
-
-
-def schedule_of(registry: Registry, name: str) -> Schedule:
-    """The schedule of a name, built in or brought by a plug-in. Raises `DiagnosticError`."""
-    return find_schedule(name, (s for s in registry.extras if isinstance(s, Schedule)))
 
 
 def find_schedule(name: str, extra: Iterable[Schedule] = ()) -> Schedule:

@@ -18,7 +18,7 @@ from stagec.ir.core import Attr, Operation
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.schedule.action import Actions
-from stagec.schedule.registry import schedule_of
+from stagec.schedule.attached import actions_of, stages_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import Axes, Channel, channel_of, coordinate, group_axes
 from stagec.trace.nodes import Program
@@ -104,13 +104,6 @@ def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, in
         yield dict(zip(names, choice, strict=True))
 
 
-def stages_of(op: Operation) -> tuple[int, ...]:
-    """The pipeline stages that run a function or graph; none if every rank does."""
-    value = op.attrs.get("stages", ())
-    items = value if isinstance(value, tuple) else (value,)
-    return tuple(v.value or 0 for v in items if isinstance(v, Expr))
-
-
 def _index_axes(module: Module, graph: Operation) -> list[str]:
     """The axes whose coordinate a size of the graph depends on."""
     used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
@@ -130,16 +123,6 @@ def _check_known(module: Module, graph: Operation, env: Mapping[str, int]) -> No
         raise error(
             f"no value for {', '.join(missing)}", graph.loc, remedy=module.how_to_set(missing)
         )
-
-
-def actions_of(module: Module, graph: Operation) -> Actions:
-    """What every stage does, in order; () if there is no pipeline."""
-    for op in graph.body.ops:
-        if "schedule" in op.attrs:
-            schedule = schedule_of(module.registry, op.text("schedule"))
-            stages = module.env[graph.text("over")]
-            return schedule.actions(stages, op.integer("count"), op.integer("chunks", 1))
-    return ()
 
 
 def _channels(graphs: list[Operation]) -> dict[Channel, int]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
 from stagec.schedule.action import Action, RankActions, steps
+from stagec.schedule.attached import regions_of
 from stagec.support.diagnostics import error
 from stagec.trace.buckets import Bucketed, cut_into_buckets, with_buckets
 from stagec.trace.groups import Channel, channel_of, group_axes
@@ -22,8 +23,6 @@ from stagec.trace.nodes import Node, Program, Ref, Stack, item, last_node
 MOST_BUCKETS = 100_000
 #: More nodes per rank than this are a mistake: no consumer takes them.
 MOST_NODES = 20_000_000
-#: The kinds of actions as schedules name them.
-ACTION_KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 
 
 def unroll(
@@ -190,13 +189,12 @@ class _Unroller:
             self._posted, before = before, self._last_computation()
             start, parts = len(self._order), list[list[Node]]()
             for action in step:
-                op = actions.get((ACTION_KINDS[action.kind], action.chunk))
-                if op is None:
-                    continue  # nothing to do: this stage has no weights in that chunk
-                self._refs.update(held.get(action.microbatch, {}))
-                made = self._action(op, action)
-                latest.update(made)
-                held.setdefault(action.microbatch, {}).update(made)
+                mine = held.setdefault(action.microbatch, {})
+                for op in filter(None, map(actions.get, regions_of(action))):
+                    self._refs.update(mine)
+                    made = self._action(op, action)
+                    latest.update(made)
+                    mine.update(made)
                 parts.append(self._order[start:])
                 del self._order[start:]
             self._order += _interleaved(parts)

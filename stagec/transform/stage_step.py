@@ -70,6 +70,7 @@ class StageStep:
         self._old, self._new, self._pieces, self._stages = old, new, pieces, stages
         self._sections = values.sections
         self._spread: dict[Value, Spread] = {}
+        self._floating: dict[tuple[Operation, int | None], list[Value]] = {}
         self._builder = Builder(module.registry, values.func.body)
 
     def run(self) -> None:
@@ -156,13 +157,16 @@ class StageStep:
         if isinstance(op.definition, Add) and _differ(tracked):
             self._add(op)
             return
-        for index, value in enumerate(op.operands):
-            if value in self._spread and not _is_linear(op, index):
+        for slot, value in enumerate(op.operands):
+            if value in self._spread and not _is_linear(op, slot):
                 self._complete(value, op)
         tracked = [self._spread[v] for v in op.operands if v in self._spread]
+        if not tracked and op.operands:
+            return  # computed where it is used
         state, owner = _combined(tracked)
+        index = owner.repeat if owner is not None else None
         keys = self._keys(op, tracked, state)
-        made: dict[int | None, list[Value]] = {key: self._copy(op, key) for key in keys}
+        made: dict[int | None, list[Value]] = {key: self._copy(op, key, index) for key in keys}
         for number, result in enumerate(op.results):
             here = {key: results[number] for key, results in made.items()}
             spread = Spread(state, owner, here)
@@ -177,17 +181,9 @@ class StageStep:
         owned = [s for s in tracked if s.state is not State.EVERYWHERE]
         return [k for k in owned[0].here if all(k in s.here for s in owned)]
 
-    def _copy(self, op: Operation, key: int | None) -> list[Value]:
-        operands = [self._operand(v, key) for v in op.operands]
+    def _copy(self, op: Operation, key: int | None, index: int | None) -> list[Value]:
+        operands = [self._operand(v, key, index) for v in op.operands]
         held = self._holding(key)
-        index = next(
-            (
-                o.repeat
-                for v in op.operands
-                if v in self._spread and (o := self._spread[v].owner) is not None
-            ),
-            None,
-        )
         new = Operation(op.definition, operands, op.attrs, loc=op.loc)
         self._builder.insert(new)
         for result in op.results:
@@ -195,29 +191,31 @@ class StageStep:
             new.add_result(name, self._values.cut_type(result.type, index, held), result.loc)
         return new.results
 
-    def _operand(self, value: Value, key: int | None) -> Value:
+    def _operand(self, value: Value, key: int | None, index: int | None) -> Value:
         spread = self._spread.get(value)
         if spread is not None:
             return spread.here[key] if key in spread.here else spread.here[None]
-        if key is not None and value not in self._values.stacked:
-            self._note_stacked(value, key)
+        if value.producer is not None:
+            return self._lazy(value, value.producer, key, index)
+        if index is not None and self._is_stacked(value, index):
+            self._values.stacked.setdefault(value, index)
         return self._values.argument(value, self._holding(key))
 
-    def _note_stacked(self, value: Value, key: int) -> None:
-        """State of a parameter that repeats slice is cut as the parameter is."""
-        for index, repeat in enumerate(self._sections.repeats[Part.FORWARD]):
-            dims = value.tensor.dims
-            owner = self._owner_of(value)
-            if repeat is not None and dims and owner == index:
-                self._values.stacked[value] = index
+    def _lazy(self, value: Value, op: Operation, key: int | None, index: int | None) -> Value:
+        """What is computed of arguments alone is computed where it is used."""
+        known = self._floating.get((op, key))
+        if known is None:
+            phase = self._builder.phase
+            self._builder.phase = op.phase
+            known = self._floating[op, key] = self._copy(op, key, index)
+            self._builder.phase = phase
+        return known[value.index]
 
-    def _owner_of(self, value: Value) -> int | None:
-        for user, _ in value.uses:
-            for other in user.operands:
-                spread = self._spread.get(other)
-                if spread is not None and spread.owner is not None:
-                    return spread.owner.repeat
-        return None
+    def _is_stacked(self, value: Value, index: int) -> bool:
+        """State of a parameter that repeats slice is cut as the parameter is."""
+        repeat = self._sections.repeats[Part.FORWARD][index]
+        dims = value.tensor.dims
+        return repeat is not None and bool(dims) and dims[0].size == repeat.expr("count")
 
     def _holding(self, key: int | None) -> Holding:
         held = self._values.held

@@ -11,8 +11,8 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.module import Module
 from stagec.schedule.action import Placement
+from stagec.schedule.attached import schedule_of
 from stagec.schedule.base import Schedule
-from stagec.schedule.registry import schedule_of
 from stagec.sharding.strategy import PipelineRule
 from stagec.support.diagnostics import error
 

@@ -1,0 +1,264 @@
+"""Runs the functions of pipeline stages together: each stage its actions in the order of the
+schedule, with messages between them. A stage waits for what it receives, so a deadlock is found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from stagec.interp.machine import DisagreementError, Locals, Machine, run_module
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+from stagec.ir.opdef import Array
+from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.schedule.action import Action, Placement
+from stagec.schedule.attached import actions_of, placement_of, regions_of, stages_of
+
+_CHUNK = re.compile(r"(.+)_c(\d+)")
+_TOLERANCE = 1e-8
+_K = TypeVar("_K")
+#: sender's stage, channel of the message
+_Box = tuple[int, int]
+
+
+def is_staged(module: Module) -> bool:
+    """Whether the functions of a module are those of pipeline stages."""
+    return bool(module.functions) and all("stages" in f.attrs for f in module.functions)
+
+
+def run_named(
+    module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The results of a module by name, the loss first. Raises `DisagreementError`."""
+    if is_staged(module):
+        return run_stages(module, env, inputs)
+    results = run_module(module, env, inputs)
+    found: dict[str, Array] = {}
+    for value, result in zip(module.main.body.terminator.operands, results, strict=True):
+        found[value.name if value.name not in found else f"{value.name}.{len(found)}"] = result
+    return found
+
+
+def run_stages(
+    module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The results of a module whose functions are pipeline stages, by name: parts of stacked values
+    put together, the losses of several stages added. Raises `DisagreementError`."""
+    return _Job(module, env).run(inputs)
+
+
+class _Job:
+    def __init__(self, module: Module, env: Mapping[str, int]) -> None:
+        func = module.functions[0]
+        placement = placement_of(module, func)
+        if placement is None:
+            raise ValueError("the functions are not those of pipeline stages")
+        self.placement: Placement = placement
+        self.over = func.text("over")
+        self.env = {**env, self.over: module.env[self.over]}
+        self.boxes: dict[tuple[int, _Box], deque[Locals]] = defaultdict(deque)
+        self.meetings: dict[tuple[tuple[int, ...], int], dict[int, Locals]] = defaultdict(dict)
+        self._depth = {home: n % placement.depth for n, home in enumerate(placement.homes)}
+        self.stages = {
+            stage: _Stage(self, module, func, stage)
+            for func in module.functions
+            for stage in stages_of(func)
+        }
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        for stage in self.stages.values():
+            stage.load(inputs)
+        tasks = {number: stage.tasks() for number, stage in self.stages.items()}
+        while tasks:
+            moved = False
+            for number, steps in list(tasks.items()):
+                for ready in steps:  # as far as it goes
+                    if not ready:
+                        break
+                    moved = True
+                else:
+                    del tasks[number]
+                    moved = True
+            if not moved:
+                raise DisagreementError(f"stages {sorted(tasks)} wait for each other")
+        return self._results()
+
+    def starts(self, base: str) -> dict[int, int]:
+        """The first layer of a stacked value in each part of the model."""
+        found, start = dict[int, int](), 0
+        for depth in range(self.placement.depth):
+            rank, chunk = self.placement.homes[depth]
+            found[depth] = start
+            arg = self.stages[rank].arguments.get(f"{base}_c{chunk}")
+            start += evaluate(arg.tensor.dims[0].size, self.env) if arg is not None else 0
+        return found
+
+    def depth(self, stage: int, chunk: int) -> int:
+        """Which part of the model a chunk is."""
+        return next(d for home, d in self._depth.items() if home == (stage, chunk))
+
+    def _results(self) -> dict[str, Array]:
+        stacked: dict[str, dict[int, Array]] = defaultdict(dict)
+        whole: dict[str, Array] = {}  # the loss comes first: it is the first scalar
+        for number, stage in self.stages.items():
+            for name, value in stage.results():
+                part = _CHUNK.fullmatch(name)
+                if part:
+                    depth = self.depth(number, int(part[2]))
+                    _agree(name, stacked[part[1]], depth, value)
+                elif np.ndim(value):
+                    _agree(name, whole, name, value)
+                else:
+                    whole[name] = whole.get(name, 0) + value
+        joined = {
+            n: np.concatenate([parts[d] for d in sorted(parts)]) for n, parts in stacked.items()
+        }
+        scalars = {n: v for n, v in whole.items() if not np.ndim(v)}
+        return scalars | whole | joined
+
+
+def _agree(name: str, known: dict[_K, Array], key: _K, value: Array) -> None:
+    """Stages that hold the same must hold the same numbers."""
+    if key in known and not np.allclose(known[key], value, rtol=_TOLERANCE, atol=_TOLERANCE):
+        raise DisagreementError(f"stages disagree on %{name}")
+    known[key] = value
+
+
+class _Stage(Machine):
+    """The ranks of one stage in lockstep."""
+
+    def __init__(self, job: _Job, module: Module, func: Operation, stage: int) -> None:
+        super().__init__(module, job.env, {job.over: stage})
+        self._job, self._func, self._number = job, func, stage
+        self._actions = actions_of(module, func)[stage]
+        self._met: dict[tuple[int, ...], int] = defaultdict(int)
+        self.arguments = {a.name: a for a in func.body.args}
+
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        """Take the stage's part of every input."""
+        for name, arg in self.arguments.items():
+            part = _CHUNK.fullmatch(name)
+            if part is None or name in inputs:
+                whole = inputs[name]
+            else:
+                start = self._job.starts(part[1])[self._job.depth(self._number, int(part[2]))]
+                count = evaluate(arg.tensor.dims[0].size, self.env)
+                whole = inputs[part[1]][start : start + count]
+            self._values[arg] = self.scatter(whole, arg.tensor)
+
+    def results(self) -> Iterator[tuple[str, Array]]:
+        """The whole arrays that the stage returns."""
+        for value in self._func.body.terminator.operands:
+            yield value.name, self.gather(self._values[value], value.tensor, value.name)
+
+    def tasks(self) -> Iterator[bool]:
+        """Runs on with every step; false while it has to wait."""
+        for op in self._func.body.ops[:-1]:
+            if "schedule" in op.attrs:
+                yield from self._scheduled(op)
+            elif op.flag("stages"):
+                yield from self._meet(op)
+            else:
+                self._op(op)
+                yield True
+
+    def first_iteration(self, op: Operation) -> int:
+        """Layers are numbered through the whole model, so that their random masks are the same."""
+        for value in op.operands:
+            part = _CHUNK.fullmatch(value.name)
+            if part is not None and self.arguments.get(value.name) is value:
+                return self._job.starts(part[1])[self._job.depth(self._number, int(part[2]))]
+        return 0
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    def _scheduled(self, op: Operation) -> Iterator[bool]:
+        regions = {
+            (inner.text("kind"), inner.integer("chunk")): inner
+            for inner in op.body.ops
+            if inner.region is not None
+        }
+        held: dict[int, dict[Value, Locals]] = defaultdict(dict)
+        sums: dict[Value, Locals] = {}
+        for action in self._actions:
+            for inner in filter(None, map(regions.get, regions_of(action))):
+                while not self._has_mail(inner):
+                    yield False
+                self._bind(op, action)
+                self._values.update(held[action.microbatch])
+                made = dict(zip(inner.results, self._region(inner.body), strict=True))
+                held[action.microbatch].update(made)
+                for value in op.body.terminator.operands:
+                    if value in made:
+                        sums[value] = _added(sums.get(value), made[value])
+                yield True
+        yielded = [sums[v] for v in op.body.terminator.operands]
+        self._values.update(zip(op.results, yielded, strict=True))
+        self._microbatch = None
+
+    def _bind(self, op: Operation, action: Action) -> None:
+        """Arguments become those of the action's microbatch."""
+        count, split = evaluate(op.expr("count"), self.env), op.text("split", "B")
+        self._bind_microbatch(
+            op, op.body, [self._values[v] for v in op.operands], split, action.microbatch, count
+        )
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def _op(self, op: Operation) -> None:
+        if isinstance(op.definition, SendOp):
+            to = (self._number + op.integer("by")) % self.env[self._job.over]
+            self._job.boxes[to, self._box(self._number, op)].append(self._values[op.operands[0]])
+        elif isinstance(op.definition, RecvOp):
+            parts = self._incoming(op).popleft()
+            self._check_shapes(op, op.result, parts)
+            self._values[op.result] = parts
+        else:
+            super()._op(op)
+
+    def _box(self, sender: int, op: Operation) -> _Box:
+        return sender, op.integer("channel", 0)
+
+    def _incoming(self, op: Operation) -> deque[Locals]:
+        sender = (self._number - op.integer("by")) % self.env[self._job.over]
+        return self._job.boxes[self._number, self._box(sender, op)]
+
+    def _has_mail(self, action: Operation) -> bool:
+        wanted = (op for op in action.body.ops if isinstance(op.definition, RecvOp))
+        return all(self._incoming(op) for op in wanted)
+
+    # -- reductions over stages --------------------------------------------------------------------
+
+    def _meet(self, op: Operation) -> Iterator[bool]:
+        """Add up over the stages of a group; wait until all have come."""
+        last = self.env[self._job.over] - 1
+        group = tuple(range(last + 1))
+        if op.text("among") == "mirror":
+            group = tuple(sorted({self._number, last - self._number}))
+        parts = [list(self._values[v]) for v in op.operands]
+        for value, mine in zip(op.results, parts, strict=True):
+            key = group, self._met[group]
+            self._met[group] += 1
+            meeting = self._job.meetings[key]
+            meeting[self._number] = mine
+            while len(meeting) < len(group):
+                yield False
+            total = meeting[group[0]]
+            for other in group[1:]:
+                total = _added(total, meeting[other])
+            self._values[value] = total
+            yield True
+
+
+def _added(one: Locals | None, other: Sequence[Array]) -> Locals:
+    if one is None:
+        return list(other)
+    if np.shape(one[0]) != np.shape(other[0]):
+        raise DisagreementError("stages add up values of different shapes")
+    return [a + b for a, b in zip(one, other, strict=True)]

@@ -1,0 +1,58 @@
+"""The schedule that the functions, or the lowered graphs, of pipeline stages are bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr
+from stagec.ir.module import Module
+from stagec.ir.opdef import Registry
+from stagec.schedule.action import Action, Actions, Placement
+from stagec.schedule.base import Schedule
+from stagec.schedule.registry import find_schedule
+
+
+def schedule_of(registry: Registry, name: str) -> Schedule:
+    """The schedule of a name, built in or brought by a plug-in. Raises `DiagnosticError`."""
+    return find_schedule(name, (s for s in registry.extras if isinstance(s, Schedule)))
+
+
+def stages_of(op: Operation) -> tuple[int, ...]:
+    """The pipeline stages that run a function or graph; none if every rank does."""
+    value = op.attrs.get("stages", ())
+    items = value if isinstance(value, tuple) else (value,)
+    return tuple(v.value or 0 for v in items if isinstance(v, Expr))
+
+
+def accumulation_of(op: Operation) -> Operation | None:
+    """The operation in a function or graph whose actions are scheduled."""
+    return next((inner for inner in op.body.ops if "schedule" in inner.attrs), None)
+
+
+def actions_of(module: Module, op: Operation) -> Actions:
+    """What every stage does, in order; () if a function or graph is not scheduled."""
+    found = accumulation_of(op)
+    if found is None:
+        return ()
+    schedule = schedule_of(module.registry, found.text("schedule"))
+    stages, chunks = module.env[op.text("over")], found.integer("chunks", 1)
+    return schedule.actions(stages, found.integer("count"), chunks)
+
+
+def placement_of(module: Module, op: Operation) -> Placement | None:
+    """Where the parts of the model live; None if a function or graph is not scheduled."""
+    found = accumulation_of(op)
+    if found is None:
+        return None
+    schedule = schedule_of(module.registry, found.text("schedule"))
+    return schedule.placement(module.env[op.text("over")], found.integer("chunks", 1))
+
+
+def regions_of(action: Action) -> Iterator[tuple[str, int]]:
+    """The regions that an action runs, by kind and chunk: a backward that is not split runs that of
+    the weights as well, if there is one."""
+    kind = {"F": "forward", "B": "backward", "W": "weights"}[action.kind]
+    yield kind, action.chunk
+    if action.kind == "B" and not action.split:
+        yield "weights", action.chunk

@@ -1,0 +1,94 @@
+"""Pipeline stages, each running its actions in the order of the schedule and talking to the others
+by messages, compute what the plain program computes: the loss, and every updated parameter and
+state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.interp.pipeline import run_named
+from stagec.ir.opdef import Array
+from tests.support import GPT, LLAMA, STEP, inputs_of, pairwise, tiny_module
+
+PLACED = (
+    f"{STEP},propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
+    "eliminate-dead-code,plan-memory"
+)
+TOLERANCE = 1e-10
+SCALE = 3.0  # makes gradients long enough to be clipped
+SIZES = {"L": 8, "B": 16}
+#: schedule, stages, chunks, microbatches
+PIPELINES: Sequence[tuple[str, int, int, int]] = (
+    ("gpipe", 2, 1, 3),
+    ("1f1b", 2, 1, 4),
+    ("1f1b", 4, 1, 2),
+    ("interleaved", 2, 2, 4),
+    ("interleaved", 2, 4, 2),
+    ("zb-h1", 4, 1, 4),
+    ("zbv", 2, 2, 4),
+    ("zbv", 4, 2, 8),
+    ("dualpipe", 2, 2, 4),
+    ("dualpipe", 4, 2, 8),
+    ("dualpipev", 2, 2, 4),
+)
+FACTORS: Mapping[str, Sequence[Any]] = {
+    "pipeline": PIPELINES,
+    "model": (LLAMA, GPT),
+    "mesh": ((1, 1), (2, 1), (1, 2), (2, 2)),
+    "sp": (False, True),
+    "zero": (0, 1, 2, 3),
+    "recompute": ("none", "full"),
+}
+
+
+def label(row: Mapping[str, Any]) -> str:
+    values = (v if isinstance(v, tuple) else (v,) for v in row.values())
+    return "-".join(str(x) for v in values for x in v)
+
+
+@cache
+def plain(model: str, batch: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Inputs and results of the program on one device."""
+    module = tiny_module(model, STEP, sizes={**SIZES, "B": batch})
+    inputs = {n: a * SCALE if a.dtype.kind == "f" else a for n, a in inputs_of(module, 2).items()}
+    return inputs, run_named(module, module.env, inputs)
+
+
+def assert_same(row: Mapping[str, Any]) -> None:
+    options = dict(row)
+    model, (dp, tp) = options.pop("model"), options.pop("mesh")
+    schedule, pp, chunks, microbatches = options.pop("pipeline")
+    batch = 4 * microbatches
+    inputs, expected = plain(model, batch)
+    module = tiny_module(
+        model,
+        PLACED,
+        sizes={**SIZES, "B": batch},
+        pp=pp,
+        dp=dp,
+        tp=tp,
+        schedule=schedule,
+        chunks=chunks,
+        microbatches=microbatches,
+        **options,
+    )
+    found = run_named(module, module.env, inputs)
+    assert len(found) == len(expected)
+    (loss, *rest), (expected_loss, *_) = found, expected
+    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=TOLERANCE)
+    for name in rest:
+        theirs = expected[name.removesuffix("_g")]  # gathered updates of ZeRO-1 and 2
+        np.testing.assert_allclose(
+            found[name], theirs, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=label)
+def test_a_pipelined_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
+    assert_same(row)
