@@ -24,7 +24,7 @@ def staged_memory(
     if plan is None:
         return planned
     each, handed = _sizes(plan, "chunks"), _sizes(plan, "handed")
-    stash = _most_held(actions_of(module, graph)[stage], each, handed or [ZERO] * len(each))
+    stash = _most_held(actions_of(module, graph, stage), each, handed or [ZERO] * len(each))
     static = total(planned[n] for n in ("parameters", "gradients", "optimizer"))
     return {**planned, "stash": stash, "peak": static + stash + planned["transient"]}
 

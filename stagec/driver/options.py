@@ -81,10 +81,10 @@ class Layers(click.ParamType[tuple[int, ...]]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
         """One number for each part."""
-        if isinstance(value, tuple):
-            return value
+        if not isinstance(value, str):
+            return ()  # the default
         found: list[int] = []
-        for part in str(value).split(","):
+        for part in value.split(","):
             size, star, times = (p.strip() for p in part.partition("*"))
             if not _is_count(size) or (star and not _is_count(times)):
                 self.fail(f"'{part}' is not a number of layers, or NUMBER*TIMES", param, ctx)

@@ -136,7 +136,7 @@ class _Stage(Machine):
     def __init__(self, job: _Job, module: Module, func: Operation, stage: int) -> None:
         super().__init__(module, job.env, {job.over: stage})
         self._job, self._func, self._number = job, func, stage
-        self._actions = actions_of(module, func)[stage]
+        self._actions = actions_of(module, func, stage)
         self._met: dict[tuple[int, ...], int] = defaultdict(int)
         self.arguments = {a.name: a for a in func.body.args}
 

@@ -8,7 +8,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
-from stagec.schedule.action import Action, Actions, Placement
+from stagec.schedule.action import Action, Placement, RankActions
 from stagec.schedule.base import Schedule
 from stagec.schedule.registry import find_schedule
 
@@ -30,14 +30,15 @@ def accumulation_of(op: Operation) -> Operation | None:
     return next((inner for inner in op.body.ops if "schedule" in inner.attrs), None)
 
 
-def actions_of(module: Module, op: Operation) -> Actions:
-    """What every stage does, in order; () if a function or graph is not scheduled."""
+def actions_of(module: Module, op: Operation, stage: int) -> RankActions:
+    """What a stage does, in order; () if its function or graph is not scheduled."""
     found = accumulation_of(op)
     if found is None:
         return ()
     schedule = schedule_of(module.registry, found.text("schedule"))
-    stages, chunks = module.env[op.text("over")], found.integer("chunks", 1)
-    return schedule.actions(stages, found.integer("count"), chunks)
+    sizes = module.env[op.text("over")], found.integer("count"), found.integer("chunks", 1)
+    schedule.check(*sizes)
+    return tuple(schedule.rank_actions(stage, *sizes))
 
 
 def placement_of(module: Module, op: Operation) -> Placement | None:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from stagec.ir.core import Attr, Operation
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
-from stagec.schedule.action import Actions
 from stagec.schedule.attached import actions_of, stages_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import Axes, Channel, channel_of, coordinate, group_axes
@@ -29,14 +28,13 @@ from stagec.trace.program import unroll
 class RankClass:
     """The ranks at these coordinates run this graph.
 
-    `env` are the known sizes, `order` are the actions of the class' pipeline stage, `channels` the
-    numbers of all streams of messages of the job.
+    `env` are the known sizes, `channels` the numbers of all streams of messages of the job.
     """
 
+    module: Module
     graph: Operation
     coords: Mapping[str, int]
     env: Mapping[str, int]
-    actions: Actions
     channels: Mapping[Channel, int]
 
     @property
@@ -54,7 +52,7 @@ class RankClass:
     def program(self) -> Program:
         """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
         many."""
-        order = self.actions[self.stage] if self.actions else ()
+        order = actions_of(self.module, self.graph, self.stage)
         return unroll(self.graph, self.name, self.env, order, self.channels)
 
     @cached_property
@@ -87,10 +85,9 @@ def rank_classes(module: Module) -> list[RankClass]:
     for graph in graphs:
         indices = _index_axes(module, graph)
         _check_known(module, graph, {**env, **{f"{a}_index": 0 for a in indices}})
-        actions = actions_of(module, graph)
         for coords in class_coordinates(module, graph):
             given = {**env, **{f"{a}_index": i for a, i in coords.items()}}
-            found.append(RankClass(graph, coords, given, actions, channels))
+            found.append(RankClass(module, graph, coords, given, channels))
     return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
 
 

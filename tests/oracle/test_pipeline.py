@@ -48,8 +48,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 
 
 def label(row: Mapping[str, Any]) -> str:
-    values = (v if isinstance(v, tuple) else (v,) for v in row.values())
-    return "-".join(str(x) for v in values for x in v)
+    return "-".join(str(v).strip("()").replace(", ", "-").replace("'", "") for v in row.values())
 
 
 @cache
