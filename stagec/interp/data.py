@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import lcm
 
 import numpy as np
 
 from stagec.ir.core import Value
-from stagec.ir.expr import Expr, evaluate
+from stagec.ir.expr import Expr, NotAnIntegerError, evaluate
 from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
@@ -32,7 +31,7 @@ def tiny_sizes(
     env |= dict(fixed or {})
     relations = [r for r, _ in module.relations] + _splits(module)
     for _ in range(_ROUNDS):
-        broken = [r for r in relations if r.symbols <= env.keys() and not r.holds(env)]
+        broken = [r for r in relations if r.symbols <= env.keys() and not _holds(r, env)]
         if not broken:
             return env
         for relation in broken:
@@ -56,11 +55,20 @@ def _splits(module: Module) -> list[Relation]:
     return list(found.values())
 
 
+def _holds(relation: Relation, env: Mapping[str, int]) -> bool:
+    """Whether a relation holds; it does not where a size is no whole number."""
+    try:
+        return relation.holds(env)
+    except NotAnIntegerError:
+        return False
+
+
 def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:
     free = sorted(relation.left.symbols - fixed)
     if relation.modulus is not None and free:
-        name = free[0]
-        env[name] = min(_LARGEST, lcm(env[name], evaluate(relation.modulus, env)))
+        name, size = free[0], env[free[0]]
+        tried = (size * k for k in range(2, _ROUNDS) if size * k <= _LARGEST)
+        env[name] = next((n for n in tried if _holds(relation, {**env, name: n})), size)
     elif relation.op == ">=" and free:
         env[free[0]] += 1
     elif relation.op == "==" and relation.left.symbol_name in free and relation.left.symbol_name:

@@ -10,17 +10,17 @@ from math import gcd
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Region, Value
-from stagec.ir.expr import Expr, evaluate, total
+from stagec.ir.expr import Expr, const, evaluate, total
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.infer import infer_op
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
-from stagec.sharding.strategy import SplitRule, Strategy, read_strategy
+from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 from stagec.support.source import Loc, NameLoc, made_by
-from stagec.transform.stages import read_pipeline
+from stagec.transform.stages import cut, read_pipeline
 
 PASS = "apply-strategy"
 
@@ -116,7 +116,7 @@ class _Applier:
     def run(self) -> None:
         self._set_dtype(self._strategy.dtypes.param)
         if self._strategy.pipeline is not None:
-            read_pipeline(self._module, self._strategy.pipeline, self._strategy.microbatches)
+            self._check_pipeline(self._strategy.pipeline)
         if self._strategy.microbatches > 1 or self._strategy.pipeline is not None:
             self._accumulate()
         for arg in self._body.args:
@@ -129,6 +129,16 @@ class _Applier:
         for name, into in self._strategy.exchanged:
             self._exchange(name, into)
         self._assumptions.check()
+
+    def _check_pipeline(self, rule: PipelineRule) -> None:
+        """Refuse stages that cannot be before any work; assume that layers of open number
+        divide."""
+        pipeline = read_pipeline(self._module, rule, self._strategy.microbatches)
+        repeats = [op for op in self._body.ops if op.definition.carries]
+        cut(self._module, pipeline, repeats)
+        counts = [op.expr("count") for op in repeats]
+        if len(counts) == 1 and not rule.layers and counts[0].symbols - self._module.env.keys():
+            self._assumptions.divides(counts[0], const(pipeline.parts), rule.loc)
 
     def _set_dtype(self, dtype: str) -> None:
         """The model's 16-bit type becomes the strategy's parameter type."""

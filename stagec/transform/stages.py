@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from math import ceil
 
 from stagec.ir.core import Operation
@@ -103,13 +104,17 @@ def _numbered(module: Module, pipeline: Pipeline, whole: list[Expr]) -> list[tup
             rule.loc,
             remedy=module.how_to_set({s for count in whole for s in count.symbols}),
         ) from None
-    layers = rule.layers or _evenly(module, pipeline, sum(sizes))
+    layers = rule.layers or _evenly(pipeline, sum(sizes))
     if len(layers) != parts or sum(layers) != sum(sizes):
         raise error(
             f"'layers' gives {sum(layers)} layers in {len(layers)} parts, but the model has "
             f"{sum(sizes)} layers and the pipeline {parts} parts",
             rule.loc,
-            remedy=f"for example layers = {_text(_evenly(module, pipeline, sum(sizes)))}",
+            remedy=f"for example {_text(_evenly(pipeline, sum(sizes)))}",
+        )
+    if len(set(layers)) > 1 and not rule.layers:
+        module.diagnostics.remark(
+            f"the {sum(sizes)} layers in {parts} parts: {_text(layers)}", rule.loc
         )
     found: list[tuple[Expr, ...]] = []
     left = list(sizes)
@@ -123,7 +128,7 @@ def _numbered(module: Module, pipeline: Pipeline, whole: list[Expr]) -> list[tup
     return found
 
 
-def _evenly(module: Module, pipeline: Pipeline, total: int) -> tuple[int, ...]:
+def _evenly(pipeline: Pipeline, total: int) -> tuple[int, ...]:
     """The same for all parts but the last and the first, which may have one fewer, for they hold
     head and embedding; any further difference is taken off the others, from the back."""
     parts = pipeline.parts
@@ -138,16 +143,13 @@ def _evenly(module: Module, pipeline: Pipeline, total: int) -> tuple[int, ...]:
         )
     order = [parts - 1, 0, *range(parts - 2, 0, -1)]
     fewer = set(order[:missing])
-    layers = tuple(most - (j in fewer) for j in range(parts))
-    if missing and not pipeline.rule.layers:
-        module.diagnostics.remark(
-            f"{total} layers over {parts} parts: {_text(layers)}", pipeline.rule.loc
-        )
-    return layers
+    return tuple(most - (j in fewer) for j in range(parts))
 
 
 def _text(layers: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, layers))})"
+    """`7,8*14,7`, as the option --stage-layers takes it."""
+    runs = [(n, len(list(same))) for n, same in groupby(layers)]
+    return ",".join(f"{n}*{times}" if times > 1 else str(n) for n, times in runs)
 
 
 def neighbour(source: int, target: int, stages: int) -> int:

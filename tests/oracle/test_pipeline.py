@@ -22,7 +22,6 @@ PLACED = (
 )
 TOLERANCE = 1e-10
 SCALE = 3.0  # makes gradients long enough to be clipped
-SIZES = {"L": 8, "B": 16}
 #: schedule, stages, chunks, microbatches
 PIPELINES: Sequence[tuple[str, int, int, int]] = (
     ("gpipe", 2, 1, 3),
@@ -52,9 +51,9 @@ def label(row: Mapping[str, Any]) -> str:
 
 
 @cache
-def plain(model: str, batch: int) -> tuple[dict[str, Array], dict[str, Array]]:
+def plain(model: str, batch: int, layers: int) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs and results of the program on one device."""
-    module = tiny_module(model, STEP, sizes={**SIZES, "B": batch})
+    module = tiny_module(model, STEP, sizes={"L": layers, "B": batch})
     inputs = {n: a * SCALE if a.dtype.kind == "f" else a for n, a in inputs_of(module, 2).items()}
     return inputs, run_named(module, module.env, inputs)
 
@@ -63,12 +62,12 @@ def assert_same(row: Mapping[str, Any]) -> None:
     options = dict(row)
     model, (dp, tp) = options.pop("model"), options.pop("mesh")
     schedule, pp, chunks, microbatches = options.pop("pipeline")
-    batch = 4 * microbatches
-    inputs, expected = plain(model, batch)
+    batch, layers = 4 * microbatches, options.pop("layers", 8)
+    inputs, expected = plain(model, batch, layers)
     module = tiny_module(
         model,
         PLACED,
-        sizes={**SIZES, "B": batch},
+        sizes={"L": layers, "B": batch},
         pp=pp,
         dp=dp,
         tp=tp,
@@ -86,6 +85,21 @@ def assert_same(row: Mapping[str, Any]) -> None:
         np.testing.assert_allclose(
             found[name], theirs, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
         )
+
+
+UNEVEN: Sequence[dict[str, Any]] = (
+    {"pipeline": ("1f1b", 4, 1, 4), "layers": ()},  # 1, 2, 2, 1
+    {"pipeline": ("interleaved", 2, 4, 2), "layers": ()},  # none on the first and the last part
+    {"pipeline": ("zbv", 2, 2, 4), "layers": (0, 5, 1, 0)},
+    {"pipeline": ("dualpipe", 2, 2, 4), "layers": (5, 1)},
+)
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT])
+@pytest.mark.parametrize("row", UNEVEN, ids=label)
+def test_parts_of_the_model_may_differ(row: dict[str, Any], model: str) -> None:
+    given = {"pipeline": row["pipeline"], "stage_layers": row["layers"], "layers": 6}
+    assert_same({**given, "model": model, "mesh": (2, 1), "zero": 1})
 
 
 @pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=label)
