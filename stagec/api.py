@@ -19,6 +19,8 @@ from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass, Plugin
 from stagec.pipeline.spec import Pipeline, parse_pipeline, print_pipeline
 from stagec.pipeline.verify import verify_module
+from stagec.schedule.action import Action, Home, Placement
+from stagec.schedule.base import Schedule
 from stagec.sharding.local import place_from_operands
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error, note
 from stagec.support.source import FileLoc, Loc, NameLoc, Source, made_by
@@ -26,6 +28,7 @@ from stagec.text.build import parse_module
 from stagec.text.printer import print_module, print_op
 
 __all__ = [
+    "Action",
     "Attr",
     "AxisUse",
     "Builder",
@@ -36,6 +39,7 @@ __all__ = [
     "Expr",
     "Facts",
     "FileLoc",
+    "Home",
     "Hooks",
     "Instrument",
     "Loc",
@@ -52,12 +56,14 @@ __all__ = [
     "PassManager",
     "Phase",
     "Pipeline",
+    "Placement",
     "Plugin",
     "Quoted",
     "Region",
     "Registry",
     "Relation",
     "Rule",
+    "Schedule",
     "Sizes",
     "Source",
     "SymbolRef",

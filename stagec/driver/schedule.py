@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import click
 
 from stagec.driver.common import write_output
+from stagec.schedule.attached import schedules_of
+from stagec.schedule.base import Schedule
 from stagec.schedule.costs import Costs
 from stagec.schedule.draw import CellKind, cells, columns_for
 from stagec.schedule.registry import find_schedule, known_schedules
@@ -82,6 +86,7 @@ class Time(click.ParamType[Fraction]):
     "--svg", metavar="FILE", help="Also write a picture; '-' writes only that, to stdout."
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
+@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(
     name: str | None,
     stages: int | None,
@@ -91,13 +96,15 @@ def command(
     transfer: Fraction,
     svg: str | None,
     json_wanted: bool,
+    plugin: tuple[Path, ...],
 ) -> None:
     """Draw a pipeline schedule; without a name, list them with their closed forms."""
+    extra = _from_plugins(plugin) if plugin else []
     if name is None:
         list_schedules = _list_json if json_wanted else _list
-        list_schedules()
+        list_schedules(known_schedules(extra).values())
         return
-    schedule = find_schedule(name)
+    schedule = find_schedule(name, extra)
     if stages is None or microbatches is None:
         raise click.UsageError(
             "give --stages and --microbatches, such as --stages 4 --microbatches 8"
@@ -113,17 +120,23 @@ def command(
         _draw(run)
 
 
+def _from_plugins(files: tuple[Path, ...]) -> list[Schedule]:
+    from stagec.pipeline.plugins import load_plugins
+
+    return schedules_of(load_plugins(files).registry)
+
+
 # -- text ------------------------------------------------------------------------------------------
 
 
-def _list() -> None:
+def _list(schedules: Iterable[Schedule]) -> None:
     from rich.markup import escape
 
     from stagec.driver.tables import console, table
 
     columns = "name", "what it does", "bubble of a rank", "in flight on rank r", "when", "source"
     rows = table("Pipeline schedules", *columns, text_columns=len(columns))
-    for s in known_schedules().values():
+    for s in schedules:
         f = s.formulas
         row = s.name, s.summary, f.bubble, f.in_flight, f.condition, s.source
         rows.add_row(*map(escape, row))
@@ -160,7 +173,7 @@ def _draw(run: Run) -> None:
 # -- JSON ------------------------------------------------------------------------------------------
 
 
-def _list_json() -> None:
+def _list_json(schedules: Iterable[Schedule]) -> None:
     rows = [
         {
             "name": s.name,
@@ -173,6 +186,6 @@ def _list_json() -> None:
             "condition": s.formulas.condition,
             "source": s.source,
         }
-        for s in known_schedules().values()
+        for s in schedules
     ]
     write_output(json.dumps(rows, indent=1) + "\n", None)

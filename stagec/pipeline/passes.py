@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, cast, get_type_hints
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.phases import Phase
+from stagec.schedule.base import Schedule
 from stagec.support.diagnostics import did_you_mean, error
 
 _BOOLS = {"true": True, "false": False, "": True}
@@ -181,9 +182,11 @@ def option_text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a package or file brings: passes, ops, and named pipelines (their text by name)."""
+    """What a package or file brings: passes, ops, named pipelines (their text by name), and
+    schedules of pipeline stages."""
 
     name: str = "plugin"
     passes: tuple[type[Pass], ...] = ()
     ops: tuple[OpDef, ...] = ()
     pipelines: Mapping[str, str] = field(default_factory=dict[str, str])
+    schedules: tuple[Schedule, ...] = ()

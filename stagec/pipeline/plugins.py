@@ -16,6 +16,9 @@ from pathlib import Path
 from stagec.ir.opdef import Registry
 from stagec.pipeline.passes import Pass, Plugin, options_of
 from stagec.pipeline.spec import Pipeline, parse_pipeline, parse_specs
+from stagec.schedule.attached import schedules_of
+from stagec.schedule.base import Schedule
+from stagec.schedule.registry import known_schedules
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 
 GROUP = "stagec.plugins"
@@ -44,6 +47,7 @@ class Loaded:
             partial(self._add_pipeline, name, text, plugin.name)
             for name, text in plugin.pipelines.items()
         ]
+        steps += [partial(self._add_schedule, s, plugin.name) for s in plugin.schedules]
         for step in steps:
             try:
                 step()
@@ -65,6 +69,11 @@ class Loaded:
         parse_specs(text, f"<pipeline {name}>")
         self._claim(name, origin)
         self.pipelines[name] = text
+
+    def _add_schedule(self, schedule: Schedule, origin: str) -> None:
+        known_schedules([*schedules_of(self.registry), schedule])
+        self._claim(f"schedule {schedule.name}", origin)
+        self.registry.extras.append(schedule)
 
     def _claim(self, name: str, origin: str) -> None:
         taken = self.origins.get(name)

@@ -15,7 +15,12 @@ from stagec.schedule.registry import find_schedule
 
 def schedule_of(registry: Registry, name: str) -> Schedule:
     """The schedule of a name, built in or brought by a plug-in. Raises `DiagnosticError`."""
-    return find_schedule(name, (s for s in registry.extras if isinstance(s, Schedule)))
+    return find_schedule(name, schedules_of(registry))
+
+
+def schedules_of(registry: Registry) -> list[Schedule]:
+    """The schedules that plug-ins have brought."""
+    return [s for s in registry.extras if isinstance(s, Schedule)]
 
 
 def stages_of(op: Operation) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ other way. Pipeline stages are cut along positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -91,13 +91,45 @@ def dissect(body: Region) -> Sections:
         )
     found.repeats = {part: [None] * len(forward) for part in Part}
     found.repeats[Part.FORWARD] = [*forward]
+    opening = ancestors(forward[0].operands[: carried(forward[0])], body)
     for op in body.ops[:-1]:
         if op.region is not None:
             found.slots[op] = (_slot_of_repeat(op, forward, found),)
+        elif op in opening and _reads_data(op, body):
+            found.slots[op] = (Slot(0, Part.FORWARD),)
         else:
             found.slots[op] = _slots_of_straight(op, found)
+    for op in reversed(body.ops[:-1]):
+        if not found.slots[op] and _reads_data(op, body):
+            found.slots[op] = _slots_of_users(op, found)
+    for op in body.ops[:-1]:
         _check_reach(op, found)
     return found
+
+
+def ancestors(values: Iterable[Value], region: Region) -> set[Operation]:
+    """All operations of a region that these values are computed from."""
+    found: set[Operation] = set()
+    pending = list(values)
+    while pending:
+        op = pending.pop().producer
+        if op is not None and op.parent is region and op not in found:
+            found.add(op)
+            pending += op.operands
+            pending += (v for i in (op.region.walk() if op.region else ()) for v in i.operands)
+    return found
+
+
+def _reads_data(op: Operation, body: Region) -> bool:
+    """Whether an operation depends on the microbatch, not on parameters alone."""
+    behind = {op, *ancestors(op.operands, body)}
+    return any(v.producer is None and v.region is body for o in behind for v in o.operands)
+
+
+def _slots_of_users(op: Operation, found: Sections) -> tuple[Slot, ...]:
+    """Where what is computed of data is first needed."""
+    slots = {s for r in op.results for user, _ in r.uses for s in found.slots.get(user, ())}
+    return (min(slots, key=lambda s: s.time),) if slots else ()
 
 
 def _part(op: Operation) -> Part:

@@ -10,6 +10,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import Module
 from stagec.ir.rewrite import carried
 from stagec.support.source import made_by
+from stagec.transform.sections import ancestors
 
 PASS = "split-stages"
 
@@ -26,20 +27,7 @@ def critical_ops(body: Region) -> set[Operation]:
     found: set[Operation] = set()
     for op in body.ops:
         if op.region is not None and op.phase != "forward":
-            found |= _behind(op.operands[: carried(op)], body)
-    return found
-
-
-def _behind(values: tuple[Value, ...], region: Region) -> set[Operation]:
-    """All operations of a region that these values are computed from."""
-    found: set[Operation] = set()
-    pending = list(values)
-    while pending:
-        op = pending.pop().producer
-        if op is not None and op.parent is region and op not in found:
-            found.add(op)
-            pending += op.operands
-            pending += (v for i in (op.region.walk() if op.region else ()) for v in i.operands)
+            found |= ancestors(op.operands[: carried(op)], body)
     return found
 
 
@@ -48,7 +36,7 @@ class _Split:
         self._module, self._op, self._region = module, op, region
         self._carry = carried(op)
         self._end = region.terminator
-        first = _behind(self._end.operands[: self._carry], region)
+        first = ancestors(self._end.operands[: self._carry], region)
         self._later = [o for o in region.ops[:-1] if o not in first]
         self._inside: dict[Value, Value] = {}
 

@@ -12,8 +12,9 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.module import Module
 from stagec.schedule.action import Placement
-from stagec.schedule.attached import schedule_of
+from stagec.schedule.attached import schedule_of, schedules_of
 from stagec.schedule.base import Schedule
+from stagec.schedule.validate import check_schedule
 from stagec.sharding.strategy import PipelineRule
 from stagec.support.diagnostics import error
 
@@ -51,7 +52,16 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Pipe
         )
     chunks = rule.chunks or schedule.default_chunks
     schedule.check(stages, microbatches, chunks)
-    return Pipeline(rule, schedule, stages, chunks, microbatches)
+    found = Pipeline(rule, schedule, stages, chunks, microbatches)
+    if schedule in schedules_of(module.registry):
+        _check_foreign(found)
+    return found
+
+
+def _check_foreign(pipeline: Pipeline) -> None:
+    """A plug-in's schedule is proved complete and free of deadlock before it is used."""
+    actions = pipeline.schedule.actions(pipeline.stages, pipeline.microbatches, pipeline.chunks)
+    check_schedule(actions, pipeline.placement, pipeline.microbatches)
 
 
 @dataclass(frozen=True)

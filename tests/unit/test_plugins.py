@@ -80,3 +80,51 @@ def test_pip_installs_the_example(tmp_path: Path) -> None:
         check=True,
     )
     assert "use-relu6: parsed to differentiated" in done.stdout
+
+
+def test_a_schedule_of_a_plugin_is_used(tmp_path: Path) -> None:
+    plugin = EXAMPLE / "src" / "stagec_example" / "__init__.py"
+    job = ["llama3-8b", "--pp", "2", "--microbatches", "3", "--set", "L=2", "--quiet"]
+    made = stagec(
+        "compile",
+        *job,
+        "--schedule",
+        "depth-first-back",
+        "--plugin",
+        plugin,
+        "-o",
+        tmp_path / "out",
+    )
+    assert made.code == 0, made.err
+    assert stagec("check", tmp_path / "out").code == 0
+    drawn = stagec(
+        "schedule", "depth-first-back", "--stages", "2", "--microbatches", "3", "--plugin", plugin
+    )
+    assert "rank 0" in drawn.out
+    missing = stagec("compile", *job, "--schedule", "depth-first", "-o", tmp_path / "other")
+    assert missing.code == 1
+    assert "no schedule 'depth-first'" in missing.err
+
+
+BAD_SCHEDULE = """
+from stagec.api import Action, Plugin, Schedule
+
+class Half(Schedule):
+    name = "half"
+    summary = "forgets to go back"
+
+    def rank_actions(self, rank, stages, microbatches, chunks):
+        return [Action("F", 0, i) for i in range(microbatches)]
+
+PLUGIN = Plugin(name="half", schedules=(Half(),))
+"""
+
+
+def test_a_schedule_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "half.py"
+    file.write_text(BAD_SCHEDULE)
+    job = ["compile", "llama3-8b", "--pp", "2", "--schedule", "half", "--plugin", str(file)]
+    made = stagec(*job, "--dry-run")
+    assert made.code == 1
+    assert "error:" in made.err
+    assert "Traceback" not in made.err

@@ -1,12 +1,14 @@
-"""An example plug-in: the op `ex.relu6` and a pass that replaces other activations by it."""
+"""An example plug-in: the op `ex.relu6`, a pass that replaces other activations by it, and a
+pipeline schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stagec.api import (
+    Action,
     Expr,
     Module,
     OpDef,
@@ -16,6 +18,7 @@ from stagec.api import (
     Phase,
     Plugin,
     Rule,
+    Schedule,
     Sizes,
     as_expr,
     letters,
@@ -88,8 +91,22 @@ def replace_activation(module: Module, op: Operation, limit: int) -> None:
     op.erase()
 
 
+class Depths(Schedule):
+    """All forwards, then all backwards, the last microbatch first."""
+
+    name = "depth-first-back"
+    summary = "all forwards, then all backwards from the last microbatch to the first"
+
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterable[Action]:
+        yield from (Action("F", 0, i) for i in range(microbatches))
+        yield from (Action("B", 0, i) for i in reversed(range(microbatches)))
+
+
 PLUGIN = Plugin(
     name="example",
+    schedules=(Depths(),),
     passes=(UseRelu6,),
     ops=(Relu6(),),
     pipelines={"relu6-placed": "infer-shapes,use-relu6,propagate-sharding"},
