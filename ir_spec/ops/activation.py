@@ -178,7 +178,7 @@ class Dropout(Elementwise):
             x.shape, op.integer("seed", 0) * 7919 + ctx.iteration * 104729 + 1, dtype=np.uint64
         )
         for d, dim in enumerate(op.operands[0].tensor.dims):
-            along = np.arange(x.shape[d], dtype=np.uint64) + np.uint64(ctx.start(dim))
+            along = np.asarray(ctx.positions(dim), dtype=np.uint64)
             index = index * np.uint64(6364136223846793005) + along.reshape(
                 [-1 if i == d else 1 for i in range(x.ndim)]
             )

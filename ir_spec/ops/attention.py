@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,16 +11,31 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.types import Dim
+from stagec.ir_spec.ops.attention_core import (
+    CAUSAL,
+    backward,
+    core_flops,
+    forward,
+    keys_and_values,
+    masked,
+    scores_of,
+    unpack,
+)
 from stagec.ir_spec.ops.base import need_result
-from stagec.ir_spec.ops.norm import softmax, visible
+from stagec.ir_spec.ops.ring import ring_backward, ring_forward
+from stagec.ir_spec.ops.strategy import ORDERS
 
-_CAUSAL = Param("causal", "flag", "mask the future")
+_PARAMS = (
+    CAUSAL,
+    Param("ring", "name", "keys and values go round the ranks, in this order", choices=ORDERS),
+)
 
 
-def _core_flops(op: Operation, n: Sizes, matmuls: int) -> Expr:
-    """2 FLOPs per multiply-add of `matmuls` products over the full score matrix."""
-    return product(n[f] for f in "bgrstk") * (2 * matmuls)
+def _rule(op: Operation, text: str, before: int) -> Rule:
+    """The rule with keys and values in `{}`. In a ring they are split as the queries are."""
+    ring = "ring" in op.attrs
+    kv = keys_and_values(op, before, "s" if ring else "t")
+    return make_rule(text.format(kv), whole="zk", special="s" if ring else "t")
 
 
 def _executed(op: Operation, flops: Expr) -> Expr:
@@ -34,6 +49,7 @@ class Attention(OpDef):
     Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v. The second result, the row
     log-sum-exp in fp32, is there if backward needs it. FLOPs are those of the two products, half of
     them when causal; the softmax inside the kernel is not counted, as in the FlashAttention papers.
+    With `ring` all are split alike along the sequence, and a split becomes ring attention.
     """
 
     name = "stg.attention"
@@ -41,12 +57,11 @@ class Attention(OpDef):
     variadic = True
     results = ("result", "lse")
     required_results = 1
-    params = (_CAUSAL,)
+    params = _PARAMS
     example = "%a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
-        kv = "bztgk" if len(op.operands) == 2 else "btgk,btgk"
-        return make_rule(f"bs(gr)k,{kv}->bs(gr)k,b(gr)s", whole="zk", special="t")
+        return _rule(op, "bs(gr)k,{0}->bs(gr)k,b(gr)s", 1)
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.operands[0].tensor.dtype, "f32"]
@@ -61,7 +76,7 @@ class Attention(OpDef):
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _core_flops(op, n, 2)
+        return core_flops(n, 2)
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -69,17 +84,23 @@ class Attention(OpDef):
         dy = grads[0]
         if dy is None:
             return [None] * len(op.operands)
-        attrs = {"causal": True} if op.flag("causal") else {}
+        attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
         operands = [dy, op.results[0], need_result(op, 1, "lse"), *op.operands]
         names = [f"d_{v.name}" for v in op.operands]
         return b.op("stg.attention_grad", operands, attrs, names=names).results
 
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        return (
+            ring_forward(b, op, special["s"])
+            if "s" in special
+            else super().partition(b, op, special)
+        )
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        q, k, v = _unpack(args)
-        scores = _scores(q, k)
-        start = ctx.start(op.operands[0].tensor.dims[1]) if op.flag("causal") else None
-        out = np.einsum("bgrst,btgk->bsgrk", softmax(scores, start), v).reshape(q.shape)
-        return [out, _lse(scores, start).reshape(q.shape[0], q.shape[2], q.shape[1])]
+        q, k, v = unpack(args)
+        return forward(q, v, masked(op, ctx, ctx, 0, scores_of(q, k)))
 
 
 class AttentionGrad(OpDef):
@@ -91,57 +112,33 @@ class AttentionGrad(OpDef):
     variadic = True
     results = ("dq", "dk", "dv")
     required_results = 2
-    params = (_CAUSAL,)
+    params = _PARAMS
     example = (
         "%dq, %dk, %dv = stg.attention_grad[causal](%da, %a, %lse, %q, %k, %v) : "
         "(bf16[B, S, H, K], bf16[B, S, G, K], bf16[B, S, G, K])"
     )
 
     def rule(self, op: Operation) -> Rule:
-        kv = "bztgk" if len(op.operands) == 5 else "btgk,btgk"
-        return make_rule(
-            f"bs(gr)k,bs(gr)k,b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", whole="zk", special="t"
-        )
+        return _rule(op, "bs(gr)k,bs(gr)k,b(gr)s,bs(gr)k,{0}->bs(gr)k,{0}", 4)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _core_flops(op, n, 5)
+        return core_flops(n, 5)
+
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        return (
+            ring_backward(b, op, special["s"])
+            if "s" in special
+            else super().partition(b, op, special)
+        )
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, _, _, q = args[:4]
-        _, k, v = _unpack(args[3:])
-        start = ctx.start(op.operands[3].tensor.dims[1]) if op.flag("causal") else None
-        p = softmax(_scores(q, k), start)
-        b, s, h, d = q.shape
-        g = k.shape[2]
-        dyg = dy.reshape(b, s, g, h // g, d)
-        dv = np.einsum("bgrst,bsgrk->btgk", p, dyg)
-        dp = np.einsum("bsgrk,btgk->bgrst", dyg, v)
-        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / np.sqrt(d)
-        dq = np.einsum("bgrst,btgk->bsgrk", ds, k).reshape(q.shape)
-        dk = np.einsum("bgrst,bsgrk->btgk", ds, q.reshape(b, s, g, h // g, d))
-        return [dq, np.stack([dk, dv], axis=1)] if len(args) == 5 else [dq, dk, dv]
-
-
-def _unpack(args: Sequence[Array]) -> tuple[Array, Array, Array]:
-    if len(args) == 2:
-        return args[0], args[1][:, 0], args[1][:, 1]
-    return args[0], args[1], args[2]
-
-
-def _scores(q: Array, k: Array) -> Array:
-    b, s, h, d = q.shape
-    g = k.shape[2]
-    return np.einsum("bsgrk,btgk->bgrst", q.reshape(b, s, g, h // g, d), k) / np.sqrt(d)
-
-
-def _lse(scores: Array, start: int | None) -> Array:
-    if start is not None:
-        scores = np.where(visible(scores, start), scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
-    return (np.log(np.exp(scores - top).sum(-1, keepdims=True)) + top)[..., 0]
+        _, k, _ = unpack(args[3:])
+        return backward(args, masked(op, ctx, ctx, 3, scores_of(args[3], k)))
 
 
 class Rope(OpDef):
@@ -183,9 +180,8 @@ class Rope(OpDef):
         x = args[0]
         half = x.shape[-1] // 2
         angles = _angles(
-            x.shape[1],
+            ctx.positions(op.operands[0].tensor.dims[1]),
             half,
-            ctx.start(_position(op)),
             ctx.size(op.expr("base")) if "base" in op.attrs else 10000,
         )
         shape = (1, x.shape[1], *([1] * (x.ndim - 3)), half)
@@ -195,13 +191,9 @@ class Rope(OpDef):
         return [np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)]
 
 
-def _position(op: Operation) -> Dim:
-    return op.operands[0].tensor.dims[1]
-
-
-def _angles(count: int, half: int, start: int, base: int) -> Array:
+def _angles(positions: Sequence[int], half: int, base: int) -> Array:
     frequency = float(base) ** (-np.arange(half) / max(half, 1))
-    return (np.arange(count) + start)[:, None] * frequency[None, :]
+    return np.asarray(positions)[:, None] * frequency[None, :]
 
 
 OPS = (Attention(), AttentionGrad(), Rope())

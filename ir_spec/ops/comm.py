@@ -225,6 +225,28 @@ class AllToAll(Collective):
         ]
 
 
+class Shift(Collective):
+    """Every rank sends its part to the rank `by` places further along the axes, round the ring.
+
+    The placement stays. In global view the parts of the split dimension are rotated. It is one send
+    and one receive on each rank, not a call of a group.
+    """
+
+    name = "stg.shift"
+    params = (_OVER, Param("by", "int", "places, round the ring (default 1)"))
+    example = "%k2, %v2 = stg.shift[over = cp](%k, %v) : (bf16[B, S@cp, G, K], bf16[B, S@cp, G, K])"
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        over = op.names("over")
+        if not any(set(over) <= set(d.axes) for d in type_.dims):
+            raise ValueError(f"expects a value split over {', '.join(over)}, found {type_}")
+        return replace(type_, role="")
+
+    def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
+        by = op.integer("by", 1)
+        return [parts[(i - by) % len(parts)] for i in range(len(parts))]
+
+
 class Slice(Movement):
     """Takes the local part of a replicated value along dimension `dim`; a view, nothing is sent."""
 
@@ -241,4 +263,4 @@ class Slice(Movement):
         return _with_dim(type_, d, _split(type_.dims[d], over))
 
 
-OPS = (AllReduce(), ReduceScatter(), AllGather(), AllToAll(), Slice())
+OPS = (AllReduce(), ReduceScatter(), AllGather(), AllToAll(), Shift(), Slice())

@@ -88,13 +88,14 @@ def _operand_grad(
 class Add(OpDef):
     """Sum of any number of values; a rule such as "bsf,f->bsf" states a broadcast (a bias).
 
-    Partial sums pass if all operands are partial over the same axes.
+    Partial sums pass if all operands are partial over the same axes. With `into` the sum is built
+    up in the buffer of the first operand, in its element type.
     """
 
     name = "stg.add"
     operands = ("x",)
     variadic = True
-    params = (SPEC,)
+    params = (SPEC, Param("into", "flag", "the result takes the buffer of the first operand"))
     example = "%r = stg.add(%h, %o) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -105,9 +106,12 @@ class Add(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return work(n, len(op.operands) - 1, self.rule(op))
 
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return 0 if op.flag("into") else None
+
     def verify(self, op: Operation) -> Iterator[str]:
         dtypes = {v.tensor.dtype for v in op.operands}
-        if len(dtypes) > 1:
+        if len(dtypes) > 1 and not op.flag("into"):
             yield f"operands have different element types: {', '.join(sorted(dtypes))}"
 
     def grad(

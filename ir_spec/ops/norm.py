@@ -170,9 +170,11 @@ class Softmax(OpDef):
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dims = op.operands[0].tensor.dims
-        start = ctx.start(dims[-2]) if op.flag("causal") else None
-        return [softmax(args[0] * rsqrt_scale(op, ctx), start)]
+        seen = None
+        if op.flag("causal"):
+            rows, columns = op.operands[0].tensor.dims[-2:]
+            seen = visible(ctx.positions(rows), ctx.positions(columns))
+        return [softmax(args[0] * rsqrt_scale(op, ctx), seen)]
 
 
 class SoftmaxGrad(OpDef):
@@ -200,17 +202,15 @@ def rsqrt_scale(op: Operation, ctx: NumericContext) -> float:
     return float(evaluate(value, ctx.env)) ** -0.5 if isinstance(value, Expr) else 1.0
 
 
-def visible(scores: Array, first_row: int) -> Array:
-    """Which columns a causal mask leaves, where the first row has this global index."""
-    rows: int = scores.shape[-2]
-    columns: int = scores.shape[-1]
-    return np.tri(rows, columns, first_row, dtype=bool)
+def visible(rows: Sequence[int], columns: Sequence[int]) -> Array:
+    """Which columns a causal mask leaves to each row, both given by their global positions."""
+    return np.asarray(rows)[:, None] >= np.asarray(columns)[None, :]
 
 
-def softmax(x: Array, first_row: int | None) -> Array:
-    """Softmax over the last axis; with `first_row`, causal from that global row on."""
-    if first_row is not None:
-        x = np.where(visible(x, first_row), x, -np.inf)
+def softmax(x: Array, seen: Array | None) -> Array:
+    """Softmax over the last axis, of what is seen if a mask is given."""
+    if seen is not None:
+        x = np.where(seen, x, -np.inf)
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 

@@ -11,6 +11,7 @@ from stagec.ir_spec.ops.structure import Declaration
 
 _DIMS = Param("dims", "names", "dimension names", required=True, positional=True)
 _OVER = Param("over", "names", "mesh axes", required=True)
+ORDERS = ("zigzag", "plain")
 DTYPES = ("f32", "bf16", "f16")
 
 
@@ -65,6 +66,23 @@ class ExchangeOp(Declaration):
         Param("into", "names", "the dimensions that are split instead", required=True),
     )
     example = "stg.exchange[S, into = (H, G)]"
+
+
+class RingOp(Declaration):
+    """Leaves attention split along a dimension: keys and values go round the ranks (ring attention,
+    arXiv 2310.01889).
+
+    `order = zigzag`, the default, gives rank i of n the chunks i and 2n-1-i of 2n, so that a causal
+    mask leaves the same work to all. `order = plain` gives it one piece: the last rank computes
+    2n-1 times what the first one does.
+    """
+
+    name = "stg.ring"
+    params = (
+        Param("dim", "name", "the dimension", required=True, positional=True),
+        Param("order", "name", "how positions lie on ranks (default zigzag)", choices=ORDERS),
+    )
+    example = "stg.ring[S, order = zigzag]"
 
 
 class ShardParamsOp(Declaration):
@@ -199,6 +217,7 @@ OPS = (
     SplitOp(),
     GatherOp(),
     ExchangeOp(),
+    RingOp(),
     ShardParamsOp(),
     MicrobatchesOp(),
     PipelineOp(),

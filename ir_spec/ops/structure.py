@@ -77,6 +77,21 @@ class MeshOp(SizesDeclaration):
     example = "stg.mesh @pod[pp = 2, dp, tp]"
 
 
+class ZigzagOp(Declaration):
+    """Says in which order positions lie on ranks: a dimension of this name is cut in 2n chunks,
+    and rank i of the n ranks of `over` holds chunks i and 2n-1-i.
+
+    So every rank does the same work under a causal mask. `stg.ring` makes it.
+    """
+
+    name = "stg.zigzag"
+    params = (
+        Param("dims", "names", "dimension names", required=True, positional=True),
+        Param("over", "names", "mesh axes, major first", required=True),
+    )
+    example = "stg.zigzag[S, over = cp]"
+
+
 class FuncOp(Declaration):
     """A function. Arguments with the clause `param` are trainable, those with `state` are updated
     in place.
@@ -258,6 +273,7 @@ OPS = (
     SymbolsOp(),
     AssumeOp(),
     MeshOp(),
+    ZigzagOp(),
     FuncOp(),
     ReturnOp(),
     YieldOp(),

@@ -71,10 +71,11 @@ class JobBuilder:
             raise error(
                 f"--ep {options.ep}: expert parallelism is not there yet", remedy="leave --ep at 1"
             )
-        if options.cp > 1 and options.cp_mode == "ring":
+        if options.cp_mode != "ring" and options.cp_order != JobOptions.cp_order:
             raise error(
-                f"--cp {options.cp}: ring attention is not there yet",
-                remedy="choose --cp-mode ulysses or --cp-mode all-gather",
+                f"--cp-order {options.cp_order} is for --cp-mode ring: --cp-mode {options.cp_mode} "
+                "leaves the sequence in its order",
+                remedy="leave --cp-order out",
             )
         if options.dp > 1 and options.dp_replicate * options.dp_shard > 1:
             raise error(

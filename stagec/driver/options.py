@@ -19,6 +19,7 @@ DATA_AXES = ("dp_replicate", "dp_shard", "dp")
 TENSOR_PARALLEL = ("H", "G", "F", "V")
 SHORTHANDS = (
     "cp_mode",
+    "cp_order",
     "sp",
     "zero",
     "schedule",
@@ -110,6 +111,7 @@ class JobOptions:
     dp_shard: int = 1
     cp: int = 1
     cp_mode: str = "ring"
+    cp_order: str = "zigzag"
     ep: int = 1
     tp: int = 1
     sp: bool = False
@@ -189,7 +191,13 @@ _OPTIONS = (
         "--cp-mode",
         type=click.Choice(["ring", "ulysses", "all-gather"]),
         default="ring",
-        help="How attention sees the whole sequence (ring is not there yet).",
+        help="How attention sees the whole sequence.",
+    ),
+    click.option(
+        "--cp-order",
+        type=click.Choice(["zigzag", "plain"]),
+        default="zigzag",
+        help="How the sequence lies on the ranks of a ring; zigzag balances the causal mask.",
     ),
     click.option("--ep", type=_COUNT, default=1, help="Expert-parallel ranks (only 1 yet)."),
     click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
@@ -292,8 +300,11 @@ def _layout(
     if "cp" in axes:
         yield "stg.split[S, over = cp]"
         into = _tuple(n for n in ("H", "G") if n in symbols)
-        ulysses = options.cp_mode == "ulysses"
-        yield f"stg.exchange[S, into = {into}]" if ulysses else "stg.gather[S]"
+        yield {
+            "ring": f"stg.ring[S, order = {options.cp_order}]",
+            "ulysses": f"stg.exchange[S, into = {into}]",
+            "all-gather": "stg.gather[S]",
+        }[options.cp_mode]
     if "tp" in axes:
         dims = [n for n in TENSOR_PARALLEL if n in symbols]
         if dims:

@@ -40,6 +40,7 @@ class Machine:
         fixed = at or {}
         sizes = [[fixed[a]] if a in fixed else range(self.env[a]) for a in self.axes]
         self.ranks = [dict(zip(self.axes, c, strict=True)) for c in combinations(*sizes)]
+        self._zigzag = module.zigzag
         self._values: dict[Value, Locals] = {}
         self._iteration = 0
         self._microbatch: tuple[str, int, int] | None = None
@@ -58,9 +59,10 @@ class Machine:
         """The part of each rank."""
         return [whole[self._window(type_, coords)] for coords in self.ranks]
 
-    def _window(self, type_: TensorType, coords: Mapping[str, int]) -> tuple[slice, ...]:
-        ctx = NumericContext(self.env, coords)
-        return tuple(slice(s := ctx.start(d), s + evaluate(d.local, self.env)) for d in type_.dims)
+    def _window(self, type_: TensorType, coords: Mapping[str, int]) -> tuple[Array, ...]:
+        """Where a rank's part lies in the whole."""
+        ctx = NumericContext(self.env, coords, zigzag=self._zigzag)
+        return np.ix_(*(np.asarray(ctx.positions(d), dtype=int) for d in type_.dims))
 
     def gather(self, parts: Locals, type_: TensorType, name: str) -> Array:
         """The whole array from the parts; replicas must agree."""
@@ -139,7 +141,7 @@ class Machine:
     def _local(self, op: Operation, operands: list[Locals]) -> list[Locals]:
         per_rank: list[Sequence[Array]] = []
         for r, coords in enumerate(self.ranks):
-            ctx = NumericContext(self.env, coords, self._iteration, self._microbatch)
+            ctx = NumericContext(self.env, coords, self._iteration, self._microbatch, self._zigzag)
             per_rank.append(op.definition.reference(op, ctx, *(parts[r] for parts in operands)))
         return [list(parts) for parts in zip(*per_rank, strict=True)]
 
@@ -165,12 +167,12 @@ class Machine:
         have, want = op.operands[index].tensor, op.results[index].tensor
         new: Locals = []
         for coords, part in zip(self.ranks, parts, strict=True):
-            ctx = NumericContext(self.env, coords)
-            starts = [
-                ctx.start(w) - ctx.start(h) for w, h in zip(want.dims, have.dims, strict=True)
+            ctx = NumericContext(self.env, coords, zigzag=self._zigzag)
+            places = [
+                np.searchsorted(ctx.positions(h), ctx.positions(w))
+                for w, h in zip(want.dims, have.dims, strict=True)
             ]
-            sizes = [evaluate(d.local, self.env) for d in want.dims]
-            new.append(part[tuple(slice(s, s + n) for s, n in zip(starts, sizes, strict=True))])
+            new.append(part[np.ix_(*places)])
         return new
 
     def _repeat(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:

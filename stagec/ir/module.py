@@ -97,6 +97,13 @@ class Module:
         return None
 
     @property
+    def zigzag(self) -> dict[str, tuple[str, ...]]:
+        """The dimensions whose positions lie in zigzag order on ranks, and over which axes."""
+        return {
+            name: op.names("over") for op in self.ops("stg.zigzag") for name in op.names("dims")
+        }
+
+    @property
     def env(self) -> dict[str, int]:
         """The values that are known: symbols with defaults and axes with sizes."""
         mesh = self.mesh

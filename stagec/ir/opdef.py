@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stagec.ir.core import Attr, Operation, Quoted, SymbolRef, Value
 from stagec.ir.expr import ZERO, Expr, const, product
 from stagec.ir.facts import Relation
+from stagec.ir.numeric import NumericContext
 from stagec.ir.rule import Rule, Shape, shape_text
 from stagec.ir.types import Dim, TensorType, Type
 from stagec.support.diagnostics import DiagnosticError, did_you_mean, error, note
@@ -41,36 +42,6 @@ class Param:
     required: bool = False
     positional: bool = False
     choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NumericContext:
-    """What a numeric reference may ask about the rank that it computes for."""
-
-    env: Mapping[str, int]
-    coords: Mapping[str, int]
-    iteration: int = 0
-    microbatch: tuple[str, int, int] | None = (
-        None  # the symbol that is split, which part, of how many
-    )
-
-    def size(self, value: Expr) -> int:
-        """The number of a size."""
-        from stagec.ir.expr import evaluate
-
-        return evaluate(value, self.env)
-
-    def start(self, dim: Dim) -> int:
-        """The global index of the first local element along a dimension."""
-        index, count = 0, 1
-        for axis in dim.axes:
-            index = index * self.env[axis] + self.coords.get(axis, 0)
-            count *= self.env[axis]
-        local = self.size(dim.size) // count
-        if self.microbatch and self.microbatch[0] in dim.size.symbols:
-            _, part, parts = self.microbatch
-            return (index * parts + part) * local
-        return index * local
 
 
 class OpDef:

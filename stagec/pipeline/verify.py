@@ -10,6 +10,7 @@ from stagec.ir.types import TensorType
 from stagec.ir.verify import check_module
 from stagec.ir_spec.phases import Phase, PhaseRow, phase_named
 from stagec.sharding.local import implicit_moves
+from stagec.sharding.order import misordered
 from stagec.support.diagnostics import DiagnosticList, did_you_mean
 
 
@@ -57,6 +58,12 @@ def _check_explicit(module: Module, problems: DiagnosticList) -> None:
                 op.loc,
                 remedy="insert the collective that moves it, or run 'insert-collectives' before",
             )
+    for op, message in misordered(module):
+        problems.error(
+            f"'{op.name}' {message}",
+            op.loc,
+            remedy="use plain order: stg.ring[S, order = plain], or --cp-order plain",
+        )
 
 
 def _check_lowered(module: Module, problems: DiagnosticList) -> None:

@@ -26,6 +26,15 @@ class SplitRule:
 
 
 @dataclass(frozen=True, slots=True)
+class RingRule:
+    """Attention along a dimension passes its parts round the ranks, in this order of positions."""
+
+    dim: str
+    order: str
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
 class Dtypes:
     """Element types of parameters and activations, gradients, reductions on the wire and the master
     copy."""
@@ -54,6 +63,7 @@ class Strategy:
     splits: tuple[SplitRule, ...] = ()
     gathered: tuple[str, ...] = ()
     exchanged: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    rings: tuple[RingRule, ...] = ()
     zero: int = 0
     zero_axes: Axes = ()
     microbatches: int = 1
@@ -127,6 +137,9 @@ def _pipeline(op: Operation) -> dict[str, Any]:
 _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     "stg.gather": lambda op: {"gathered": op.names("dims")},
     "stg.exchange": lambda op: {"exchanged": ((op.text("dim"), op.names("into")),)},
+    "stg.ring": lambda op: {
+        "rings": (RingRule(op.text("dim"), op.text("order", "zigzag"), op.loc),)
+    },
     "stg.shard_params": lambda op: {"zero": op.integer("zero"), "zero_axes": op.names("over")},
     "stg.microbatches": lambda op: {
         "microbatches": op.integer("count"),

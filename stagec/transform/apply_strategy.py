@@ -10,16 +10,16 @@ from math import gcd
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Region, Value
-from stagec.ir.expr import Expr, const, evaluate, total
+from stagec.ir.expr import Expr, const, evaluate, symbol, total
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.infer import infer_op
 from stagec.ir.module import Module
-from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 from stagec.support.source import Loc, NameLoc, made_by
+from stagec.transform.pass_round import pass_round, special_ops
 from stagec.transform.stages import cut, read_pipeline
 
 PASS = "apply-strategy"
@@ -128,6 +128,10 @@ class _Applier:
             self._gather(name)
         for name, into in self._strategy.exchanged:
             self._exchange(name, into)
+        for ring in self._strategy.rings:
+            over = pass_round(self._module, self._strategy, ring)
+            if over:  # every rank has two chunks
+                self._assumptions.divides(symbol(ring.dim), axis_size(over) * 2, ring.loc)
         self._assumptions.check()
 
     def _check_pipeline(self, rule: PipelineRule) -> None:
@@ -243,30 +247,9 @@ class _Applier:
 
     # -- ops for which a split is special ----------------------------------------------------------
 
-    def _special(self, region: Region, name: str) -> list[tuple[Operation, list[int]]]:
-        """Ops with a special factor of this size, and the operands that have it."""
-        found: list[tuple[Operation, list[int]]] = []
-        for op in region.ops:
-            if op.region is not None:
-                found += self._special(op.region, name)
-                continue
-            rule = op.definition.rule(op)
-            if rule is None or not rule.special:
-                continue
-            sizes = factor_sizes(op, rule)
-            operands = [
-                i
-                for f in sorted(rule.special)
-                if sizes[f].symbol_name == name
-                for i, _ in rule.occurrences(f)
-            ]
-            if operands:
-                found.append((op, operands))
-        return found
-
     def _gather(self, name: str) -> None:
         """Pin the operands concerned whole in dimension `name`."""
-        for op, operands in self._special(self._body, name):
+        for op, operands in special_ops(self._body, name):
             b = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
             for index in operands:
                 value = op.operands[index]
@@ -275,7 +258,7 @@ class _Applier:
 
     def _exchange(self, name: str, into: tuple[str, ...]) -> None:
         """Move the split of `name` to the dimensions `into` around the ops concerned."""
-        found = self._special(self._body, name)
+        found = special_ops(self._body, name)
         if not found:
             raise error(
                 f"no op treats a split of {name} in its own way, so there is nothing to exchange",

@@ -163,7 +163,8 @@ def test_selective_recompute_stashes_34sbh() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--cp", "2"], "ring attention"),
+        (["--cp", "2", "--cp-mode", "ulysses", "--cp-order", "plain"], "is for --cp-mode ring"),
+        (["--cp", "3"], "S = 8192 does not divide over 2*cp = 6"),
         (["--dp", "2", "--dp-shard", "2"], "both give"),
         (["--mesh", "dp=2", "--cp", "2", "--cp-mode", "ulysses"], "both give the mesh"),
         (["--cp", "8", "--tp", "2", "--cp-mode", "ulysses"], "G = 8 does not divide"),
@@ -171,6 +172,10 @@ def test_selective_recompute_stashes_34sbh() -> None:
 )
 def test_what_cannot_be(options: list[str], message: str) -> None:
     assert_refused(LLAMA, options, message)
+
+
+def test_unfused_attention_has_nothing_to_pass_round() -> None:
+    assert_refused(GPT, ["--cp", "2"], "there is no fused attention")
 
 
 def test_unfused_attention_has_nothing_to_exchange() -> None:

@@ -155,7 +155,7 @@ JOBS: dict[str, tuple[list[str], str]] = {
     "axis named as a symbol": (["--mesh", "S=2"], "'S'"),
     "open axis": (["--mesh", "dp,tp=2"], "no value for dp"),
     "pipeline": (["--pp", "2"], "not there yet"),
-    "context": (["--cp", "2"], "not there yet"),
+    "context": (["--cp-mode", "ulysses", "--cp-order", "plain"], "is for --cp-mode ring"),
     "experts": (["--ep", "2"], "not there yet"),
     "too many layers": (["--set", "L=9000000000000000000"], ""),
 }

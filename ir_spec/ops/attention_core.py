@@ -1,0 +1,83 @@
+"""What all forms of fused attention share: operands, FLOPs and the numeric reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, product
+from stagec.ir.opdef import Array, NumericContext, Param, Sizes
+from stagec.ir_spec.ops.norm import visible
+
+CAUSAL = Param("causal", "flag", "mask the future")
+
+
+def core_flops(n: Sizes, matmuls: int) -> Expr:
+    """2 FLOPs per multiply-add of `matmuls` products over the full score matrix."""
+    keys = n.get("t", n["s"])
+    return product(n[f] for f in "bgrsk") * keys * (2 * matmuls)
+
+
+def keys_and_values(op: Operation, before: int, factor: str) -> str:
+    """The rule of keys and values: one packed operand, or two of them, after `before` others."""
+    packed = len(op.operands) == before + 1
+    return f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gk"
+
+
+def unpack(args: Sequence[Array]) -> tuple[Array, Array, Array]:
+    """q, k and v of either form."""
+    if len(args) == 2:
+        return args[0], args[1][:, 0], args[1][:, 1]
+    return args[0], args[1], args[2]
+
+
+def scores_of(q: Array, k: Array) -> Array:
+    """q k^T / sqrt(K), [b, g, r, s, t]."""
+    b, s, h, d = q.shape
+    g = k.shape[2]
+    return np.einsum("bsgrk,btgk->bgrst", q.reshape(b, s, g, h // g, d), k) / np.sqrt(d)
+
+
+def masked(
+    op: Operation, ctx: NumericContext, keys: NumericContext, q: int, scores: Array
+) -> Array:
+    """Scores with -inf where a causal mask hides the key; `keys` is the rank they are of, `q` the
+    operand with the queries, which keys follow."""
+    if not op.flag("causal"):
+        return scores
+    k = op.operands[q + 1].tensor.dims
+    rows, columns = op.operands[q].tensor.dims[1], k[2 if len(k) == 5 else 1]
+    return np.where(visible(ctx.positions(rows), keys.positions(columns)), scores, -np.inf)
+
+
+def log_sum_exp(scores: Array) -> Array:
+    """Of each row, -inf where nothing is seen."""
+    with np.errstate(divide="ignore"):
+        top = np.maximum(scores.max(-1, keepdims=True), np.finfo(float).min)
+        return (np.log(np.exp(scores - top).sum(-1, keepdims=True)) + top)[..., 0]
+
+
+def forward(q: Array, v: Array, scores: Array) -> list[Array]:
+    """The output and its log-sum-exp [b, h, s]; rows that see nothing give 0 and -inf."""
+    lse = log_sum_exp(scores)
+    p = np.exp(scores - np.maximum(lse, np.finfo(float).min)[..., None])
+    out = np.einsum("bgrst,btgk->bsgrk", p, v).reshape(q.shape)
+    return [out, lse.reshape(q.shape[0], q.shape[2], q.shape[1])]
+
+
+def backward(args: Sequence[Array], scores: Array) -> list[Array]:
+    """The gradients from dy, y, lse, q and keys and values (arXiv 2205.14135, algorithm 4)."""
+    dy, y, lse, q = args[:4]
+    _, k, v = unpack(args[3:])
+    b, s, h, d = q.shape
+    g = k.shape[2]
+    p = np.exp(scores - lse.reshape(b, g, h // g, s, 1))
+    dyg = dy.reshape(b, s, g, h // g, d)
+    delta = np.moveaxis((dy * y).sum(-1).reshape(b, s, g, h // g), 1, 3)[..., None]
+    dv = np.einsum("bgrst,bsgrk->btgk", p, dyg)
+    ds = p * (np.einsum("bsgrk,btgk->bgrst", dyg, v) - delta) / np.sqrt(d)
+    dq = np.einsum("bgrst,btgk->bsgrk", ds, k).reshape(q.shape)
+    dk = np.einsum("bgrst,bsgrk->btgk", ds, q.reshape(b, s, g, h // g, d))
+    return [dq, np.stack([dk, dv], axis=1)] if len(args) == 5 else [dq, dk, dv]

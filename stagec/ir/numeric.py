@@ -1,0 +1,78 @@
+"""What numeric references of ops may ask about the rank that they compute for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.types import Dim
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NumericContext:
+    """A rank: its coordinates on the mesh, sizes of symbols and axes, and where the program is.
+
+    `zigzag` gives the axes over which a dimension of this name is split in zigzag order.
+    """
+
+    env: Mapping[str, int]
+    coords: Mapping[str, int]
+    iteration: int = 0
+    microbatch: tuple[str, int, int] | None = (
+        None  # the symbol that is split, which part, of how many
+    )
+    zigzag: Mapping[str, Axes] = field(default_factory=dict[str, Axes])
+
+    def size(self, value: Expr) -> int:
+        """The number of a size."""
+        return evaluate(value, self.env)
+
+    def start(self, dim: Dim) -> int:
+        """The global index of the first local element along a dimension."""
+        return self.positions(dim)[0]
+
+    def positions(self, dim: Dim) -> Sequence[int]:
+        """The global index of each local element along a dimension."""
+        batch, part, parts = self.microbatch or ("", 0, 1)
+        parts = parts if batch in dim.size.symbols else 1
+        found: Sequence[int] = range(self.size(dim.size) * parts)
+        order = self.zigzag.get(dim.size.symbol_name or "", ())
+        axes = dim.axes
+        while axes:
+            folded = bool(order) and axes[: len(order)] == order
+            over, axes = (order, axes[len(order) :]) if folded else (axes[:1], axes[1:])
+            found = self._part(found, over, folded)
+        return _piece(found, part, parts) if parts > 1 else found
+
+    def _part(self, items: Sequence[int], over: Axes, folded: bool) -> Sequence[int]:
+        """What this rank has of a dimension: a piece of it, or two from its ends."""
+        index, count = self._place(over)
+        if not folded or count == 1:
+            return _piece(items, index, count)
+        near = _piece(items, index, 2 * count)
+        return [*near, *_piece(items, 2 * count - 1 - index, 2 * count)]
+
+    def _place(self, over: Axes) -> tuple[int, int]:
+        """The number of this rank along these axes, and how many there are."""
+        index, count = 0, 1
+        for axis in over:
+            index = index * self.env[axis] + self.coords.get(axis, 0)
+            count *= self.env[axis]
+        return index, count
+
+    def moved(self, over: Axes, by: int) -> NumericContext:
+        """The rank that is `by` places further along these axes, round the ring."""
+        index, count = self._place(over)
+        index = (index + by) % count
+        coords = dict(self.coords)
+        for axis in reversed(over):
+            index, coords[axis] = divmod(index, self.env[axis])
+        return replace(self, coords=coords)
+
+
+def _piece(items: Sequence[int], index: int, count: int) -> Sequence[int]:
+    length = len(items) // count
+    return items[index * length : (index + 1) * length]
