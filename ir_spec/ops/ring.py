@@ -18,7 +18,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.types import axis_size
+from stagec.ir.types import axis_index, axis_size
 from stagec.ir_spec.ops.attention_core import (
     CAUSAL,
     backward,
@@ -31,22 +31,28 @@ from stagec.ir_spec.ops.attention_core import (
 )
 from stagec.ir_spec.ops.strategy import ORDERS
 
-_PARAMS = (
-    CAUSAL,
-    Param("over", "names", "the axes that keys and values go round", required=True),
-    Param("order", "name", "how positions lie on ranks", required=True, choices=ORDERS),
-    Param("home", "flag", "keys and values are the rank's own: the first step"),
-)
-
 
 def _executed(op: Operation, flops: Expr) -> Expr:
-    """What a causal mask leaves of a step.
-
-    In zigzag order it is half, in every step and on every rank. In plain order it is half of the
-    first step, and all or nothing of the others; what is stated is the last rank, which sees all.
-    """
+    """What a causal mask leaves of a step that is not left out: half of it in zigzag order, in
+    every step and on every rank; in plain order half of the first step and all of the others."""
     halved = op.flag("home") or op.text("order") == "zigzag"
     return flops / 2 if op.flag("causal") and halved else flops
+
+
+class _Step(OpDef):
+    """Base of the steps of a ring."""
+
+    params = (
+        CAUSAL,
+        Param("over", "names", "the axes that keys and values go round", required=True),
+        Param("order", "name", "how positions lie on ranks", required=True, choices=ORDERS),
+        Param("home", "flag", "keys and values are the rank's own: the first step"),
+    )
+
+    def active(self, op: Operation) -> Expr | None:
+        """In plain order a causal mask hides all that comes from later ranks: rank i sees i."""
+        everything = not op.flag("causal") or op.flag("home") or op.text("order") == "zigzag"
+        return None if everything else axis_index(op.names("over"))
 
 
 def _source(op: Operation, ctx: NumericContext) -> NumericContext:
@@ -54,7 +60,7 @@ def _source(op: Operation, ctx: NumericContext) -> NumericContext:
     return ctx if op.flag("home") else ctx.moved(op.names("over"), -(ctx.iteration + 1))
 
 
-class AttentionBlock(OpDef):
+class AttentionBlock(_Step):
     """A step of ring attention: queries with one rank's keys and values, and the log-sum-exp.
 
     Without `home`, in a repeat, keys and values come from one rank further back in every iteration.
@@ -66,7 +72,6 @@ class AttentionBlock(OpDef):
     operands = ("q", "k", "v")
     variadic = True
     results = ("result", "lse")
-    params = _PARAMS
     example = (
         "%y, %l = stg.attention_block[causal, over = cp, order = zigzag](%q, %k, %v) : "
         "(bf16[B, S@cp, H, K], f32[B, H, S@cp])"
@@ -90,7 +95,7 @@ class AttentionBlock(OpDef):
         return forward(q, v, masked(op, ctx, _source(op, ctx), 0, scores_of(q, k)))
 
 
-class AttentionBlockGrad(OpDef):
+class AttentionBlockGrad(_Step):
     """A step backward: what one rank's keys and values give to the gradients, from the final result
     and log-sum-exp; five products, as `stg.attention_grad`."""
 
@@ -99,7 +104,6 @@ class AttentionBlockGrad(OpDef):
     variadic = True
     results = ("dq", "dk", "dv")
     required_results = 2
-    params = _PARAMS
     example = (
         "%dq, %dk, %dv = stg.attention_block_grad[causal, over = cp, order = zigzag]"
         "(%da, %a, %lse, %q, %k, %v) : "

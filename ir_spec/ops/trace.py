@@ -112,7 +112,9 @@ class MessageOp(NodeOp):
     """Base of the two ends of a message between neighbours along an axis.
 
     The receiver's coordinate along `over` is that of the sender plus `by`, modulo the axis. The
-    messages of one channel arrive in the order in which they are sent.
+    messages of one channel arrive in the order in which they are sent. With `beside` it is posted
+    when the last matrix product above it starts, and overlaps that one; otherwise when its operands
+    are done.
     """
 
     params = (
@@ -121,6 +123,7 @@ class MessageOp(NodeOp):
         Param("bytes", "size", "bytes sent by one rank", required=True),
         Param("dtype", "name", "element type"),
         Param("channel", "int", "which of several streams of messages (default 0)"),
+        Param("beside", "flag", "not before the last matrix product above it starts"),
     )
 
 

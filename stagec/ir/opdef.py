@@ -129,6 +129,11 @@ class OpDef:
         values = [v.tensor for v in (*op.operands, *op.results)]
         return sum((t.local_bytes for t in values), ZERO)
 
+    def active(self, op: Operation) -> Expr | None:
+        """In a repeat: the number of its first iterations in which a rank runs the op. None: in
+        all. It may depend on the rank's coordinates."""
+        return None
+
     # -- derivative --------------------------------------------------------------------------------
 
     def grad(

@@ -76,6 +76,15 @@ def axis_size(axes: Iterable[str]) -> Expr:
     return product(symbol(a) for a in axes)
 
 
+def axis_index(axes: Iterable[str]) -> Expr:
+    """The number of a rank along these axes, from 0: its coordinate along an axis a is the symbol
+    `a_index`."""
+    index = const(0)
+    for axis in axes:
+        index = index * symbol(axis) + symbol(f"{axis}_index")
+    return index
+
+
 def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
     """A dimension split over these axes at one priority."""
     return Dim(

@@ -47,7 +47,8 @@ class _Checker:
         self._module, self._problems, self._typed = module, problems, typed
         mesh = module.mesh
         self._axes = frozenset(mesh.axes if mesh else ())
-        self._declared = frozenset(module.symbols) | self._axes
+        indices = {f"{a}_index" for a in self._axes} if module.phase == "lowered" else set[str]()
+        self._declared = frozenset(module.symbols) | self._axes | indices
         self._env = module.env
         self._types = TypeChecker(module, problems)
         self._visible: set[Value] = set()

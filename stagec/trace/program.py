@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
@@ -252,8 +253,18 @@ class _Unroller:
         )
         if kind == "recv" and not node.deps and self._posted is not None:
             node.after.append(self._posted)
+        if op.flag("beside"):
+            node.after += self._before_last_product()
         self._order.append(node)
         return node
+
+    def _before_last_product(self) -> list[Node]:
+        """The computation right before the last matrix product, which starts when it is done."""
+        computations = (n for n in reversed(self._order) if not (n.is_collective or n.is_message))
+        for node in computations:
+            if node.matmul:
+                return list(islice(computations, 1))
+        return []
 
     def _collective(self, op: Operation) -> Ref:
         size, bucket = self._number(op, "bytes"), self._number(op, "bucket")

@@ -5,14 +5,17 @@ Only here are sizes divided by axis sizes: FLOPs and bytes become those of one r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, total
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import NODE, axis_size
-from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.ops.comm import Collective, Shift
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.support.diagnostics import error
 
 
 def lower_to_trace(module: Module) -> None:
@@ -45,6 +48,8 @@ class _Lowering:
     def __init__(self, module: Module) -> None:
         self._registry = module.registry
         self._nodes: dict[Value, Value] = {}
+        self._channels: dict[Operation, int] = {}
+        self._idle = False  # inside iterations that a rank sits out
 
     def function(self, body: Region, new: Region) -> None:
         for arg in body.args:
@@ -60,10 +65,12 @@ class _Lowering:
             end, self._deps(last.operands), types=()
         )
 
-    def _deps(self, values: tuple[Value, ...]) -> list[Value]:
+    def _deps(self, values: Sequence[Value]) -> list[Value]:
         return [self._nodes[v] for v in values if v in self._nodes]
 
     def _op(self, op: Operation, b: Builder) -> None:
+        if self._sits_out(op):
+            return
         if op.region is not None:
             self._repeated(op, op.region, b)
         elif isinstance(op.definition, SendOp | RecvOp):
@@ -78,7 +85,9 @@ class _Lowering:
                         op.operands[min(result.index, len(op.operands) - 1)]
                     ]
         elif op.results:
-            if isinstance(op.definition, Collective):
+            if isinstance(op.definition, Shift):
+                node = self._shift(op, op.definition, b)
+            elif isinstance(op.definition, Collective):
                 node = self._collective(op, op.definition, b)
             else:
                 node = self._computation(op, b)
@@ -87,20 +96,60 @@ class _Lowering:
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
         """Repeat, accumulate and action keep their shape; what is no node (a constant) is not
-        handed over."""
+        handed over. A repeat of which this rank sits out the last iterations becomes two."""
+        busy = {o.definition.active(o): o for o in old.ops} if op.definition.carries else {}
+        limits = {limit: o for limit, o in busy.items() if limit is not None}
+        if not limits:
+            self._loop(op, old, b, {}, op.operands)
+            return
+        (limit, culprit), *others = limits.items()
+        if others or len(op.operands) != op.integer("carry", 1) or op.flag("reverse"):
+            raise error(
+                f"'{culprit.name}' in plain order stands in a repeat that does more than carry",
+                culprit.loc,
+                remedy="give the steps of a ring a repeat of their own, or use zigzag order",
+            )
+        self._loop(op, old, b, {"count": limit}, op.operands)
+        self._idle = True
+        self._loop(op, old, b, {"count": op.expr("count") - limit}, op.results)
+        self._idle = False
+
+    def _loop(
+        self,
+        op: Operation,
+        old: Region,
+        b: Builder,
+        changed: dict[str, Expr],
+        inputs: Sequence[Value],
+    ) -> None:
         name = "et." + op.name.partition(".")[2]
         known = b.registry[name].params_by_name()
         attrs: dict[str, RawAttr] = {
             n: v for n, v in op.attrs.items() if n in known and n != "phase"
         }
-        new = b.op(name, self._deps(op.operands), attrs, types=())
+        new = b.op(name, self._deps(inputs), {**attrs, **changed}, types=())
         region = new.make_region()
-        for arg, value in zip(old.args, op.operands, strict=True):
+        for arg, value in zip(old.args, inputs, strict=True):
             if value in self._nodes:
                 self._nodes[arg] = region.add_arg(arg.name, NODE, arg.loc)
         self._region(old, region, "et.yield")
         for value in op.results:
             self._nodes[value] = new.add_result(value.name, NODE, value.loc)
+
+    def _sits_out(self, op: Operation) -> bool:
+        """Whether the op does nothing in the iterations that a rank sits out: what would be added
+        up stays as it is."""
+        if not self._idle or op.definition.free or not op.results:
+            return False
+        lost = any(v not in self._nodes and v.region is op.parent for v in op.operands)
+        if op.definition.active(op) is None and not lost:
+            return False
+        for result in op.results:
+            slot = op.definition.reuses(op, result.index)
+            self._nodes.pop(result, None)
+            if slot is not None:
+                self._nodes[result] = self._nodes[op.operands[slot]]
+        return True
 
     def _computation(self, op: Operation, b: Builder) -> Value:
         rule = op.definition.rule(op)
@@ -127,6 +176,21 @@ class _Lowering:
         for result in op.results:
             self._nodes[result] = node
 
+    def _shift(self, op: Operation, definition: Shift, b: Builder) -> Value:
+        """Both ends are posted together, beside the computation of what is at hand, so that two
+        buffers are enough."""
+        deps, name = self._deps(op.operands), op.results[0].name
+        attrs: dict[str, RawAttr] = {
+            "over": _one_axis(op),
+            "by": op.integer("by", 1),
+            "bytes": definition.buffer(op),
+            "dtype": op.operands[0].tensor.dtype,
+            "channel": self._channels.setdefault(op, len(self._channels)),
+            "beside": True,
+        }
+        b.op("et.send", deps, attrs, names=[name])
+        return b.value("et.recv", deps, attrs, hint=name)
+
     def _collective(self, op: Operation, definition: Collective, b: Builder) -> Value:
         attrs: dict[str, RawAttr] = {
             "kind": op.name.partition(".")[2],
@@ -142,6 +206,18 @@ class _Lowering:
         if all(map(is_parameter, op.operands)) and _is_repeated(op):
             attrs["ahead"] = 1
         return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
+
+
+def _one_axis(op: Operation) -> str:
+    """Messages go along one axis of the mesh. Raises `DiagnosticError` for several."""
+    axis, *more = op.names("over")
+    if more:
+        raise error(
+            f"'{op.name}' goes round {', '.join((axis, *more))}, expected one axis",
+            op.loc,
+            remedy="split the sequence over one axis of the mesh, or lay it out with --mesh",
+        )
+    return axis
 
 
 def _is_repeated(op: Operation) -> bool:

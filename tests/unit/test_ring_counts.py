@@ -1,0 +1,189 @@
+"""Ring attention in numbers: messages, work and memory of a rank, from formulas written here.
+
+B sequences of S tokens on c ranks of a ring; H query heads and G key/value heads of K.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from stagec.driver.job import JobBuilder
+from stagec.ir.expr import maximum
+from stagec.trace.classes import rank_classes
+from tests.support import (
+    LLAMA,
+    analyse,
+    compiled,
+    operations,
+    parse_expr,
+    stagec,
+    tiny_options,
+)
+
+SIZES = {"L": 3, "B": 2, "S": 4096}
+B, S, L, H, G, K = 2, 4096, 3, 32, 8, 128
+CP = 4
+LOCAL = B * S // CP  # tokens of a rank
+
+
+def one_class(**options: Any) -> dict[str, Any]:
+    (entry,) = analyse(LLAMA, **{"sizes": SIZES, **options})["classes"]
+    return cast("dict[str, Any]", entry)
+
+
+def messages(entry: dict[str, Any], direction: str) -> dict[tuple[str, str], tuple[int, int]]:
+    """Calls and bytes by phase and element type."""
+    rows = [r for r in entry["p2p"] if r["dir"] == direction]
+    assert all(r["over"] == "cp" and r["peer"] == (1 if direction == "send" else -1) for r in rows)
+    return {(r["phase"], r["dtype"]): (r["count"], r["bytes"]) for r in rows}
+
+
+def transfers() -> dict[tuple[str, str], tuple[int, int]]:
+    """K and V in c-1 messages each way; their gradients in fp32 in c messages, the last one home."""
+    kv = 2 * LOCAL * G * K
+    return {
+        ("forward", "bf16"): (L * (CP - 1), L * (CP - 1) * kv * 2),
+        ("backward", "bf16"): (L * (CP - 1), L * (CP - 1) * kv * 2),
+        ("backward", "f32"): (L * CP, L * CP * kv * 4),
+    }
+
+
+@pytest.mark.parametrize("order", ["zigzag", "plain"])
+def test_messages_of_a_layer(order: str) -> None:
+    for entry in analyse(LLAMA, sizes=SIZES, cp=CP, cp_order=order)["classes"]:
+        assert messages(entry, "send") == messages(entry, "recv") == transfers()
+        assert (entry["nodes"]["send"], entry["nodes"]["recv"]) == (
+            L * (3 * CP - 2),
+            L * (3 * CP - 2),
+        )
+
+
+def test_four_activations_a_layer() -> None:
+    """Ring: 4 bs·d elements a layer (arXiv 2405.07719), of MHA: K and V forward and their gradients
+    backward. Of the former c-1 of c parts move. Backward sends K and V again."""
+    sent = messages(one_class(cp=CP, sizes={**SIZES, "G": H}), "send")
+    whole = L * B * S * H * K
+    assert sent["forward", "bf16"][1] // 2 == 2 * whole * (CP - 1) // CP
+    assert sent["backward", "f32"][1] // 4 == 2 * whole
+    assert sent["backward", "bf16"] == sent["forward", "bf16"]
+
+
+def test_tensor_parallel_ranks_send_their_heads() -> None:
+    half = {k: (count, size // 2) for k, (count, size) in transfers().items()}
+    assert messages(one_class(cp=CP, tp=2, sp=True), "send") == half
+
+
+def test_recomputed_attention_goes_round_again() -> None:
+    found = messages(one_class(cp=CP, recompute="full-replay"), "send")
+    assert found == {**transfers(), ("recompute", "bf16"): transfers()["forward", "bf16"]}
+    found = messages(one_class(cp=CP, microbatches=2), "send")
+    assert found == {k: (2 * count, size) for k, (count, size) in transfers().items()}
+
+
+MERGES = 3 * (CP - 1) * L * LOCAL * H * K  # two products and a sum an element
+SUMS = (CP - 1) * L * LOCAL * K * (H + 2 * G)
+
+
+def test_zigzag_order_halves_the_work_of_every_rank() -> None:
+    """All ranks are one class: each does 1/c of what one device does, and merges."""
+    alone, entry = one_class(), one_class(cp=CP)
+    assert entry["count"] == CP
+    assert entry["flops"]["forward"] == alone["flops"]["forward"] // CP + MERGES
+    assert entry["flops"]["backward"] == alone["flops"]["backward"] // CP + SUMS
+    for phase in ("forward", "backward"):
+        assert entry["matmul_flops"][phase] == alone["matmul_flops"][phase] // CP
+
+
+def attention(phase: str) -> int:
+    """FLOPs of one whole block of a layer: all its queries with all its keys."""
+    return (4 if phase == "forward" else 10) * L * B * (S // CP) ** 2 * H * K
+
+
+def test_plain_order_gives_later_ranks_more() -> None:
+    """Rank i computes i whole blocks and half of one."""
+    alone = one_class()
+    classes = analyse(LLAMA, sizes=SIZES, cp=CP, cp_order="plain")["classes"]
+    assert [entry["coords"] for entry in classes] == [{"cp": i} for i in range(CP)]
+    for phase, extra in (("forward", MERGES), ("backward", SUMS)):
+        rest = alone["flops"][phase] - attention(phase) * CP**2 // 2
+        for i, entry in enumerate(classes):
+            blocks = attention(phase) * (2 * i + 1) // 2
+            assert entry["flops"][phase] == rest // CP + blocks + extra * i // (CP - 1)
+
+
+def test_without_a_mask_all_blocks_are_computed() -> None:
+    text = """stg.module @m[phase = sharded] {
+      stg.symbols[B, S, H, K]
+      stg.assume[S % cp == 0]
+      stg.mesh @pod[cp]
+      stg.func @f(%q: bf16[B, S@cp, H, K], %k: bf16[B, S@cp, H, K]) {
+        %a = stg.attention[ring = ORDER](%q, %k, %k) : bf16[B, S@cp, H, K]
+        stg.return(%a)
+      }
+    }"""
+    module = compiled(
+        text.replace("ORDER", "plain"), "insert-collectives,plan-memory,lower-to-trace"
+    )
+    first, later = (o for o in operations(module, "et.comp") if "block" in o.text("kind"))
+    assert first.expr("flops") == later.expr("flops") == parse_expr("4*B*H*K*S^2/cp^2")
+
+
+def test_memory_of_a_step() -> None:
+    """Two buffers of keys and values, the sum in fp32 and one result: at the worst moment."""
+    text = """stg.module @m[phase = sharded] {
+      stg.symbols[B, S, H, G, K]
+      stg.assume[S % (2*cp) == 0]
+      stg.mesh @pod[cp]
+      stg.zigzag[S, over = cp]
+      stg.func @f(%q: bf16[B, S@cp, H, K], %k: bf16[B, S@cp, G, K], %v: bf16[B, S@cp, G, K]) {
+        %a = stg.attention[causal, ring = zigzag](%q, %k, %v) : bf16[B, S@cp, H, K]
+        stg.return(%a)
+      }
+    }"""
+    module = compiled(text, "insert-collectives,plan-memory")
+    (memory,) = operations(module, "stg.memory")
+    total, lse, part = "4*B*S*H*K/cp", "4*B*S*H/cp", "2*B*S*H*K/cp"
+    keys = "4*B*S*G*K/cp"  # with values
+    exchange = parse_expr(f"2*{keys} + {total} + {lse}")
+    merge = parse_expr(f"{keys} + {total} + {part} + 2*{lse}")
+    assert memory.expr("transient") == maximum([exchange, merge])
+
+
+def test_the_stash_is_split() -> None:
+    alone, entry = one_class()["memory"], one_class(cp=CP)["memory"]
+    assert entry["stash"] * CP == alone["stash"]
+
+
+@pytest.mark.parametrize("order", ["zigzag", "plain"])
+def test_a_message_overlaps_one_step(order: str) -> None:
+    """It waits for the computation before that step, so that two buffers are enough."""
+    options = tiny_options(LLAMA, cp=4, cp_order=order, sizes={"S": 16})
+    for rank_class in rank_classes(JobBuilder(options).lower()):
+        nodes = rank_class.program().nodes
+        computed = [n for n in nodes if not (n.is_collective or n.is_message)]
+        steps = [i for i, n in enumerate(computed) if n.kind.startswith("attention_block")]
+        assert len(steps) == 2 * 2 * (4 if order == "zigzag" else 1 + rank_class.coords["cp"])
+        for node in (n for n in nodes if n.is_message):
+            earlier = [i for i in steps if computed[i].id < node.id]
+            before = computed[earlier[-1] - 1]
+            assert before in (*node.after, *node.deps)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--cp", "4"],
+        ["--cp", "4", "--cp-order", "plain"],
+        ["--cp", "2", "--tp", "2", "--sp", "--recompute", "full"],
+        ["--dp", "2", "--cp", "2", "--zero", "3", "--microbatches", "2"],
+    ],
+)
+def test_traces_are_free_of_deadlock(options: list[str], tmp_path: Path) -> None:
+    ran = stagec("compile", LLAMA, "--set", "L=2,S=1024", *options, "-o", tmp_path)
+    assert ran.code == 0, ran.err
+    checked = stagec("check", tmp_path)
+    assert checked.code == 0, checked.out
+    assert "0 errors, 0 warnings" in checked.out
