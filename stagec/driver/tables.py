@@ -77,6 +77,20 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
         _print_class(entry, out)
 
 
+def _messages(rows: list[dict[str, Any]]) -> Table:
+    """Sends and receives; the neighbour is told by the difference of its coordinate."""
+    made = table(
+        "Messages", "end", "over", "peer", "phase", "dtype", "calls", "bytes", text_columns=5
+    )
+    for row in rows:
+        calls, size = row["count"], bytes_text(row["bytes"])
+        calls = f"{calls:,}" if isinstance(calls, int) else calls
+        made.add_row(
+            row["dir"], row["over"], f"{row['peer']:+d}", row["phase"], row["dtype"], calls, size
+        )
+    return made
+
+
 def _print_class(entry: dict[str, Any], out: Console) -> None:
     title = f"{entry['name']}: {ranks_text(entry['count'])}; per rank and step"
     flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
@@ -113,6 +127,8 @@ def _print_class(entry: dict[str, Any], out: Console) -> None:
                 bytes_text(row["wire_bytes"]),
             )
         out.print(comm)
+    if entry["p2p"]:
+        out.print(_messages(entry["p2p"]))
     memory = table("Memory", "category", "bytes", "")
     for name, value in entry["memory"].items():
         memory.add_row(name, bytes_text(value), f"{value:,}" if isinstance(value, int) else "")

@@ -300,6 +300,13 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.reduce_scatter": {"x": "bf16[B@dp, S, D | sum(tp)]"},
     "stg.all_gather": {"x": "bf16[B@dp, S@tp, D]"},
     "stg.all_to_all": {"x": "bf16[B, S@cp, H, K]"},
+    "stg.shift": {"k": "bf16[B, S@cp, G, K]", "v": "bf16[B, S@cp, G, K]"},
+    "stg.merge_attention": {
+        "t": "f32[B, S@cp, H, K]",
+        "l": "f32[B, H, S@cp]",
+        "y": "bf16[B, S@cp, H, K]",
+        "m": "f32[B, H, S@cp]",
+    },
     "stg.slice": {"x": "bf16[B@dp, S, D]"},
     "stg.adamw": {"w": "f32[D]", "g": "f32[D]", "m": "f32[D]", "v": "f32[D]"},
     "stg.squared_norm": {"g": "f32[D]"},

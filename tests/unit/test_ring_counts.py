@@ -42,7 +42,7 @@ def messages(entry: dict[str, Any], direction: str) -> dict[tuple[str, str], tup
 
 
 def transfers() -> dict[tuple[str, str], tuple[int, int]]:
-    """K and V in c-1 messages each way; their gradients in fp32 in c messages, the last one home."""
+    """K and V in c-1 messages each way; their gradients in fp32 in c, the last one home."""
     kv = 2 * LOCAL * G * K
     return {
         ("forward", "bf16"): (L * (CP - 1), L * (CP - 1) * kv * 2),
