@@ -110,8 +110,8 @@ def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
         "count": 0,
         "example_rank": 0,
         "coords": {},
-        "flops": {p: show(counts.flops.get(p, ZERO)) for p in FLOP_PHASES},
-        "matmul_flops": {p: show(counts.matmul.get(p, ZERO)) for p in MATMUL_PHASES},
+        "flops": {p: show(expand(counts.flops.get(p, ZERO))) for p in FLOP_PHASES},
+        "matmul_flops": {p: show(expand(counts.matmul.get(p, ZERO))) for p in MATMUL_PHASES},
         "collectives": _collectives(counts, show, symbolic),
         "p2p": _messages(counts, show),
         "memory": {},
@@ -154,7 +154,7 @@ def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
             "phase": key.phase,
             "dtype": key.dtype,
             "count": show(expand(found.count)),
-            "bytes": show(found.bytes),
+            "bytes": show(expand(found.bytes)),
         }
         for key, found in counts.messages.items()
     ]

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.ir.opdef import Array
+from stagec.ir.expr import const, symbol
+from stagec.ir.opdef import Array, NumericContext
+from stagec.ir.types import dim
 from tests.support import (
     LLAMA,
     PLACE,
@@ -115,3 +117,40 @@ def test_packed_keys_and_values_over_any_axes(
     assert len(operations(module, "stg.shift")) == 4
     for x, y in zip(run_numeric(one, inputs), run_numeric(module, inputs), strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", ["zigzag", "plain"])
+def test_a_wrong_message_is_seen(order: str) -> None:
+    """In the other direction, or a place too far, any of them changes what is computed."""
+    inputs, expected = plain("bf16")
+    module = tiny_module(LLAMA, f"{STEP},{PLACE}", cp=4, cp_order=order, sizes=SIZES)
+    shifts = operations(module, "stg.shift")
+    assert len(shifts) == 4  # forward; backward: keys and values, gradients, gradients home
+    for op in shifts:
+        for by in (2, 3, 4):
+            op.attrs["by"] = const(by)
+            found = run_numeric(module, inputs)
+            assert not all(
+                np.allclose(x, y, rtol=1e-9, atol=1e-9)
+                for x, y in zip(expected, found, strict=True)
+            ), f"{op!r} by {by}"
+        op.attrs["by"] = const(1)
+    np.testing.assert_allclose(run_numeric(module, inputs)[0], expected[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_rank_holds_a_chunk_from_either_end(ranks: int) -> None:
+    """Rank i of n has chunks i and 2n-1-i of 2n; ranks of another axis share what it has."""
+    chunks = np.split(np.arange(24), 2 * ranks)
+    ordered = {"S": ("cp",)}
+    for i in range(ranks):
+        for j in range(2):
+            ctx = NumericContext(
+                {"S": 24, "cp": ranks, "tp": 2}, {"cp": i, "tp": j}, zigzag=ordered
+            )
+            mine = np.concatenate([chunks[i], chunks[2 * ranks - 1 - i]])
+            assert list(ctx.positions(dim(symbol("S"), "cp"))) == mine.tolist()
+            both = ctx.positions(dim(symbol("S"), "cp", "tp"))
+            assert list(both) == np.split(mine, 2)[j].tolist()
+            assert list(ctx.positions(dim(symbol("S"), "tp"))) == list(range(12 * j, 12 * j + 12))
+            assert ctx.moved(("cp",), 1).coords == {"cp": (i + 1) % ranks, "tp": j}

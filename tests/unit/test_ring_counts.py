@@ -97,6 +97,16 @@ def test_zigzag_order_halves_the_work_of_every_rank() -> None:
         assert entry["matmul_flops"][phase] == alone["matmul_flops"][phase] // CP
 
 
+def test_counts_of_an_open_number_of_ranks() -> None:
+    """Nothing is unrolled: the number of ranks may be a symbol."""
+    (entry,) = analyse(LLAMA, mesh={"cp": None}, symbolic=True)["classes"]
+    scores = [t for t in entry["flops"]["forward"].split(" + ") if "S^2" in t]
+    assert scores == ["2*B*H*K*L*S^2/cp"]
+    sent = {(r["phase"], r["dtype"]): r["bytes"] for r in entry["p2p"] if r["dir"] == "send"}
+    assert sent["forward", "bf16"] == "4*B*G*K*L*S - 4*B*G*K*L*S/cp"
+    assert sent["backward", "f32"] == "8*B*G*K*L*S"
+
+
 def attention(phase: str) -> int:
     """FLOPs of one whole block of a layer: all its queries with all its keys."""
     return (4 if phase == "forward" else 10) * L * B * (S // CP) ** 2 * H * K
