@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from stagec.driver.job import JobBuilder
-from stagec.ir.expr import maximum
+from stagec.ir.expr import ZERO, Expr, maximum
 from stagec.trace.classes import rank_classes
 from tests.support import (
     LLAMA,
@@ -141,25 +141,47 @@ def test_without_a_mask_all_blocks_are_computed() -> None:
     assert first.expr("flops") == later.expr("flops") == parse_expr("4*B*H*K*S^2/cp^2")
 
 
-def test_memory_of_a_step() -> None:
-    """Two buffers of keys and values, the sum in fp32 and one result: at the worst moment."""
-    text = """stg.module @m[phase = sharded] {
-      stg.symbols[B, S, H, G, K]
-      stg.assume[S % (2*cp) == 0]
-      stg.mesh @pod[cp]
-      stg.zigzag[S, over = cp]
-      stg.func @f(%q: bf16[B, S@cp, H, K], %k: bf16[B, S@cp, G, K], %v: bf16[B, S@cp, G, K]) {
-        %a = stg.attention[causal, ring = zigzag](%q, %k, %v) : bf16[B, S@cp, H, K]
-        stg.return(%a)
-      }
-    }"""
-    module = compiled(text, "insert-collectives,plan-memory")
+RING = """stg.module @m[phase = sharded] {
+  stg.symbols[B, S, H, G, K]
+  stg.assume[S % (2*cp) == 0]
+  stg.mesh @pod[cp]
+  stg.zigzag[S, over = cp]
+  stg.func @f(%q: bf16[B, S@cp, H, K], %k: bf16[B, S@cp, G, K], %v: bf16[B, S@cp, G, K],
+              %dy: bf16[B, S@cp, H, K], %y: bf16[B, S@cp, H, K], %l: f32[B, H, S@cp]) {
+    BODY
+  }
+}"""
+FORWARD = """%a = stg.attention[causal, ring = zigzag](%q, %k, %v) : bf16[B, S@cp, H, K]
+    stg.return(%a)"""
+BACKWARD = """%dq, %dk, %dv = stg.attention_grad[causal, ring = zigzag](%dy, %y, %l, %q, %k, %v)
+      : (bf16[B, S@cp, H, K], bf16[B, S@cp, G, K], bf16[B, S@cp, G, K])
+    stg.return(%dq, %dk, %dv)"""
+
+
+def transient(body: str) -> Expr:
+    """What lives at the worst moment beside the arguments; the result is one of them."""
+    module = compiled(RING.replace("BODY", body), "insert-collectives,plan-memory")
     (memory,) = operations(module, "stg.memory")
-    total, lse, part = "4*B*S*H*K/cp", "4*B*S*H/cp", "2*B*S*H*K/cp"
-    keys = "4*B*S*G*K/cp"  # with values
-    exchange = parse_expr(f"2*{keys} + {total} + {lse}")
-    merge = parse_expr(f"{keys} + {total} + {part} + 2*{lse}")
-    assert memory.expr("transient") == maximum([exchange, merge])
+    return memory.expr("transient")
+
+
+def local(*terms: str) -> Expr:
+    """The sum of these bytes a token, on a rank."""
+    return sum((parse_expr(f"{t}*B*S/cp") for t in terms), ZERO)
+
+
+def test_memory_of_a_step_forward() -> None:
+    """The sum in fp32, and either two buffers of keys and values, or one and a result."""
+    exchange = local("8*G*K", "4*H*K", "4*H")
+    merge = local("4*G*K", "4*H*K", "4*H", "2*H*K", "4*H")
+    assert transient(FORWARD) == maximum([exchange, merge])
+
+
+def test_memory_of_a_step_backward() -> None:
+    """Keys and values, three sums in fp32, and either two sums that come in, or three results."""
+    exchange = local("4*G*K", "4*H*K", "8*G*K", "8*G*K")
+    computed = local("4*G*K", "4*H*K", "8*G*K", "2*H*K", "4*G*K")
+    assert transient(BACKWARD) == maximum([exchange, computed])
 
 
 def test_the_stash_is_split() -> None:
