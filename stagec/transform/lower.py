@@ -59,7 +59,8 @@ class _Lowering:
 
     def _region(self, old: Region, new: Region, end: str) -> None:
         for op in old.ops[:-1]:
-            self._op(op, Builder(self._registry, new, loc=op.loc, phase=op.phase))
+            if not self._sits_out(op):
+                self._op(op, Builder(self._registry, new, loc=op.loc, phase=op.phase))
         last = old.terminator
         Builder(self._registry, new, loc=last.loc, phase=last.phase).op(
             end, self._deps(last.operands), types=()
@@ -69,8 +70,6 @@ class _Lowering:
         return [self._nodes[v] for v in values if v in self._nodes]
 
     def _op(self, op: Operation, b: Builder) -> None:
-        if self._sits_out(op):
-            return
         if op.region is not None:
             self._repeated(op, op.region, b)
         elif isinstance(op.definition, SendOp | RecvOp):
