@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stagec.interp.pipeline import run_named
 from stagec.ir.expr import const, symbol
 from stagec.ir.opdef import Array, NumericContext
 from stagec.ir.types import dim
@@ -154,3 +155,34 @@ def test_a_rank_holds_a_chunk_from_either_end(ranks: int) -> None:
             assert list(both) == np.split(mine, 2)[j].tolist()
             assert list(ctx.positions(dim(symbol("S"), "tp"))) == list(range(12 * j, 12 * j + 12))
             assert ctx.moved(("cp",), 1).coords == {"cp": (i + 1) % ranks, "tp": j}
+
+
+STAGED = (
+    f"{STEP},propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
+    "eliminate-dead-code"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "1f1b"},
+        {"schedule": "zbv", "cp_order": "plain"},
+        {"schedule": "1f1b", "tp": 2, "sp": True, "recompute": "full"},
+        {"schedule": "zbv", "dp": 2, "zero": 1},
+    ],
+    ids=str,
+)
+def test_rings_in_pipeline_stages(options: dict[str, Any]) -> None:
+    sizes = {**SIZES, "L": 4}
+    alone = tiny_module(LLAMA, STEP, sizes=sizes)
+    inputs = inputs_of(alone, 2)
+    expected = run_named(alone, alone.env, inputs)
+    module = tiny_module(LLAMA, STAGED, sizes=sizes, pp=2, cp=2, microbatches=4, **options)
+    found = run_named(module, module.env, inputs)
+    assert len(found) == len(expected)
+    (_, loss), *rest = found.items()
+    np.testing.assert_allclose(loss, next(iter(expected.values())), rtol=1e-10)
+    for name, x in rest:
+        theirs = expected[name.removesuffix("_g")]  # gathered updates of ZeRO-1
+        np.testing.assert_allclose(x, theirs, rtol=1e-10, atol=1e-10, err_msg=name)
