@@ -11,6 +11,7 @@ from stagec.ir_spec.ops.structure import Declaration
 
 _DIMS = Param("dims", "names", "dimension names", required=True, positional=True)
 _OVER = Param("over", "names", "mesh axes", required=True)
+_OF = Param("of", "names", "only values of these names")
 DTYPES = ("f32", "bf16", "f16")
 
 
@@ -28,7 +29,8 @@ class SplitOp(Declaration):
     """Dimensions of these names are split over the axes wherever that can be.
 
     `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
-    no computation uses the axis otherwise: sequence parallelism.
+    no computation uses the axis otherwise: sequence parallelism. `of` names the values of the model
+    that are split, arguments or results; for them it comes before statements without names.
     """
 
     name = "stg.split"
@@ -36,6 +38,7 @@ class SplitOp(Declaration):
         _DIMS,
         _OVER,
         Param("at", "name", "rest, or everywhere by default", choices=("rest",)),
+        _OF,
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
@@ -44,11 +47,12 @@ class GatherOp(Declaration):
     """Activations split over these dimensions are gathered before an op that would treat the split
     specially.
 
-    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one.
+    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one. With
+    `of`, the values of these names are whole in the dimensions instead, whoever uses them.
     """
 
     name = "stg.gather"
-    params = (_DIMS,)
+    params = (_DIMS, _OF)
     example = "stg.gather[V]"
 
 

@@ -17,11 +17,22 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """Dimensions of these names are split over the axes; `rest`: only between blocks."""
+    """Dimensions of these names are split over the axes; `rest`: only between blocks; `of`: only
+    those of the values named."""
 
     dims: tuple[str, ...]
     over: Axes
     rest: bool
+    loc: Loc = UNKNOWN
+    of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRule:
+    """The values named are whole in the dimensions of these names."""
+
+    dims: tuple[str, ...]
+    of: tuple[str, ...]
     loc: Loc = UNKNOWN
 
 
@@ -41,6 +52,7 @@ class Strategy:
     """What a strategy says; the defaults are those of one device."""
 
     splits: tuple[SplitRule, ...] = ()
+    whole: tuple[WholeRule, ...] = ()
     gathered: tuple[str, ...] = ()
     exchanged: tuple[tuple[str, tuple[str, ...]], ...] = ()
     zero: int = 0
@@ -66,7 +78,7 @@ def read_strategy(module: Module) -> Strategy:
         )
     if not found or found[0].region is None:
         return Strategy()
-    fields: dict[str, Any] = {"loc": found[0].loc, "splits": ()}
+    fields: dict[str, Any] = {"loc": found[0].loc, "splits": (), "whole": ()}
     for op in found[0].region.ops:
         _statement(op, fields)
     return Strategy(**fields)
@@ -75,9 +87,11 @@ def read_strategy(module: Module) -> Strategy:
 def _statement(op: Operation, fields: dict[str, Any]) -> None:
     """Add what one statement says."""
     if op.name == "stg.split":
-        rule = SplitRule(op.names("dims"), op.names("over"), op.text("at") == "rest", op.loc)
-        known = fields["splits"]
-        fields["splits"] = (*known, rule) if isinstance(known, tuple) else (rule,)
+        rest, of = op.text("at") == "rest", op.names("of")
+        rule = SplitRule(op.names("dims"), op.names("over"), rest, op.loc, of)
+        fields["splits"] = (*fields["splits"], rule)
+    elif op.name == "stg.gather" and op.names("of"):
+        fields["whole"] = (*fields["whole"], WholeRule(op.names("dims"), op.names("of"), op.loc))
     elif op.name in _STATEMENTS:
         fields.update(_STATEMENTS[op.name](op))
     else:
