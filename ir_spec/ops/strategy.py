@@ -12,6 +12,7 @@ from stagec.ir_spec.ops.structure import Declaration
 _DIMS = Param("dims", "names", "dimension names", required=True, positional=True)
 _OVER = Param("over", "names", "mesh axes", required=True)
 _OF = Param("of", "names", "only values of these names")
+RESHARD = ("always", "never", "last")
 DTYPES = ("f32", "bf16", "f16")
 
 
@@ -72,15 +73,29 @@ class ExchangeOp(Declaration):
 
 
 class ShardParamsOp(Declaration):
-    """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes."""
+    """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes.
+
+    For stage 3, `reshard` says whether the gathered parameters of a block are dropped after forward
+    and gathered again in backward (`always`), kept (`never`), or kept for the last block only,
+    with which backward begins (`last`); `prefetch` says how many blocks ahead gathers are issued.
+    """
 
     name = "stg.shard_params"
-    params = (_OVER, Param("zero", "int", "the stage, 1 to 3", required=True))
-    example = "stg.shard_params[over = dp, zero = 3]"
+    params = (
+        _OVER,
+        Param("zero", "int", "the stage, 1 to 3", required=True),
+        Param("reshard", "name", "after forward (default always)", choices=RESHARD),
+        Param("prefetch", "int", "blocks ahead that parameters are gathered (default 1)"),
+    )
+    example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
 
     def verify(self, op: Operation) -> Iterator[str]:
         if not 1 <= op.integer("zero") <= 3:
             yield f"expects a stage from 1 to 3, found {op.integer('zero')}"
+        stage = op.integer("zero")
+        for name in ("reshard", "prefetch"):
+            if name in op.attrs and stage < 3:
+                yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
 
 
 class MicrobatchesOp(Declaration):

@@ -85,7 +85,9 @@ class CollOp(NodeOp):
     """A collective: the group's axes, bytes of the full buffer (the larger side), element type.
 
     `bucket` cuts it into calls of that many bytes. `ahead = 1` lets it start one iteration early:
-    it waits for the computations of the iteration before the previous one only (FSDP prefetch).
+    it waits for the computations of the iteration before the previous one only (FSDP prefetch);
+    with `ahead = 0` it is issued when its iteration begins. The first `kept` iterations of its
+    repeat have the result already, so there it is no call.
     """
 
     name = "et.coll"
@@ -97,6 +99,7 @@ class CollOp(NodeOp):
         Param("bucket", "int", "bytes of one call"),
         Param("parts", "sizes", "bytes of each operand, where a bucket cuts between them"),
         Param("ahead", "int", "iterations by which it may start early"),
+        Param("kept", "int", "first iterations of the repeat that have the result already"),
     )
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
 

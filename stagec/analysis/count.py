@@ -106,9 +106,19 @@ def _count_computation(
 
 def _count_collective(counts: Counts, op: Operation, times: Expr) -> None:
     key = CollectiveKey(op.text("kind"), op.names("group"), op.phase, op.text("dtype"))
+    times = times * _issued(op)
     found = counts.collectives.setdefault(key, CollectiveCount())
     size = op.expr("bytes")
     calls = call("ceildiv", [size, op.expr("bucket")]) if "bucket" in op.attrs else ONE
     found.count += calls * times
     found.bytes += size * times
     counts.communications += calls * times
+
+
+def _issued(op: Operation) -> Expr:
+    """The part of the iterations around a collective that issue it."""
+    owner = op.parent_op
+    if "kept" not in op.attrs or owner is None:
+        return ONE
+    count = owner.expr("count")
+    return call("max", [count - op.expr("kept"), ZERO]) / count

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from stagec.ir.expr import MAX_INTEGER
+from stagec.ir_spec.ops.strategy import RESHARD
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,6 +22,8 @@ SHORTHANDS = (
     "cp_mode",
     "sp",
     "zero",
+    "reshard_after_forward",
+    "fsdp_prefetch",
     "microbatches",
     "no_vocab_parallel",
     "tp_inputs",
@@ -87,6 +90,8 @@ class JobOptions:
     tp: int = 1
     sp: bool = False
     zero: int = 0
+    reshard_after_forward: str = "always"
+    fsdp_prefetch: int = 1
     microbatches: int = 1
     no_vocab_parallel: bool = False
     tp_inputs: str = "regather"
@@ -145,6 +150,19 @@ _OPTIONS = (
     click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
     click.option(
         "--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage over dp; 3 is FSDP."
+    ),
+    click.option(
+        "--reshard-after-forward",
+        type=click.Choice(RESHARD),
+        default="always",
+        help="ZeRO-3: drop gathered parameters after forward, of all blocks but the last, or not.",
+    ),
+    click.option(
+        "--fsdp-prefetch",
+        type=click.IntRange(0, 64),
+        default=1,
+        metavar="N",
+        help="ZeRO-3: gather parameters this many blocks ahead.",
     ),
     click.option(
         "--microbatches",
@@ -254,7 +272,12 @@ def _layout(
             yield "stg.gather[V]"
     shard = [a for a in ("dp", "dp_shard", "cp") if a in axes]
     if options.zero and shard:
-        yield f"stg.shard_params[over = {_tuple(shard)}, zero = {options.zero}]"
+        more = ""
+        if options.reshard_after_forward != "always":
+            more += f", reshard = {options.reshard_after_forward}"
+        if options.fsdp_prefetch != 1:
+            more += f", prefetch = {options.fsdp_prefetch}"
+        yield f"stg.shard_params[over = {_tuple(shard)}, zero = {options.zero}{more}]"
 
 
 def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[str]:

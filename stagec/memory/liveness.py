@@ -123,10 +123,13 @@ def moments(
     live: set[Value] = set(around)
     held: list[Value] = list(stash)
     live |= {a for a in region.args if _owned(a)}
+    staying = _staying(region)
     for op in region.ops:
+        if op.region is not None and any("kept" in inner.attrs for inner in op.region.ops):
+            live -= _left_by(region)
         made = {root(r) for r in op.results} - live - sets.static
         kept = {v for v in made if v in sets.stash}
-        dying = {v for v, user in last.items() if user is op}
+        dying = {v for v, user in last.items() if user is op} - staying
         if op.region is not None:
             growing = tuple(v for v in kept if v.owner is op and v.index >= _carried(op))
             outer = frozenset(live - {root(v) for v in op.operands if root(v) in dying})
@@ -139,7 +142,18 @@ def moments(
         if op.region is None:
             yield Moment(op, frozenset(live), tuple(held))
         live -= dying
+        live |= _staying(op.region) if op.region is not None else set[Value]()
         held = [v for v in held if v not in dying]
+
+
+def _staying(region: Region) -> set[Value]:
+    """What the last iteration of a repeat gathers and leaves for the repeat that runs back."""
+    return {root(r) for op in region.ops if "keep" in op.attrs for r in op.results}
+
+
+def _left_by(region: Region) -> set[Value]:
+    """What the repeats of a region leave so."""
+    return {v for op in region.ops if op.region is not None for v in _staying(op.region)}
 
 
 def _carried(op: Operation) -> int:

@@ -57,6 +57,8 @@ class Strategy:
     exchanged: tuple[tuple[str, tuple[str, ...]], ...] = ()
     zero: int = 0
     zero_axes: Axes = ()
+    reshard: str = "always"
+    prefetch: int = 1
     microbatches: int = 1
     batch: str = "B"
     dtypes: Dtypes = field(default_factory=Dtypes)
@@ -116,7 +118,12 @@ def _dtypes(op: Operation) -> dict[str, Any]:
 _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     "stg.gather": lambda op: {"gathered": op.names("dims")},
     "stg.exchange": lambda op: {"exchanged": ((op.text("dim"), op.names("into")),)},
-    "stg.shard_params": lambda op: {"zero": op.integer("zero"), "zero_axes": op.names("over")},
+    "stg.shard_params": lambda op: {
+        "zero": op.integer("zero"),
+        "zero_axes": op.names("over"),
+        "reshard": op.text("reshard", "always"),
+        "prefetch": op.integer("prefetch", 1),
+    },
     "stg.microbatches": lambda op: {
         "microbatches": op.integer("count"),
         "batch": op.text("split", "B"),

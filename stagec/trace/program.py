@@ -195,22 +195,20 @@ class _Unroller:
     def _repeat(self, op: Operation, region: Region) -> list[Ref]:
         count, carry = self._number(op, "count"), op.integer("carry", 1)
         early = frozenset(o for o in region.ops if "ahead" in o.attrs)
+        ahead = max((self._number(o, "ahead") for o in early), default=0)
         inputs = [self._refs.get(v) for v in op.operands]
         carried, prefix = inputs[:carry], self._prefix
         order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
         stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
-        ready: dict[Value, Ref] = {}
+        ready: list[dict[Value, Ref]] = []
         for step, i in enumerate(order):
-            if step == 0:
-                ready = self._prefetch(early, prefix, i)
-            current, ready = ready, {}
-            if step + 1 < count:
-                ready = self._prefetch(early, prefix, order[step + 1])
+            while len(ready) < min(step + ahead + 1, count):
+                ready.append(self._prefetch(early, prefix, order[len(ready)], len(ready)))
             self._prefix = f"{prefix}L{i}/"
             self._refs.update(
                 zip(region.args, carried + [_item(r, i) for r in inputs[carry:]], strict=True)
             )
-            self._refs.update(current)
+            self._refs.update(ready[step])
             yielded = self.region(region, early)
             carried = yielded[:carry]
             for stack, ref in zip(stacks, yielded[carry:], strict=True):
@@ -219,13 +217,18 @@ class _Unroller:
         last = order[-1] if count else 0
         return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
 
-    def _prefetch(self, early: frozenset[Operation], prefix: str, i: int) -> dict[Value, Ref]:
-        """Issue the parameter gathers of iteration i now: one iteration early, not at the start of
-        the step."""
+    def _prefetch(
+        self, early: frozenset[Operation], prefix: str, i: int, step: int
+    ) -> dict[Value, Ref]:
+        """Issue the parameter gathers of iteration i, the `step`th that runs, now: iterations
+        early, not at the start of the step."""
         found: dict[Value, Ref] = {}
         last = next((n for n in reversed(self._order) if not n.is_collective), None)
         self._prefix = f"{prefix}L{i}/"
         for op in sorted(early, key=lambda o: o.position()):
+            if step < self._number(op, "kept"):
+                found[op.result] = None  # still there from forward, for whose end all waits
+                continue
             node = self._collective(op)
             if isinstance(node, Node) and last is not None:
                 node.after.append(last)

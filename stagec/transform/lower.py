@@ -12,6 +12,7 @@ from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import NODE, axis_size
 from stagec.ir_spec.ops.comm import Collective
+from stagec.sharding.strategy import read_strategy
 
 
 def lower_to_trace(module: Module) -> None:
@@ -35,6 +36,7 @@ def lower_to_trace(module: Module) -> None:
 class _Lowering:
     def __init__(self, module: Module) -> None:
         self._registry = module.registry
+        self._prefetch = read_strategy(module).prefetch
         self._nodes: dict[Value, Value] = {}
 
     def function(self, body: Region, new: Region) -> None:
@@ -115,7 +117,9 @@ class _Lowering:
             attrs["bucket"] = op.expr("bucket")
             attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)
         if all(map(is_parameter, op.operands)) and _is_repeated(op):
-            attrs["ahead"] = 1
+            attrs["ahead"] = self._prefetch
+            if op.integer("kept", 0):
+                attrs["kept"] = op.expr("kept")
         return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
 
 
