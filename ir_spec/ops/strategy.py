@@ -13,6 +13,7 @@ _DIMS = Param("dims", "names", "dimension names", required=True, positional=True
 _OVER = Param("over", "names", "mesh axes", required=True)
 _OF = Param("of", "names", "only values of these names")
 RESHARD = ("always", "never", "last")
+RECOMPUTE = ("none", "selective", "full", "full_replay")
 DTYPES = ("f32", "bf16", "f16")
 
 
@@ -144,11 +145,13 @@ class TpInputsOp(Declaration):
 
 
 class RecomputeOp(Declaration):
-    """Which activations backward computes again instead of taking them from the stash.
+    """Which activations of a block backward computes again instead of taking them from the stash.
 
     `selective`: what grows with the square of a dimension, as attention scores do. `full`: all but
     the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of
-    the block, as the published formulas count.
+    the block, as the published formulas count. `ops` instead names the ops whose results are not
+    stashed. `layers` recomputes in the first blocks of each stage only (Megatron-LM's method
+    `block`), `every` in every n-th block (as torchtitan does); the others stash all.
     """
 
     name = "stg.recompute"
@@ -157,12 +160,25 @@ class RecomputeOp(Declaration):
             "policy",
             "name",
             "none, selective, full or full_replay",
-            required=True,
             positional=True,
-            choices=("none", "selective", "full", "full_replay"),
+            choices=RECOMPUTE,
         ),
+        Param("ops", "names", "ops whose results are computed again, as in (attention, swiglu)"),
+        Param("layers", "int", "only in this many first blocks"),
+        Param("every", "int", "only in every n-th block"),
     )
-    example = "stg.recompute[selective]"
+    example = "stg.recompute[full, layers = 4]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if ("policy" in op.attrs) == ("ops" in op.attrs):
+            yield "expects a policy or a list of ops, and not both"
+        if "layers" in op.attrs and "every" in op.attrs:
+            yield "'layers' and 'every' both say in which blocks"
+        for name in ("layers", "every"):
+            if name in op.attrs and op.integer(name) < 1:
+                yield f"'{name}' expects at least 1, found {op.integer(name)}"
+            if name in op.attrs and op.text("policy") == "none":
+                yield f"nothing is computed again, so '{name}' says nothing"
 
 
 class BucketOp(Declaration):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from stagec.ir.core import Operation
 from stagec.ir.opdef import OpDef, Param
 from stagec.ir.types import NODE, Type
-from stagec.ir_spec.ops.structure import Declaration, Terminator
+from stagec.ir_spec.ops.structure import REPLAY, Declaration, Terminator
 
 
 class FreeOp(Declaration):
@@ -132,6 +132,7 @@ class EtRepeatOp(EtRegionOp):
         Param("count", "size", "iterations", required=True),
         Param("carry", "int", "carried values"),
         Param("reverse", "flag", "from the last to the first"),
+        *REPLAY,
     )
     example = "%y = et.repeat[count = L, carry = 1] (%h: node = %x) {\n  et.yield(%h)\n} : node"
 
@@ -142,6 +143,15 @@ class EtAccumulateOp(EtRegionOp):
     name = "et.accumulate"
     params = (Param("count", "size", "microbatches", required=True),)
     example = "%y = et.accumulate[count = 4] (%h: node = %x) {\n  et.yield(%h)\n} : node"
+
+
+class EtRecallOp(NodeOp):
+    """As `stg.recall`: the first node in iterations that recompute, else the second; no node
+    itself."""
+
+    name = "et.recall"
+    free = True
+    example = "%n = et.recall(%n_again, %n_stashed) : node"
 
 
 class EtYieldOp(Terminator):
@@ -166,6 +176,7 @@ OPS = (
     CollOp(),
     EtRepeatOp(),
     EtAccumulateOp(),
+    EtRecallOp(),
     EtYieldOp(),
     EtReturnOp(),
 )

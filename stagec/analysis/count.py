@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import ONE, ZERO, Expr, call, total
 from stagec.ir.module import Module
+from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.support.diagnostics import error
 
@@ -90,7 +91,7 @@ def _weighted(region: Region, times: Expr) -> Iterator[tuple[Operation, Expr]]:
         if op.region is not None:
             yield from _weighted(op.region, times * op.expr("count"))
         else:
-            yield op, times
+            yield op, times * _share(op)
 
 
 def _count_computation(
@@ -106,7 +107,6 @@ def _count_computation(
 
 def _count_collective(counts: Counts, op: Operation, times: Expr) -> None:
     key = CollectiveKey(op.text("kind"), op.names("group"), op.phase, op.text("dtype"))
-    times = times * _issued(op)
     found = counts.collectives.setdefault(key, CollectiveCount())
     size = op.expr("bytes")
     calls = call("ceildiv", [size, op.expr("bucket")]) if "bucket" in op.attrs else ONE
@@ -115,10 +115,14 @@ def _count_collective(counts: Counts, op: Operation, times: Expr) -> None:
     counts.communications += calls * times
 
 
-def _issued(op: Operation) -> Expr:
-    """The part of the iterations around a collective that issue it."""
+def _share(op: Operation) -> Expr:
+    """The part of the iterations around an op that run it."""
     owner = op.parent_op
-    if "kept" not in op.attrs or owner is None:
+    if owner is None:
         return ONE
-    count = owner.expr("count")
-    return call("max", [count - op.expr("kept"), ZERO]) / count
+    if "kept" in op.attrs:
+        count = owner.expr("count")
+        return call("max", [count - op.expr("kept"), ZERO]) / count
+    if op.phase == "recompute" and is_partial(owner):
+        return replayed(owner) / owner.expr("count")
+    return ONE

@@ -101,6 +101,9 @@ class JobBuilder:
             report(Diagnostic("--zero has no effect without --dp", severity="warning"))
         if options.sp and "tp" not in axes:
             report(Diagnostic("--sp has no effect without --tp", severity="warning"))
+        if options.recompute == "none" and (options.recompute_layers or options.recompute_every):
+            flag = "--recompute-layers" if options.recompute_layers else "--recompute-every"
+            report(Diagnostic(f"{flag} has no effect without --recompute", severity="warning"))
 
     # -- the strategy ------------------------------------------------------------------------------
 

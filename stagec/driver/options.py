@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from stagec.ir.expr import MAX_INTEGER
-from stagec.ir_spec.ops.strategy import RESHARD
+from stagec.ir_spec.ops.strategy import RECOMPUTE, RESHARD
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +33,8 @@ SHORTHANDS = (
     "master_dtype",
     "ddp_bucket",
     "recompute",
+    "recompute_layers",
+    "recompute_every",
 )
 
 
@@ -101,6 +103,8 @@ class JobOptions:
     master_dtype: str = "f32"
     ddp_bucket: int = 0
     recompute: str = "none"
+    recompute_layers: int = 0
+    recompute_every: int = 0
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()
@@ -199,9 +203,23 @@ _OPTIONS = (
     ),
     click.option(
         "--recompute",
-        type=click.Choice(["none", "selective", "full", "full-replay"]),
+        metavar="none|selective|full|full-replay|OP,...",
         default="none",
-        help="Activations that backward computes again.",
+        help="Activations that backward computes again: by policy, or the results of these ops.",
+    ),
+    click.option(
+        "--recompute-layers",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Recompute in the first N layers of each stage only (0: in all).",
+    ),
+    click.option(
+        "--recompute-every",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Recompute in every N-th layer only (0: in all).",
     ),
     click.option(
         "--pipeline",
@@ -287,7 +305,7 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
     if options.microbatches > 1:
         yield f"stg.microbatches[count = {options.microbatches}]"
     if options.recompute != "none":
-        yield f"stg.recompute[{options.recompute.replace('-', '_')}]"
+        yield f"stg.recompute[{', '.join(_recompute(options))}]"
     if options.ddp_bucket:
         yield f"stg.bucket[bytes = {options.ddp_bucket}]"
     yield (
@@ -295,6 +313,15 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         f"reduce = {options.reduce_dtype}, master = {options.master_dtype}]"
     )
     yield "stg.optimizer[adamw, clip = 1]"
+
+
+def _recompute(options: JobOptions) -> Iterator[str]:
+    policy = options.recompute.replace("-", "_")
+    names = [n.strip() for n in options.recompute.split(",")]
+    yield policy if policy in RECOMPUTE else f"ops = {_tuple(names)}"
+    for name in ("layers", "every"):
+        if number := getattr(options, f"recompute_{name}"):
+            yield f"{name} = {number}"
 
 
 def _tuple(names: Iterable[str]) -> str:

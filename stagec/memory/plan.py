@@ -13,7 +13,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ZERO, Expr, evaluate, maximum, terms, total
 from stagec.ir.module import Module
-from stagec.memory.liveness import classify, last_users, moments, root
+from stagec.memory.liveness import classify, held_bytes, last_users, moments, root
 from stagec.support.source import made_by
 
 PASS = "plan-memory"
@@ -30,7 +30,7 @@ def plan_memory(module: Module) -> None:
     static = _bytes(v for v in body.args if v.tensor.role == "param")
     optimizer = _bytes(v for v in body.args if v.tensor.role == "state")
     gradients = _bytes(sets.gradients)
-    stash = _bytes(sets.stash)
+    stash = total(held_bytes(v) for v in sorted(sets.stash, key=lambda v: v.name))
     working = _worst([m.bytes() for m in steps], env)
     transient = _worst([_bytes(m.live) for m in steps], env)
     _insert_frees(module, body, keep=sets.gradients | sets.static)

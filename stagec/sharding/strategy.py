@@ -48,6 +48,18 @@ class Dtypes:
 
 
 @dataclass(frozen=True, slots=True)
+class Recompute:
+    """What backward computes again: by policy, or the results of these ops; in all blocks, in the
+    first `layers`, or in every `every`-th."""
+
+    policy: str = "none"
+    ops: tuple[str, ...] = ()
+    layers: int = 0
+    every: int = 0
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """What a strategy says; the defaults are those of one device."""
 
@@ -63,7 +75,7 @@ class Strategy:
     batch: str = "B"
     dtypes: Dtypes = field(default_factory=Dtypes)
     save_gathered: bool = False
-    recompute: str = "none"
+    recompute: Recompute = field(default_factory=Recompute)
     bucket: int = 0
     optimizer: str = "adamw"
     clip: Expr = field(default_factory=lambda: const(1))
@@ -130,7 +142,15 @@ _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     },
     "stg.dtypes": _dtypes,
     "stg.tp_inputs": lambda op: {"save_gathered": op.text("policy") == "save_gathered"},
-    "stg.recompute": lambda op: {"recompute": op.text("policy")},
+    "stg.recompute": lambda op: {
+        "recompute": Recompute(
+            op.text("policy", "none"),
+            op.names("ops"),
+            op.integer("layers", 0),
+            op.integer("every", 0),
+            op.loc,
+        )
+    },
     "stg.bucket": lambda op: {"bucket": op.integer("bytes")},
     "stg.optimizer": _optimizer,
 }

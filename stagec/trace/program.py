@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
 from stagec.ir.module import Module
+from stagec.ir.replay import replays
 from stagec.support.diagnostics import error
 
 #: More calls than this in one reduction are a mistake: no consumer takes them.
@@ -134,6 +135,7 @@ class _Unroller:
         self._order: list[Node] = []
         self._bucketed: list[_Bucketed] = []
         self._prefix = ""
+        self._replays = True
         self._costs: dict[Operation, dict[str, int]] = {}
 
     # -- order -------------------------------------------------------------------------------------
@@ -177,6 +179,9 @@ class _Unroller:
         return [self._refs.get(v) for v in region.terminator.operands]
 
     def _op(self, op: Operation) -> None:
+        if op.name == "et.recall":
+            self._refs[op.result] = self._refs.get(op.operands[0 if self._replays else 1])
+            return
         if op.region is None:
             node = self._collective(op) if op.name == "et.coll" else self._computation(op)
             self._refs[op.result] = node
@@ -197,7 +202,7 @@ class _Unroller:
         early = frozenset(o for o in region.ops if "ahead" in o.attrs)
         ahead = max((self._number(o, "ahead") for o in early), default=0)
         inputs = [self._refs.get(v) for v in op.operands]
-        carried, prefix = inputs[:carry], self._prefix
+        carried, prefix, outer = inputs[:carry], self._prefix, self._replays
         order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
         stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
         ready: list[dict[Value, Ref]] = []
@@ -209,11 +214,13 @@ class _Unroller:
                 zip(region.args, carried + [_item(r, i) for r in inputs[carry:]], strict=True)
             )
             self._refs.update(ready[step])
-            yielded = self.region(region, early)
+            self._replays = replays(op, i)
+            again = frozenset(o for o in region.ops if o.phase == "recompute")
+            yielded = self.region(region, early if self._replays else early | again)
             carried = yielded[:carry]
             for stack, ref in zip(stacks, yielded[carry:], strict=True):
                 stack[i] = ref
-        self._prefix = prefix
+        self._prefix, self._replays = prefix, outer
         last = order[-1] if count else 0
         return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
 

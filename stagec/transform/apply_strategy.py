@@ -17,7 +17,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Registry, factor_sizes
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
-from stagec.sharding.strategy import SplitRule, Strategy, read_strategy
+from stagec.sharding.strategy import Recompute, SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 from stagec.support.source import Loc, NameLoc, made_by
 
@@ -72,6 +72,7 @@ def _check_names(module: Module, strategy: Strategy) -> None:
         _check_rule(rule, axes, module.symbols, problems)
         _check_values(rule, module.main.body, problems)
     problems.check()
+    _check_recompute(module, strategy.recompute)
     used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
     used |= {a for arg in module.main.body.args for a in arg.tensor.axes}
     for axis in (a for a in axes if a not in used):
@@ -101,6 +102,20 @@ def _check_rule(
                 f"the mesh has no axis '{axis}'",
                 rule.loc,
                 remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}",
+            )
+
+
+def _check_recompute(module: Module, what: Recompute) -> None:
+    """Refuse names of ops of which the model's blocks have none."""
+    repeats = [op for op in module.main.body.walk() if op.definition.carries]
+    inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
+    known = sorted({op.name.partition(".")[2] for op in inside})
+    for name in what.ops:
+        if name not in known:
+            raise error(
+                f"no block of the model has an op '{name}' to compute again",
+                what.loc,
+                remedy=did_you_mean(name, known) or f"its ops are: {', '.join(known)}",
             )
 
 

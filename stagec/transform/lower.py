@@ -59,6 +59,9 @@ class _Lowering:
     def _op(self, op: Operation, b: Builder) -> None:
         if op.region is not None:
             self._repeated(op, op.region, b)
+        elif op.definition.recalls:
+            again, stashed = self._deps(op.operands)
+            self._nodes[op.result] = b.value("et.recall", [again, stashed], hint=op.result.name)
         elif op.definition.free:
             for result in op.results:  # a view: whoever uses it depends on what it views
                 if (
@@ -81,7 +84,9 @@ class _Lowering:
         over."""
         name = "et.repeat" if op.definition.carries else "et.accumulate"
         attrs: dict[str, RawAttr] = {
-            n: v for n, v in op.attrs.items() if n in ("count", "carry", "reverse")
+            n: v
+            for n, v in op.attrs.items()
+            if n in ("count", "carry", "reverse", "replay_first", "replay_every")
         }
         new = b.op(name, self._deps(op.operands), attrs, types=())
         region = new.make_region()
