@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, factor_sizes
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
+from stagec.ir.types import Type
 from stagec.ir_spec.ops.base import pointwise
 from stagec.support.diagnostics import error
 
@@ -176,6 +178,35 @@ class Place(Identity):
         return [b.value("stg.place", [dy], type=op.result.tensor, hint=f"d_{op.operands[0].name}")]
 
 
+class Copy(OpDef):
+    """Copies a value to host memory (`mem(host)` in its type) or back to the device; no FLOPs.
+
+    Its bytes are those on the device: read once, or written once.
+    """
+
+    name = "stg.copy"
+    operands = ("x",)
+    computes = False
+    params = (Param("to", "name", "host or device", required=True, choices=("host", "device")),)
+    example = "%y = stg.copy[to = host](%x) : bf16[B, S, D | mem(host)]"
+
+    def rule(self, op: Operation) -> Rule:
+        return pointwise(op, linear=True)
+
+    def infer(self, op: Operation) -> list[Type]:
+        return [replace(op.operands[0].tensor, memory=op.text("to"), role="")]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.operands[0].tensor.memory == op.text("to"):
+            yield f"copies to the {op.text('to')}, where %{op.operands[0].name} is already"
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.operands[0].tensor.local_bytes
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0]]
+
+
 class Recall(OpDef):
     """A forward value in backward: computed again in the iterations that replay, else stashed.
 
@@ -225,4 +256,4 @@ class Gradient(Identity):
     example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
 
 
-OPS = (Reshape(), Unbind(), Stack(), Place(), Recall(), Discard(), Gradient())
+OPS = (Reshape(), Unbind(), Stack(), Place(), Copy(), Recall(), Discard(), Gradient())

@@ -14,6 +14,7 @@ _OVER = Param("over", "names", "mesh axes", required=True)
 _OF = Param("of", "names", "only values of these names")
 RESHARD = ("always", "never", "last")
 RECOMPUTE = ("none", "selective", "full", "full_replay")
+OFFLOAD = ("activations", "optimizer")
 DTYPES = ("f32", "bf16", "f16")
 
 
@@ -181,6 +182,33 @@ class RecomputeOp(Declaration):
                 yield f"nothing is computed again, so '{name}' says nothing"
 
 
+class OffloadOp(Declaration):
+    """What lives in host memory and is copied to the device where it is used.
+
+    `activations`: what the blocks stash; `optimizer`: master copies and moments. With `nodes` the
+    copies are computations of the trace, of no FLOPs.
+    """
+
+    name = "stg.offload"
+    params = (
+        Param(
+            "what",
+            "names",
+            "activations, optimizer or both",
+            required=True,
+            positional=True,
+            choices=OFFLOAD,
+        ),
+        Param("nodes", "flag", "the copies are nodes of the trace"),
+    )
+    example = "stg.offload[optimizer]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        for name in op.names("what"):
+            if name not in OFFLOAD:
+                yield f"offloads {' or '.join(OFFLOAD)}, found '{name}'"
+
+
 class BucketOp(Declaration):
     """Gradient reductions of DDP and ZeRO-1 are cut into calls of this many bytes."""
 
@@ -221,6 +249,7 @@ OPS = (
     DtypesOp(),
     TpInputsOp(),
     RecomputeOp(),
+    OffloadOp(),
     BucketOp(),
     OptimizerOp(),
 )

@@ -93,6 +93,7 @@ class Terminator(Declaration):
     operands = ("value",)
     variadic = True
     ends_region = True
+    computes = False
 
 
 class ReturnOp(Terminator):

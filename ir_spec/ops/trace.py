@@ -37,6 +37,7 @@ class MemoryOp(Declaration):
             ("stash", "activations kept for backward"),
             ("transient", "what lives inside the step"),
             ("peak", "everything at the worst moment"),
+            ("host", "what is offloaded to host memory, beside all of these"),
         )
     )
     example = "stg.memory[parameters = 2*P, peak = 18*P]"

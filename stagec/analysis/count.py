@@ -15,7 +15,7 @@ from stagec.support.diagnostics import error
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
-MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak")
+MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak", "host")
 _STEPS = {"all_reduce": 2}
 
 

@@ -104,6 +104,8 @@ class JobBuilder:
         if options.recompute == "none" and (options.recompute_layers or options.recompute_every):
             flag = "--recompute-layers" if options.recompute_layers else "--recompute-every"
             report(Diagnostic(f"{flag} has no effect without --recompute", severity="warning"))
+        if options.memory_nodes and not options.offload:
+            report(Diagnostic("--memory-nodes has no effect without --offload", severity="warning"))
 
     # -- the strategy ------------------------------------------------------------------------------
 

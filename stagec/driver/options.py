@@ -35,6 +35,8 @@ SHORTHANDS = (
     "recompute",
     "recompute_layers",
     "recompute_every",
+    "offload",
+    "memory_nodes",
 )
 
 
@@ -105,6 +107,8 @@ class JobOptions:
     recompute: str = "none"
     recompute_layers: int = 0
     recompute_every: int = 0
+    offload: str = ""
+    memory_nodes: bool = False
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()
@@ -222,6 +226,15 @@ _OPTIONS = (
         help="Recompute in every N-th layer only (0: in all).",
     ),
     click.option(
+        "--offload",
+        metavar="activations,optimizer",
+        default="",
+        help="Keep what the blocks stash, or the optimizer's state, in host memory.",
+    ),
+    click.option(
+        "--memory-nodes", is_flag=True, help="Write the copies of --offload as nodes of the trace."
+    ),
+    click.option(
         "--pipeline",
         metavar="PASSES",
         help="Passes to run (default: train; forward if no argument is a param).",
@@ -306,6 +319,9 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         yield f"stg.microbatches[count = {options.microbatches}]"
     if options.recompute != "none":
         yield f"stg.recompute[{', '.join(_recompute(options))}]"
+    if options.offload:
+        what = _tuple(n.strip() for n in options.offload.split(","))
+        yield f"stg.offload[{what}{', nodes' if options.memory_nodes else ''}]"
     if options.ddp_bucket:
         yield f"stg.bucket[bytes = {options.ddp_bucket}]"
     yield (

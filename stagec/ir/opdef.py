@@ -89,6 +89,7 @@ class OpDef:
     pure: ClassVar[bool] = True  # may be removed if unused, merged if equal
     free: ClassVar[bool] = False  # costs nothing at run time: a view or a declaration
     inplace: ClassVar[Mapping[int, int]] = {}  # result i takes the buffer of operand inplace[i]
+    computes: ClassVar[bool] = True  # works on values in device memory only
     aliases: ClassVar[bool] = False  # the result is a view of operand 0
     ends_region: ClassVar[bool] = False  # a yield or return
     carries: ClassVar[bool] = False  # its region repeats, values go from one iteration to the next

@@ -26,15 +26,20 @@ class Moment:
 
     def bytes(self) -> Expr:
         """Bytes of the buffers."""
-        live = [v.tensor.local_bytes for v in self.live]
+        live = [device_bytes(v) for v in self.live]
         held = [held_bytes(v) for v in self.stash]
         return total([*live, *held, *(_all_but_one(v) for v in self.partly)])
+
+
+def device_bytes(value: Value) -> Expr:
+    """Bytes of a buffer in device memory."""
+    return value.tensor.local_bytes if value.tensor.memory == "device" else ZERO
 
 
 def held_bytes(value: Value) -> Expr:
     """Bytes of a stashed value: of all slices, or of those that some iteration takes."""
     kept = _slices_kept(value)
-    size = value.tensor.local_bytes
+    size = device_bytes(value)
     return size if kept is None else size / value.tensor.dims[0].size * kept
 
 
@@ -42,7 +47,7 @@ def _all_but_one(value: Value) -> Expr:
     count = value.tensor.dims[0].size
     kept = _slices_kept(value)
     slices = count - 1 if kept is None else call("max", [kept - 1, ZERO])
-    return value.tensor.local_bytes / count * slices
+    return device_bytes(value) / count * slices
 
 
 def _slices_kept(value: Value) -> Expr | None:

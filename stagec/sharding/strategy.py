@@ -76,6 +76,8 @@ class Strategy:
     dtypes: Dtypes = field(default_factory=Dtypes)
     save_gathered: bool = False
     recompute: Recompute = field(default_factory=Recompute)
+    offload: tuple[str, ...] = ()
+    copy_nodes: bool = False
     bucket: int = 0
     optimizer: str = "adamw"
     clip: Expr = field(default_factory=lambda: const(1))
@@ -151,6 +153,7 @@ _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
             op.loc,
         )
     },
+    "stg.offload": lambda op: {"offload": op.names("what"), "copy_nodes": op.flag("nodes")},
     "stg.bucket": lambda op: {"bucket": op.integer("bytes")},
     "stg.optimizer": _optimizer,
 }

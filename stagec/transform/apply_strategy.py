@@ -17,7 +17,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Registry, factor_sizes
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
-from stagec.sharding.strategy import Recompute, SplitRule, Strategy, read_strategy
+from stagec.sharding.strategy import SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 from stagec.support.source import Loc, NameLoc, made_by
 
@@ -72,7 +72,7 @@ def _check_names(module: Module, strategy: Strategy) -> None:
         _check_rule(rule, axes, module.symbols, problems)
         _check_values(rule, module.main.body, problems)
     problems.check()
-    _check_recompute(module, strategy.recompute)
+    _check_recompute(module, strategy)
     used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
     used |= {a for arg in module.main.body.args for a in arg.tensor.axes}
     for axis in (a for a in axes if a not in used):
@@ -105,8 +105,16 @@ def _check_rule(
             )
 
 
-def _check_recompute(module: Module, what: Recompute) -> None:
-    """Refuse names of ops of which the model's blocks have none."""
+def _check_recompute(module: Module, strategy: Strategy) -> None:
+    """Refuse names of ops of which the model's blocks have none, and offloading what only some
+    blocks stash."""
+    what = strategy.recompute
+    if "activations" in strategy.offload and (what.layers or what.every):
+        raise error(
+            "activations that only some layers stash cannot be offloaded yet",
+            what.loc,
+            remedy="recompute in all layers, or in none",
+        )
     repeats = [op for op in module.main.body.walk() if op.definition.carries]
     inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
     known = sorted({op.name.partition(".")[2] for op in inside})

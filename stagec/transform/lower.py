@@ -36,7 +36,8 @@ def lower_to_trace(module: Module) -> None:
 class _Lowering:
     def __init__(self, module: Module) -> None:
         self._registry = module.registry
-        self._prefetch = read_strategy(module).prefetch
+        strategy = read_strategy(module)
+        self._prefetch, self._copy_nodes = strategy.prefetch, strategy.copy_nodes
         self._nodes: dict[Value, Value] = {}
 
     def function(self, body: Region, new: Region) -> None:
@@ -62,7 +63,7 @@ class _Lowering:
         elif op.definition.recalls:
             again, stashed = self._deps(op.operands)
             self._nodes[op.result] = b.value("et.recall", [again, stashed], hint=op.result.name)
-        elif op.definition.free:
+        elif op.definition.free or not (op.definition.computes or self._copy_nodes):
             for result in op.results:  # a view: whoever uses it depends on what it views
                 if (
                     op.operands
