@@ -59,6 +59,19 @@ class GatherOp(Declaration):
     example = "stg.gather[V]"
 
 
+class DeferOp(Declaration):
+    """Partial sums over these axes are handed on through products and rotations, and reduced where
+    another reduction is due.
+
+    For axes over which a value is replicated that others of its op split, as key and value heads
+    are where tensor parallelism is wider than they are many.
+    """
+
+    name = "stg.defer"
+    params = (_OVER,)
+    example = "stg.defer[over = tpr]"
+
+
 class ExchangeOp(Declaration):
     """Moves the split of a dimension to other ones around an op that would treat it specially.
 
@@ -243,6 +256,7 @@ OPS = (
     StrategyOp(),
     SplitOp(),
     GatherOp(),
+    DeferOp(),
     ExchangeOp(),
     ShardParamsOp(),
     MicrobatchesOp(),

@@ -18,6 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 DATA_AXES = ("dp_replicate", "dp_shard", "dp")
 #: What tensor parallelism splits: heads, KV heads, feed-forward width, vocabulary.
 TENSOR_PARALLEL = ("H", "G", "F", "V")
+#: The part of tensor parallelism over which KV heads are replicated, where there are too few.
+REPLICAS = "tpr"
 SHORTHANDS = (
     "cp_mode",
     "sp",
@@ -294,13 +296,7 @@ def _layout(
         ulysses = options.cp_mode == "ulysses"
         yield f"stg.exchange[S, into = {into}]" if ulysses else "stg.gather[S]"
     if "tp" in axes:
-        dims = [n for n in TENSOR_PARALLEL if n in symbols]
-        if dims:
-            yield f"stg.split[{_tuple(dims)}, over = tp]"
-        if options.sp:
-            yield "stg.split[S, over = tp, at = rest]"
-        if options.no_vocab_parallel:
-            yield "stg.gather[V]"
+        yield from _tensor_parallel(options, axes, symbols)
     shard = [a for a in ("dp", "dp_shard", "cp") if a in axes]
     if options.zero and shard:
         more = ""
@@ -309,6 +305,24 @@ def _layout(
         if options.fsdp_prefetch != 1:
             more += f", prefetch = {options.fsdp_prefetch}"
         yield f"stg.shard_params[over = {_tuple(shard)}, zero = {options.zero}{more}]"
+
+
+def _tensor_parallel(
+    options: JobOptions, axes: Mapping[str, int | None], symbols: Collection[str]
+) -> Iterator[str]:
+    """Heads, width and vocabulary over all of it; KV heads over the part that they suffice for."""
+    over = _tuple(a for a in ("tp", REPLICAS) if a in axes)
+    dims = [n for n in TENSOR_PARALLEL if n in symbols]
+    if REPLICAS in axes and "G" in dims:
+        dims.remove("G")
+        yield "stg.split[G, over = tp]"
+        yield f"stg.defer[over = {REPLICAS}]"
+    if dims:
+        yield f"stg.split[{_tuple(dims)}, over = {over}]"
+    if options.sp:
+        yield f"stg.split[S, over = {over}, at = rest]"
+    if options.no_vocab_parallel:
+        yield "stg.gather[V]"
 
 
 def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[str]:

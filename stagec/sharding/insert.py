@@ -16,9 +16,10 @@ from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, Collective, ReduceScatter
-from stagec.sharding.assignment import read_assignment, required_splits
+from stagec.sharding.assignment import handed_on, read_assignment, required_splits
 from stagec.sharding.local import place_from_operands
 from stagec.sharding.reshard import Axes, NoPlanError, Step, plan
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.support.source import made_by
 
@@ -43,6 +44,7 @@ class _Inserter:
     def __init__(self, module: Module, save_gathered: bool) -> None:
         self._module = module
         self._facts = module.facts
+        self._deferred = read_strategy(module).deferred
         self._save_gathered = save_gathered
         self._cache: dict[_Key, Value] = {}
 
@@ -58,12 +60,14 @@ class _Inserter:
     # -- what each user needs ----------------------------------------------------------------------
 
     def _rule_op(self, op: Operation, rule: Rule) -> None:
-        assignment = read_assignment(op, rule, factor_sizes(op, rule), self._facts)
+        sizes = factor_sizes(op, rule)
+        assignment = read_assignment(op, rule, sizes, self._facts, self._deferred)
+        alone = handed_on(op, rule, self._deferred)
         passing = tuple(a for a in _passed(op, rule))
         if len(rule.linear) > 2 and not any(rule.operands):
             self._reduce_in_groups(op, passing)
         for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=False)):
-            partial = passing if i in rule.linear else ()
+            partial = passing if i in rule.linear else alone.get(i, ())
             self._require(op, i, value, required_splits(shape, assignment), partial)
         if op.definition.collective_phase:
             return  # placed as its type says; the steps above bring its operand there

@@ -66,6 +66,7 @@ class Strategy:
     splits: tuple[SplitRule, ...] = ()
     whole: tuple[WholeRule, ...] = ()
     gathered: tuple[str, ...] = ()
+    deferred: Axes = ()
     exchanged: tuple[tuple[str, tuple[str, ...]], ...] = ()
     zero: int = 0
     zero_axes: Axes = ()
@@ -131,6 +132,7 @@ def _dtypes(op: Operation) -> dict[str, Any]:
 #: what each statement sets of a `Strategy`
 _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     "stg.gather": lambda op: {"gathered": op.names("dims")},
+    "stg.defer": lambda op: {"deferred": op.names("over")},
     "stg.exchange": lambda op: {"exchanged": ((op.text("dim"), op.names("into")),)},
     "stg.shard_params": lambda op: {
         "zero": op.integer("zero"),
