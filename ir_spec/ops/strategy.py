@@ -158,6 +158,19 @@ class TpInputsOp(Declaration):
     example = "stg.tp_inputs[regather]"
 
 
+class BlockingOp(Declaration):
+    """Collectives of activations over these axes block: they run in the stream of computations.
+
+    A computation that is issued after one waits for it, whether it uses the result or not, and it
+    waits for the computation before it. Without the statement only data dependencies hold between
+    the two streams (asynchronous tensor parallelism).
+    """
+
+    name = "stg.blocking"
+    params = (_OVER,)
+    example = "stg.blocking[over = tp]"
+
+
 class RecomputeOp(Declaration):
     """Which activations of a block backward computes again instead of taking them from the stash.
 
@@ -262,6 +275,7 @@ OPS = (
     MicrobatchesOp(),
     DtypesOp(),
     TpInputsOp(),
+    BlockingOp(),
     RecomputeOp(),
     OffloadOp(),
     BucketOp(),

@@ -88,7 +88,8 @@ class CollOp(NodeOp):
     `bucket` cuts it into calls of that many bytes. `ahead = 1` lets it start one iteration early:
     it waits for the computations of the iteration before the previous one only (FSDP prefetch);
     with `ahead = 0` it is issued when its iteration begins. The first `kept` iterations of its
-    repeat have the result already, so there it is no call.
+    repeat have the result already, so there it is no call. A `blocking` one runs in the order of
+    the computations: it waits for the one before it, and the next waits for it.
     """
 
     name = "et.coll"
@@ -101,6 +102,7 @@ class CollOp(NodeOp):
         Param("parts", "sizes", "bytes of each operand, where a bucket cuts between them"),
         Param("ahead", "int", "iterations by which it may start early"),
         Param("kept", "int", "first iterations of the repeat that have the result already"),
+        Param("blocking", "flag", "computations wait for it in the order of the text"),
     )
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
 

@@ -29,6 +29,7 @@ SHORTHANDS = (
     "microbatches",
     "no_vocab_parallel",
     "tp_inputs",
+    "async_tp",
     "param_dtype",
     "grad_dtype",
     "reduce_dtype",
@@ -101,6 +102,7 @@ class JobOptions:
     microbatches: int = 1
     no_vocab_parallel: bool = False
     tp_inputs: str = "regather"
+    async_tp: bool = True
     param_dtype: str = "bf16"
     grad_dtype: str = "f32"
     reduce_dtype: str = "f32"
@@ -190,6 +192,11 @@ _OPTIONS = (
         type=click.Choice(["regather", "save-gathered"]),
         default="regather",
         help="Gather inputs of split matmuls again in backward, or keep them.",
+    ),
+    click.option(
+        "--async-tp/--no-async-tp",
+        default=True,
+        help="Let computations overlap collectives of tensor parallelism, but for data, or not.",
     ),
     click.option("--param-dtype", type=_DTYPES, default="bf16", help="Parameters and activations."),
     click.option("--grad-dtype", type=_DTYPES, default="f32", help="Gradients."),
@@ -329,6 +336,8 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
     """What is kept, summed up, cut and in which element types."""
     if "tp" in axes:
         yield f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]"
+    if "tp" in axes and not options.async_tp:
+        yield f"stg.blocking[over = {_tuple(a for a in ('tp', REPLICAS) if a in axes)}]"
     if options.microbatches > 1:
         yield f"stg.microbatches[count = {options.microbatches}]"
     if options.recompute != "none":

@@ -76,6 +76,7 @@ class Strategy:
     batch: str = "B"
     dtypes: Dtypes = field(default_factory=Dtypes)
     save_gathered: bool = False
+    blocking: Axes = ()
     recompute: Recompute = field(default_factory=Recompute)
     offload: tuple[str, ...] = ()
     copy_nodes: bool = False
@@ -146,6 +147,7 @@ _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     },
     "stg.dtypes": _dtypes,
     "stg.tp_inputs": lambda op: {"save_gathered": op.text("policy") == "save_gathered"},
+    "stg.blocking": lambda op: {"blocking": op.names("over")},
     "stg.recompute": lambda op: {
         "recompute": Recompute(
             op.text("policy", "none"),

@@ -34,6 +34,7 @@ class Node:
     matmul: int = 0
     out: int = 0
     group: tuple[str, ...] = ()
+    blocking: bool = False
     deps: list[Node] = field(default_factory=list["Node"])
     after: list[Node] = field(default_factory=list["Node"])
     id: int = 0
@@ -144,8 +145,15 @@ class _Unroller:
         """All nodes in their final order, with identifiers and control dependencies."""
         order = self._with_buckets()
         previous: dict[bool, Node] = {}
+        waiting: Node | None = None  # a blocking collective that no computation follows yet
         for number, node in enumerate(order, 1):
             node.id = number
+            if node.blocking:
+                node.after += [previous[False]] if False in previous else []
+                waiting = node
+            elif waiting is not None and not node.is_collective:
+                node.after.append(waiting)
+                waiting = None
             before = previous.get(node.is_collective)
             if before is not None:
                 node.after.append(before)
@@ -284,6 +292,7 @@ class _Unroller:
             op.phase,
             size,
             group=op.names("group"),
+            blocking=op.flag("blocking"),
             deps=self._deps(op),
         )
         self._order.append(node)

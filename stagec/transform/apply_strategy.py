@@ -68,7 +68,9 @@ def _check_names(module: Module, strategy: Strategy) -> None:
                 remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
             )
     whole = (SplitRule(r.dims, (), False, r.loc, r.of) for r in strategy.whole)
-    for rule in (*strategy.splits, *whole, SplitRule((), strategy.zero_axes, True, strategy.loc)):
+    named = (strategy.zero_axes, strategy.deferred, strategy.blocking)
+    axes_only = (SplitRule((), over, True, strategy.loc) for over in named)
+    for rule in (*strategy.splits, *whole, *axes_only):
         _check_rule(rule, axes, module.symbols, problems)
         _check_values(rule, module.main.body, problems)
     problems.check()

@@ -33,11 +33,16 @@ def lower_to_trace(module: Module) -> None:
     func.erase()
 
 
+#: Phases whose collectives move activations and their gradients.
+_ACTIVATIONS = ("forward", "backward", "recompute")
+
+
 class _Lowering:
     def __init__(self, module: Module) -> None:
         self._registry = module.registry
         strategy = read_strategy(module)
         self._prefetch, self._copy_nodes = strategy.prefetch, strategy.copy_nodes
+        self._blocking = frozenset(strategy.blocking)
         self._nodes: dict[Value, Value] = {}
 
     def function(self, body: Region, new: Region) -> None:
@@ -126,6 +131,8 @@ class _Lowering:
             attrs["ahead"] = self._prefetch
             if op.integer("kept", 0):
                 attrs["kept"] = op.expr("kept")
+        if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:
+            attrs["blocking"] = True
         return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
 
 
