@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from stagec.api import Module, Pass, Phase
 from stagec.sharding.insert import insert_collectives
+from stagec.sharding.kept import keep_parameters
 from stagec.sharding.strategy import read_strategy
 
 
@@ -40,5 +41,6 @@ class InsertCollectives(Pass):
     )
 
     def run(self, module: Module) -> None:
-        keep = self.save_gathered or read_strategy(module).save_gathered
-        insert_collectives(module, save_gathered=keep)
+        strategy = read_strategy(module)
+        insert_collectives(module, save_gathered=self.save_gathered or strategy.save_gathered)
+        keep_parameters(module, strategy.reshard)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Module, Pass, Phase
+from stagec.memory.offload import offload
 from stagec.memory.plan import plan_memory
+from stagec.sharding.strategy import read_strategy
 
 
 @dataclass(frozen=True)
 class PlanMemory(Pass):
     """Insert `stg.free` where buffers die, and a `stg.memory` that states the bytes of each
     category.
+
+    First the copies of what the strategy offloads to host memory are made explicit.
 
     Before:
         %b = stg.gelu(%a) : bf16[B, F]
@@ -27,4 +31,5 @@ class PlanMemory(Pass):
     gives = Phase.PLANNED
 
     def run(self, module: Module) -> None:
+        offload(module, read_strategy(module).offload)
         plan_memory(module)

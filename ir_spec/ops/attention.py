@@ -158,7 +158,7 @@ class Rope(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text}->{text}", whole=text[-1])
+        return make_rule(f"{text}->{text}", whole=text[-1], each=[0])
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.rank < 3:

@@ -183,10 +183,19 @@ class ReduceScatter(Collective):
 
 
 class AllGather(Collective):
-    """Everyone gets the parts of all along dimension `dim`."""
+    """Everyone gets the parts of all along dimension `dim`.
+
+    In a repeat, what the last iterations gather may stay (`keep`) for the first ones of the repeat
+    that runs back over them (`kept`), which then do not gather it again.
+    """
 
     name = "stg.all_gather"
-    params = (_DIM, _OVER)
+    params = (
+        _DIM,
+        _OVER,
+        Param("keep", "int", "results of this many last iterations stay for backward"),
+        Param("kept", "int", "this many first iterations find it there: nothing is sent"),
+    )
     example = "%y = stg.all_gather[dim = 1, over = tp](%x) : bf16[B@dp, S, D]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:

@@ -27,7 +27,7 @@ class Einsum(OpDef):
     example = '%q = stg.einsum["bsd,dhk->bshk"](%x, %w) : bf16[B, S, H, K]'
 
     def rule(self, op: Operation) -> Rule:
-        return make_rule(op.text("spec"))
+        return make_rule(op.text("spec"), each=range(len(op.operands)))
 
     def verify(self, op: Operation) -> Iterator[str]:
         rule = self.rule(op)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,9 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, factor_sizes
+from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
+from stagec.ir.types import Type
 from stagec.ir_spec.ops.base import pointwise
 from stagec.support.diagnostics import error
 
@@ -175,6 +178,63 @@ class Place(Identity):
         return [b.value("stg.place", [dy], type=op.result.tensor, hint=f"d_{op.operands[0].name}")]
 
 
+class Copy(OpDef):
+    """Copies a value to host memory (`mem(host)` in its type) or back to the device; no FLOPs.
+
+    Its bytes are those on the device: read once, or written once.
+    """
+
+    name = "stg.copy"
+    operands = ("x",)
+    computes = False
+    params = (Param("to", "name", "host or device", required=True, choices=("host", "device")),)
+    example = "%y = stg.copy[to = host](%x) : bf16[B, S, D | mem(host)]"
+
+    def rule(self, op: Operation) -> Rule:
+        return pointwise(op, linear=True)
+
+    def infer(self, op: Operation) -> list[Type]:
+        return [replace(op.operands[0].tensor, memory=op.text("to"), role="")]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.operands[0].tensor.memory == op.text("to"):
+            yield f"copies to the {op.text('to')}, where %{op.operands[0].name} is already"
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.operands[0].tensor.local_bytes
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0]]
+
+
+class Recall(OpDef):
+    """A forward value in backward: computed again in the iterations that replay, else stashed.
+
+    Which ones replay is said by the repeat around it (`replay_first`, `replay_every`); slices of
+    the stash that are never taken are not kept.
+    """
+
+    name = "stg.recall"
+    operands = ("again", "stashed")
+    recalls = True
+    free = True
+    aliases = True
+    example = "%n = stg.recall(%n_again, %n_stashed) : bf16[B, S, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        text = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{text},{text}->{text}", linear=[0, 1])
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        from stagec.ir.expr import ZERO
+
+        return ZERO
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        repeat = op.parent_op
+        return [args[0 if repeat is not None and replays(repeat, ctx.iteration) else 1]]
+
+
 class Discard(OpDef):
     """Uses values and drops them: what was computed for it is not dead."""
 
@@ -196,4 +256,4 @@ class Gradient(Identity):
     example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
 
 
-OPS = (Reshape(), Unbind(), Stack(), Place(), Discard(), Gradient())
+OPS = (Reshape(), Unbind(), Stack(), Place(), Copy(), Recall(), Discard(), Gradient())

@@ -12,6 +12,10 @@ from stagec.ir_spec.ops.structure import Declaration
 _DIMS = Param("dims", "names", "dimension names", required=True, positional=True)
 _OVER = Param("over", "names", "mesh axes", required=True)
 ORDERS = ("zigzag", "plain")
+_OF = Param("of", "names", "only values of these names")
+RESHARD = ("always", "never", "last")
+RECOMPUTE = ("none", "selective", "full", "full_replay")
+OFFLOAD = ("activations", "optimizer")
 DTYPES = ("f32", "bf16", "f16")
 
 
@@ -29,7 +33,8 @@ class SplitOp(Declaration):
     """Dimensions of these names are split over the axes wherever that can be.
 
     `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
-    no computation uses the axis otherwise: sequence parallelism.
+    no computation uses the axis otherwise: sequence parallelism. `of` names the values of the model
+    that are split, arguments or results; for them it comes before statements without names.
     """
 
     name = "stg.split"
@@ -37,6 +42,7 @@ class SplitOp(Declaration):
         _DIMS,
         _OVER,
         Param("at", "name", "rest, or everywhere by default", choices=("rest",)),
+        _OF,
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
@@ -45,12 +51,26 @@ class GatherOp(Declaration):
     """Activations split over these dimensions are gathered before an op that would treat the split
     specially.
 
-    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one.
+    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one. With
+    `of`, the values of these names are whole in the dimensions instead, whoever uses them.
     """
 
     name = "stg.gather"
-    params = (_DIMS,)
+    params = (_DIMS, _OF)
     example = "stg.gather[V]"
+
+
+class DeferOp(Declaration):
+    """Partial sums over these axes are handed on through products and rotations, and reduced where
+    another reduction is due.
+
+    For axes over which a value is replicated that others of its op split, as key and value heads
+    are where tensor parallelism is wider than they are many.
+    """
+
+    name = "stg.defer"
+    params = (_OVER,)
+    example = "stg.defer[over = tpr]"
 
 
 class ExchangeOp(Declaration):
@@ -86,15 +106,29 @@ class RingOp(Declaration):
 
 
 class ShardParamsOp(Declaration):
-    """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes."""
+    """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes.
+
+    For stage 3, `reshard` says whether the gathered parameters of a block are dropped after forward
+    and gathered again in backward (`always`), kept (`never`), or kept for the last block only,
+    with which backward begins (`last`); `prefetch` says how many blocks ahead gathers are issued.
+    """
 
     name = "stg.shard_params"
-    params = (_OVER, Param("zero", "int", "the stage, 1 to 3", required=True))
-    example = "stg.shard_params[over = dp, zero = 3]"
+    params = (
+        _OVER,
+        Param("zero", "int", "the stage, 1 to 3", required=True),
+        Param("reshard", "name", "after forward (default always)", choices=RESHARD),
+        Param("prefetch", "int", "blocks ahead that parameters are gathered (default 1)"),
+    )
+    example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
 
     def verify(self, op: Operation) -> Iterator[str]:
         if not 1 <= op.integer("zero") <= 3:
             yield f"expects a stage from 1 to 3, found {op.integer('zero')}"
+        stage = op.integer("zero")
+        for name in ("reshard", "prefetch"):
+            if name in op.attrs and stage < 3:
+                yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
 
 
 class MicrobatchesOp(Declaration):
@@ -160,12 +194,27 @@ class TpInputsOp(Declaration):
     example = "stg.tp_inputs[regather]"
 
 
+class BlockingOp(Declaration):
+    """Collectives of activations over these axes block: they run in the stream of computations.
+
+    A computation that is issued after one waits for it, whether it uses the result or not, and it
+    waits for the computation before it. Without the statement only data dependencies hold between
+    the two streams (asynchronous tensor parallelism).
+    """
+
+    name = "stg.blocking"
+    params = (_OVER,)
+    example = "stg.blocking[over = tp]"
+
+
 class RecomputeOp(Declaration):
-    """Which activations backward computes again instead of taking them from the stash.
+    """Which activations of a block backward computes again instead of taking them from the stash.
 
     `selective`: what grows with the square of a dimension, as attention scores do. `full`: all but
     the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of
-    the block, as the published formulas count.
+    the block, as the published formulas count. `ops` instead names the ops whose results are not
+    stashed. `layers` recomputes in the first blocks of each stage only (Megatron-LM's method
+    `block`), `every` in every n-th block (as torchtitan does); the others stash all.
     """
 
     name = "stg.recompute"
@@ -174,12 +223,52 @@ class RecomputeOp(Declaration):
             "policy",
             "name",
             "none, selective, full or full_replay",
+            positional=True,
+            choices=RECOMPUTE,
+        ),
+        Param("ops", "names", "ops whose results are computed again, as in (attention, swiglu)"),
+        Param("layers", "int", "only in this many first blocks"),
+        Param("every", "int", "only in every n-th block"),
+    )
+    example = "stg.recompute[full, layers = 4]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if ("policy" in op.attrs) == ("ops" in op.attrs):
+            yield "expects a policy or a list of ops, and not both"
+        if "layers" in op.attrs and "every" in op.attrs:
+            yield "'layers' and 'every' both say in which blocks"
+        for name in ("layers", "every"):
+            if name in op.attrs and op.integer(name) < 1:
+                yield f"'{name}' expects at least 1, found {op.integer(name)}"
+            if name in op.attrs and op.text("policy") == "none":
+                yield f"nothing is computed again, so '{name}' says nothing"
+
+
+class OffloadOp(Declaration):
+    """What lives in host memory and is copied to the device where it is used.
+
+    `activations`: what the blocks stash; `optimizer`: master copies and moments. With `nodes` the
+    copies are computations of the trace, of no FLOPs.
+    """
+
+    name = "stg.offload"
+    params = (
+        Param(
+            "what",
+            "names",
+            "activations, optimizer or both",
             required=True,
             positional=True,
-            choices=("none", "selective", "full", "full_replay"),
+            choices=OFFLOAD,
         ),
+        Param("nodes", "flag", "the copies are nodes of the trace"),
     )
-    example = "stg.recompute[selective]"
+    example = "stg.offload[optimizer]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        for name in op.names("what"):
+            if name not in OFFLOAD:
+                yield f"offloads {' or '.join(OFFLOAD)}, found '{name}'"
 
 
 class BucketOp(Declaration):
@@ -216,6 +305,7 @@ OPS = (
     StrategyOp(),
     SplitOp(),
     GatherOp(),
+    DeferOp(),
     ExchangeOp(),
     RingOp(),
     ShardParamsOp(),
@@ -223,7 +313,9 @@ OPS = (
     PipelineOp(),
     DtypesOp(),
     TpInputsOp(),
+    BlockingOp(),
     RecomputeOp(),
+    OffloadOp(),
     BucketOp(),
     OptimizerOp(),
 )

@@ -117,6 +117,7 @@ class Terminator(Declaration):
     operands = ("value",)
     variadic = True
     ends_region = True
+    computes = False
 
 
 class ReturnOp(Terminator):
@@ -148,12 +149,20 @@ class RegionOp(OpDef):
         raise NotImplementedError
 
 
+#: Of repeats in which only some iterations recompute.
+REPLAY = (
+    Param("replay_first", "int", "slices in which ops of phase recompute run, from the first"),
+    Param("replay_every", "int", "they run in every n-th slice, beginning with slice n - 1"),
+)
+
+
 class RepeatOp(RegionOp):
     """Runs its region `count` times, like a scan.
 
     The first `carry` bindings are carried from one iteration to the next; the others are sliced
     along their first dimension. Values yielded beyond the carried ones come out stacked along a new
-    first dimension. `reverse` runs from the last slice to the first.
+    first dimension. `reverse` runs from the last slice to the first. With `replay_first` or
+    `replay_every`, ops of phase recompute run in the first or in every n-th of the slices only.
     """
 
     name = "stg.repeat"
@@ -162,6 +171,7 @@ class RepeatOp(RegionOp):
         Param("count", "size", "the number of iterations", required=True),
         Param("carry", "int", "how many values are carried (default 1)"),
         Param("reverse", "flag", "run from the last slice to the first"),
+        *REPLAY,
     )
     example = "%y = stg.repeat[count = L, carry = 1] (%h = %x, %w = %W) {\n  stg.yield(%h)\n}"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from stagec.ir.core import Operation
 from stagec.ir.opdef import OpDef, Param
 from stagec.ir.types import NODE, Type
-from stagec.ir_spec.ops.structure import Declaration, Terminator
+from stagec.ir_spec.ops.structure import REPLAY, Declaration, Terminator
 
 
 class FreeOp(Declaration):
@@ -35,6 +35,7 @@ class MemoryOp(Declaration):
         Param("stash", "size", "bytes of activations kept for backward"),
         Param("transient", "size", "bytes of what lives inside the step"),
         Param("peak", "size", "bytes of everything at the worst moment"),
+        Param("host", "size", "bytes of what is offloaded to host memory, beside all of these"),
         Param("stages", "ints", "the pipeline stages that this is about"),
         Param("chunks", "sizes", "of a stage: bytes stashed for one microbatch, per chunk"),
         Param("handed", "sizes", "of a stage: bytes kept from backward to weights, per chunk"),
@@ -91,7 +92,10 @@ class CollOp(NodeOp):
     """A collective: the group's axes, bytes of the full buffer (the larger side), element type.
 
     `bucket` cuts it into calls of that many bytes. `ahead = 1` lets it start one iteration early:
-    it waits for the computations of the iteration before the previous one only (FSDP prefetch).
+    it waits for the computations of the iteration before the previous one only (FSDP prefetch);
+    with `ahead = 0` it is issued when its iteration begins. The first `kept` iterations of its
+    repeat have the result already, so there it is no call. A `blocking` one runs in the order of
+    the computations: it waits for the one before it, and the next waits for it.
     """
 
     name = "et.coll"
@@ -104,6 +108,8 @@ class CollOp(NodeOp):
         Param("parts", "sizes", "bytes of each operand, where a bucket cuts between them"),
         Param("ahead", "int", "iterations by which it may start early"),
         Param("among", "name", "mirror: coordinates i and n-1-i only", choices=("mirror",)),
+        Param("kept", "int", "first iterations of the repeat that have the result already"),
+        Param("blocking", "flag", "computations wait for it in the order of the text"),
     )
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
 
@@ -169,6 +175,7 @@ class EtRepeatOp(EtRegionOp):
         Param("count", "size", "iterations", required=True),
         Param("carry", "int", "carried values"),
         Param("reverse", "flag", "from the last to the first"),
+        *REPLAY,
     )
     example = "%y = et.repeat[count = L, carry = 1] (%h: node = %x) {\n  et.yield(%h)\n} : node"
 
@@ -203,6 +210,15 @@ class EtActionOp(EtRegionOp):
     example = "%y = et.action[forward, chunk = 0] () {\n  et.yield(%x)\n} : node"
 
 
+class EtRecallOp(NodeOp):
+    """As `stg.recall`: the first node in iterations that recompute, else the second; no node
+    itself."""
+
+    name = "et.recall"
+    free = True
+    example = "%n = et.recall(%n_again, %n_stashed) : node"
+
+
 class EtYieldOp(Terminator):
     """Ends a repeated region."""
 
@@ -228,6 +244,7 @@ OPS = (
     EtRepeatOp(),
     EtAccumulateOp(),
     EtActionOp(),
+    EtRecallOp(),
     EtYieldOp(),
     EtReturnOp(),
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import ONE, ZERO, Expr, call, const, total
 from stagec.ir.module import Module
+from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.trace import MessageOp
 from stagec.schedule.attached import placement_of
@@ -17,7 +18,7 @@ from stagec.trace.groups import MIRROR, group_axes
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
-MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak")
+MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak", "host")
 _STEPS = {"all_reduce": 2}
 
 
@@ -126,7 +127,7 @@ def _weighted(
     """Every op with the number of times that it runs."""
     for op in region.ops:
         if op.region is None:
-            yield op, times
+            yield op, times * _share(op)
             continue
         inner = times * op.expr("count") if "count" in op.attrs else times
         if "schedule" in op.attrs:  # each copy of the model sees its part of the microbatches
@@ -170,3 +171,16 @@ def _count_message(counts: Counts, op: Operation, times: Expr) -> None:
     found = counts.messages.setdefault(key, CollectiveCount())
     found.count += times
     found.bytes += op.expr("bytes") * times
+
+
+def _share(op: Operation) -> Expr:
+    """The part of the iterations around an op that run it."""
+    owner = op.parent_op
+    if owner is None:
+        return ONE
+    if "kept" in op.attrs:
+        count = owner.expr("count")
+        return call("max", [count - op.expr("kept"), ZERO]) / count
+    if op.phase == "recompute" and is_partial(owner):
+        return replayed(owner) / owner.expr("count")
+    return ONE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stagec.driver.common import read_source, remember, report
 from stagec.driver.instruments import instruments
-from stagec.driver.options import DATA_AXES, SHORTHANDS, JobOptions, strategy_text
+from stagec.driver.options import DATA_AXES, REPLICAS, SHORTHANDS, JobOptions, strategy_text
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
@@ -36,6 +36,8 @@ class JobBuilder:
 
     def __init__(self, options: JobOptions, *, symbolic: bool = False) -> None:
         self.options, self._symbolic = options, symbolic
+        self._kv_parts: dict[str, int | None] = {}
+        self._assumed: list[Operation] = []
         self.loaded: Loaded = load_plugins(options.plugin)
         self.model_name = (
             Path(options.model).stem if _is_file_name(options.model) else options.model
@@ -60,6 +62,7 @@ class JobBuilder:
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
+        self._kv_parts = self._too_few_kv_heads(module)
         self._check_axes()
         self._add_strategy(module)
         self._default_batch(module)
@@ -89,6 +92,21 @@ class JobBuilder:
             )
         self._warn_of_no_effect()
 
+    def _too_few_kv_heads(self, module: Module) -> dict[str, int | None]:
+        """The axes that tensor parallelism beyond the KV heads is split into: one that splits them,
+        one over which they are replicated. Needs no axis of its own where they suffice."""
+        tp, heads = self.options.tp, module.symbols.get("G")
+        if self.options.mesh is not None or self.options.strategy or module.ops("stg.strategy"):
+            return {}
+        if heads is None or tp <= heads or tp % heads:
+            return {}
+        text = (
+            f"--tp {tp} is more than the {heads} key/value heads: they are split over tp = {heads} "
+            f"and replicated over {REPLICAS} = {tp // heads}"
+        )
+        report(Diagnostic(text, severity="remark"))
+        return {"tp": heads, REPLICAS: tp // heads}
+
     def _sized_axes(self) -> list[str]:
         """The axes that the command line gives a size, other than in --mesh."""
         return [a for a in AXES if getattr(self.options, a) > 1]
@@ -100,13 +118,19 @@ class JobBuilder:
             report(Diagnostic("--zero has no effect without --dp", severity="warning"))
         if options.sp and "tp" not in axes:
             report(Diagnostic("--sp has no effect without --tp", severity="warning"))
+        if options.recompute == "none" and (options.recompute_layers or options.recompute_every):
+            flag = "--recompute-layers" if options.recompute_layers else "--recompute-every"
+            report(Diagnostic(f"{flag} has no effect without --recompute", severity="warning"))
+        if options.memory_nodes and not options.offload:
+            report(Diagnostic("--memory-nodes has no effect without --offload", severity="warning"))
 
     # -- the strategy ------------------------------------------------------------------------------
 
     def _axes(self) -> dict[str, int | None]:
         if self.options.mesh is not None:
             return dict(self.options.mesh)
-        return {a: getattr(self.options, a) for a in self._sized_axes()}
+        axes: dict[str, int | None] = {a: getattr(self.options, a) for a in self._sized_axes()}
+        return axes | self._kv_parts
 
     def _add_strategy(self, module: Module) -> None:
         """Put mesh and strategy in front of the functions; a strategy in the model's own text
@@ -123,6 +147,10 @@ class JobBuilder:
         if module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given):
             self._refuse_shorthands()
         else:
+            if self._kv_parts:
+                heads = "tp" if (self._kv_parts["tp"] or 0) > 1 else "1"
+                self._assumed = [self._parse(f"stg.assume[G == {heads}]")]
+            given += self._assumed
             given.append(self._parse(strategy_text(self.options, self._axes(), module.symbols)))
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
@@ -208,7 +236,7 @@ class JobBuilder:
 
     def strategy(self) -> str:
         """The text of mesh and strategy: a file that can be given as STRATEGY."""
-        ops = [*self.module.ops("stg.mesh"), *self.module.ops("stg.strategy")]
+        ops = [*self.module.ops("stg.mesh"), *self._assumed, *self.module.ops("stg.strategy")]
         body = "".join("  " + line + "\n" for op in ops for line in print_op(op).splitlines())
         return f"stg.module @strategy {{\n{body}}}\n"
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from stagec.ir.expr import MAX_INTEGER
+from stagec.ir_spec.ops.strategy import RECOMPUTE, RESHARD
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -17,6 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 DATA_AXES = ("dp_replicate", "dp_shard", "dp")
 #: What tensor parallelism splits: heads, KV heads, feed-forward width, vocabulary.
 TENSOR_PARALLEL = ("H", "G", "F", "V")
+#: The part of tensor parallelism over which KV heads are replicated, where there are too few.
+REPLICAS = "tpr"
 SHORTHANDS = (
     "cp_mode",
     "cp_order",
@@ -25,15 +28,22 @@ SHORTHANDS = (
     "schedule",
     "chunks",
     "stage_layers",
+    "reshard_after_forward",
+    "fsdp_prefetch",
     "microbatches",
     "no_vocab_parallel",
     "tp_inputs",
+    "async_tp",
     "param_dtype",
     "grad_dtype",
     "reduce_dtype",
     "master_dtype",
     "ddp_bucket",
     "recompute",
+    "recompute_layers",
+    "recompute_every",
+    "offload",
+    "memory_nodes",
 )
 
 
@@ -119,15 +129,22 @@ class JobOptions:
     schedule: str = "1f1b"
     chunks: int = 0
     stage_layers: tuple[int, ...] = ()
+    reshard_after_forward: str = "always"
+    fsdp_prefetch: int = 1
     microbatches: int = 0
     no_vocab_parallel: bool = False
     tp_inputs: str = "regather"
+    async_tp: bool = True
     param_dtype: str = "bf16"
     grad_dtype: str = "f32"
     reduce_dtype: str = "f32"
     master_dtype: str = "f32"
     ddp_bucket: int = 0
     recompute: str = "none"
+    recompute_layers: int = 0
+    recompute_every: int = 0
+    offload: str = ""
+    memory_nodes: bool = False
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()
@@ -205,6 +222,19 @@ _OPTIONS = (
         "--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage over dp; 3 is FSDP."
     ),
     click.option(
+        "--reshard-after-forward",
+        type=click.Choice(RESHARD),
+        default="always",
+        help="ZeRO-3: drop gathered parameters after forward, of all blocks but the last, or not.",
+    ),
+    click.option(
+        "--fsdp-prefetch",
+        type=click.IntRange(0, 64),
+        default=1,
+        metavar="N",
+        help="ZeRO-3: gather parameters this many blocks ahead.",
+    ),
+    click.option(
         "--microbatches",
         type=click.IntRange(min=0),
         default=0,
@@ -220,6 +250,11 @@ _OPTIONS = (
         type=click.Choice(["regather", "save-gathered"]),
         default="regather",
         help="Gather inputs of split matmuls again in backward, or keep them.",
+    ),
+    click.option(
+        "--async-tp/--no-async-tp",
+        default=True,
+        help="Let computations overlap collectives of tensor parallelism, but for data, or not.",
     ),
     click.option("--param-dtype", type=_DTYPES, default="bf16", help="Parameters and activations."),
     click.option("--grad-dtype", type=_DTYPES, default="f32", help="Gradients."),
@@ -239,9 +274,32 @@ _OPTIONS = (
     ),
     click.option(
         "--recompute",
-        type=click.Choice(["none", "selective", "full", "full-replay"]),
+        metavar="none|selective|full|full-replay|OP,...",
         default="none",
-        help="Activations that backward computes again.",
+        help="Activations that backward computes again: by policy, or the results of these ops.",
+    ),
+    click.option(
+        "--recompute-layers",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Recompute in the first N layers of each stage only (0: in all).",
+    ),
+    click.option(
+        "--recompute-every",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Recompute in every N-th layer only (0: in all).",
+    ),
+    click.option(
+        "--offload",
+        metavar="activations,optimizer",
+        default="",
+        help="Keep what the blocks stash, or the optimizer's state, in host memory.",
+    ),
+    click.option(
+        "--memory-nodes", is_flag=True, help="Write the copies of --offload as nodes of the trace."
     ),
     click.option(
         "--pipeline",
@@ -306,29 +364,52 @@ def _layout(
             "all-gather": "stg.gather[S]",
         }[options.cp_mode]
     if "tp" in axes:
-        dims = [n for n in TENSOR_PARALLEL if n in symbols]
-        if dims:
-            yield f"stg.split[{_tuple(dims)}, over = tp]"
-        if options.sp:
-            yield "stg.split[S, over = tp, at = rest]"
-        if options.no_vocab_parallel:
-            yield "stg.gather[V]"
+        yield from _tensor_parallel(options, axes, symbols)
     shard = [a for a in ("dp", "dp_shard", "cp") if a in axes]
     if options.zero and shard:
-        yield f"stg.shard_params[over = {_tuple(shard)}, zero = {options.zero}]"
+        more = ""
+        if options.reshard_after_forward != "always":
+            more += f", reshard = {options.reshard_after_forward}"
+        if options.fsdp_prefetch != 1:
+            more += f", prefetch = {options.fsdp_prefetch}"
+        yield f"stg.shard_params[over = {_tuple(shard)}, zero = {options.zero}{more}]"
+
+
+def _tensor_parallel(
+    options: JobOptions, axes: Mapping[str, int | None], symbols: Collection[str]
+) -> Iterator[str]:
+    """Heads, width and vocabulary over all of it; KV heads over the part that they suffice for."""
+    over = _tuple(a for a in ("tp", REPLICAS) if a in axes)
+    dims = [n for n in TENSOR_PARALLEL if n in symbols]
+    if REPLICAS in axes and "G" in dims:
+        dims.remove("G")
+        yield "stg.split[G, over = tp]"
+        yield f"stg.defer[over = {REPLICAS}]"
+    if dims:
+        yield f"stg.split[{_tuple(dims)}, over = {over}]"
+    if options.sp:
+        yield f"stg.split[S, over = {over}, at = rest]"
+    if options.no_vocab_parallel:
+        yield "stg.gather[V]"
 
 
 def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[str]:
     """What is kept, summed up, cut and in which element types."""
     if "tp" in axes:
         yield f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]"
-    count = options.microbatches or 2 * (axes.get("pp") or 1 if "pp" in axes else 1)
-    if count > 1 and (options.microbatches or "pp" in axes):
+    if "tp" in axes and not options.async_tp:
+        yield f"stg.blocking[over = {_tuple(a for a in ('tp', REPLICAS) if a in axes)}]"
+    stages = axes.get("pp", 1) or 1
+    count = options.microbatches or (2 * stages if stages > 1 else 1)
+    if count > 1:
         yield f"stg.microbatches[count = {count}]"
     if "pp" in axes:
         yield _pipeline(options)
     if options.recompute != "none":
-        yield f"stg.recompute[{options.recompute.replace('-', '_')}]"
+        yield f"stg.recompute[{', '.join(_recompute(options))}]"
+    if options.offload:
+        what = _tuple(n.strip() for n in options.offload.split(","))
+        yield f"stg.offload[{what}{', nodes' if options.memory_nodes else ''}]"
     if options.ddp_bucket:
         yield f"stg.bucket[bytes = {options.ddp_bucket}]"
     yield (
@@ -343,6 +424,15 @@ def _pipeline(options: JobOptions) -> str:
     layers = ", ".join(map(str, options.stage_layers))
     layers = f", layers = ({layers})" if layers else ""
     return f'stg.pipeline[over = pp, schedule = "{options.schedule}"{chunks}{layers}]'
+
+
+def _recompute(options: JobOptions) -> Iterator[str]:
+    policy = options.recompute.replace("-", "_")
+    names = [n.strip() for n in options.recompute.split(",")]
+    yield policy if policy in RECOMPUTE else f"ops = {_tuple(names)}"
+    for name in ("layers", "every"):
+        if number := getattr(options, f"recompute_{name}"):
+            yield f"{name} = {number}"
 
 
 def _tuple(names: Iterable[str]) -> str:

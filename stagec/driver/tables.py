@@ -130,7 +130,10 @@ def _print_class(entry: dict[str, Any], out: Console) -> None:
     if entry["p2p"]:
         out.print(_messages(entry["p2p"]))
     memory = table("Memory", "category", "bytes", "")
+    offloaded = entry["memory"]["host"] not in (0, "0")
     for name, value in entry["memory"].items():
+        if name == "host" and not offloaded:
+            continue
         memory.add_row(name, bytes_text(value), f"{value:,}" if isinstance(value, int) else "")
     out.print(memory)
     nodes = entry["nodes"]

@@ -87,10 +87,13 @@ class Facts:
             self.add(relation)
 
     def add(self, relation: Relation) -> None:
-        """Assume one more relation. Only `a % b == 0` is used for deciding divisibility."""
+        """Assume one more relation. Only `a % b == 0` is used for deciding divisibility, and
+        `a == b` as that in both directions."""
         self._relations.append(relation)
         self._cache.clear()
         self._bound = None
+        if relation.modulus is None and relation.op == "==":
+            self._known |= {(relation.left, relation.right), (relation.right, relation.left)}
         if relation.modulus is None or relation.op != "==" or relation.right != 0:
             return
         if relation.left == 0 or relation.modulus == 0:

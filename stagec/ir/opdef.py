@@ -60,9 +60,11 @@ class OpDef:
     pure: ClassVar[bool] = True  # may be removed if unused, merged if equal
     free: ClassVar[bool] = False  # costs nothing at run time: a view or a declaration
     inplace: ClassVar[Mapping[int, int]] = {}  # result i takes the buffer of operand inplace[i]
+    computes: ClassVar[bool] = True  # works on values in device memory only
     aliases: ClassVar[bool] = False  # the result is a view of operand 0
     ends_region: ClassVar[bool] = False  # a yield or return
     carries: ClassVar[bool] = False  # its region repeats, values go from one iteration to the next
+    recalls: ClassVar[bool] = False  # operand 0 where an iteration recomputes it, else operand 1
     sums_yields: ClassVar[bool] = False  # its region runs several times; what it yields is added up
     collective_phase: ClassVar[str] = (
         ""  # phase of collectives that its operands need (default: its own)

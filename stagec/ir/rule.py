@@ -29,7 +29,8 @@ class Rule:
 
     `whole` factors must not be split. `special` ones may, but then the op has to be rewritten
     (`OpDef.partition`). `linear`: partial sums may pass if *all* operands named here are partial
-    over the same axes. `reduction` is the kind of partial value that a split contracted factor
+    over the same axes; `each`: from each of these operands alone, which strategies ask for by
+    deferring axes. `reduction` is the kind of partial value that a split contracted factor
     leaves. `sizes` gives factors that appear in no operand.
     """
 
@@ -38,6 +39,7 @@ class Rule:
     whole: frozenset[str] = frozenset()
     special: frozenset[str] = frozenset()
     linear: frozenset[int] = frozenset()
+    each: frozenset[int] = frozenset()
     reduction: str = "sum"
     sizes: Mapping[str, Expr] = field(default_factory=dict[str, Expr], hash=False)
 
@@ -66,6 +68,7 @@ def make_rule(
     whole: str = "",
     special: str = "",
     linear: Iterable[int] = (),
+    each: Iterable[int] = (),
     reduction: str = "sum",
     sizes: Mapping[str, Expr] | None = None,
 ) -> Rule:
@@ -80,6 +83,7 @@ def make_rule(
         frozenset(whole),
         frozenset(special),
         frozenset(linear),
+        frozenset(each),
         reduction,
         sizes or {},
     )

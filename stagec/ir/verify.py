@@ -94,6 +94,7 @@ class _Checker:
             self._value(op, value)
         if sound and _has_types(op):
             self._definition(op)
+            self._memory(op)
 
     def _tensors(self, op: Operation) -> None:
         args = op.region.args if op.region is not None else ()
@@ -107,6 +108,17 @@ class _Checker:
                     f"'{op.name}' works on tensors, but %{value.name} is none",
                     value.loc if value in op.results or value in args else op.loc,
                     remedy=f"write its type, such as '%{value.name}: bf16[B, S]'",
+                )
+
+    def _memory(self, op: Operation) -> None:
+        """Only values on the device are computed with."""
+        for value in op.operands if op.definition.computes and not op.definition.free else ():
+            if isinstance(value.type, TensorType) and value.type.memory != "device":
+                self._problems.error(
+                    f"'{op.name}' works on the device, but %{value.name} is in {value.type.memory} "
+                    f"memory: {value.type}",
+                    op.loc,
+                    remedy="copy it there: stg.copy[to = device]",
                 )
 
     def _definition(self, op: Operation) -> None:

@@ -6,13 +6,13 @@ in-place results take that of their operand. A repeat is looked at in its worst 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, total
+from stagec.ir.expr import ZERO, Expr, call, total
 from stagec.ir.module import is_parameter
-from stagec.ir.types import TensorType
+from stagec.ir.replay import FIRST, is_partial, stashed
 from stagec.ir_spec.ops.pipeline import ActionOp
 
 
@@ -27,14 +27,42 @@ class Moment:
 
     def bytes(self) -> Expr:
         """Bytes of the buffers."""
-        filled = [v.tensor.local_bytes for v in (*self.live, *self.stash)]
-        growing = [_all_but_one(v.tensor) for v in self.partly]
-        return total([*filled, *growing])
+        live = [device_bytes(v) for v in self.live]
+        held = [held_bytes(v) for v in self.stash]
+        return total([*live, *held, *(_all_but_one(v) for v in self.partly)])
 
 
-def _all_but_one(type_: TensorType) -> Expr:
-    count = type_.dims[0].size
-    return type_.local_bytes / count * (count - 1)
+def device_bytes(value: Value) -> Expr:
+    """Bytes of a buffer in device memory."""
+    return value.tensor.local_bytes if value.tensor.memory == "device" else ZERO
+
+
+def held_bytes(value: Value) -> Expr:
+    """Bytes of a stashed value: of all slices, or of those that some iteration takes."""
+    kept = _slices_kept(value)
+    size = device_bytes(value)
+    return size if kept is None else size / value.tensor.dims[0].size * kept
+
+
+def _all_but_one(value: Value) -> Expr:
+    count = value.tensor.dims[0].size
+    kept = _slices_kept(value)
+    slices = count - 1 if kept is None else call("max", [kept - 1, ZERO])
+    return device_bytes(value) / count * slices
+
+
+def _slices_kept(value: Value) -> Expr | None:
+    """How many slices of a stack are stashed if not all: it is only recalled where others
+    recompute."""
+    users = [(op, i) for op, i in value.uses if not op.definition.ends_lifetime]
+    if not users or not all(is_partial(op) and _is_recalled(op, i) for op, i in users):
+        return None
+    return stashed(users[0][0])
+
+
+def _is_recalled(op: Operation, index: int) -> bool:
+    """Whether what is bound at `index` is used as the stashed side of recalls only."""
+    return all(u.definition.recalls and i == 1 for u, i in op.body.args[index].uses)
 
 
 def root(value: Value) -> Value:
@@ -123,29 +151,62 @@ def moments(
     sets: Sets,
     around: frozenset[Value] = frozenset(),
     stash: tuple[Value, ...] = (),
+    *,
+    replay: bool = True,
 ) -> Iterator[Moment]:
-    """Every moment of a region, given what is live around it."""
-    last = last_users(region)
+    """Every moment of a region, given what is live around it; without what is recomputed unless
+    the iteration replays."""
+    ops = [op for op in region.ops if replay or op.phase != "recompute"]
+    last = last_users(region, ops)
     live: set[Value] = set(around)
     held: list[Value] = list(stash)
     live |= {a for a in region.args if _owned(a)}
-    for op in region.ops:
+    staying = _staying(region)
+    for op in ops:
+        if op.region is not None and any("kept" in inner.attrs for inner in op.region.ops):
+            live -= _left_by(region)
         made = {root(r) for r in op.results} - live - sets.static
         kept = {v for v in made if v in sets.stash}
-        dying = {v for v, user in last.items() if user is op}
+        dying = {v for v, user in last.items() if user is op} - staying
         if op.region is not None:
             growing = tuple(v for v in kept if v.owner is op and v.index >= _carried(op))
             outer = frozenset(live - {root(v) for v in op.operands if root(v) in dying})
             if _accumulates(op):  # what is summed up is there from the second time on
                 outer |= made - sets.gradients
-            for moment in moments(op.region, sets, outer, tuple(held)):
-                yield Moment(moment.op, moment.live, moment.stash, moment.partly + growing)
+            for again, there in _variants(op, tuple(held)):
+                for moment in moments(op.region, sets, outer, there, replay=again):
+                    yield Moment(moment.op, moment.live, moment.stash, moment.partly + growing)
         held += [v for v in kept if v not in held]
         live |= made - kept - sets.gradients
         if op.region is None:
             yield Moment(op, frozenset(live), tuple(held))
         live -= dying
+        live |= _staying(op.region) if op.region is not None else set[Value]()
         held = [v for v in held if v not in dying]
+
+
+def _variants(op: Operation, held: tuple[Value, ...]) -> list[tuple[bool, tuple[Value, ...]]]:
+    """The kinds of iterations of a repeat: whether they recompute, and what is stashed by then.
+
+    Backward runs from the last slice, so when the first slices replay, what the others took from
+    the stash is gone.
+    """
+    if not is_partial(op):
+        return [(True, held)]
+    gone = (
+        {v for i, v in enumerate(op.operands) if _is_recalled(op, i)} if FIRST in op.attrs else ()
+    )
+    return [(False, held), (True, tuple(v for v in held if v not in gone))]
+
+
+def _staying(region: Region) -> set[Value]:
+    """What the last iteration of a repeat gathers and leaves for the repeat that runs back."""
+    return {root(r) for op in region.ops if "keep" in op.attrs for r in op.results}
+
+
+def _left_by(region: Region) -> set[Value]:
+    """What the repeats of a region leave so."""
+    return {v for op in region.ops if op.region is not None for v in _staying(op.region)}
 
 
 def _carried(op: Operation) -> int:
@@ -158,11 +219,11 @@ def _owned(arg: Value) -> bool:
     return owner.definition.carries and arg.index < owner.integer("carry", 1)
 
 
-def last_users(region: Region) -> dict[Value, Operation]:
+def last_users(region: Region, ops: Sequence[Operation] | None = None) -> dict[Value, Operation]:
     """For each buffer made in (or carried into) a region: the last op of the region that uses
-    it."""
+    it, of all or of these."""
     found: dict[Value, Operation] = {}
-    for op in region.ops:
+    for op in region.ops if ops is None else ops:
         for value in op.results:
             found[root(value)] = op
         for value in _uses(op):

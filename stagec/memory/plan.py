@@ -14,7 +14,16 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ZERO, Expr, evaluate, maximum, terms, total
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ActionOp
-from stagec.memory.liveness import Moment, Sets, classify, last_users, moments, root
+from stagec.memory.liveness import (
+    Moment,
+    Sets,
+    classify,
+    device_bytes,
+    held_bytes,
+    last_users,
+    moments,
+    root,
+)
 from stagec.support.source import made_by
 
 PASS = "plan-memory"
@@ -37,9 +46,11 @@ def _plan(module: Module, func: Operation) -> None:
     static = _bytes(v for v in body.args if v.tensor.role == "param")
     optimizer = _bytes(v for v in body.args if v.tensor.role == "state")
     gradients = _bytes(sets.gradients)
-    stash = _bytes(sets.stash)
+    stash = total(held_bytes(v) for v in _sorted(sets.stash))
     working = _worst([m.bytes() for m in steps], env)
     transient = _worst([_bytes(m.live) for m in steps], env)
+    states = {v for v in body.args if v.tensor.role == "state"}
+    host = total(v.tensor.local_bytes for v in _sorted(states | sets.stash) if _on_host(v))
     _insert_frees(module, body, keep=sets.gradients | sets.static)
     b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
     b.op(
@@ -53,6 +64,7 @@ def _plan(module: Module, func: Operation) -> None:
             "stash": stash,
             "transient": transient,
             "peak": static + gradients + optimizer + (stash + transient if actions else working),
+            **({"host": host} if host != 0 else {}),
         },
         types=(),
     )
@@ -89,7 +101,15 @@ def _staged_moments(body: Region, actions: list[Operation], sets: Sets) -> Itera
 
 
 def _bytes(values: Iterable[Value]) -> Expr:
-    return total(v.tensor.local_bytes for v in sorted(values, key=lambda v: v.name))
+    return total(device_bytes(v) for v in _sorted(values))
+
+
+def _sorted(values: Iterable[Value]) -> list[Value]:
+    return sorted(values, key=lambda v: v.name)
+
+
+def _on_host(value: Value) -> bool:
+    return value.tensor.memory != "device"
 
 
 def _worst(candidates: list[Expr], env: Mapping[str, int]) -> Expr:

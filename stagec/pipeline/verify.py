@@ -11,6 +11,7 @@ from stagec.ir.verify import check_module
 from stagec.ir_spec.phases import Phase, PhaseRow, phase_named
 from stagec.sharding.local import implicit_moves
 from stagec.sharding.order import misordered
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean
 
 
@@ -50,9 +51,9 @@ def _check_placed(module: Module, problems: DiagnosticList) -> None:
 
 
 def _check_explicit(module: Module, problems: DiagnosticList) -> None:
-    facts = module.facts
+    facts, deferred = module.facts, read_strategy(module).deferred
     for op in computations(module):
-        for message in implicit_moves(op, facts):
+        for message in implicit_moves(op, facts, deferred):
             problems.error(
                 f"'{op.name}' {message}",
                 op.loc,

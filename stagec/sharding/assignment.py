@@ -35,19 +35,41 @@ def distribute(
     divide.
 
     A factor takes further axes only if the one before it is split completely; without that
-    knowledge all axes go to the first factor that they divide.
+    knowledge all axes go to the first factor.
     """
-    if len(group) == 1:
-        return {group[0]: axes}
+    shares: dict[str, Axes] = {}
+    rest = axes
     for factor in group:
         size = sizes.get(factor)
-        if size is not None and size != 1 and facts.divides(axis_size(axes), size):
-            return {factor: axes}
+        if size is not None and facts.divides(axis_size(rest), size):
+            return {**shares, factor: rest}
+        count = _completely(size, rest, facts) if size is not None else None
+        if count is None:
+            break
+        shares.update({factor: rest[:count]} if count else {})
+        rest = rest[count:]
     return {group[0]: axes}
 
 
+def _completely(size: Expr, axes: Axes, facts: Facts) -> int | None:
+    """How many of the first axes surely split a size into ones; None if not known."""
+    for count in range(len(axes) + 1):
+        parts = axis_size(axes[:count])
+        if facts.divides(parts, size) and facts.divides(size, parts):
+            return count
+    return None
+
+
+def handed_on(op: Operation, rule: Rule, deferred: Axes) -> dict[int, Axes]:
+    """Deferred axes over which one operand alone is a partial sum that the op hands on."""
+    parts = {i: op.operands[i].tensor.partial for i in rule.each}
+    sums = {i: p.axes for i, p in parts.items() if p is not None and p.kind == "sum"}
+    counts = [a for axes in sums.values() for a in axes if a in deferred]
+    return {i: tuple(a for a in axes if counts.count(a) == 1) for i, axes in sums.items()}
+
+
 def read_assignment(
-    op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts
+    op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts, deferred: Axes = ()
 ) -> dict[str, Axes]:
     """The assignment under which an op with placed results was placed.
 
@@ -60,6 +82,7 @@ def read_assignment(
             if d.axes:
                 found.update(distribute(group, d.axes, sizes, facts))
     used = {a for axes in found.values() for a in axes}
+    used |= {a for axes in handed_on(op, rule, deferred).values() for a in axes}
     for factor, axes in _hidden(op, rule, sizes, facts, used).items():
         keep = tuple(a for a in axes if a not in used)
         if factor not in found and keep:  # an axis splits one factor: the first that has it

@@ -15,14 +15,17 @@ from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.comm import AllGather
-from stagec.sharding.assignment import read_assignment, required_splits
+from stagec.ir_spec.ops.comm import AllGather, AllReduce, Collective, ReduceScatter
+from stagec.sharding.assignment import handed_on, read_assignment, required_splits
 from stagec.sharding.local import place_from_operands
 from stagec.sharding.reshard import Axes, NoPlanError, Step, plan
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.support.source import made_by
 
 PASS = "insert-collectives"
+#: What is kept for backward in any case: the parts of a sum are no smaller than the sum.
+_REDUCTIONS = (AllReduce, ReduceScatter)
 _Key = tuple[Value, tuple[Axes, ...], Axes, str, Region]
 
 
@@ -34,14 +37,14 @@ def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
     """
     for func in module.functions:
         _Inserter(module, save_gathered).region(func.body)
-        if save_gathered:
-            _keep_gathered(func.body)
+        _keep_moved(func.body, (*_REDUCTIONS, *((AllGather,) if save_gathered else ())))
 
 
 class _Inserter:
     def __init__(self, module: Module, save_gathered: bool) -> None:
         self._module = module
         self._facts = module.facts
+        self._deferred = read_strategy(module).deferred
         self._save_gathered = save_gathered
         self._cache: dict[_Key, Value] = {}
 
@@ -57,12 +60,14 @@ class _Inserter:
     # -- what each user needs ----------------------------------------------------------------------
 
     def _rule_op(self, op: Operation, rule: Rule) -> None:
-        assignment = read_assignment(op, rule, factor_sizes(op, rule), self._facts)
+        sizes = factor_sizes(op, rule)
+        assignment = read_assignment(op, rule, sizes, self._facts, self._deferred)
+        alone = handed_on(op, rule, self._deferred)
         passing = tuple(a for a in _passed(op, rule))
         if len(rule.linear) > 2 and not any(rule.operands):
             self._reduce_in_groups(op, passing)
         for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=False)):
-            partial = passing if i in rule.linear else ()
+            partial = passing if i in rule.linear else alone.get(i, ())
             self._require(op, i, value, required_splits(shape, assignment), partial)
         if op.definition.collective_phase:
             return  # placed as its type says; the steps above bring its operand there
@@ -113,7 +118,8 @@ class _Inserter:
         if [d.axes for d in have.dims] == list(splits) and keep == have.partial_axes:
             return
         phase = op.definition.collective_phase or op.phase
-        shared = "" if self._save_gathered or is_parameter(value) else phase
+        anyone = self._save_gathered or is_parameter(value) or have.partial is not None
+        shared = "" if anyone else phase
         home = value.region if op.parent is None else op.parent
         region: Region | None = home
         while region is not None:  # an earlier user in this region or around it has it already
@@ -181,41 +187,41 @@ def _passed(op: Operation, rule: Rule) -> Axes:
     )
 
 
-def _keep_gathered(region: Region) -> None:
-    """Stash the gathered value instead of the split one where backward would gather the same
+def _keep_moved(region: Region, kinds: tuple[type[Collective], ...]) -> None:
+    """Stash what a collective of these kinds gave in forward where backward would ask for the same
     again."""
     for op in region.ops:
-        if op.region is None or not op.definition.carries:
-            if op.region is not None:
-                _keep_gathered(op.region)
+        if op.region is None:
             continue
-        carry = op.integer("carry", 1)
-        for index in range(carry, len(op.results)):
-            _keep_one(op, index)
+        if not op.definition.carries:
+            _keep_moved(op.region, kinds)
+            continue
+        for index in range(op.integer("carry", 1), len(op.results)):
+            _keep_one(op, index, kinds)
 
 
-def _keep_one(op: Operation, index: int) -> None:
+def _keep_one(op: Operation, index: int, kinds: tuple[type[Collective], ...]) -> None:
     end = op.body.terminator
-    stashed = end.operands[index]
-    gathers = [
-        u for u, _ in stashed.uses if isinstance(u.definition, AllGather) and len(u.operands) == 1
+    moves = [
+        u
+        for u, _ in end.operands[index].uses
+        if isinstance(u.definition, kinds) and len(u.operands) == 1
     ]
     for user, slot in list(op.results[index].uses):
         if user.region is None:
             continue
         arg = user.body.args[slot]
         again = [u for u, _ in arg.uses]
-        for gather in gathers:
-            if again and all(
-                u.name == gather.name
-                and u.attrs.get("dim") == gather.attrs["dim"]
-                and u.attrs.get("over") == gather.attrs["over"]
-                for u in again
-            ):
-                end.set_operand(index, gather.result)
-                op.results[index].type = gather.result.tensor.stacked(op.expr("count"))
-                arg.type = gather.result.tensor
+        for move in moves:
+            if again and all(_same_move(u, move) for u in again):
+                end.set_operand(index, move.result)
+                op.results[index].type = move.result.tensor.stacked(op.expr("count"))
+                arg.type = move.result.tensor
                 for u in again:
                     u.result.replace_with(arg)
                     u.erase()
                 break
+
+
+def _same_move(a: Operation, b: Operation) -> bool:
+    return a.name == b.name and all(a.attrs.get(n) == b.attrs.get(n) for n in ("dim", "over"))

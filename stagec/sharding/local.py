@@ -9,7 +9,13 @@ from stagec.ir.facts import Facts
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import Partial, TensorType, Type
 from stagec.ir_spec.ops.structure import RegionOp
-from stagec.sharding.assignment import distribute, read_assignment, required_splits, split_of
+from stagec.sharding.assignment import (
+    distribute,
+    handed_on,
+    read_assignment,
+    required_splits,
+    split_of,
+)
 from stagec.sharding.propagate import passing_partial
 
 
@@ -40,7 +46,7 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
         )
 
 
-def implicit_moves(op: Operation, facts: Facts) -> Iterator[str]:
+def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) -> Iterator[str]:
     """Messages for operands that the op needs placed otherwise than they are."""
     if op.region is not None:
         yield from _bound_otherwise(op)
@@ -51,10 +57,12 @@ def implicit_moves(op: Operation, facts: Facts) -> Iterator[str]:
         or not all(isinstance(v.type, TensorType) for v in op.operands)
     ):
         return
-    assignment = read_assignment(op, rule, factor_sizes(op, rule), facts)
+    assignment = read_assignment(op, rule, factor_sizes(op, rule), facts, deferred)
+    alone = handed_on(op, rule, deferred)
     for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=True)):
         splits = list(required_splits(shape, assignment))
-        passed = op.results[0].tensor.partial_axes if i in rule.linear and op.results else ()
+        linear = i in rule.linear and op.results
+        passed = op.results[0].tensor.partial_axes if linear else alone.get(i, ())
         if [d.axes for d in value.tensor.dims] != splits:
             wanted = value.tensor.with_splits(splits)
             yield f"needs %{value.name} as {wanted}, but it is {value.type}"

@@ -17,7 +17,8 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Group, Rule
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
-from stagec.sharding.assignment import distribute
+from stagec.sharding.assignment import distribute, handed_on
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error, note
 
 Split = tuple[AxisUse, ...]
@@ -51,6 +52,7 @@ class _Propagation:
         self._facts: Facts = module.facts
         self._region = region
         self._order = module.mesh.axes if module.mesh else ()
+        self._deferred = read_strategy(module).deferred
         self._env = module.env
         self._weights: dict[Expr, int] = {}
         self._nodes: dict[Operation, _Node] = {}
@@ -314,6 +316,9 @@ class _Propagation:
     def _passing(self, node: _Node) -> frozenset[str]:
         """Axes over which all linear operands are unreduced: the op hands the parts on, it does not
         split them."""
+        if node.rule.each and self._deferred:
+            alone = [a for i in node.rule.each for a in self._unreduced(node.op.operands[i])]
+            return frozenset(a for a in alone if a in self._deferred and alone.count(a) == 1)
         if not node.rule.linear:
             return frozenset()
         parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
@@ -366,14 +371,19 @@ class _Propagation:
                 value.type = _settled(pin, self.split(value), pin.partial)
                 continue
             splits = [node.split(g) for g in node.rule.results[value.index]]
-            value.type = _settled(value.tensor, splits, _partial(node, value.index, self._order))
+            value.type = _settled(value.tensor, splits, self._partial(node, value.index))
+
+    def _partial(self, node: _Node, index: int) -> Partial | None:
+        return _partial(node, index, self._order, self._deferred)
 
     def _write_region_results(self, op: Operation) -> None:
         for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
             value.type = type_
 
 
-def _partial(node: _Node, index: int, order: Sequence[str]) -> Partial | None:
+def _partial(
+    node: _Node, index: int, order: Sequence[str], deferred: tuple[str, ...]
+) -> Partial | None:
     """What is unreduced in a result: contracted split factors, and partial sums that all operands
     hand on."""
     contracted = node.rule.contracted(index) - node.rule.special
@@ -382,15 +392,18 @@ def _partial(node: _Node, index: int, order: Sequence[str]) -> Partial | None:
             u.axis for f in node.rule.factors if f in contracted for u in node.axes.get(f, ())
         )
     )
-    common = passing_partial(node.op, node.rule)
+    common = passing_partial(node.op, node.rule, deferred)
     used = {u.axis for uses in node.axes.values() for u in uses}
     axes += tuple(a for a in common if a not in used)
     return Partial(node.rule.reduction, tuple(sorted(axes, key=order.index))) if axes else None
 
 
-def passing_partial(op: Operation, rule: Rule) -> tuple[str, ...]:
+def passing_partial(op: Operation, rule: Rule, deferred: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Axes over which all linear operands are partial sums, so that the op may work on the
-    parts."""
+    parts; or one operand alone, if they are deferred."""
+    if rule.each:
+        alone = handed_on(op, rule, deferred)
+        return tuple(a for i in sorted(alone) for a in alone[i])
     parts = [op.operands[i].tensor.partial for i in sorted(rule.linear)]
     if not parts or any(p is None or p.kind != "sum" for p in parts):
         return ()

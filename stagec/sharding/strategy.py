@@ -17,11 +17,22 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """Dimensions of these names are split over the axes; `rest`: only between blocks."""
+    """Dimensions of these names are split over the axes; `rest`: only between blocks; `of`: only
+    those of the values named."""
 
     dims: tuple[str, ...]
     over: Axes
     rest: bool
+    loc: Loc = UNKNOWN
+    of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRule:
+    """The values named are whole in the dimensions of these names."""
+
+    dims: tuple[str, ...]
+    of: tuple[str, ...]
     loc: Loc = UNKNOWN
 
 
@@ -57,21 +68,40 @@ class PipelineRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Recompute:
+    """What backward computes again: by policy, or the results of these ops; in all blocks, in the
+    first `layers`, or in every `every`-th."""
+
+    policy: str = "none"
+    ops: tuple[str, ...] = ()
+    layers: int = 0
+    every: int = 0
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """What a strategy says; the defaults are those of one device."""
 
     splits: tuple[SplitRule, ...] = ()
+    whole: tuple[WholeRule, ...] = ()
     gathered: tuple[str, ...] = ()
+    deferred: Axes = ()
     exchanged: tuple[tuple[str, tuple[str, ...]], ...] = ()
     rings: tuple[RingRule, ...] = ()
     zero: int = 0
     zero_axes: Axes = ()
+    reshard: str = "always"
+    prefetch: int = 1
     microbatches: int = 1
     batch: str = "B"
     pipeline: PipelineRule | None = None
     dtypes: Dtypes = field(default_factory=Dtypes)
     save_gathered: bool = False
-    recompute: str = "none"
+    blocking: Axes = ()
+    recompute: Recompute = field(default_factory=Recompute)
+    offload: tuple[str, ...] = ()
+    copy_nodes: bool = False
     bucket: int = 0
     optimizer: str = "adamw"
     clip: Expr = field(default_factory=lambda: const(1))
@@ -88,7 +118,7 @@ def read_strategy(module: Module) -> Strategy:
         )
     if not found or found[0].region is None:
         return Strategy()
-    fields: dict[str, Any] = {"loc": found[0].loc, "splits": ()}
+    fields: dict[str, Any] = {"loc": found[0].loc, "splits": (), "whole": ()}
     for op in found[0].region.ops:
         _statement(op, fields)
     return Strategy(**fields)
@@ -97,9 +127,11 @@ def read_strategy(module: Module) -> Strategy:
 def _statement(op: Operation, fields: dict[str, Any]) -> None:
     """Add what one statement says."""
     if op.name == "stg.split":
-        rule = SplitRule(op.names("dims"), op.names("over"), op.text("at") == "rest", op.loc)
-        known = fields["splits"]
-        fields["splits"] = (*known, rule) if isinstance(known, tuple) else (rule,)
+        rest, of = op.text("at") == "rest", op.names("of")
+        rule = SplitRule(op.names("dims"), op.names("over"), rest, op.loc, of)
+        fields["splits"] = (*fields["splits"], rule)
+    elif op.name == "stg.gather" and op.names("of"):
+        fields["whole"] = (*fields["whole"], WholeRule(op.names("dims"), op.names("of"), op.loc))
     elif op.name in _STATEMENTS:
         fields.update(_STATEMENTS[op.name](op))
     else:
@@ -136,11 +168,17 @@ def _pipeline(op: Operation) -> dict[str, Any]:
 #: what each statement sets of a `Strategy`
 _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     "stg.gather": lambda op: {"gathered": op.names("dims")},
+    "stg.defer": lambda op: {"deferred": op.names("over")},
     "stg.exchange": lambda op: {"exchanged": ((op.text("dim"), op.names("into")),)},
     "stg.ring": lambda op: {
         "rings": (RingRule(op.text("dim"), op.text("order", "zigzag"), op.loc),)
     },
-    "stg.shard_params": lambda op: {"zero": op.integer("zero"), "zero_axes": op.names("over")},
+    "stg.shard_params": lambda op: {
+        "zero": op.integer("zero"),
+        "zero_axes": op.names("over"),
+        "reshard": op.text("reshard", "always"),
+        "prefetch": op.integer("prefetch", 1),
+    },
     "stg.microbatches": lambda op: {
         "microbatches": op.integer("count"),
         "batch": op.text("split", "B"),
@@ -148,7 +186,17 @@ _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     "stg.pipeline": _pipeline,
     "stg.dtypes": _dtypes,
     "stg.tp_inputs": lambda op: {"save_gathered": op.text("policy") == "save_gathered"},
-    "stg.recompute": lambda op: {"recompute": op.text("policy")},
+    "stg.blocking": lambda op: {"blocking": op.names("over")},
+    "stg.recompute": lambda op: {
+        "recompute": Recompute(
+            op.text("policy", "none"),
+            op.names("ops"),
+            op.integer("layers", 0),
+            op.integer("every", 0),
+            op.loc,
+        )
+    },
+    "stg.offload": lambda op: {"offload": op.names("what"), "copy_nodes": op.flag("nodes")},
     "stg.bucket": lambda op: {"bucket": op.integer("bytes")},
     "stg.optimizer": _optimizer,
 }

@@ -10,8 +10,9 @@ class Node:
     """One node: a computation (`flops`, `size` bytes touched), a collective over `group` (`size`
     bytes of the full buffer), or one end of a message of `size` bytes.
 
-    A message goes along the axis `over` to the coordinate that is `by` more; `kind` is then `send`
-    or `recv`, and both ends have the same `tag`.
+    Computations wait for a `blocking` collective in the order of issue. A message goes along the
+    axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and both ends
+    have the same `tag`.
     """
 
     kind: str
@@ -22,6 +23,7 @@ class Node:
     matmul: int = 0
     out: int = 0
     group: tuple[str, ...] = ()
+    blocking: bool = False
     over: str = ""
     by: int = 0
     tag: int = 0

@@ -13,6 +13,7 @@ from itertools import islice
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
+from stagec.ir.replay import replays
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
 from stagec.support.diagnostics import error
@@ -75,6 +76,7 @@ class _Unroller:
         self._order: list[Node] = []
         self._bucketed: list[Bucketed] = []
         self._prefix = ""
+        self._replays = True
         self._costs: dict[Operation, dict[str, int]] = {}
         self._sent: Counter[tuple[str, Channel]] = Counter()
         self._posted: Node | None = None  # what a receive without operands waits for
@@ -85,10 +87,17 @@ class _Unroller:
         """All nodes in their final order, with identifiers and control dependencies."""
         order = with_buckets(self._order, self._bucketed)
         previous: dict[bool, Node] = {}
+        waiting: Node | None = None  # a blocking collective that no computation follows yet
         for number, node in enumerate(order, 1):
             node.id = number
             if node.is_message:
                 continue
+            if node.blocking:
+                node.after += [previous[False]] if False in previous else []
+                waiting = node
+            elif waiting is not None and not node.is_collective:
+                node.after.append(waiting)
+                waiting = None
             before = previous.get(node.is_collective)
             if before is not None:
                 node.after.append(before)
@@ -108,6 +117,9 @@ class _Unroller:
         return [self._refs.get(v) for v in region.terminator.operands]
 
     def _op(self, op: Operation) -> None:
+        if op.name == "et.recall":
+            self._refs[op.result] = self._refs.get(op.operands[0 if self._replays else 1])
+            return
         if op.region is not None:
             run = self._repeat if op.name == "et.repeat" else self._accumulate
             self._refs.update(zip(op.results, run(op, op.region), strict=True))
@@ -123,37 +135,42 @@ class _Unroller:
     def _repeat(self, op: Operation, region: Region) -> list[Ref]:
         count, carry = self._number(op, "count"), op.integer("carry", 1)
         early = frozenset(o for o in region.ops if "ahead" in o.attrs)
+        ahead = max((self._number(o, "ahead") for o in early), default=0)
         inputs = [self._refs.get(v) for v in op.operands]
-        carried, prefix = inputs[:carry], self._prefix
+        carried, prefix, outer = inputs[:carry], self._prefix, self._replays
         order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
         stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
-        ready: dict[Value, Ref] = {}
+        ready: list[dict[Value, Ref]] = []
         for step, i in enumerate(order):
-            if step == 0:
-                ready = self._prefetch(early, prefix, i)
-            current, ready = ready, {}
-            if step + 1 < count:
-                ready = self._prefetch(early, prefix, order[step + 1])
+            while len(ready) < min(step + ahead + 1, count):
+                ready.append(self._prefetch(early, prefix, order[len(ready)], len(ready)))
             self._prefix = f"{prefix}L{i}/"
             self._refs.update(
                 zip(region.args, carried + [item(r, i) for r in inputs[carry:]], strict=True)
             )
-            self._refs.update(current)
-            yielded = self.region(region, early)
+            self._refs.update(ready[step])
+            self._replays = replays(op, i)
+            again = frozenset(o for o in region.ops if o.phase == "recompute")
+            yielded = self.region(region, early if self._replays else early | again)
             carried = yielded[:carry]
             for stack, ref in zip(stacks, yielded[carry:], strict=True):
                 stack[i] = ref
-        self._prefix = prefix
+        self._prefix, self._replays = prefix, outer
         last = order[-1] if count else 0
         return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
 
-    def _prefetch(self, early: frozenset[Operation], prefix: str, i: int) -> dict[Value, Ref]:
-        """Issue the parameter gathers of iteration i now: one iteration early, not at the start of
-        the step."""
+    def _prefetch(
+        self, early: frozenset[Operation], prefix: str, i: int, step: int
+    ) -> dict[Value, Ref]:
+        """Issue the parameter gathers of iteration i, the `step`th that runs, now: iterations
+        early, not at the start of the step."""
         found: dict[Value, Ref] = {}
         last = self._last_computation() if early else None
         self._prefix = f"{prefix}L{i}/"
         for op in sorted(early, key=lambda o: o.position()):
+            if step < self._number(op, "kept"):
+                found[op.result] = None  # still there from forward, for whose end all waits
+                continue
             node = self._collective(op)
             if isinstance(node, Node) and last is not None:
                 node.after.append(last)
@@ -276,6 +293,7 @@ class _Unroller:
             op.phase,
             size,
             group=group_axes(op),
+            blocking=op.flag("blocking"),
             deps=self._deps(op),
         )
         self._order.append(node)

@@ -14,6 +14,7 @@ from stagec.ir.expr import Expr, const, evaluate, symbol, total
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.infer import infer_op
 from stagec.ir.module import Module
+from stagec.ir.opdef import Registry
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
@@ -68,12 +69,15 @@ def _check_names(module: Module, strategy: Strategy) -> None:
                 op.loc,
                 remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
             )
-    named = [*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)]
-    if strategy.pipeline is not None:
-        named.append(SplitRule((), (strategy.pipeline.over,), True, strategy.pipeline.loc))
-    for rule in named:
+    whole = (SplitRule(r.dims, (), False, r.loc, r.of) for r in strategy.whole)
+    pipeline = (strategy.pipeline.over,) if strategy.pipeline is not None else ()
+    named = (strategy.zero_axes, strategy.deferred, strategy.blocking, pipeline)
+    axes_only = (SplitRule((), over, True, strategy.loc) for over in named)
+    for rule in (*strategy.splits, *whole, *axes_only):
         _check_rule(rule, axes, module.symbols, problems)
+        _check_values(rule, module.main.body, problems)
     problems.check()
+    _check_recompute(module, strategy)
     used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
     used |= {a for arg in module.main.body.args for a in arg.tensor.axes}
     used |= {strategy.pipeline.over} if strategy.pipeline is not None else set()
@@ -107,6 +111,46 @@ def _check_rule(
             )
 
 
+def _check_recompute(module: Module, strategy: Strategy) -> None:
+    """Refuse names of ops of which the model's blocks have none, and offloading what only some
+    blocks stash."""
+    what = strategy.recompute
+    if "activations" in strategy.offload and (what.layers or what.every):
+        raise error(
+            "activations that only some layers stash cannot be offloaded yet",
+            what.loc,
+            remedy="recompute in all layers, or in none",
+        )
+    repeats = [op for op in module.main.body.walk() if op.definition.carries]
+    inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
+    known = sorted({op.name.partition(".")[2] for op in inside})
+    for name in what.ops:
+        if name not in known:
+            raise error(
+                f"no block of the model has an op '{name}' to compute again",
+                what.loc,
+                remedy=did_you_mean(name, known) or f"its ops are: {', '.join(known)}",
+            )
+
+
+def _check_values(rule: SplitRule, body: Region, problems: DiagnosticList) -> None:
+    """Refuse names of values that there are not, and values without such a dimension."""
+    known = {v.name: v for region in _regions(body) for v in _values(region)} if rule.of else {}
+    for name in rule.of:
+        if name not in known:
+            problems.error(
+                f"the model has no value '%{name}'",
+                rule.loc,
+                remedy=did_you_mean(name, known) or "'stagec models NAME' prints the model's text",
+            )
+        elif not _symbols(known[name].tensor) & set(rule.dims):
+            problems.error(
+                f"%{name} has no dimension {', '.join(rule.dims)}: {known[name].type}",
+                rule.loc,
+                remedy="name a dimension that it has",
+            )
+
+
 class _Applier:
     def __init__(self, module: Module, strategy: Strategy) -> None:
         self._module, self._strategy = module, strategy
@@ -120,10 +164,11 @@ class _Applier:
         if self._strategy.microbatches > 1 or self._strategy.pipeline is not None:
             self._accumulate()
         for arg in self._body.args:
-            arg.type = self._place(arg.tensor, rest=arg.tensor.role == "param")
+            arg.type = self._place(arg.tensor, rest=arg.tensor.role == "param", name=arg.name)
         self._shard_parameters()
         if any(rule.rest for rule in self._strategy.splits):
             self._place_carried(self._body)
+        self._place_named()
         for name in self._strategy.gathered:
             self._gather(name)
         for name, into in self._strategy.exchanged:
@@ -206,15 +251,17 @@ class _Applier:
 
     # -- placements --------------------------------------------------------------------------------
 
-    def _place(self, type_: TensorType, *, rest: bool) -> TensorType:
-        """Split dimensions by name. A placement that the model pins wins; an axis is used once."""
+    def _place(self, type_: TensorType, *, rest: bool, name: str = "") -> TensorType:
+        """Split dimensions by name. A placement that the model pins wins, then statements that name
+        the value; an axis is used once."""
         used = set(type_.axes)
         dims = list(type_.dims)
-        for rule in self._strategy.splits:
-            if rule.rest and not rest:
+        whole = {n for rule in self._strategy.whole if name in rule.of for n in rule.dims}
+        for rule in sorted(self._strategy.splits, key=lambda r: name not in r.of):
+            if name not in rule.of and (rule.of or (rule.rest and not rest)):
                 continue
             for i, d in enumerate(dims):
-                if not _concerns(rule, d) or used & set(rule.over):
+                if not _concerns(rule, d) or used & set(rule.over) or d.size.symbols & whole:
                     continue
                 batch = self._strategy.batch == d.size.symbol_name
                 parts = self._strategy.microbatches if batch else 1
@@ -242,8 +289,26 @@ class _Applier:
                 continue
             if op.definition.carries:
                 for arg in op.body.args[: op.integer("carry", 1)]:
-                    arg.type = self._place(arg.tensor, rest=True)
+                    arg.type = self._place(arg.tensor, rest=True, name=arg.name)
             self._place_carried(op.body)
+
+    def _place_named(self) -> None:
+        """Pin the values inside the function that statements name; gradients find their own place.
+
+        Carried values get a type, all others a `stg.place`.
+        """
+        named = {name: rule.loc for rule in self._strategy.whole for name in rule.of}
+        named |= {name: rule.loc for rule in self._strategy.splits for name in rule.of}
+        inside = [v for region in _regions(self._body) for v in _values(region)]
+        for value in inside:
+            if value.name not in named or value.owner is self._body:
+                continue
+            rest = isinstance(value.owner, Region)
+            type_ = self._place(value.tensor.unplaced(), rest=rest, name=value.name)
+            if isinstance(value.owner, Region) and _is_carried(value):
+                value.type = type_
+            else:
+                _pin(self._module.registry, value, type_, made_by(PASS, named[value.name]))
 
     # -- ops for which a split is special ----------------------------------------------------------
 
@@ -299,6 +364,24 @@ class _Applier:
             else:
                 dims.append(d)
         return replace(placed, dims=tuple(dims))
+
+
+def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
+    """Give all users of a value a pinned one in its place."""
+    users, owner = list(value.uses), value.owner
+    b = (
+        Builder(registry, owner, 0, loc=loc)
+        if isinstance(owner, Region)
+        else Builder.after(registry, owner, loc=loc)
+    )
+    pinned = b.value("stg.place", [value], type=type_, hint=value.name)
+    for user, index in users:
+        user.set_operand(index, pinned)
+
+
+def _is_carried(arg: Value) -> bool:
+    owner = arg.region.owner
+    return owner.definition.carries and arg.index < owner.integer("carry", 1)
 
 
 def _concerns(rule: SplitRule, d: Dim) -> bool:

@@ -6,19 +6,21 @@ result; any other is computed again in the backward region, from what is kept.
 
 from __future__ import annotations
 
+from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import terms
+from stagec.ir.expr import const, terms
 from stagec.ir.opdef import Registry
+from stagec.ir.replay import EVERY, FIRST
 from stagec.ir.types import TensorType
+from stagec.sharding.strategy import Recompute
 from stagec.support.source import made_by
 
 PASS = "recompute"
-POLICIES = ("none", "selective", "full", "full_replay")
 
 
-def hand_over(registry: Registry, forward: Operation, back: Operation, policy: str) -> None:
+def hand_over(registry: Registry, forward: Operation, back: Operation, what: Recompute) -> None:
     """Give the backward region all that it uses of the forward region, in place."""
-    _HandOver(registry, forward, back, policy).run()
+    _HandOver(registry, forward, back, what).run()
 
 
 def is_quadratic(type_: TensorType) -> bool:
@@ -28,9 +30,10 @@ def is_quadratic(type_: TensorType) -> bool:
 
 class _HandOver:
     def __init__(
-        self, registry: Registry, forward: Operation, back: Operation, policy: str
+        self, registry: Registry, forward: Operation, back: Operation, what: Recompute
     ) -> None:
-        self._registry, self._forward, self._back, self._policy = registry, forward, back, policy
+        self._registry, self._forward, self._back, self._what = registry, forward, back, what
+        self._recalled: dict[Value, Value] = {}
         self._carry = forward.integer("carry", 1)
         self._inside: dict[Value, Value] = {}
         self._place = back.body.terminator  # recomputed operations go before this one
@@ -40,15 +43,30 @@ class _HandOver:
             self._place = self._outermost(op)
             for index, value in enumerate(op.operands):
                 if value.region is self._forward.body:
-                    op.set_operand(index, self._get(value))
-        if self._policy == "full_replay":
+                    op.set_operand(index, self._use(value))
+        if self._what.policy == "full_replay":
             self._replay_rest()
+        for name, number in ((FIRST, self._what.layers), (EVERY, self._what.every)):
+            if number and any(op.phase == "recompute" for op in self._back.body.ops):
+                self._back.attrs[name] = const(number)
 
     def _outermost(self, op: Operation) -> Operation:
         """The operation of the backward region itself that contains this one."""
         while op.parent is not None and op.parent is not self._back.body:
             op = op.parent.owner
         return op
+
+    def _use(self, value: Value) -> Value:
+        """What backward uses for a forward value: where only some iterations recompute, the others
+        take it from the stash."""
+        again = self._get(value)
+        if again.producer is None or not (self._what.layers or self._what.every):
+            return again
+        if value not in self._recalled:
+            b = Builder.before(self._registry, self._place, phase="backward")
+            stashed = self._bind(value, self._stash(value))
+            self._recalled[value] = b.value("stg.recall", [again, stashed], hint=value.name)
+        return self._recalled[value]
 
     def _get(self, value: Value) -> Value:
         """The value in the backward region that stands for one of the forward region."""
@@ -65,9 +83,14 @@ class _HandOver:
 
     def _keeps(self, value: Value) -> bool:
         """Whether the policy stashes a value; regions are never computed again."""
-        if value.producer is None or value.producer.region is not None or self._policy == "none":
+        op, what = value.producer, self._what
+        if op is None or op.region is not None:
             return True
-        return self._policy == "selective" and not is_quadratic(value.tensor)
+        if what.ops:
+            return op.name.partition(".")[2] not in what.ops
+        if what.policy == "selective":
+            return not is_quadratic(value.tensor)
+        return what.policy == "none"
 
     def _bind(self, value: Value, outer: Value) -> Value:
         self._back.add_operand(outer)

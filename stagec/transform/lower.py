@@ -15,6 +15,7 @@ from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import NODE, axis_size
 from stagec.ir_spec.ops.comm import Collective, Shift
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 
 
@@ -40,6 +41,10 @@ def _lower(module: Module, func: Operation) -> None:
     func.erase()
 
 
+#: Phases whose collectives move activations and their gradients.
+_ACTIVATIONS = ("forward", "backward", "recompute")
+
+
 def _elements(parameters: list[Value]) -> Expr:
     return total(p.tensor.elements for p in parameters)
 
@@ -47,6 +52,9 @@ def _elements(parameters: list[Value]) -> Expr:
 class _Lowering:
     def __init__(self, module: Module) -> None:
         self._registry = module.registry
+        strategy = read_strategy(module)
+        self._prefetch, self._copy_nodes = strategy.prefetch, strategy.copy_nodes
+        self._blocking = frozenset(strategy.blocking)
         self._nodes: dict[Value, Value] = {}
         self._channels: dict[Operation, int] = {}
         self._idle = False  # inside iterations that a rank sits out
@@ -74,24 +82,29 @@ class _Lowering:
             self._repeated(op, op.region, b)
         elif isinstance(op.definition, SendOp | RecvOp):
             self._message(op, b)
-        elif op.definition.free:
-            for result in op.results:  # a view: whoever uses it depends on what it views
-                if (
-                    op.operands
-                    and op.operands[min(result.index, len(op.operands) - 1)] in self._nodes
-                ):
-                    self._nodes[result] = self._nodes[
-                        op.operands[min(result.index, len(op.operands) - 1)]
-                    ]
+        elif op.definition.recalls:
+            again, stashed = self._deps(op.operands)
+            self._nodes[op.result] = b.value("et.recall", [again, stashed], hint=op.result.name)
+        elif op.definition.free or not (op.definition.computes or self._copy_nodes):
+            self._view(op)
         elif op.results:
-            if isinstance(op.definition, Shift):
-                node = self._shift(op, op.definition, b)
-            elif isinstance(op.definition, Collective):
-                node = self._collective(op, op.definition, b)
-            else:
-                node = self._computation(op, b)
+            node = self._node(op, b)
             for result in op.results:
                 self._nodes[result] = node
+
+    def _view(self, op: Operation) -> None:
+        """Whoever uses a view depends on what it views."""
+        for result in op.results if op.operands else ():
+            viewed = op.operands[min(result.index, len(op.operands) - 1)]
+            if viewed in self._nodes:
+                self._nodes[result] = self._nodes[viewed]
+
+    def _node(self, op: Operation, b: Builder) -> Value:
+        if isinstance(op.definition, Shift):
+            return self._shift(op, op.definition, b)
+        if isinstance(op.definition, Collective):
+            return self._collective(op, op.definition, b)
+        return self._computation(op, b)
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
         """Repeat, accumulate and action keep their shape; what is no node (a constant) is not
@@ -203,7 +216,11 @@ class _Lowering:
             attrs["bucket"] = op.expr("bucket")
             attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)
         if all(map(is_parameter, op.operands)) and _is_repeated(op):
-            attrs["ahead"] = 1
+            attrs["ahead"] = self._prefetch
+            if op.integer("kept", 0):
+                attrs["kept"] = op.expr("kept")
+        if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:
+            attrs["blocking"] = True
         return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
 
 

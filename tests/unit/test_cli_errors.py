@@ -154,7 +154,7 @@ JOBS: dict[str, tuple[list[str], str]] = {
     "mesh twice": (["--mesh", "dp=2", "--dp", "2"], "--mesh and --dp"),
     "axis named as a symbol": (["--mesh", "S=2"], "'S'"),
     "open axis": (["--mesh", "dp,tp=2"], "no value for dp"),
-    "pipeline": (["--pp", "2"], "not there yet"),
+    "pipeline": (["--pp", "2", "--schedule", "1f2b"], "no schedule"),
     "context": (["--cp-mode", "ulysses", "--cp-order", "plain"], "is for --cp-mode ring"),
     "experts": (["--ep", "2"], "not there yet"),
     "too many layers": (["--set", "L=9000000000000000000"], ""),

@@ -1,0 +1,40 @@
+"""Recomputation in some iterations only: which iterations of a backward repeat replay forward.
+
+A repeat says so by `replay_first = N` (the first N slices) or `replay_every = N` (every N-th); one
+without either replays in all. Slices are counted from 0, whatever the direction.
+"""
+
+from __future__ import annotations
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, call, const
+
+FIRST, EVERY = "replay_first", "replay_every"
+
+
+def is_partial(repeat: Operation | None) -> bool:
+    """Whether only some iterations of a repeat recompute."""
+    return repeat is not None and (FIRST in repeat.attrs or EVERY in repeat.attrs)
+
+
+def replays(repeat: Operation, index: int) -> bool:
+    """Whether the iteration of slice `index` recomputes."""
+    if FIRST in repeat.attrs:
+        return index < repeat.integer(FIRST)
+    return EVERY not in repeat.attrs or index % repeat.integer(EVERY) == repeat.integer(EVERY) - 1
+
+
+def replayed(repeat: Operation) -> Expr:
+    """The number of iterations that recompute."""
+    count = repeat.expr("count")
+    if FIRST in repeat.attrs:
+        return call("min", [count, repeat.expr(FIRST)])
+    if EVERY in repeat.attrs:
+        every = const(repeat.integer(EVERY))
+        return (count - count % every) / every
+    return count
+
+
+def stashed(repeat: Operation) -> Expr:
+    """The number of iterations that take from the stash what others recompute."""
+    return repeat.expr("count") - replayed(repeat)

@@ -1,0 +1,118 @@
+"""Offloading: what lives in host memory, and the copies that bring it to the device and back.
+
+Activations that a repeat stashes go to the host as soon as they are there and come back where the
+repeat that runs back uses them first. Optimizer state is copied in before each update and
+out after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.module import Module, is_parameter
+from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.comm import Collective
+from stagec.support.source import made_by
+
+PASS = "offload"
+HOST, DEVICE = "host", "device"
+
+
+def offload(module: Module, what: Collection[str]) -> None:
+    """Move what the strategy names to host memory, in place: activations, optimizer or both."""
+    for func in module.functions:
+        if "activations" in what:
+            _activations(module, func.body)
+        if "optimizer" in what:
+            _states(module, func.body)
+
+
+def _moved(value: Value, memory: str) -> TensorType:
+    return replace(value.tensor, memory=memory)
+
+
+# -- activations -----------------------------------------------------------------------------------
+
+
+def _activations(module: Module, region: Region) -> None:
+    for op in region.ops:
+        if op.region is None:
+            continue
+        if not op.definition.carries:
+            _activations(module, op.region)
+        elif op.phase == "forward":
+            for index in range(op.integer("carry", 1), len(op.results)):
+                _stashed(module, op, index)
+
+
+def _stashed(module: Module, repeat: Operation, index: int) -> None:
+    """Move one stacked result of a repeat; gathered parameters are none of the activations."""
+    stack, end = repeat.results[index], repeat.body.terminator
+    value = end.operands[index]
+    users = [(u, i) for u, i in stack.uses if u.definition.carries and u.phase == "backward"]
+    if len(users) != len(stack.uses) or not users or _is_gathered_parameter(value):
+        return
+    b = _after(module, value)
+    copy = b.value("stg.copy", [value], {"to": HOST}, hint=f"{value.name}_host")
+    end.set_operand(index, copy)
+    stack.type = _moved(stack, HOST)
+    for user, slot in users:
+        arg = user.body.args[slot]
+        there = list(arg.uses)
+        arg.type = _moved(arg, HOST)
+        first = min((_in_region(op, user.body) for op, _ in there), key=lambda op: op.position())
+        before = Builder.before(
+            module.registry, first, loc=made_by(PASS, arg.loc), phase=user.phase
+        )
+        back = before.value("stg.copy", [arg], {"to": DEVICE}, hint=arg.name)
+        for op, i in there:
+            op.set_operand(i, back)
+
+
+def _after(module: Module, value: Value) -> Builder:
+    """A builder where a value has just been made."""
+    loc = made_by(PASS, value.loc)
+    if isinstance(value.owner, Region):
+        return Builder(module.registry, value.owner, 0, loc=loc)
+    return Builder.after(module.registry, value.owner, loc=loc)
+
+
+def _in_region(op: Operation, region: Region) -> Operation:
+    """The operation of the region itself that is or contains this one."""
+    while op.parent is not region and op.parent is not None:
+        op = op.parent.owner
+    return op
+
+
+def _is_gathered_parameter(value: Value) -> bool:
+    op = value.producer
+    return op is not None and isinstance(op.definition, Collective) and is_parameter(op.operands[0])
+
+
+# -- optimizer state -------------------------------------------------------------------------------
+
+
+def _states(module: Module, body: Region) -> None:
+    states = [a for a in body.args if a.tensor.role == "state"]
+    for op in list(body.ops):
+        mine = {i: v for i, v in enumerate(op.operands) if v in states}
+        if not mine:
+            continue
+        before = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
+        for i, state in mine.items():
+            state.type = _moved(state, HOST)
+            op.set_operand(i, before.value("stg.copy", [state], {"to": DEVICE}, hint=state.name))
+        after = Builder.after(module.registry, op, loc=made_by(PASS, op.loc))
+        for result in op.results:
+            if op.definition.reuses(op, result.index) in mine:
+                users = list(result.uses)
+                new = after.value("stg.copy", [result], {"to": HOST}, hint=f"{result.name}_host")
+                for user, i in users:
+                    user.set_operand(i, new)
+    body.returns = tuple(
+        replace(t, memory=v.tensor.memory) if isinstance(t, TensorType) else t
+        for t, v in zip(body.returns, body.terminator.operands, strict=True)
+    )

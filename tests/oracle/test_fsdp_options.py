@@ -1,0 +1,199 @@
+"""FSDP: what is kept between forward and backward, and how early gathers are issued.
+
+Closed forms of Llama 3 8B with few layers: one gather per block and one of the root unit in
+forward; in backward one per block that was not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.ir.opdef import Array
+from stagec.trace.nodes import Node, Program
+from tests.support import (
+    LLAMA,
+    PLACE,
+    STEP,
+    analyse,
+    inputs_of,
+    only_program,
+    pairwise,
+    run_numeric,
+    stagec,
+    tiny_module,
+)
+
+L, B = 5, 8
+D, H, G, K, F, V = 4096, 32, 8, 128, 14336, 128256
+BLOCK = 2 * (D * K * (2 * H + 2 * G) + 3 * D * F + 2 * D)
+ROOT = 2 * (2 * V * D + D)
+FACTORS = {
+    "reshard_after_forward": ("always", "never", "last"),
+    "axes": ({"dp": 2}, {"dp": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}),
+    "sp": (False, True),
+    "recompute": ("none", "full", "full-replay"),
+    "microbatches": (1, 2),
+    "tp_inputs": ("regather", "save-gathered"),
+}
+
+
+@cache
+def plain() -> tuple[dict[str, Array], list[Array]]:
+    """Inputs and results of the step on one device."""
+    module = tiny_module(LLAMA, STEP)
+    inputs = inputs_of(module, 2)
+    return inputs, run_numeric(module, inputs)
+
+
+@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=str)
+def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
+    options = dict(row)
+    axes: Mapping[str, int] = options.pop("axes")
+    inputs, expected = plain()
+    module = tiny_module(LLAMA, f"{STEP},{PLACE}", zero=3, **axes, **options)
+    names = [v.name for v in module.main.body.terminator.operands]
+    for name, x, y in zip(names, expected, run_numeric(module, inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+def analysed(**options: Any) -> dict[str, Any]:
+    result = analyse(LLAMA, dp=8, zero=3, sizes={"L": L, "B": B}, **options)
+    return dict(result["classes"][0])
+
+
+def gathers(entry: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Count and bytes of the gathers by phase."""
+    return {
+        r["phase"]: (r["count"], r["bytes"])
+        for r in entry["collectives"]
+        if r["op"] == "all_gather"
+    }
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("reshard", "again"), [("always", L), ("last", L - 1), ("never", 0)])
+def test_gathers(reshard: str, again: int, recompute: str, microbatches: int) -> None:
+    options = {"B": B * microbatches}
+    result = analyse(
+        LLAMA,
+        dp=8,
+        zero=3,
+        reshard_after_forward=reshard,
+        recompute=recompute,
+        microbatches=microbatches,
+        sizes={"L": L, **options},
+    )
+    (entry,) = result["classes"]
+    m = microbatches
+    expected = {
+        "forward": (m * (L + 1), m * (L * BLOCK + ROOT)),
+        "backward": (m * again, m * again * BLOCK),
+    }
+    assert gathers(entry) == {k: v for k, v in expected.items() if v[0]}
+
+
+def test_kept_parameters_are_in_the_plan() -> None:
+    """`never` holds all gathered blocks at the worst moment, `last` one of them."""
+    always, last, never = (
+        analysed(reshard_after_forward=r)["memory"] for r in ("always", "last", "never")
+    )
+    assert never["stash"] - always["stash"] == L * BLOCK
+    assert never["peak"] - always["peak"] == L * BLOCK
+    assert last["stash"] == always["stash"]
+    assert last["peak"] - always["peak"] == BLOCK
+
+
+def test_one_layer_that_is_kept_leaves_no_gather() -> None:
+    result = analyse(LLAMA, dp=8, zero=3, reshard_after_forward="last", sizes={"L": 1, "B": B})
+    assert {r["phase"] for r in result["classes"][0]["collectives"] if r["count"]} >= {"forward"}
+    rows = gathers(result["classes"][0])
+    assert rows.get("backward", (0, 0)) == (0, 0)
+
+
+# -- the trace -------------------------------------------------------------------------------------
+
+
+def program(**options: Any) -> Program:
+    """The nodes of a rank of two: no other collective than those of FSDP."""
+    builder = JobBuilder(JobOptions(LLAMA, dp=2, zero=3, sizes={"L": L, "B": 2}, **options))
+    return only_program(builder.lower())
+
+
+def block_gathers(nodes: list[Node], phase: str) -> dict[int, Node]:
+    """The gathers of blocks by layer."""
+    return {
+        int(n.name.split("/L")[1].split("/")[0]): n
+        for n in nodes
+        if n.kind == "all_gather" and n.name.startswith(phase) and "/L" in n.name
+    }
+
+
+@pytest.mark.parametrize("reshard", ["always", "last", "never"])
+def test_nodes_are_as_many_as_counted(reshard: str) -> None:
+    nodes = program(reshard_after_forward=reshard).nodes
+    counted = gathers(analysed(reshard_after_forward=reshard))
+    for phase in ("forward", "backward"):
+        found = [n for n in nodes if n.kind == "all_gather" and n.phase == phase]
+        assert len(found) == counted.get(phase, (0, 0))[0]
+
+
+def test_the_last_block_is_found_where_forward_left_it() -> None:
+    found = block_gathers(program(reshard_after_forward="last").nodes, "backward")
+    assert sorted(found) == list(range(L - 1))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3, 9])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_gathers_are_issued_so_many_blocks_ahead(phase: str, ahead: int) -> None:
+    """The gather of the i-th block that runs waits for the end of block i - 1 - ahead."""
+    nodes = program(fsdp_prefetch=ahead).nodes
+    order = list(range(L)) if phase == "forward" else list(reversed(range(L)))
+    found = block_gathers(nodes, phase)
+    assert sorted(found) == sorted(order)
+    for position, layer in enumerate(order):
+        before = found[layer].after + found[layer].deps
+        last = max((n for n in before if not n.is_collective), key=lambda n: n.id)
+        inside = [n for n in nodes if f"/L{order[max(position - 1 - ahead, 0)]}/" in n.name]
+        ran = [n for n in inside if not n.is_collective and n.name.startswith(phase)]
+        if position - 1 - ahead >= 0:
+            assert last.id in {n.id for n in nodes if f"/L{order[position - 1 - ahead]}/" in n.name}
+            assert last.id >= max(n.id for n in ran)
+        else:  # those of the first blocks are issued before any of them runs
+            assert last.id < min(n.id for n in ran)
+
+
+def test_prefetch_changes_no_counts() -> None:
+    reference = analysed()
+    for ahead in (0, 2):
+        found = analysed(fsdp_prefetch=ahead)
+        assert found["collectives"] == reference["collectives"]
+        assert found["flops"] == reference["flops"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("stg.shard_params[over = dp, zero = 2, reshard = never]", "'reshard' says nothing"),
+        ("stg.shard_params[over = dp, zero = 1, prefetch = 2]", "'prefetch' says nothing"),
+        ("stg.shard_params[over = dp, zero = 3, reshard = first]", "always, never, last"),
+    ],
+)
+def test_statements_without_sense_are_refused(
+    statement: str, message: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("s") / "s.stg"
+    path.write_text(
+        "stg.module @m {\n  stg.mesh @pod[dp = 2]\n"
+        f"  stg.strategy @s[mesh = @pod] {{\n    {statement}\n  }}\n}}\n"
+    )
+    ran = stagec("analyze", LLAMA, path)
+    assert ran.code == 1
+    assert message in ran.err

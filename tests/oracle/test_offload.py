@@ -1,0 +1,189 @@
+"""Offloading: same numbers with explicit copies, bytes moved from the device to the host.
+
+Closed forms of Llama 3 8B with few layers on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.ir.opdef import Array
+from stagec.support.diagnostics import DiagnosticError
+from stagec.trace.nodes import Node
+from tests.support import (
+    GPT,
+    LLAMA,
+    PLACE,
+    STEP,
+    analyse,
+    compiled,
+    inputs_of,
+    only_program,
+    operations,
+    pairwise,
+    run_numeric,
+    stagec,
+    tiny_module,
+)
+
+BOTH = "activations,optimizer"
+FACTORS: Mapping[str, Sequence[Any]] = {
+    "model": (LLAMA, GPT),
+    "offload": ("activations", "optimizer", BOTH),
+    "axes": ({"tp": 1}, {"tp": 2}, {"dp": 2, "tp": 2}),
+    "sp": (False, True),
+    "zero": (0, 1, 3),
+    "recompute": ("none", "selective", "full"),
+    "microbatches": (1, 2),
+    "tp_inputs": ("regather", "save-gathered"),
+    "reshard_after_forward": ("always", "never"),
+}
+L, S, D, H, G, K, F, V = 3, 8192, 4096, 32, 8, 128, 14336, 128256
+PARAMETERS = L * (D * K * (2 * H + 2 * G) + 3 * D * F + 2 * D) + 2 * V * D + D
+#: What a layer stashes: inputs of both norms and of all products, attention's with statistics.
+STASHED = S * (2 * (4 * D + 2 * H * K + 2 * G * K + 3 * F) + 4 * H)
+
+
+@cache
+def plain(model: str) -> tuple[dict[str, Array], list[Array]]:
+    """Inputs and results of the step on one device."""
+    module = tiny_module(model, STEP)
+    inputs = inputs_of(module, 2)
+    return inputs, run_numeric(module, inputs)
+
+
+@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=str)
+def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
+    options = dict(row)
+    model = options.pop("model")
+    options |= options.pop("axes")
+    if options["zero"] < 3:
+        options.pop("reshard_after_forward")
+    inputs, expected = plain(model)
+    module = tiny_module(model, f"{STEP},{PLACE},plan-memory", **options)
+    assert operations(module, "stg.copy")
+    names = [v.name for v in module.main.body.terminator.operands]
+    for name, x, y in zip(names, expected, run_numeric(module, inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+def memory(**options: Any) -> dict[str, int]:
+    result = analyse(LLAMA, sizes={"L": L, "B": 1}, **options)
+    return dict(result["classes"][0]["memory"])
+
+
+def test_the_stash_of_the_blocks_moves_to_the_host() -> None:
+    here, there = memory(), memory(offload="activations")
+    assert here["host"] == 0
+    assert there["host"] == L * STASHED
+    assert here["stash"] - there["stash"] == L * STASHED
+    assert here["peak"] - there["peak"] == L * STASHED
+    assert there["optimizer"] == here["optimizer"]
+
+
+def test_optimizer_state_moves_to_the_host() -> None:
+    """12 bytes a parameter: two moments and the master copy, in fp32."""
+    there = memory(offload="optimizer")
+    assert (there["host"], there["optimizer"]) == (12 * PARAMETERS, 0)
+
+
+def test_the_update_holds_one_parameter_at_a_time() -> None:
+    """The worst one is that with most elements: gate and up of all layers, or the embedding;
+    beside it the loss and the clipping factor."""
+    largest = max(2 * L * D * F, V * D)
+    there = memory(offload="optimizer")
+    assert there["transient"] == 12 * largest + 8
+
+
+def test_sharded_state_takes_a_share_of_the_host() -> None:
+    there = memory(offload=BOTH, dp=1, dp_shard=1, tp=2, sp=True)
+    whole = L * 2 * D + D
+    assert there["host"] == 12 * ((PARAMETERS - whole) // 2 + whole) + L * STASHED // 2
+
+
+def test_gathered_parameters_are_no_activations() -> None:
+    """What `never` keeps stays on the device."""
+    options = {"dp": 2, "zero": 3, "offload": "activations"}
+    kept = analyse(LLAMA, sizes={"L": L, "B": 2}, reshard_after_forward="never", **options)
+    assert kept["classes"][0]["memory"]["host"] == L * STASHED
+    block = 2 * (PARAMETERS - 2 * V * D - D)
+    assert kept["classes"][0]["memory"]["stash"] >= block
+
+
+def nodes(**options: Any) -> list[Node]:
+    builder = JobBuilder(JobOptions(LLAMA, sizes={"L": L, "B": 1}, **options))
+    return only_program(builder.lower()).nodes
+
+
+@pytest.mark.parametrize("what", ["activations", "optimizer"])
+def test_copies_are_nodes_on_request_only(what: str) -> None:
+    plain_ones = nodes()
+    silent, told = nodes(offload=what), nodes(offload=what, memory_nodes=True)
+    assert [(n.name, n.flops, n.size) for n in silent] == [
+        (n.name, n.flops, n.size) for n in plain_ones
+    ]
+    copies = [n for n in told if n.kind == "copy"]
+    assert len(told) == len(silent) + len(copies)
+    assert {n.flops for n in copies} == {0}
+    moved = L * STASHED if what == "activations" else 12 * PARAMETERS
+    assert sum(n.size for n in copies) == 2 * moved  # out and back
+
+
+def test_backward_waits_for_the_copy_that_waits_for_the_other() -> None:
+    told = nodes(offload="activations", memory_nodes=True)
+    user = next(n for n in told if n.kind == "swiglu_grad")
+    (back,) = [d for d in user.deps if d.kind == "copy"]
+    (out,) = [d for d in back.deps if d.kind == "copy"]
+    assert (out.phase, back.phase) == ("forward", "backward")
+    assert [d.kind for d in out.deps] == ["einsum"]
+
+
+HEAD = "stg.module @m {\n  stg.symbols[B]\n  stg.func @f (%x: f32[B], %h: f32[B | mem(host)]) {\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("%y = stg.gelu(%h)", "'stg.gelu' works on the device, but %h is in host memory"),
+        ("%y = stg.add(%x, %h)", "'stg.add' works on the device, but %h is in host memory"),
+        ("%y = stg.copy[to = host](%h)", "copies to the host, where %h is already"),
+        ("%y = stg.copy[to = device](%x)", "copies to the device, where %x is already"),
+    ],
+)
+def test_only_copies_cross(body: str, message: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(f"{HEAD}    {body}\n    stg.return(%y)\n  }}\n}}\n", "infer-shapes")
+    assert message in str(caught.value)
+
+
+def test_a_copied_value_says_where_it_is() -> None:
+    body = "    %y = stg.copy[to = device](%h)\n    %z = stg.copy[to = host](%x)\n"
+    module = compiled(f"{HEAD}{body}    stg.return(%y, %z)\n  }}\n}}\n", "infer-shapes")
+    assert [str(v.type) for v in module.main.body.terminator.operands] == [
+        "f32[B]",
+        "f32[B | mem(host)]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "code"),
+    [
+        (["--offload", "gradients"], "expects one of activations, optimizer", 1),
+        (["--memory-nodes"], "--memory-nodes has no effect without --offload", 0),
+        (
+            ["--offload", "activations", "--recompute", "full", "--recompute-layers", "2"],
+            "cannot be offloaded yet",
+            1,
+        ),
+    ],
+)
+def test_what_cannot_be(flags: list[str], message: str, code: int) -> None:
+    ran = stagec("analyze", LLAMA, *flags)
+    assert (message in ran.err, ran.code) == (True, code)
