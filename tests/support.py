@@ -30,10 +30,25 @@ from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_module
 
 LLAMA, GPT = "llama3-8b", "gpt3-175b"
+MIXTRAL = "mixtral-8x7b"
 #: Sizes at which everything divides by 4, twice for the batch, and a run takes milliseconds.
 TINY: Mapping[str, Mapping[str, int]] = {
     LLAMA: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 8, "G": 4, "K": 2, "F": 16, "V": 16, "theta": 100},
     GPT: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16},
+    MIXTRAL: {
+        "B": 8,
+        "S": 8,
+        "L": 2,
+        "D": 8,
+        "H": 8,
+        "G": 4,
+        "K": 2,
+        "M": 8,
+        "E": 4,
+        "T": 2,
+        "V": 16,
+        "theta": 100,
+    },
 }
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
 PLACE = "propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code"

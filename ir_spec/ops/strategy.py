@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation
+from stagec.ir.expr import fraction
 from stagec.ir.opdef import Param
 from stagec.ir_spec.ops.structure import Declaration
 
@@ -28,7 +29,10 @@ class SplitOp(Declaration):
     """Dimensions of these names are split over the axes wherever that can be.
 
     `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
-    no computation uses the axis otherwise: sequence parallelism.
+    no computation uses the axis otherwise: sequence parallelism. With `yields` the split is
+    everywhere, data included, but gives way to computations in the same way: the batch over the
+    axis of expert parallelism. `beside` limits it to values that have one of those dimensions too:
+    the experts' weights, but not the router's.
     """
 
     name = "stg.split"
@@ -36,6 +40,8 @@ class SplitOp(Declaration):
         _DIMS,
         _OVER,
         Param("at", "name", "rest, or everywhere by default", choices=("rest",)),
+        Param("yields", "flag", "give way where a computation uses the axes otherwise"),
+        Param("beside", "names", "only in values that have one of these dimensions too"),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
@@ -124,6 +130,18 @@ class TpInputsOp(Declaration):
     example = "stg.tp_inputs[regather]"
 
 
+class CapacityOp(Declaration):
+    """The capacity factor of expert buffers: rows beyond balanced load, padded with zeros."""
+
+    name = "stg.capacity"
+    params = (Param("factor", "ratio", "1 or more", required=True),)
+    example = "stg.capacity[factor = 5/4]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if fraction(op.expr("factor")) < 1:
+            yield f"expects a factor of 1 or more, found {op.expr('factor')}"
+
+
 class RecomputeOp(Declaration):
     """Which activations backward computes again instead of taking them from the stash.
 
@@ -185,6 +203,7 @@ OPS = (
     MicrobatchesOp(),
     DtypesOp(),
     TpInputsOp(),
+    CapacityOp(),
     RecomputeOp(),
     BucketOp(),
     OptimizerOp(),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stagec.driver.common import read_source, remember, report
+from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.instruments import instruments
 from stagec.driver.options import DATA_AXES, SHORTHANDS, JobOptions, strategy_text
 from stagec.ir.core import Operation
@@ -26,7 +27,7 @@ from stagec.support.source import Source
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
 
-AXES = ("pp", *DATA_AXES, "cp", "tp")
+AXES = ("pp", *DATA_AXES, "ep", "cp", "tp")
 SHORTHAND = "<strategy of the command line>"
 TRAIN, FORWARD = "train", "forward"
 
@@ -60,6 +61,7 @@ class JobBuilder:
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
+        check_experts(self.options, module.symbols)
         self._check_axes()
         self._add_strategy(module)
         self._default_batch(module)
@@ -67,12 +69,11 @@ class JobBuilder:
 
     def _check_axes(self) -> None:
         options = self.options
-        for axis, what in (("pp", "pipeline"), ("ep", "expert")):
-            if getattr(options, axis) > 1:
-                raise error(
-                    f"--{axis} {getattr(options, axis)}: {what} parallelism is not there yet",
-                    remedy=f"leave --{axis} at 1",
-                )
+        if options.pp > 1:
+            raise error(
+                f"--pp {options.pp}: pipeline parallelism is not there yet",
+                remedy="leave --pp at 1",
+            )
         if options.cp > 1 and options.cp_mode == "ring":
             raise error(
                 f"--cp {options.cp}: ring attention is not there yet",
@@ -97,7 +98,7 @@ class JobBuilder:
     def _warn_of_no_effect(self) -> None:
         options = self.options
         axes = self._axes()
-        if options.zero and not {"dp", "dp_shard", "cp"} & axes.keys():
+        if options.zero and not {"dp", "dp_shard", "ep", "cp"} & axes.keys():
             report(Diagnostic("--zero has no effect without --dp", severity="warning"))
         if options.sp and "tp" not in axes:
             report(Diagnostic("--sp has no effect without --tp", severity="warning"))
@@ -107,7 +108,7 @@ class JobBuilder:
     def _axes(self) -> dict[str, int | None]:
         if self.options.mesh is not None:
             return dict(self.options.mesh)
-        return {a: getattr(self.options, a) for a in self._sized_axes()}
+        return {a: n for a, n in folded_axes(self.options, AXES).items() if n > 1}
 
     def _add_strategy(self, module: Module) -> None:
         """Put mesh and strategy in front of the functions; a strategy in the model's own text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +17,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Axes over which the batch is split.
 DATA_AXES = ("dp_replicate", "dp_shard", "dp")
-#: What tensor parallelism splits: heads, KV heads, feed-forward width, vocabulary.
-TENSOR_PARALLEL = ("H", "G", "F", "V")
+#: What tensor parallelism splits: heads, KV heads, feed-forward widths (dense, of an expert, of
+#: shared experts), vocabulary.
+TENSOR_PARALLEL = ("H", "G", "F", "M", "F_shared", "V")
 SHORTHANDS = (
+    "etp",
+    "capacity_factor",
     "cp_mode",
     "sp",
     "zero",
@@ -69,6 +74,24 @@ class Sizes(click.ParamType[dict[str, int | None]]):
         return found
 
 
+class Ratio(click.ParamType[Fraction]):
+    """A fraction of at least 1: `5/4` or `1.25`."""
+
+    name = "RATIO"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Fraction:
+        """The fraction."""
+        text = str(value)
+        if not re.fullmatch(r"[0-9]{1,6}([./][0-9]{1,6})?", text) or text.endswith("/0"):
+            self.fail(f"expects a fraction such as 5/4 or 1.25, found '{text}'", param, ctx)
+        found = Fraction(text)
+        if found < 1:
+            self.fail(f"{text} is below 1, which would drop tokens", param, ctx)
+        return found
+
+
 @dataclass(frozen=True)
 class JobOptions:
     """The options of a job, as click gives them."""
@@ -84,6 +107,8 @@ class JobOptions:
     cp: int = 1
     cp_mode: str = "ring"
     ep: int = 1
+    etp: int = 0
+    capacity_factor: Fraction = Fraction(1)
     tp: int = 1
     sp: bool = False
     zero: int = 0
@@ -141,7 +166,24 @@ _OPTIONS = (
         default="ring",
         help="How attention sees the whole sequence (ring is not there yet).",
     ),
-    click.option("--ep", type=_COUNT, default=1, help="Expert-parallel ranks (only 1 yet)."),
+    click.option(
+        "--ep",
+        type=_COUNT,
+        default=1,
+        help="Expert-parallel ranks, some of the data-parallel ones.",
+    ),
+    click.option(
+        "--etp",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Ranks that split each expert: as many as tp (0, the default), or 1.",
+    ),
+    click.option(
+        "--capacity-factor",
+        type=Ratio(),
+        default="1",
+        help="Rows of the expert buffers over those of balanced load, such as 5/4.",
+    ),
     click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
     click.option(
         "--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage over dp; 3 is FSDP."
@@ -239,22 +281,34 @@ def _layout(
     data = [a for a in DATA_AXES if a in axes]
     if data:
         yield f"stg.split[B, over = {_tuple(data)}]"
+    if "ep" in axes:
+        yield "stg.split[B, over = ep, yields]"
+    experts = _expert_axes(options, axes)
+    if experts and "E" in symbols:
+        yield f"stg.split[E, over = {_tuple(experts)}, beside = M]"
     if "cp" in axes:
         yield "stg.split[S, over = cp]"
         into = _tuple(n for n in ("H", "G") if n in symbols)
         ulysses = options.cp_mode == "ulysses"
         yield f"stg.exchange[S, into = {into}]" if ulysses else "stg.gather[S]"
     if "tp" in axes:
-        dims = [n for n in TENSOR_PARALLEL if n in symbols]
+        whole = ("M",) if options.etp == 1 else ()
+        dims = [n for n in TENSOR_PARALLEL if n in symbols and n not in whole]
         if dims:
             yield f"stg.split[{_tuple(dims)}, over = tp]"
         if options.sp:
             yield "stg.split[S, over = tp, at = rest]"
         if options.no_vocab_parallel:
             yield "stg.gather[V]"
-    shard = [a for a in ("dp", "dp_shard", "cp") if a in axes]
+    shard = [a for a in ("dp", "dp_shard", "ep", "cp") if a in axes]
     if options.zero and shard:
         yield f"stg.shard_params[over = {_tuple(shard)}, zero = {options.zero}]"
+
+
+def _expert_axes(options: JobOptions, axes: Mapping[str, int | None]) -> list[str]:
+    """The axes over which experts are spread: whole experts fold over tp too."""
+    whole = options.etp == 1 and (options.ep > 1 or "ep" in axes)
+    return [a for a in ("ep", *(("tp",) if whole else ())) if a in axes]
 
 
 def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[str]:
@@ -263,6 +317,8 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         yield f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]"
     if options.microbatches > 1:
         yield f"stg.microbatches[count = {options.microbatches}]"
+    if options.capacity_factor != 1:
+        yield f"stg.capacity[factor = {options.capacity_factor}]"
     if options.recompute != "none":
         yield f"stg.recompute[{options.recompute.replace('-', '_')}]"
     if options.ddp_bucket:

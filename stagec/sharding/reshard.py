@@ -67,22 +67,27 @@ def _common(a: Axes, b: Axes) -> int:
 
 
 def _exchanges(now: list[Axes], splits: Sequence[Axes]) -> list[Step]:
-    """Splits that move from the end of one dimension to the end of another."""
+    """Splits that move from the end of one dimension to the end of another, as many axes at a time
+    as can be."""
     steps: list[Step] = []
-    for d, target in enumerate(splits):
-        over = target[len(now[d]) :]
-        if not over or now[d] != target[: len(now[d])]:
-            continue
-        for source, axes in enumerate(now):
-            if (
-                source != d
-                and axes[len(axes) - len(over) :] == over
-                and _common(axes, splits[source]) <= len(axes) - len(over)
-            ):
-                steps.append(Step("stg.all_to_all", over, d, source))
-                now[source], now[d] = axes[: len(axes) - len(over)], target
-                break
+    while (step := _exchange(now, splits)) is not None:
+        keep = len(now[step.source]) - len(step.over)
+        now[step.source], now[step.dim] = now[step.source][:keep], (*now[step.dim], *step.over)
+        steps.append(step)
     return steps
+
+
+def _exchange(now: Sequence[Axes], splits: Sequence[Axes]) -> Step | None:
+    for d, target in enumerate(splits):
+        missing = target[len(now[d]) :] if now[d] == target[: len(now[d])] else ()
+        for count in range(len(missing), 0, -1):
+            over = missing[:count]
+            for source, axes in enumerate(now):
+                keep = len(axes) - count
+                ends = source != d and axes[max(keep, 0) :] == over
+                if ends and _common(axes, splits[source]) <= keep:
+                    return Step("stg.all_to_all", over, d, source)
+    return None
 
 
 def _gathers_and_slices(now: list[Axes], splits: Sequence[Axes]) -> list[Step]:

@@ -17,12 +17,23 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """Dimensions of these names are split over the axes; `rest`: only between blocks."""
+    """Dimensions of these names are split over the axes.
+
+    `rest`: only between blocks. `yields`: everywhere, but computations that use the axes otherwise
+    come first. `beside`: only in values that have one of these dimensions too.
+    """
 
     dims: tuple[str, ...]
     over: Axes
-    rest: bool
+    rest: bool = False
     loc: Loc = UNKNOWN
+    yields: bool = False
+    beside: tuple[str, ...] = ()
+
+    @property
+    def soft(self) -> bool:
+        """Whether it gives way where a computation uses the axes otherwise."""
+        return self.rest or self.yields
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ class Strategy:
     recompute: str = "none"
     bucket: int = 0
     optimizer: str = "adamw"
+    capacity: Expr | None = None
     clip: Expr = field(default_factory=lambda: const(1))
     loc: Loc = UNKNOWN
 
@@ -75,7 +87,14 @@ def read_strategy(module: Module) -> Strategy:
 def _statement(op: Operation, fields: dict[str, Any]) -> None:
     """Add what one statement says."""
     if op.name == "stg.split":
-        rule = SplitRule(op.names("dims"), op.names("over"), op.text("at") == "rest", op.loc)
+        rule = SplitRule(
+            op.names("dims"),
+            op.names("over"),
+            rest=op.text("at") == "rest",
+            loc=op.loc,
+            yields=op.flag("yields"),
+            beside=op.names("beside"),
+        )
         known = fields["splits"]
         fields["splits"] = (*known, rule) if isinstance(known, tuple) else (rule,)
     elif op.name in _STATEMENTS:
@@ -109,6 +128,7 @@ _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     },
     "stg.dtypes": _dtypes,
     "stg.tp_inputs": lambda op: {"save_gathered": op.text("policy") == "save_gathered"},
+    "stg.capacity": lambda op: {"capacity": op.expr("factor")},
     "stg.recompute": lambda op: {"recompute": op.text("policy")},
     "stg.bucket": lambda op: {"bucket": op.integer("bytes")},
     "stg.optimizer": _optimizer,

@@ -10,9 +10,9 @@ from math import gcd
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Region, Value
-from stagec.ir.expr import Expr, evaluate, total
+from stagec.ir.expr import Expr, evaluate, numerator_and_denominator, total
 from stagec.ir.facts import Facts, Relation, divisible
-from stagec.ir.infer import infer_op
+from stagec.ir.infer import infer_module, infer_op
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
@@ -67,7 +67,7 @@ def _check_names(module: Module, strategy: Strategy) -> None:
                 op.loc,
                 remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
             )
-    for rule in (*strategy.splits, SplitRule((), strategy.zero_axes, True, strategy.loc)):
+    for rule in (*strategy.splits, SplitRule((), strategy.zero_axes, rest=True, loc=strategy.loc)):
         _check_rule(rule, axes, module.symbols, problems)
     problems.check()
     used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
@@ -82,7 +82,7 @@ def _check_rule(
     rule: SplitRule, axes: tuple[str, ...], symbols: Iterable[str], problems: DiagnosticList
 ) -> None:
     known = list(symbols)
-    for name in rule.dims:
+    for name in (*rule.dims, *rule.beside):
         if name not in known:
             problems.error(
                 f"the model has no dimension '{name}'",
@@ -110,6 +110,8 @@ class _Applier:
 
     def run(self) -> None:
         self._set_dtype(self._strategy.dtypes.param)
+        if self._strategy.capacity is not None:
+            self._set_capacity(self._strategy.capacity)
         if self._strategy.microbatches > 1:
             self._accumulate()
         for arg in self._body.args:
@@ -121,6 +123,7 @@ class _Applier:
             self._gather(name)
         for name, into in self._strategy.exchanged:
             self._exchange(name, into)
+        self._divide_shares()
         self._assumptions.check()
 
     def _set_dtype(self, dtype: str) -> None:
@@ -134,6 +137,21 @@ class _Applier:
             for op in region.ops:
                 if op.attrs.get("to") == "bf16":
                     op.attrs["to"] = dtype
+
+    def _set_capacity(self, factor: Expr) -> None:
+        """Give the ops that have a capacity this factor; sizes are inferred again."""
+        found = [op for op in self._module.walk() if "capacity" in op.definition.params_by_name()]
+        if not found:
+            raise error(
+                "no op has a capacity",
+                self._strategy.loc,
+                remedy="leave stg.capacity out, or choose a mixture of experts",
+            )
+        for op in found:
+            op.attrs["capacity"] = factor
+        for op in self._body.ops:
+            self._forget_types(op)
+        infer_module(self._module)
 
     # -- microbatches ------------------------------------------------------------------------------
 
@@ -167,7 +185,7 @@ class _Applier:
             region.append(child)
         outputs = end.operands
         region.append(Operation(registry["stg.yield"], outputs, loc=end.loc))
-        self._forget_types(region)
+        self._forget_types(op)
         for value in outputs:
             result = op.add_result(value.name + "_sum", None, value.loc)
             end.set_operand(end.operands.index(value), result)
@@ -176,12 +194,12 @@ class _Applier:
         problems.check()
 
     @staticmethod
-    def _forget_types(region: Region) -> None:
-        """Sizes change inside: all types that are not pinned are inferred again."""
-        for inner in _regions(region):
-            for value in _values(inner):
-                if isinstance(value.type, TensorType) and not value.type.placed:
-                    value.type = None
+    def _forget_types(op: Operation) -> None:
+        """Sizes change in it: all types that are not pinned are inferred again."""
+        inner = _regions(op.region) if op.region is not None else []
+        for value in (*op.results, *(v for region in inner for v in _values(region))):
+            if isinstance(value.type, TensorType) and not value.type.placed:
+                value.type = None
 
     # -- placements --------------------------------------------------------------------------------
 
@@ -190,7 +208,7 @@ class _Applier:
         used = set(type_.axes)
         dims = list(type_.dims)
         for rule in self._strategy.splits:
-            if rule.rest and not rest:
+            if (rule.rest and not rest) or not _beside(rule, dims):
                 continue
             for i, d in enumerate(dims):
                 if not _concerns(rule, d) or used & set(rule.over):
@@ -199,7 +217,7 @@ class _Applier:
                 parts = self._strategy.microbatches if batch else 1
                 over = (*d.axes, *rule.over)
                 self._assumptions.divides(d.size, axis_size(over) * parts, rule.loc)
-                new = tuple(AxisUse(a, int(rule.rest)) for a in rule.over)
+                new = tuple(AxisUse(a, int(rule.soft)) for a in rule.over)
                 dims[i] = replace(d, split=d.split + new)
                 used |= set(rule.over)
         return replace(type_, dims=tuple(dims), placed=True)
@@ -223,6 +241,16 @@ class _Applier:
                 for arg in op.body.args[: op.integer("carry", 1)]:
                     arg.type = self._place(arg.tensor, rest=True)
             self._place_carried(op.body)
+
+    def _divide_shares(self) -> None:
+        """Assume that dimensions divide which are a share of a split one: S*T/E rows of S."""
+        values = [v for region in _regions(self._body) for v in _values(region) if v.producer]
+        for size in dict.fromkeys(s for v in values for s in v.tensor.shape):
+            above, below = numerator_and_denominator(size)
+            rules = [r for r in self._strategy.splits if above.symbols & set(r.dims)]
+            over = dict.fromkeys(a for r in rules for a in r.over)
+            if below.symbols and over:
+                self._assumptions.divides(size, axis_size(over), rules[0].loc)
 
     # -- ops for which a split is special ----------------------------------------------------------
 
@@ -302,9 +330,14 @@ class _Applier:
 
 
 def _concerns(rule: SplitRule, d: Dim) -> bool:
-    """Whether a rule splits a dimension; a rule for rest adds to what splits it already."""
+    """Whether a rule splits a dimension; one that gives way adds to what splits it already."""
     named = d.size.value is None and bool(d.size.symbols & set(rule.dims))
-    return named and (rule.rest or not d.split)
+    return named and (rule.soft or not d.split)
+
+
+def _beside(rule: SplitRule, dims: Iterable[Dim]) -> bool:
+    """Whether a value with these dimensions is one that the rule is limited to."""
+    return not rule.beside or any(d.size.symbols & set(rule.beside) for d in dims)
 
 
 class Sharder:
@@ -385,13 +418,14 @@ class Assumptions:
     def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
         """Assume that `divisor` divides `size`."""
         env = self._module.env
-        relation = divisible(size, divisor)
+        above, below = numerator_and_denominator(size)
+        relation = divisible(above, below * divisor)
         known = relation.symbols <= env.keys()
-        sizes = self._wanted.setdefault(divisor, [])
-        if known and size not in sizes:
-            sizes.append(size)
+        sizes = self._wanted.setdefault(below * divisor, [])
+        if known and above not in sizes:
+            sizes.append(above)
             if not relation.holds(env):
-                self._failed.append((size, divisor, loc))
+                self._failed.append((above, below * divisor, loc))
         if not self.facts.divides(divisor, size):
             self.facts.add(relation)
             self._declare(relation)

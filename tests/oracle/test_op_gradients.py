@@ -120,6 +120,37 @@ CASES = {
         "B, D",
     ),
     "place": Case(X, "%y = stg.place(%x) : f32[B, S, D | rep]", "B, S, D"),
+    "route": Case("%x: f32[B, S, H | param]", "%y, %e = stg.route[k = G](%x)", "B, S, G"),
+    "route-normalized": Case(
+        "%x: f32[B, S, H | param], %u: f32[H]",
+        "%y, %e = stg.route[k = N, normalize, scale = 5/2, groups = 2, top_groups = 1](%x, %u)",
+        "B, S, N",
+    ),
+    "route-sigmoid": Case(
+        "%x: f32[B, S, H | param]",
+        "%y, %e = stg.route[k = G, scores = sigmoid, normalize](%x)",
+        "B, S, G",
+    ),
+    "dispatch": Case(
+        "%x: f32[B, H, D | param], %t: i32[B, H, 1]",
+        "%y = stg.dispatch[count = G, capacity = 2](%x, %t)",
+        "G, B, 2*H/G, D",
+    ),
+    "dispatch-dropped": Case(
+        "%x: f32[B, H, D | param], %t: i32[B, H, 1]",
+        "%y = stg.dispatch[count = G](%x, %t)",
+        "G, B, H/G, D",
+    ),
+    "combine": Case(
+        "%x: f32[G, B, 3*S, D | param], %w: f32[B, S, N | param], %t: i32[B, S, N]",
+        "%y = stg.combine(%x, %t, %w)",
+        "B, S, D",
+    ),
+    "combine-dropped": Case(
+        "%x: f32[G, B, 1, D | param], %w: f32[B, H, 1 | param], %t: i32[B, H, 1]",
+        "%y = stg.combine(%x, %t, %w)",
+        "B, H, D",
+    ),
     "repeat": Case(
         LAYERS,
         "%y = stg.repeat[count = N, carry = 1] (%h = %x, %w = %W, %g = %G) {\n"

@@ -156,7 +156,7 @@ JOBS: dict[str, tuple[list[str], str]] = {
     "open axis": (["--mesh", "dp,tp=2"], "no value for dp"),
     "pipeline": (["--pp", "2"], "not there yet"),
     "context": (["--cp", "2"], "not there yet"),
-    "experts": (["--ep", "2"], "not there yet"),
+    "experts": (["--ep", "2"], "no experts"),
     "too many layers": (["--set", "L=9000000000000000000"], ""),
 }
 
