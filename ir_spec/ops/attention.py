@@ -18,9 +18,17 @@ from stagec.ir_spec.ops.norm import softmax, visible
 _CAUSAL = Param("causal", "flag", "mask the future")
 
 
-def _core_flops(op: Operation, n: Sizes, matmuls: int) -> Expr:
-    """2 FLOPs per multiply-add of `matmuls` products over the full score matrix."""
-    return product(n[f] for f in "bgrstk") * (2 * matmuls)
+def _core_flops(n: Sizes, keys: int, values: int) -> Expr:
+    """2 FLOPs per multiply-add of products with the whole score matrix: `keys` of them with head
+    size K, `values` with that of the values."""
+    return product(n[f] for f in "bgrst") * (n["k"] * keys + n.get("v", n["k"]) * values) * 2
+
+
+def _letters(*, packed: bool) -> tuple[str, str, str]:
+    """The rule's text of queries, of keys and values, and of the result."""
+    if packed:
+        return "bs(gr)k", "bztgk", "bs(gr)k"
+    return "bs(gr)k", "btgk,btgv", "bs(gr)v"
 
 
 def _executed(op: Operation, flops: Expr) -> Expr:
@@ -31,7 +39,8 @@ class Attention(OpDef):
     """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
     included.
 
-    Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v. The second result, the row
+    Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
+    of their own, as in multi-head latent attention (arXiv 2405.04434). The second result, the row
     log-sum-exp in fp32, is there if backward needs it. FLOPs are those of the two products, half of
     them when causal; the softmax inside the kernel is not counted, as in the FlashAttention papers.
     """
@@ -45,8 +54,8 @@ class Attention(OpDef):
     example = "%a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
-        kv = "bztgk" if len(op.operands) == 2 else "btgk,btgk"
-        return make_rule(f"bs(gr)k,{kv}->bs(gr)k,b(gr)s", whole="zk", special="t")
+        q, kv, y = _letters(packed=len(op.operands) == 2)
+        return make_rule(f"{q},{kv}->{y},b(gr)s", whole="zkv", special="t")
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.operands[0].tensor.dtype, "f32"]
@@ -61,7 +70,7 @@ class Attention(OpDef):
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _core_flops(op, n, 2)
+        return _core_flops(n, 1, 1)
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -78,7 +87,8 @@ class Attention(OpDef):
         q, k, v = _unpack(args)
         scores = _scores(q, k)
         start = ctx.start(op.operands[0].tensor.dims[1]) if op.flag("causal") else None
-        out = np.einsum("bgrst,btgk->bsgrk", softmax(scores, start), v).reshape(q.shape)
+        out = np.einsum("bgrst,btgv->bsgrv", softmax(scores, start), v)
+        out = out.reshape(*q.shape[:3], v.shape[-1])
         return [out, _lse(scores, start).reshape(q.shape[0], q.shape[2], q.shape[1])]
 
 
@@ -98,16 +108,14 @@ class AttentionGrad(OpDef):
     )
 
     def rule(self, op: Operation) -> Rule:
-        kv = "bztgk" if len(op.operands) == 5 else "btgk,btgk"
-        return make_rule(
-            f"bs(gr)k,bs(gr)k,b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", whole="zk", special="t"
-        )
+        q, kv, y = _letters(packed=len(op.operands) == 5)
+        return make_rule(f"{y},{y},b(gr)s,{q},{kv}->{q},{kv}", whole="zkv", special="t")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _core_flops(op, n, 5)
+        return _core_flops(n, 3, 2)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, _, _, q = args[:4]
@@ -116,9 +124,9 @@ class AttentionGrad(OpDef):
         p = softmax(_scores(q, k), start)
         b, s, h, d = q.shape
         g = k.shape[2]
-        dyg = dy.reshape(b, s, g, h // g, d)
-        dv = np.einsum("bgrst,bsgrk->btgk", p, dyg)
-        dp = np.einsum("bsgrk,btgk->bgrst", dyg, v)
+        dyg = dy.reshape(b, s, g, h // g, v.shape[-1])
+        dv = np.einsum("bgrst,bsgrv->btgv", p, dyg)
+        dp = np.einsum("bsgrv,btgv->bgrst", dyg, v)
         ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / np.sqrt(d)
         dq = np.einsum("bgrst,btgk->bsgrk", ds, k).reshape(q.shape)
         dk = np.einsum("bgrst,bsgrk->btgk", ds, q.reshape(b, s, g, h // g, d))
@@ -146,15 +154,17 @@ def _lse(scores: Array, start: int | None) -> Array:
 
 class Rope(OpDef):
     """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
-    per element.
+    per rotated element.
 
-    `inverse` rotates back, which is its gradient.
+    With `last` only that many elements at the end of each head are rotated. `inverse` rotates back,
+    which is its gradient.
     """
 
     name = "stg.rope"
     operands = ("x",)
     params = (
         Param("base", "size", "the base of the frequencies (default 10000)"),
+        Param("last", "size", "how many elements are rotated (default all)"),
         Param("inverse", "flag", "rotate by the negative angle"),
     )
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
@@ -168,20 +178,23 @@ class Rope(OpDef):
             yield f"expects [batch, position, ..., pairs], found {op.operands[0].type}"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 3
+        whole, last = n[letters(len(n))[-1]], op.attrs.get("last")
+        rotated = last if isinstance(last, Expr) else whole
+        return product(n.values()) / whole * rotated * 3
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        attrs = {k: v for k, v in op.attrs.items() if k == "base"}
+        attrs = {k: v for k, v in op.attrs.items() if k in ("base", "last")}
         if not op.flag("inverse"):
             attrs["inverse"] = True
         return [dy and b.value("stg.rope", [dy], attrs, hint=f"d_{op.operands[0].name}")]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x = args[0]
-        half = x.shape[-1] // 2
+        last = ctx.size(op.expr("last")) if "last" in op.attrs else args[0].shape[-1]
+        still, x = args[0][..., :-last], args[0][..., -last:]
+        half = last // 2
         angles = _angles(
             x.shape[1],
             half,
@@ -192,7 +205,7 @@ class Rope(OpDef):
         cos, sin = np.cos(angles).reshape(shape), np.sin(angles).reshape(shape)
         sin = -sin if op.flag("inverse") else sin
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return [np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)]
+        return [np.concatenate([still, a * cos - b * sin, b * cos + a * sin, rest], axis=-1)]
 
 
 def _position(op: Operation) -> Dim:

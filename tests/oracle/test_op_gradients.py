@@ -97,6 +97,20 @@ CASES = {
     "attention": Case(QKV, "%y = stg.attention(%q, %k, %v)", "B, S, H, E"),
     "attention-causal": Case(QKV, "%y = stg.attention[causal](%q, %k, %v)", "B, S, H, E"),
     "attention-packed": Case(QPACKED, "%y = stg.attention[causal](%q, %kv)", "B, S, H, E"),
+    "attention-own-value-size": Case(
+        "%q: f32[B, S, H, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, G, N | param]",
+        "%y = stg.attention[causal](%q, %k, %v)",
+        "B, S, H, N",
+    ),
+    "rope-last": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, last = E](%x)", "B, S, H, D"
+    ),
+    "concat": Case(f"{X}, %z: f32[B, S, E | param]", "%y = stg.concat(%x, %z)", "B, S, D + E"),
+    "cut": Case(
+        "%x: f32[B, S, D + E | param]",
+        '%p, %q = stg.cut[sizes = (D, E)](%x)\n    %y = stg.einsum["bsd,bse->bde"](%p, %q)',
+        "B, D, E",
+    ),
     "rope": Case("%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50](%x)", "B, S, H, D"),
     "rope-inverse": Case("%x: f32[B, S, D | param]", "%y = stg.rope[inverse](%x)", "B, S, D"),
     "embedding": Case(
