@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
-from math import gcd
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate, numerator_and_denominator, total
-from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.infer import infer_module, infer_op
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
@@ -19,7 +17,8 @@ from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
-from stagec.support.source import Loc, NameLoc, made_by
+from stagec.support.source import made_by
+from stagec.transform.assumptions import Assumptions
 
 PASS = "apply-strategy"
 
@@ -401,72 +400,6 @@ class Sharder:
         return Fraction(
             sum(evaluate(p.tensor.elements, env) for p in self._whole), evaluate(every, env)
         )
-
-
-class Assumptions:
-    """Relations that a strategy adds to a module; each is checked at once where sizes are known.
-
-    Sizes that do not divide are collected, so that `check` can name all of them.
-    """
-
-    def __init__(self, module: Module, loc: Loc) -> None:
-        self._module, self._loc = module, loc
-        self._wanted: dict[Expr, list[Expr]] = {}
-        self._failed: list[tuple[Expr, Expr, Loc]] = []
-        self.facts = Facts(r for r, _ in module.relations)  # values of today prove nothing
-
-    def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
-        """Assume that `divisor` divides `size`."""
-        env = self._module.env
-        above, below = numerator_and_denominator(size)
-        relation = divisible(above, below * divisor)
-        known = relation.symbols <= env.keys()
-        sizes = self._wanted.setdefault(below * divisor, [])
-        if known and above not in sizes:
-            sizes.append(above)
-            if not relation.holds(env):
-                self._failed.append((above, below * divisor, loc))
-        if not self.facts.divides(divisor, size):
-            self.facts.add(relation)
-            self._declare(relation)
-
-    def check(self) -> None:
-        """Raise `DiagnosticError` for all sizes that do not divide."""
-        problems = DiagnosticList()
-        env = self._module.env
-        for size, divisor, loc in self._failed:
-            have, tried = evaluate(size, env), evaluate(divisor, env)
-            common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
-            problems.error(
-                f"{size} = {have} does not divide over {divisor} = {tried}",
-                loc,
-                remedy=_choices(size, divisor, common, tried),
-            )
-        problems.check()
-
-    def _declare(self, relation: Relation) -> None:
-        """Append to the stg.assume that this pass has made, or make it after the declarations."""
-        root, definition = self._module.root.body, self._module.registry["stg.assume"]
-        loc = made_by(PASS, self._loc)
-        for op in root.ops:
-            made_here = isinstance(op.loc, NameLoc) and op.loc.name == PASS
-            before = op.attrs.get("relations")
-            if op.definition is definition and made_here and isinstance(before, tuple):
-                op.attrs["relations"] = (*before, relation)
-                return
-        declarations = ("stg.symbols", "stg.assume", "stg.mesh")
-        places = [i for i, o in enumerate(root.ops) if o.name in declarations]
-        attrs: dict[str, Attr] = {"relations": (relation,)}
-        root.insert(1 + max(places, default=-1), Operation(definition, (), attrs, loc=loc))
-
-
-def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
-    """The divisors of all sizes concerned that are nearest to what was tried."""
-    near = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
-    best = sorted(near, key=lambda n: abs(n - tried))[:3]
-    if divisor.symbol_name is None:
-        return f"choose {size} as a multiple of {tried}"
-    return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"
 
 
 def _repeat_counts(module: Module) -> frozenset[str]:

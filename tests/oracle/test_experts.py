@@ -15,8 +15,12 @@ import pytest
 
 from stagec.ir.opdef import Array
 from tests.support import (
+    DEEPSEEK,
+    DEEPSEEK_MTP,
+    DEEPSEEK_V2,
     MIXTRAL,
     PLACE,
+    QWEN,
     STEP,
     analyse,
     inputs_of,
@@ -52,7 +56,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "tp_inputs": ("regather", "save-gathered"),
     "capacity_factor": (Fraction(1), Fraction(2)),
 }
-MODELS = (MIXTRAL,)
+MODELS = (MIXTRAL, QWEN, DEEPSEEK, DEEPSEEK_V2, DEEPSEEK_MTP)
 
 
 def grid() -> list[dict[str, Any]]:
@@ -239,7 +243,17 @@ def test_whole_experts_exchange_over_tensor_ranks_instead_of_gathering() -> None
         (
             ["--cp", "2", "--cp-mode", "all-gather", "--set", "S=6,E=8"],
             "S*T = 12 does not divide over E*cp = 16",
-            "a multiple of 16",
+            "a multiple of 16, or --capacity-factor 4/3",
+        ),
+        (
+            ["--tp", "2", "--sp", "--set", "S=6,E=8", "--capacity-factor", "9/8"],
+            "9*S*T = 108 does not divide over 8*E*tp = 128",
+            "--capacity-factor 4/3",
+        ),
+        (
+            ["--dp", "16", "--tp", "2", "--sp", "--etp", "1", "--ep", "32"],
+            "E = 8 does not divide over ep*tp = 32",
+            "ep*tp among 2, 4, 8",
         ),
     ],
 )
