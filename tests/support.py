@@ -33,8 +33,9 @@ LLAMA, GPT = "llama3-8b", "gpt3-175b"
 MIXTRAL, QWEN = "mixtral-8x7b", "qwen3-30b-a3b"
 DEEPSEEK_V2, DEEPSEEK, DEEPSEEK_MTP = "deepseek-v2", "deepseek-v3", "deepseek-v3-mtp"
 #: Each rank's share of the tokens loads all experts alike.
-_EXPERTS = {"B": 8, "S": 8, "L": 2, "D": 8, "H": 8, "K": 2, "M": 8, "E": 4, "T": 2, "V": 16}
-_EXPERTS |= {"theta": 100}
+_EXPERTS = {
+    "B": 8, "S": 8, "L": 2, "D": 8, "H": 8, "K": 2, "M": 8, "E": 4, "T": 2, "V": 16, "theta": 100
+}  # fmt: skip
 _LATENT = {"L_dense": 1, "Q": 4, "C": 4, "R": 2, "W": 4, "F": 8, "F_shared": 8, "N": 2, "N_top": 1}
 #: Sizes at which everything divides by 4, twice for the batch, and a run takes milliseconds.
 TINY: Mapping[str, Mapping[str, int]] = {

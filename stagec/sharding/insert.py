@@ -165,9 +165,9 @@ class _Inserter:
 def _emit(b: Builder, value: Value, step: Step) -> Value:
     attrs: dict[str, RawAttr] = {"over": step.over}
     if step.op != "stg.all_reduce":
-        attrs["dim"] = (step.dim,)
+        attrs["dim"] = step.dim if isinstance(step.dim, tuple) else (step.dim,)
     if step.op == "stg.all_to_all":
-        attrs["from"] = step.source
+        attrs["from"] = step.source if isinstance(step.source, tuple) else (step.source,)
     if step.kind == "max":
         attrs["kind"] = "max"
     suffix = {"stg.all_gather": "g", "stg.reduce_scatter": "s", "stg.all_reduce": "r"}
