@@ -174,9 +174,6 @@ class Dispatch(OpDef):
             sizes={"e": count, "c": k * capacity / count},
         )
 
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from _two_or_three(op)
-
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") if len(op.operands) == 3 else const(0)
 
@@ -218,9 +215,6 @@ class Combine(OpDef):
     def rule(self, op: Operation) -> Rule:
         operands = ("eb(sc)d", "bst", "bst")[: len(op.operands)]
         return make_rule(",".join(operands) + "->bsd", whole="etc", linear=[0])
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from _two_or_three(op)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * (len(op.operands) - 1)
@@ -273,11 +267,6 @@ class CombineWeightsGrad(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, experts = args
         return [(_copies(y, experts) * dy[:, :, None]).sum(-1)]
-
-
-def _two_or_three(op: Operation) -> Iterator[str]:
-    if len(op.operands) not in (2, 3):
-        yield f"expects {op.definition.operands[0]} and experts, and weights or none"
 
 
 def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
