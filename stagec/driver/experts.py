@@ -29,19 +29,19 @@ def check_experts(options: JobOptions, symbols: Collection[str]) -> None:
             f"--{asked[0].replace('_', '-')}: the model has no experts (no dimension E)",
             remedy="leave it out, or choose a mixture of experts, such as mixtral-8x7b",
         )
-    if options.mesh is not None:
-        return
-    if options.etp not in (0, 1, options.tp):
+    tp = options.tp if options.mesh is None else options.mesh.get("tp", 1)
+    if options.etp not in (0, 1, tp):
         raise error(
-            f"--etp {options.etp}: experts are split over all of --tp {options.tp}, or not at all",
-            remedy=f"choose --etp {options.tp} (the default) or --etp 1",
+            f"--etp {options.etp}: experts are split over all of tp = {tp or 'open'}, or not at all",
+            remedy="leave --etp out (all of tp), or choose --etp 1",
         )
-    if options.etp == 1 and options.tp > 1 and not options.sp:
+    if options.etp == 1 and tp != 1 and not options.sp:
         raise error(
-            f"--etp 1 with --tp {options.tp}: whole experts need the tokens split over tp",
+            f"--etp 1 with tp = {tp or 'open'}: whole experts need the tokens split over tp",
             remedy="add --sp, or leave --etp out",
         )
-    _check_sizes(options)
+    if options.mesh is None:
+        _check_sizes(options)
 
 
 def _check_sizes(options: JobOptions) -> None:

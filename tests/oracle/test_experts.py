@@ -241,7 +241,8 @@ def test_whole_experts_exchange_over_tensor_ranks_instead_of_gathering() -> None
         (["--ep", "4"], "--ep 4 has to divide --dp 1", "--ep among 1"),
         (["--dp", "8", "--ep", "3"], "--ep 3 has to divide --dp 8", "--ep among 1, 2, 4"),
         (["--dp", "16", "--ep", "16"], "E = 8 does not divide over ep = 16", "ep among 2, 4, 8"),
-        (["--tp", "4", "--etp", "2"], "split over all of --tp 4, or not", "--etp 4 (the default)"),
+        (["--tp", "4", "--etp", "2"], "split over all of tp = 4, or not", "choose --etp 1"),
+        (["--mesh", "ep=2,tp=4", "--etp", "1"], "whole experts need the tokens", "add --sp"),
         (["--tp", "4", "--etp", "1"], "whole experts need the tokens split", "add --sp"),
         (
             ["--dp", "4", "--tp", "4", "--etp", "1", "--sp", "--ep", "2"],
