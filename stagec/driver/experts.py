@@ -32,7 +32,7 @@ def check_experts(options: JobOptions, symbols: Collection[str]) -> None:
     tp = options.tp if options.mesh is None else options.mesh.get("tp", 1)
     if options.etp not in (0, 1, tp):
         raise error(
-            f"--etp {options.etp}: experts are split over all of tp = {tp or 'open'}, or not at all",
+            f"--etp {options.etp}: experts are split over all of tp = {tp or 'open'}, or not",
             remedy="leave --etp out (all of tp), or choose --etp 1",
         )
     if options.etp == 1 and tp != 1 and not options.sp:

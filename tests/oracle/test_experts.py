@@ -232,6 +232,42 @@ def test_whole_experts_exchange_over_tensor_ranks_instead_of_gathering() -> None
     assert ("all_reduce", ("dp",), "gradient") not in whole
 
 
+# -- DeepSeek-V3: latent attention, dense layers first, shared experts (arXiv 2412.19437) ----------
+
+V3 = {"D": 7168, "H": 128, "Q": 1536, "C": 512, "K": 128, "R": 64, "W": 128, "F": 18432, "M": 2048}
+V3_LAYERS, V3_DENSE, V3_E, V3_T, V3_V = 58, 3, 256, 8, 129280
+
+
+def latent_weights() -> int:
+    """Matrices of one layer's attention."""
+    d, h, q, c, k, r, w = (V3[n] for n in ("D", "H", "Q", "C", "K", "R", "W"))
+    return d * q + q * h * (k + r) + d * (c + r) + c * h * (k + w) + h * w * d
+
+
+def test_flops_of_deepseek_v3_are_those_of_its_active_parameters() -> None:
+    """2 per active weight and token, and the score matrix: S(K + R) and S W for each head."""
+    length = 4096
+    (entry,) = analyse(DEEPSEEK, sizes={"B": 1})["classes"]
+    layers = V3_LAYERS + V3_DENSE
+    active = layers * latent_weights() + V3["D"] * V3_V + 3 * V3_DENSE * V3["D"] * V3["F"]
+    active += V3_LAYERS * (3 * (V3_T + 1) * V3["D"] * V3["M"] + V3["D"] * V3_E)
+    assert 36.5e9 < active + V3["D"] * V3_V < 38e9  # "37B activated", embedding included
+    scores = 2 * length * V3["H"] * (V3["K"] + V3["R"] + V3["W"])
+    assert entry["matmul_flops"]["forward"] == length * (2 * active + layers * scores)
+
+
+def test_latents_are_gathered_instead_of_activations() -> None:
+    """Under tensor and sequence parallelism: the two latents and the rotated part of keys, the rows
+    of experts, and what enters dense and shared feed-forwards and the head."""
+    found = rows(DEEPSEEK, sizes={"L": 2, "B": 4, "S": 1024}, dp=4, ep=4, tp=2, sp=True)
+    latents, d = V3["Q"] + V3["C"] + V3["R"], V3["D"]
+    per_token = (2 + V3_DENSE) * latents + 2 * (V3_T * d + d) + V3_DENSE * d + d
+    calls = (2 + V3_DENSE) * 3 + 2 * 2 + V3_DENSE + 1
+    assert found["all_gather", ("tp",), "forward"] == (calls, 2 * 1024 * per_token)
+    act = 1024 * d * 2
+    assert found["all_to_all", ("ep",), "forward"] == (4, 4 * V3_T * act // 2)
+
+
 # -- what cannot be --------------------------------------------------------------------------------
 
 
