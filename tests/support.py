@@ -32,10 +32,22 @@ from stagec.trace.classes import rank_classes
 from stagec.trace.nodes import Program
 
 LLAMA, GPT = "llama3-8b", "gpt3-175b"
+MIXTRAL, QWEN = "mixtral-8x7b", "qwen3-30b-a3b"
+DEEPSEEK_V2, DEEPSEEK, DEEPSEEK_MTP = "deepseek-v2", "deepseek-v3", "deepseek-v3-mtp"
+#: Each rank's share of the tokens loads all experts alike.
+_EXPERTS = {
+    "B": 8, "S": 8, "L": 2, "D": 8, "H": 8, "K": 2, "M": 8, "E": 4, "T": 2, "V": 16, "theta": 100
+}  # fmt: skip
+_LATENT = {"L_dense": 1, "Q": 4, "C": 4, "R": 2, "W": 4, "F": 8, "F_shared": 8, "N": 2, "N_top": 1}
 #: Sizes at which everything divides by 4, twice for the batch, and a run takes milliseconds.
 TINY: Mapping[str, Mapping[str, int]] = {
     LLAMA: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 8, "G": 4, "K": 2, "F": 16, "V": 16, "theta": 100},
     GPT: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16},
+    MIXTRAL: {**_EXPERTS, "G": 4},
+    QWEN: {**_EXPERTS, "G": 4},
+    DEEPSEEK_V2: {**_EXPERTS, **_LATENT},
+    DEEPSEEK: {**_EXPERTS, **_LATENT},
+    DEEPSEEK_MTP: {**_EXPERTS, **_LATENT, "L": 1},
 }
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
 PLACE = "propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code"

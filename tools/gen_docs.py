@@ -33,6 +33,10 @@ ROOMS: Mapping[str, tuple[str, str]] = {
     "activation": ("Activations and dropout", "In functions."),
     "norm": ("Norms and softmax", "In functions."),
     "attention": ("Attention and positions", "In functions."),
+    "moe": (
+        "Mixture of experts",
+        "In functions. The products of the experts are `stg.einsum` with an expert factor.",
+    ),
     "vocabulary": (
         "Vocabulary",
         "In functions. The last four replace `stg.cross_entropy` where the vocabulary is split.",

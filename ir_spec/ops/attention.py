@@ -15,8 +15,8 @@ from stagec.ir_spec.ops.attention_core import (
     CAUSAL,
     backward,
     core_flops,
+    core_rule,
     forward,
-    keys_and_values,
     masked,
     scores_of,
     unpack,
@@ -32,10 +32,9 @@ _PARAMS = (
 
 
 def _rule(op: Operation, text: str, before: int) -> Rule:
-    """The rule with keys and values in `{}`. In a ring they are split as the queries are."""
-    ring = "ring" in op.attrs
-    kv = keys_and_values(op, before, "s" if ring else "t")
-    return make_rule(text.format(kv), whole="zk", special="s" if ring else "t")
+    """In a ring keys and values are split as the queries are."""
+    factor = "s" if "ring" in op.attrs else "t"
+    return core_rule(op, text, before, factor, special=factor)
 
 
 def _executed(op: Operation, flops: Expr) -> Expr:
@@ -46,7 +45,8 @@ class Attention(OpDef):
     """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
     included.
 
-    Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v. The second result, the row
+    Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
+    of their own, as in multi-head latent attention (arXiv 2405.04434). The second result, the row
     log-sum-exp in fp32, is there if backward needs it. FLOPs are those of the two products, half of
     them when causal; the softmax inside the kernel is not counted, as in the FlashAttention papers.
     With `ring` all are split alike along the sequence, and a split becomes ring attention.
@@ -61,7 +61,7 @@ class Attention(OpDef):
     example = "%a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
-        return _rule(op, "bs(gr)k,{0}->bs(gr)k,b(gr)s", 1)
+        return _rule(op, "bs(gr)k,{kv}->bs(gr){v},b(gr)s", 1)
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.operands[0].tensor.dtype, "f32"]
@@ -76,7 +76,7 @@ class Attention(OpDef):
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, 2)
+        return core_flops(n, 1, 1)
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -119,13 +119,13 @@ class AttentionGrad(OpDef):
     )
 
     def rule(self, op: Operation) -> Rule:
-        return _rule(op, "bs(gr)k,bs(gr)k,b(gr)s,bs(gr)k,{0}->bs(gr)k,{0}", 4)
+        return _rule(op, "bs(gr){v},bs(gr){v},b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", 4)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, 5)
+        return core_flops(n, 3, 2)
 
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
@@ -143,15 +143,17 @@ class AttentionGrad(OpDef):
 
 class Rope(OpDef):
     """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
-    per element.
+    per rotated element.
 
-    `inverse` rotates back, which is its gradient.
+    With `last` only that many elements at the end of each head are rotated. `inverse` rotates back,
+    which is its gradient.
     """
 
     name = "stg.rope"
     operands = ("x",)
     params = (
         Param("base", "size", "the base of the frequencies (default 10000)"),
+        Param("last", "size", "how many elements are rotated (default all)"),
         Param("inverse", "flag", "rotate by the negative angle"),
     )
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
@@ -165,20 +167,23 @@ class Rope(OpDef):
             yield f"expects [batch, position, ..., pairs], found {op.operands[0].type}"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) * 3
+        whole, last = n[letters(len(n))[-1]], op.attrs.get("last")
+        rotated = last if isinstance(last, Expr) else whole
+        return product(n.values()) / whole * rotated * 3
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        attrs = {k: v for k, v in op.attrs.items() if k == "base"}
+        attrs = {k: v for k, v in op.attrs.items() if k in ("base", "last")}
         if not op.flag("inverse"):
             attrs["inverse"] = True
         return [dy and b.value("stg.rope", [dy], attrs, hint=f"d_{op.operands[0].name}")]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x = args[0]
-        half = x.shape[-1] // 2
+        last = ctx.size(op.expr("last")) if "last" in op.attrs else args[0].shape[-1]
+        still, x = args[0][..., :-last], args[0][..., -last:]
+        half = last // 2
         angles = _angles(
             ctx.positions(op.operands[0].tensor.dims[1]),
             half,
@@ -188,7 +193,7 @@ class Rope(OpDef):
         cos, sin = np.cos(angles).reshape(shape), np.sin(angles).reshape(shape)
         sin = -sin if op.flag("inverse") else sin
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return [np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)]
+        return [np.concatenate([still, a * cos - b * sin, b * cos + a * sin, rest], axis=-1)]
 
 
 def _angles(positions: Sequence[int], half: int, base: int) -> Array:

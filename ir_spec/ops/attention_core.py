@@ -9,21 +9,27 @@ import numpy as np
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, Param, Sizes
+from stagec.ir.rule import Rule, make_rule
 from stagec.ir_spec.ops.norm import visible
 
 CAUSAL = Param("causal", "flag", "mask the future")
 
 
-def core_flops(n: Sizes, matmuls: int) -> Expr:
-    """2 FLOPs per multiply-add of `matmuls` products over the full score matrix."""
-    keys = n.get("t", n["s"])
-    return product(n[f] for f in "bgrsk") * keys * (2 * matmuls)
+def core_flops(n: Sizes, keys: int, values: int) -> Expr:
+    """2 FLOPs per multiply-add of products with the whole score matrix: `keys` of them with head
+    size K, `values` with that of the values."""
+    scores = product(n[f] for f in "bgrs") * n.get("t", n["s"])
+    return scores * (n["k"] * keys + n.get("v", n["k"]) * values) * 2
 
 
-def keys_and_values(op: Operation, before: int, factor: str) -> str:
-    """The rule of keys and values: one packed operand, or two of them, after `before` others."""
+def core_rule(op: Operation, text: str, before: int, factor: str, special: str = "") -> Rule:
+    """The rule with keys and values in `{kv}`, split along the sequence as `factor`, and the head
+    size of the values in `{v}`. They are one packed operand after `before` others, or two, of which
+    the values may have a head size of their own."""
     packed = len(op.operands) == before + 1
-    return f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gk"
+    v = "k" if packed else "v"
+    kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
+    return make_rule(text.format(kv=kv, v=v), whole="zkv", special=special)
 
 
 def unpack(args: Sequence[Array]) -> tuple[Array, Array, Array]:
@@ -63,7 +69,7 @@ def forward(q: Array, v: Array, scores: Array) -> list[Array]:
     """The output and its log-sum-exp [b, h, s]; rows that see nothing give 0 and -inf."""
     lse = log_sum_exp(scores)
     p = np.exp(scores - np.maximum(lse, np.finfo(float).min)[..., None])
-    out = np.einsum("bgrst,btgk->bsgrk", p, v).reshape(q.shape)
+    out = np.einsum("bgrst,btgv->bsgrv", p, v).reshape(*q.shape[:3], v.shape[-1])
     return [out, lse.reshape(q.shape[0], q.shape[2], q.shape[1])]
 
 
@@ -74,10 +80,10 @@ def backward(args: Sequence[Array], scores: Array) -> list[Array]:
     b, s, h, d = q.shape
     g = k.shape[2]
     p = np.exp(scores - lse.reshape(b, g, h // g, s, 1))
-    dyg = dy.reshape(b, s, g, h // g, d)
+    dyg = dy.reshape(b, s, g, h // g, v.shape[-1])
     delta = np.moveaxis((dy * y).sum(-1).reshape(b, s, g, h // g), 1, 3)[..., None]
-    dv = np.einsum("bgrst,bsgrk->btgk", p, dyg)
-    ds = p * (np.einsum("bsgrk,btgk->bgrst", dyg, v) - delta) / np.sqrt(d)
+    dv = np.einsum("bgrst,bsgrv->btgv", p, dyg)
+    ds = p * (np.einsum("bsgrv,btgv->bgrst", dyg, v) - delta) / np.sqrt(d)
     dq = np.einsum("bgrst,btgk->bsgrk", ds, k).reshape(q.shape)
     dk = np.einsum("bgrst,bsgrk->btgk", ds, q.reshape(b, s, g, h // g, d))
     return [dq, np.stack([dk, dv], axis=1)] if len(args) == 5 else [dq, dk, dv]

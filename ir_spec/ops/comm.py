@@ -8,8 +8,10 @@ of the group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from stagec.ir.opdef import Array, OpDef, Param
 from stagec.ir.types import AxisUse, Dim, Partial, TensorType, Type
 from stagec.support.diagnostics import error
 
+#: The local results of one group from its local operands.
+Exchange: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
 _OVER = Param("over", "names", "the mesh axes of the group, major first", required=True)
 _DIM = Param("dim", "ints", "the dimension, one for each operand", required=True)
 
@@ -67,6 +71,10 @@ class Collective(Movement):
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
         """The local results of one group from its local operands."""
         raise NotImplementedError
+
+    def stages(self, op: Operation, index: int) -> Sequence[tuple[tuple[str, ...], Exchange]]:
+        """The exchange of operand `index` as exchanges in groups over these axes, in order."""
+        return [(op.names("over"), lambda parts: self.exchange(op, index, parts))]
 
     def buffer(self, op: Operation) -> Expr:
         """Bytes of the larger side on one rank, all operands together."""
@@ -210,28 +218,66 @@ class AllGather(Collective):
 
 
 class AllToAll(Collective):
-    """Moves a split from dimension `from` to dimension `dim`."""
+    """Moves a split from dimension `from` to dimension `dim`.
+
+    With one of each for every axis, the axes move between different dimensions in one call.
+    """
 
     name = "stg.all_to_all"
     params = (
-        Param("from", "int", "the dimension that is split before", required=True),
-        _DIM,
+        Param("from", "ints", "the dimension that is split before", required=True),
+        Param("dim", "ints", "the dimension that is split after", required=True),
         _OVER,
     )
     example = "%y = stg.all_to_all[from = 1, dim = 2, over = cp](%x) : bf16[B, S, H@cp, K]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
-        over, d = op.names("over"), operand_dim(op, index)
-        source = _in_range(op, index, op.integer("from"))
-        opened = _with_dim(type_, source, _unsplit(type_.dims[source], over))
-        return _with_dim(opened, d, _split(opened.dims[d], over))
+        for over, source, d in _moves(op, index):
+            opened = _with_dim(type_, source, _unsplit(type_.dims[source], over))
+            type_ = _with_dim(opened, d, _split(opened.dims[d], over))
+        return type_
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
-        pieces = [np.split(p, len(parts), axis=operand_dim(op, index)) for p in parts]
-        return [
-            np.concatenate([p[i] for p in pieces], axis=op.integer("from"))
-            for i in range(len(parts))
-        ]
+        ((_, source, d),) = _moves(op, index)
+        return _exchanged(parts, source, d)
+
+    def stages(self, op: Operation, index: int) -> Sequence[tuple[tuple[str, ...], Exchange]]:
+        return [(over, _exchange(source, d)) for over, source, d in _moves(op, index)]
+
+
+def _exchange(source: int, dim: int) -> Exchange:
+    return lambda parts: _exchanged(parts, source, dim)
+
+
+def _exchanged(parts: Sequence[Array], source: int, dim: int) -> Sequence[Array]:
+    pieces = [np.split(p, len(parts), axis=dim) for p in parts]
+    return [np.concatenate([p[i] for p in pieces], axis=source) for i in range(len(parts))]
+
+
+def _moves(op: Operation, index: int) -> list[tuple[tuple[str, ...], int, int]]:
+    """What an all_to_all moves: axes, from which dimension, to which; each can be done after those
+    before it.
+
+    Axes that leave one dimension go in the opposite order of their coming, last one first.
+    """
+    over, sources, dims = op.names("over"), _ints(op, "from"), _ints(op, "dim")
+    if len(sources) == len(dims) == 1:
+        return [(over, _in_range(op, index, sources[0]), _in_range(op, index, dims[0]))]
+    if len(op.operands) > 1 or not len(sources) == len(dims) == len(over):
+        raise ValueError(
+            "gives 'from' and 'dim' once, or for each axis that one operand moves over"
+        )
+    moves = [
+        (tuple(axis for axis, _, _ in axes), _in_range(op, index, s), _in_range(op, index, d))
+        for (s, d), axes in groupby(zip(over, sources, dims, strict=True), key=lambda m: m[1:])
+    ]
+    return moves[::-1] if len(set(sources)) == 1 else moves
+
+
+def _ints(op: Operation, name: str) -> list[int]:
+    value = op.attrs[name]
+    items = value if isinstance(value, tuple) else (value,)
+    return [int(v.value or 0) for v in items if isinstance(v, Expr)]
 
 
 class Shift(Collective):

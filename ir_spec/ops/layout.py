@@ -1,4 +1,5 @@
-"""Ops that move or name data and compute nothing: reshape, unbind, stack, place, gradient."""
+"""Ops that move or name data and compute nothing: reshape, unbind, stack, concat, place,
+gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr
+from stagec.ir.expr import ZERO, Expr, const, same
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, factor_sizes
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
@@ -99,14 +100,7 @@ class Unbind(OpDef):
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        present = [g for g in grads if g is not None]
-        if len(present) != len(grads):
-            unused = next(r.name for r, g in zip(op.results, grads, strict=True) if g is None)
-            raise error(
-                f"'stg.unbind' has no gradient for %{unused}: it does not influence the loss",
-                op.loc,
-                remedy="use all results of an unbind, or make the operand without that slice",
-            )
+        present = all_present(op, grads)
         return [
             b.value("stg.stack", present, {"dim": op.expr("dim")}, hint=f"d_{op.operands[0].name}")
         ]
@@ -125,8 +119,6 @@ class Stack(OpDef):
     example = "%qkv = stg.stack[dim = 1](%q, %k, %v) : bf16[B, 3, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
-        from stagec.ir.expr import const
-
         d, text, count = op.integer("dim"), letters(op.operands[0].tensor.rank), len(op.operands)
         packed = text[:d] + "z" + text[d:]
         return make_rule(
@@ -140,6 +132,90 @@ class Stack(OpDef):
         return [np.stack(args, axis=op.integer("dim"))]
 
 
+class Concat(OpDef):
+    """Joins its operands along the last dimension; copies, no FLOPs."""
+
+    name = "stg.concat"
+    operands = ("x",)
+    variadic = True
+    example = "%y = stg.concat(%x, %h) : bf16[B, S, 2*D]"
+
+    def rule(self, op: Operation) -> Rule:
+        lead, parts = _joined(op.operands[0].tensor.rank, len(op.operands))
+        size = sum((v.tensor.shape[-1] for v in op.operands), ZERO)
+        text = ",".join(lead + p for p in parts) + f"->{lead}Z"
+        return make_rule(text, whole=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is None:
+            return [None] * len(op.operands)
+        sizes = tuple(v.tensor.shape[-1] for v in op.operands)
+        names = [f"d_{v.name}" for v in op.operands]
+        return b.op("stg.cut", [dy], {"sizes": sizes}, names=names).results
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.concatenate(args, axis=-1)]
+
+
+class Cut(OpDef):
+    """Views of consecutive parts of the last dimension, of these sizes."""
+
+    name = "stg.cut"
+    operands = ("x",)
+    variadic_results = True
+    free = True
+    aliases = True
+    params = (Param("sizes", "sizes", "the sizes of the parts", required=True),)
+    example = "%p, %q = stg.cut[sizes = (K, D - K)](%x) : (bf16[B, S, K], bf16[B, S, D - K])"
+
+    def rule(self, op: Operation) -> Rule:
+        sizes = self._sizes(op)
+        lead, parts = _joined(op.operands[0].tensor.rank, len(sizes))
+        text = f"{lead}Z->" + ",".join(lead + p for p in parts)
+        known = dict(zip(parts, sizes, strict=True))
+        return make_rule(text, whole=f"{parts}Z", linear=[0], sizes=known)
+
+    @staticmethod
+    def _sizes(op: Operation) -> list[Expr]:
+        given = op.attrs["sizes"]
+        return [v for v in (given if isinstance(given, tuple) else (given,)) if isinstance(v, Expr)]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        whole, total = op.operands[0].tensor.shape[-1], sum(self._sizes(op), ZERO)
+        if not same(whole, total):
+            yield f"expects parts that make up {whole}, found {total}"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        present = all_present(op, grads)
+        return [b.value("stg.concat", present, hint=f"d_{op.operands[0].name}")]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
+        return np.split(args[0], ends[:-1], axis=-1)
+
+
+def _joined(rank: int, parts: int) -> tuple[str, str]:
+    """Letters of the dimensions before the last, and one for each part of the last."""
+    return letters(rank - 1), letters(rank - 1 + parts)[rank - 1 :]
+
+
+def all_present(op: Operation, grads: Sequence[Value | None]) -> list[Value]:
+    """The gradients of all results. Raises `DiagnosticError` if one has none."""
+    for result, grad in zip(op.results, grads, strict=True):
+        if grad is None:
+            raise error(
+                f"'{op.name}' has no gradient for %{result.name}: it does not influence the loss",
+                op.loc,
+                remedy=f"use all results of {op.name}, or make the operand without that part",
+            )
+    return [g for g in grads if g is not None]
+
+
 class Identity(OpDef):
     """Base of ops that hand their operand on and are there for the placement of their result."""
 
@@ -151,8 +227,6 @@ class Identity(OpDef):
         return pointwise(op, linear=True)
 
     def bytes_touched(self, op: Operation) -> Expr:
-        from stagec.ir.expr import ZERO
-
         return ZERO
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -256,4 +330,15 @@ class Gradient(Identity):
     example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
 
 
-OPS = (Reshape(), Unbind(), Stack(), Place(), Copy(), Recall(), Discard(), Gradient())
+OPS = (
+    Reshape(),
+    Unbind(),
+    Stack(),
+    Concat(),
+    Cut(),
+    Place(),
+    Copy(),
+    Recall(),
+    Discard(),
+    Gradient(),
+)

@@ -23,8 +23,8 @@ from stagec.ir_spec.ops.attention_core import (
     CAUSAL,
     backward,
     core_flops,
+    core_rule,
     forward,
-    keys_and_values,
     masked,
     scores_of,
     unpack,
@@ -78,8 +78,7 @@ class AttentionBlock(_Step):
     )
 
     def rule(self, op: Operation) -> Rule:
-        kv = keys_and_values(op, 1, "s")
-        return make_rule(f"bs(gr)k,{kv}->bs(gr)k,b(gr)s", whole="zk")
+        return core_rule(op, "bs(gr)k,{kv}->bs(gr){v},b(gr)s", 1, "s")
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.operands[0].tensor.dtype, "f32"]
@@ -88,7 +87,7 @@ class AttentionBlock(_Step):
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, 2)
+        return core_flops(n, 1, 1)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         q, k, v = unpack(args)
@@ -111,14 +110,13 @@ class AttentionBlockGrad(_Step):
     )
 
     def rule(self, op: Operation) -> Rule:
-        kv = keys_and_values(op, 4, "s")
-        return make_rule(f"bs(gr)k,bs(gr)k,b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", whole="zk")
+        return core_rule(op, "bs(gr){v},bs(gr){v},b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", 4, "s")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, 5)
+        return core_flops(n, 3, 2)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         _, k, _ = unpack(args[3:])

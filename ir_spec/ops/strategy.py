@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation
+from stagec.ir.expr import fraction
 from stagec.ir.opdef import Param
 from stagec.ir_spec.ops.structure import Declaration
 
@@ -33,8 +34,11 @@ class SplitOp(Declaration):
     """Dimensions of these names are split over the axes wherever that can be.
 
     `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
-    no computation uses the axis otherwise: sequence parallelism. `of` names the values of the model
-    that are split, arguments or results; for them it comes before statements without names.
+    no computation uses the axis otherwise: sequence parallelism. With `yields` the split is
+    everywhere, data included, but gives way to computations in the same way: the batch over the
+    axis of expert parallelism. `beside` limits it to values that have one of those dimensions too:
+    the experts' weights, but not the router's. `of` names the values of the model that are split,
+    arguments or results; for them it comes before statements without names.
     """
 
     name = "stg.split"
@@ -43,6 +47,8 @@ class SplitOp(Declaration):
         _OVER,
         Param("at", "name", "rest, or everywhere by default", choices=("rest",)),
         _OF,
+        Param("yields", "flag", "give way where a computation uses the axes otherwise"),
+        Param("beside", "names", "only in values that have one of these dimensions too"),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
@@ -207,6 +213,18 @@ class BlockingOp(Declaration):
     example = "stg.blocking[over = tp]"
 
 
+class CapacityOp(Declaration):
+    """The capacity factor of expert buffers: rows beyond balanced load, padded with zeros."""
+
+    name = "stg.capacity"
+    params = (Param("factor", "ratio", "1 or more", required=True),)
+    example = "stg.capacity[factor = 5/4]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if fraction(op.expr("factor")) < 1:
+            yield f"expects a factor of 1 or more, found {op.expr('factor')}"
+
+
 class RecomputeOp(Declaration):
     """Which activations of a block backward computes again instead of taking them from the stash.
 
@@ -314,6 +332,7 @@ OPS = (
     DtypesOp(),
     TpInputsOp(),
     BlockingOp(),
+    CapacityOp(),
     RecomputeOp(),
     OffloadOp(),
     BucketOp(),

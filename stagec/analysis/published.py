@@ -81,8 +81,26 @@ ZERO = "arXiv 1910.02054, figure 1"
 ZERO_GB = ("120.0", "31.4", "16.6", "1.9")
 MEGATRON = "Megatron-LM distributed optimizer"
 STATE = ("parameters", "gradients", "optimizer")
-EXACT = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama2-7b": 6_738_415_616}
-GFLOP_PER_TOKEN = {"llama3-405b": ("2521", "2525"), "llama3-70b": ("448.97", "449.48")}
+EXACT = {
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama2-7b": 6_738_415_616,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+}
+#: With the bias of each expert in the router's choice, which no gradient trains.
+EXACT_WITH_BIASES = {"deepseek-v3": 671_026_419_200}
+BILLIONS = {
+    "gpt3-175b": ("174.6", "arXiv 2005.14165"),
+    "deepseek-v2": ("235.7", "arXiv 2405.04434"),
+}
+GFLOP_PER_TOKEN = {
+    "llama3-405b": ("2521", "2525"),
+    "llama3-70b": ("448.97", "449.48"),
+    "qwen3-30b-a3b": ("22.99", "23.10"),
+}
 
 
 class Compiled(Protocol):
@@ -107,15 +125,15 @@ def rows(compiled: Compiled) -> Iterator[Row]:
         counts, sizes = compiled(name)
         ours = evaluate(counts.parameters, sizes)
         yield Row(COUNTS, f"{name} parameters", f"{published:,}", f"{ours:,}", ours == published)
-    counts, sizes = compiled("gpt3-175b")
-    billions = Fraction(evaluate(counts.parameters, sizes), 10**9)
-    yield Row(
-        "arXiv 2005.14165",
-        "gpt3-175b parameters (billions)",
-        "174.6",
-        f"{float(billions):.1f}",
-        f"{float(billions):.1f}" == "174.6",
-    )
+    for name, published in EXACT_WITH_BIASES.items():
+        counts, sizes = compiled(name)
+        ours = evaluate(counts.parameters, sizes) + sizes["L"] * sizes["E"]
+        row = f"{name} parameters and router biases"
+        yield Row(COUNTS, row, f"{published:,}", f"{ours:,}", ours == published)
+    for name, (billions, source) in BILLIONS.items():
+        counts, sizes = compiled(name)
+        text = f"{evaluate(counts.parameters, sizes) / 1e9:.1f}"
+        yield Row(source, f"{name} parameters (billions)", billions, text, text == billions)
     for gpt in GPTS:
         yield _iteration(gpt, *compiled(gpt.name, recompute="full-replay"))
     for name, (low, high) in GFLOP_PER_TOKEN.items():

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stagec.driver.common import read_source, remember, report
+from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.instruments import instruments
 from stagec.driver.options import DATA_AXES, REPLICAS, SHORTHANDS, JobOptions, strategy_text
 from stagec.ir.core import Operation
@@ -26,7 +27,7 @@ from stagec.support.source import Source
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
 
-AXES = ("pp", *DATA_AXES, "cp", "tp")
+AXES = ("pp", *DATA_AXES, "ep", "cp", "tp")
 SHORTHAND = "<strategy of the command line>"
 TRAIN, FORWARD = "train", "forward"
 
@@ -63,6 +64,7 @@ class JobBuilder:
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
         self._kv_parts = self._too_few_kv_heads(module)
+        check_experts(self.options, module.symbols)
         self._check_axes()
         self._add_strategy(module)
         self._default_batch(module)
@@ -70,10 +72,6 @@ class JobBuilder:
 
     def _check_axes(self) -> None:
         options = self.options
-        if options.ep > 1:
-            raise error(
-                f"--ep {options.ep}: expert parallelism is not there yet", remedy="leave --ep at 1"
-            )
         if options.cp_mode != "ring" and options.cp_order != JobOptions.cp_order:
             raise error(
                 f"--cp-order {options.cp_order} is for --cp-mode ring: --cp-mode {options.cp_mode} "
@@ -114,7 +112,7 @@ class JobBuilder:
     def _warn_of_no_effect(self) -> None:
         options = self.options
         axes = self._axes()
-        if options.zero and not {"dp", "dp_shard", "cp"} & axes.keys():
+        if options.zero and not {"dp", "dp_shard", "ep", "cp"} & axes.keys():
             report(Diagnostic("--zero has no effect without --dp", severity="warning"))
         if options.sp and "tp" not in axes:
             report(Diagnostic("--sp has no effect without --tp", severity="warning"))
@@ -129,7 +127,7 @@ class JobBuilder:
     def _axes(self) -> dict[str, int | None]:
         if self.options.mesh is not None:
             return dict(self.options.mesh)
-        axes: dict[str, int | None] = {a: getattr(self.options, a) for a in self._sized_axes()}
+        axes = {a: n for a, n in folded_axes(self.options, AXES).items() if n > 1}
         return axes | self._kv_parts
 
     def _add_strategy(self, module: Module) -> None:

@@ -48,6 +48,14 @@ def model_text(model: LibraryModel) -> str:
     return print_module(module)
 
 
+#: What each column shows: the first of these sizes that the model has.
+_COLUMNS = (("L",), ("D",), ("H",), ("G", "H"), ("F", "M"), ("E",), ("V",), ("S",))
+
+
+def _first(model: LibraryModel, *names: str) -> str:
+    return next((str(model.values[n]) for n in names if n in model.values), "")
+
+
 def _print_table(models: dict[str, LibraryModel]) -> None:
     from stagec.driver.tables import console, table
 
@@ -60,15 +68,13 @@ def _print_table(models: dict[str, LibraryModel]) -> None:
         "heads",
         "KV heads",
         "feed-forward",
+        "experts",
         "vocabulary",
         "sequence",
         text_columns=2,
     )
     for m in models.values():
-        sizes = [
-            m.values.get(k, m.values.get("H", "")) for k in ("L", "D", "H", "G", "F", "V", "S")
-        ]
-        rows.add_row(m.name, m.title, *map(str, sizes))
+        rows.add_row(m.name, m.title, *(_first(m, *names) for names in _COLUMNS))
     console(sys.stdout, 140).print(rows)
     click.echo(
         "'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +18,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Axes over which the batch is split.
 DATA_AXES = ("dp_replicate", "dp_shard", "dp")
-#: What tensor parallelism splits: heads, KV heads, feed-forward width, vocabulary.
-TENSOR_PARALLEL = ("H", "G", "F", "V")
+#: What tensor parallelism splits: heads, KV heads, feed-forward widths (dense, of an expert, of
+#: shared experts), vocabulary.
+TENSOR_PARALLEL = ("H", "G", "F", "M", "F_shared", "V")
 #: The part of tensor parallelism over which KV heads are replicated, where there are too few.
 REPLICAS = "tpr"
 SHORTHANDS = (
+    "etp",
+    "capacity_factor",
     "cp_mode",
     "cp_order",
     "sp",
@@ -107,6 +112,24 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 5
 
 
+class Ratio(click.ParamType[Fraction]):
+    """A fraction of at least 1: `5/4` or `1.25`."""
+
+    name = "RATIO"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Fraction:
+        """The fraction."""
+        text = str(value)
+        if not re.fullmatch(r"[0-9]{1,6}([./][0-9]{1,6})?", text) or text.endswith("/0"):
+            self.fail(f"expects a fraction such as 5/4 or 1.25, found '{text}'", param, ctx)
+        found = Fraction(text)
+        if found < 1:
+            self.fail(f"{text} is below 1, which would drop tokens", param, ctx)
+        return found
+
+
 @dataclass(frozen=True)
 class JobOptions:
     """The options of a job, as click gives them."""
@@ -123,6 +146,8 @@ class JobOptions:
     cp_mode: str = "ring"
     cp_order: str = "zigzag"
     ep: int = 1
+    etp: int = 0
+    capacity_factor: Fraction = Fraction(1)
     tp: int = 1
     sp: bool = False
     zero: int = 0
@@ -216,7 +241,24 @@ _OPTIONS = (
         default="zigzag",
         help="How the sequence lies on the ranks of a ring; zigzag balances the causal mask.",
     ),
-    click.option("--ep", type=_COUNT, default=1, help="Expert-parallel ranks (only 1 yet)."),
+    click.option(
+        "--ep",
+        type=_COUNT,
+        default=1,
+        help="Expert-parallel ranks, some of the data-parallel ones.",
+    ),
+    click.option(
+        "--etp",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Ranks that split each expert: as many as tp (0, the default), or 1.",
+    ),
+    click.option(
+        "--capacity-factor",
+        type=Ratio(),
+        default="1",
+        help="Rows of the expert buffers over those of balanced load, such as 5/4.",
+    ),
     click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
     click.option(
         "--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage over dp; 3 is FSDP."
@@ -355,6 +397,11 @@ def _layout(
     data = [a for a in DATA_AXES if a in axes]
     if data:
         yield f"stg.split[B, over = {_tuple(data)}]"
+    if "ep" in axes:
+        yield "stg.split[B, over = ep, yields]"
+    experts = _expert_axes(options, axes)
+    if experts and "E" in symbols:
+        yield f"stg.split[E, over = {_tuple(experts)}, beside = M]"
     if "cp" in axes:
         yield "stg.split[S, over = cp]"
         into = _tuple(n for n in ("H", "G") if n in symbols)
@@ -365,7 +412,7 @@ def _layout(
         }[options.cp_mode]
     if "tp" in axes:
         yield from _tensor_parallel(options, axes, symbols)
-    shard = [a for a in ("dp", "dp_shard", "cp") if a in axes]
+    shard = [a for a in ("dp", "dp_shard", "ep", "cp") if a in axes]
     if options.zero and shard:
         more = ""
         if options.reshard_after_forward != "always":
@@ -380,7 +427,8 @@ def _tensor_parallel(
 ) -> Iterator[str]:
     """Heads, width and vocabulary over all of it; KV heads over the part that they suffice for."""
     over = _tuple(a for a in ("tp", REPLICAS) if a in axes)
-    dims = [n for n in TENSOR_PARALLEL if n in symbols]
+    whole = ("M",) if options.etp == 1 else ()
+    dims = [n for n in TENSOR_PARALLEL if n in symbols and n not in whole]
     if REPLICAS in axes and "G" in dims:
         dims.remove("G")
         yield "stg.split[G, over = tp]"
@@ -391,6 +439,12 @@ def _tensor_parallel(
         yield f"stg.split[S, over = {over}, at = rest]"
     if options.no_vocab_parallel:
         yield "stg.gather[V]"
+
+
+def _expert_axes(options: JobOptions, axes: Mapping[str, int | None]) -> list[str]:
+    """The axes over which experts are spread: whole experts fold over tp too."""
+    whole = options.etp == 1 and (options.ep > 1 or "ep" in axes)
+    return [a for a in ("ep", *(("tp",) if whole else ())) if a in axes]
 
 
 def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[str]:
@@ -405,6 +459,8 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         yield f"stg.microbatches[count = {count}]"
     if "pp" in axes:
         yield _pipeline(options)
+    if options.capacity_factor != 1:
+        yield f"stg.capacity[factor = {options.capacity_factor}]"
     if options.recompute != "none":
         yield f"stg.recompute[{', '.join(_recompute(options))}]"
     if options.offload:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stagec.ir.core import Value
-from stagec.ir.expr import Expr, NotAnIntegerError, evaluate
+from stagec.ir.expr import Expr, NotAnIntegerError, evaluate, numerator_and_denominator
 from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
@@ -50,8 +50,9 @@ def _splits(module: Module) -> list[Relation]:
         for op in (func, *func.body.walk()):
             values = [*op.results, *(op.region.args if op.region else ())]
             for d in (d for v in values if isinstance(v.type, TensorType) for d in v.type.dims):
-                if d.axes:
-                    found[d.size, d.axes] = divisible(d.size, axis_size(d.axes))
+                above, below = numerator_and_denominator(d.size)
+                if d.axes or below.symbols:
+                    found[d.size, d.axes] = divisible(above, below * axis_size(d.axes))
     return list(found.values())
 
 

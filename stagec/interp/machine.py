@@ -154,11 +154,11 @@ class Machine:
                 outputs.append(self._slice(op, index, parts))
                 continue
             result: Locals = list(parts)
-            for group in self.groups(op.names("over")):
-                for r, part in zip(
-                    group, definition.exchange(op, index, [parts[i] for i in group]), strict=True
-                ):
-                    result[r] = part
+            for over, exchange in definition.stages(op, index):
+                for group in self.groups(over):
+                    new = exchange([result[i] for i in group])
+                    for r, part in zip(group, new, strict=True):
+                        result[r] = part
             outputs.append(result)
         return outputs
 

@@ -54,10 +54,10 @@ class Expr:
         self._text: str | None = None
 
     def __add__(self, other: Expr | int) -> Expr:
-        return Expr(self.node + _node(other))
+        return Expr(_distribute_terms(self.node + _node(other)))
 
     def __sub__(self, other: Expr | int) -> Expr:
-        return Expr(self.node - _node(other))
+        return Expr(_distribute_terms(self.node - _node(other)))
 
     def __mul__(self, other: Expr | int) -> Expr:
         return Expr(_distribute(self.node * _node(other)))
@@ -78,7 +78,7 @@ class Expr:
     __rmul__ = __mul__
 
     def __rsub__(self, other: int) -> Expr:
-        return Expr(_node(other) - self.node)
+        return Expr(_distribute_terms(_node(other) - self.node))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
@@ -129,6 +129,21 @@ def _distribute(node: Any) -> Any:
     return sympy.Mul(sympy.Add(*(number * t for t in factors[place].args)), *others)
 
 
+def _distribute_terms(node: Any) -> Any:
+    """The same for each term of a sum: equal terms have become a number times one of them."""
+    if not isinstance(node, sympy.Add):
+        return _distribute(node)
+    while any(_is_undistributed(term) for term in node.args):
+        node = sympy.Add(*(_distribute(term) for term in node.args))
+    return node
+
+
+def _is_undistributed(node: Any) -> bool:
+    if not isinstance(node, sympy.Mul) or not node.args[0].is_Number:
+        return False
+    return any(isinstance(factor, sympy.Add) for factor in node.args)
+
+
 @cache
 def symbol(name: str) -> Expr:
     """The symbol of that name: a positive integer. The one constructor of symbols."""
@@ -159,7 +174,7 @@ def product(factors: Iterable[Expr]) -> Expr:
 def total(terms: Iterable[Expr]) -> Expr:
     """The sum; 0 if there are none."""
     nodes = [t.node for t in terms]
-    return Expr(sympy.Add(*nodes)) if nodes else ZERO
+    return Expr(_distribute_terms(sympy.Add(*nodes))) if nodes else ZERO
 
 
 def maximum(values: Iterable[Expr]) -> Expr:

@@ -119,8 +119,8 @@ class Facts:
     def _decide(self, divisor: Expr, size: Expr) -> bool:
         if divisor == 1 or (size, divisor) in self._known or _is_integral(size / divisor):
             return True
-        if any(_is_integral(m / divisor) and _is_integral(size / n) for n, m in self._known):
-            return True
+        if any(_is_integral(size * m / (n * divisor)) for n, m in self._known):
+            return True  # n / m is an integer, and so is what it is multiplied by
         names = sorted(size.symbols & self._quotients.keys())
         options = [[None, *self._quotients[n]] for n in names]
         for tried, choice in enumerate(combinations(*options)):

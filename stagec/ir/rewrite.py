@@ -219,12 +219,8 @@ def _all_to_all(op: Operation) -> Value | None:
     if inner is None or inner.name != op.name or len(inner.operands) != 1:
         return None
     there = (inner.attrs["from"], inner.attrs["dim"], inner.attrs["over"])
-    back = (_single(op.attrs["dim"]), (op.attrs["from"],), op.attrs["over"])
+    back = (op.attrs["dim"], op.attrs["from"], op.attrs["over"])
     return inner.operands[0] if there == back else None
-
-
-def _single(value: Attr) -> Attr:
-    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
 def _stack(op: Operation) -> Value | None:

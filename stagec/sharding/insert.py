@@ -15,7 +15,7 @@ from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.comm import AllGather, AllReduce, Collective, ReduceScatter
+from stagec.ir_spec.ops.comm import AllGather, Collective
 from stagec.sharding.assignment import handed_on, read_assignment, required_splits
 from stagec.sharding.local import place_from_operands
 from stagec.sharding.reshard import Axes, NoPlanError, Step, plan
@@ -24,20 +24,19 @@ from stagec.support.diagnostics import error
 from stagec.support.source import made_by
 
 PASS = "insert-collectives"
-#: What is kept for backward in any case: the parts of a sum are no smaller than the sum.
-_REDUCTIONS = (AllReduce, ReduceScatter)
-_Key = tuple[Value, tuple[Axes, ...], Axes, str, Region]
+_Key = tuple[Value, Step, str, Region]
 
 
 def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
     """Make placements explicit in all functions, in place.
 
     With `save_gathered`, what forward gathered for a split matmul is kept for backward, else
-    backward gathers again. Raises `DiagnosticError` where a placement cannot be reached.
+    backward gathers again; what forward exchanged or reduced is kept in any case. Raises
+    `DiagnosticError` where a placement cannot be reached.
     """
     for func in module.functions:
         _Inserter(module, save_gathered).region(func.body)
-        _keep_moved(func.body, (*_REDUCTIONS, *((AllGather,) if save_gathered else ())))
+        _keep_moved(func.body, save_gathered=save_gathered)
 
 
 class _Inserter:
@@ -117,41 +116,31 @@ class _Inserter:
         keep = tuple(a for a in have.partial_axes if a in partial)
         if [d.axes for d in have.dims] == list(splits) and keep == have.partial_axes:
             return
-        phase = op.definition.collective_phase or op.phase
-        anyone = self._save_gathered or is_parameter(value) or have.partial is not None
-        shared = "" if anyone else phase
-        home = value.region if op.parent is None else op.parent
-        region: Region | None = home
-        while region is not None:  # an earlier user in this region or around it has it already
-            found = self._cache.get((value, tuple(splits), keep, shared, region))
-            if found is not None:
-                op.set_operand(index, found)
-                return
-            owner = region.owner.parent
-            region = owner
         try:
             steps = plan(have, splits, keep)
         except NoPlanError as e:
             raise error(f"'{op.name}' needs %{value.name} placed otherwise: {e}", op.loc) from None
+        phase = op.definition.collective_phase or op.phase
         builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc), phase=phase)
-        new = self._emit(builder, value, steps)
-        self._cache[(value, tuple(splits), keep, shared, home)] = new
-        op.set_operand(index, new)
-
-    def _emit(self, b: Builder, value: Value, steps: Sequence[Step]) -> Value:
+        home = value.region if op.parent is None else op.parent
+        keeps = self._save_gathered or is_parameter(value)
         for step in steps:
-            attrs: dict[str, RawAttr] = {"over": step.over}
-            if step.op != "stg.all_reduce":
-                attrs["dim"] = (step.dim,)
-            if step.op == "stg.all_to_all":
-                attrs["from"] = step.source
-            if step.kind == "max":
-                attrs["kind"] = "max"
-            suffix = {"stg.all_gather": "g", "stg.reduce_scatter": "s", "stg.all_reduce": "r"}.get(
-                step.op, "m"
-            )
-            value = b.value(step.op, [value], attrs, hint=f"{value.name}_{suffix}")
-        return value
+            shared = phase if step.op == "stg.all_gather" and not keeps else ""
+            found = self._found(value, step, shared, home)
+            if found is None:
+                found = self._cache[(value, step, shared, home)] = _emit(builder, value, step)
+            value = found
+        op.set_operand(index, value)
+
+    def _found(self, value: Value, step: Step, shared: str, home: Region) -> Value | None:
+        """The moved value, if an earlier user in this region or around it has it already."""
+        region: Region | None = home
+        while region is not None:
+            found = self._cache.get((value, step, shared, region))
+            if found is not None:
+                return found
+            region = region.owner.parent
+        return None
 
     def _reduce_in_groups(self, op: Operation, passing: Axes) -> None:
         """A sum of scalars with different unreduced axes: add those that are alike first, reduce
@@ -177,6 +166,19 @@ class _Inserter:
         op.set_operands(sums)
 
 
+def _emit(b: Builder, value: Value, step: Step) -> Value:
+    attrs: dict[str, RawAttr] = {"over": step.over}
+    if step.op != "stg.all_reduce":
+        attrs["dim"] = step.dim if isinstance(step.dim, tuple) else (step.dim,)
+    if step.op == "stg.all_to_all":
+        attrs["from"] = step.source if isinstance(step.source, tuple) else (step.source,)
+    if step.kind == "max":
+        attrs["kind"] = "max"
+    suffix = {"stg.all_gather": "g", "stg.reduce_scatter": "s", "stg.all_reduce": "r"}
+    hint = f"{value.name}_{suffix.get(step.op, 'm')}"
+    return b.value(step.op, [value], attrs, hint=hint)
+
+
 def _passed(op: Operation, rule: Rule) -> Axes:
     """Partial axes that the op hands from operands to results."""
     if not rule.linear or not op.results:
@@ -187,41 +189,44 @@ def _passed(op: Operation, rule: Rule) -> Axes:
     )
 
 
-def _keep_moved(region: Region, kinds: tuple[type[Collective], ...]) -> None:
-    """Stash what a collective of these kinds gave in forward where backward would ask for the same
-    again."""
+def _keep_moved(region: Region, *, save_gathered: bool) -> None:
+    """Stash the moved value instead of the one before where backward would move it again.
+
+    Always for what is not larger: a value that was exchanged or reduced; for a gathered one if
+    asked for.
+    """
     for op in region.ops:
-        if op.region is None:
-            continue
-        if not op.definition.carries:
-            _keep_moved(op.region, kinds)
-            continue
-        for index in range(op.integer("carry", 1), len(op.results)):
-            _keep_one(op, index, kinds)
+        if op.region is not None and op.definition.carries:
+            for index in range(op.integer("carry", 1), len(op.results)):
+                while _keep_one(op, index, save_gathered=save_gathered):
+                    pass
+        elif op.region is not None:
+            _keep_moved(op.region, save_gathered=save_gathered)
 
 
-def _keep_one(op: Operation, index: int, kinds: tuple[type[Collective], ...]) -> None:
+def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
+    """Stash what comes after one movement that forward and all of backward have in common."""
     end = op.body.terminator
-    moves = [
-        u
-        for u, _ in end.operands[index].uses
-        if isinstance(u.definition, kinds) and len(u.operands) == 1
-    ]
-    for user, slot in list(op.results[index].uses):
-        if user.region is None:
+    uses = [(user, slot) for user, slot in op.results[index].uses if user.region is not None]
+    args = [user.body.args[slot] for user, slot in uses]
+    again = [u for arg in args for u, _ in arg.uses]
+    for move, _ in end.operands[index].uses:
+        kept = isinstance(move.definition, Collective) and len(move.operands) == 1
+        gathers = isinstance(move.definition, AllGather)
+        if not again or not kept or (gathers and not save_gathered):
             continue
-        arg = user.body.args[slot]
-        again = [u for u, _ in arg.uses]
-        for move in moves:
-            if again and all(_same_move(u, move) for u in again):
-                end.set_operand(index, move.result)
-                op.results[index].type = move.result.tensor.stacked(op.expr("count"))
+        if all(_same_move(u, move) for u in again):
+            end.set_operand(index, move.result)
+            op.results[index].type = move.result.tensor.stacked(op.expr("count"))
+            for arg in args:
                 arg.type = move.result.tensor
-                for u in again:
+                for u, _ in list(arg.uses):
                     u.result.replace_with(arg)
                     u.erase()
-                break
+            return True
+    return False
 
 
-def _same_move(a: Operation, b: Operation) -> bool:
-    return a.name == b.name and all(a.attrs.get(n) == b.attrs.get(n) for n in ("dim", "over"))
+def _same_move(op: Operation, other: Operation) -> bool:
+    names = (op.attrs.keys() | other.attrs.keys()) - {"phase"}
+    return op.name == other.name and all(op.attrs.get(n) == other.attrs.get(n) for n in names)

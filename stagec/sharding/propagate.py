@@ -304,7 +304,7 @@ class _Propagation:
             axes = (*(u.axis for u in now), use.axis)
             if (
                 use.axis in taken
-                or use.axis in self._passing(node)
+                or (use.axis in self._passing(node) and not self._reduces_first(node, use))
                 or not self._facts.divides(axis_size(axes), node.sizes[factor])
             ):
                 break
@@ -324,6 +324,17 @@ class _Propagation:
         parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
         return parts[0].intersection(*parts[1:])
 
+    def _reduces_first(self, node: _Node, use: AxisUse) -> bool:
+        """Whether a split that gives way elsewhere stops partial sums here: a linear operand lies
+        otherwise than the op needs it, so it moves anyway, and less of it once it is reduced."""
+        return use.priority > 0 and any(
+            split and node.rule.whole.issuperset(group)
+            for i in node.rule.linear
+            for group, split in zip(
+                node.rule.operands[i], self.split(node.op.operands[i]), strict=True
+            )
+        )
+
     def _unreduced(self, value: Value) -> frozenset[str]:
         if value in self._pinned:
             return frozenset(self._pinned[value].partial_axes)
@@ -336,7 +347,9 @@ class _Propagation:
             return frozenset()
         node = self._nodes[op]
         contracted = node.rule.contracted(value.index) - node.rule.special
-        return self._passing(node) | {u.axis for f in contracted for u in node.axes.get(f, ())}
+        split = {u.axis for uses in node.axes.values() for u in uses}
+        reduced = {u.axis for f in contracted for u in node.axes.get(f, ())}
+        return (self._passing(node) - split) | reduced
 
     # -- the types ---------------------------------------------------------------------------------
 

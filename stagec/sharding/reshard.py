@@ -21,12 +21,15 @@ class NoPlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One movement: an op and its parameters."""
+    """One movement: an op and its parameters.
+
+    An all_to_all that moves axes between different dimensions has a `dim` and `source` for each.
+    """
 
     op: str
     over: Axes
-    dim: int = 0
-    source: int = 0
+    dim: int | tuple[int, ...] = 0
+    source: int | tuple[int, ...] = 0
     kind: str = "sum"
 
 
@@ -54,7 +57,7 @@ def plan(have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> list[S
                 pending = tuple(a for a in pending if a not in over)
     if pending:
         steps.append(Step("stg.all_reduce", pending, kind=kind))
-    steps += _exchanges(now, splits)
+    steps += _together(_exchanges(now, splits))
     steps += _gathers_and_slices(now, splits)
     return steps
 
@@ -66,23 +69,42 @@ def _common(a: Axes, b: Axes) -> int:
     return count
 
 
-def _exchanges(now: list[Axes], splits: Sequence[Axes]) -> list[Step]:
-    """Splits that move from the end of one dimension to the end of another."""
-    steps: list[Step] = []
+_Move = tuple[Axes, int, int]
+
+
+def _exchanges(now: list[Axes], splits: Sequence[Axes]) -> list[_Move]:
+    """Splits that move from the end of one dimension to the end of another: axes, from, to; as many
+    axes at a time as can be."""
+    moves: list[_Move] = []
+    while (move := _exchange(now, splits)) is not None:
+        over, source, d = move
+        now[source], now[d] = now[source][: len(now[source]) - len(over)], (*now[d], *over)
+        moves.append(move)
+    return moves
+
+
+def _exchange(now: Sequence[Axes], splits: Sequence[Axes]) -> _Move | None:
     for d, target in enumerate(splits):
-        over = target[len(now[d]) :]
-        if not over or now[d] != target[: len(now[d])]:
-            continue
-        for source, axes in enumerate(now):
-            if (
-                source != d
-                and axes[len(axes) - len(over) :] == over
-                and _common(axes, splits[source]) <= len(axes) - len(over)
-            ):
-                steps.append(Step("stg.all_to_all", over, d, source))
-                now[source], now[d] = axes[: len(axes) - len(over)], target
-                break
-    return steps
+        missing = target[len(now[d]) :] if now[d] == target[: len(now[d])] else ()
+        for count in range(len(missing), 0, -1):
+            over = missing[:count]
+            for source, axes in enumerate(now):
+                keep = len(axes) - count
+                ends = source != d and axes[max(keep, 0) :] == over
+                if ends and _common(axes, splits[source]) <= keep:
+                    return over, source, d
+    return None
+
+
+def _together(moves: list[_Move]) -> list[Step]:
+    """One call for exchanges that come from one dimension, or go to one; else one for each."""
+    sources, dims = ({m[i] for m in moves} for i in (1, 2))
+    if len(moves) < 2 or sorted((len(sources), len(dims))) != [1, len(moves)]:
+        return [Step("stg.all_to_all", over, d, source) for over, source, d in moves]
+    ordered = moves if len(dims) == 1 else moves[::-1]  # the axes of a dimension, major first
+    axes = [(axis, source, d) for over, source, d in ordered for axis in over]
+    over, froms, tos = zip(*axes, strict=True)
+    return [Step("stg.all_to_all", over, tos, froms)]
 
 
 def _gathers_and_slices(now: list[Axes], splits: Sequence[Axes]) -> list[Step]:

@@ -17,14 +17,25 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """Dimensions of these names are split over the axes; `rest`: only between blocks; `of`: only
-    those of the values named."""
+    """Dimensions of these names are split over the axes.
+
+    `rest`: only between blocks. `yields`: everywhere, but computations that use the axes otherwise
+    come first. `beside`: only in values that have one of these dimensions too. `of`: only in the
+    values named.
+    """
 
     dims: tuple[str, ...]
     over: Axes
-    rest: bool
+    rest: bool = False
     loc: Loc = UNKNOWN
     of: tuple[str, ...] = ()
+    yields: bool = False
+    beside: tuple[str, ...] = ()
+
+    @property
+    def soft(self) -> bool:
+        """Whether it gives way where a computation uses the axes otherwise."""
+        return self.rest or self.yields
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,7 @@ class Strategy:
     copy_nodes: bool = False
     bucket: int = 0
     optimizer: str = "adamw"
+    capacity: Expr | None = None
     clip: Expr = field(default_factory=lambda: const(1))
     loc: Loc = UNKNOWN
 
@@ -127,8 +139,15 @@ def read_strategy(module: Module) -> Strategy:
 def _statement(op: Operation, fields: dict[str, Any]) -> None:
     """Add what one statement says."""
     if op.name == "stg.split":
-        rest, of = op.text("at") == "rest", op.names("of")
-        rule = SplitRule(op.names("dims"), op.names("over"), rest, op.loc, of)
+        rule = SplitRule(
+            op.names("dims"),
+            op.names("over"),
+            rest=op.text("at") == "rest",
+            loc=op.loc,
+            of=op.names("of"),
+            yields=op.flag("yields"),
+            beside=op.names("beside"),
+        )
         fields["splits"] = (*fields["splits"], rule)
     elif op.name == "stg.gather" and op.names("of"):
         fields["whole"] = (*fields["whole"], WholeRule(op.names("dims"), op.names("of"), op.loc))
@@ -187,6 +206,7 @@ _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
     "stg.dtypes": _dtypes,
     "stg.tp_inputs": lambda op: {"save_gathered": op.text("policy") == "save_gathered"},
     "stg.blocking": lambda op: {"blocking": op.names("over")},
+    "stg.capacity": lambda op: {"capacity": op.expr("factor")},
     "stg.recompute": lambda op: {
         "recompute": Recompute(
             op.text("policy", "none"),

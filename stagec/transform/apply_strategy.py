@@ -6,20 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
-from math import gcd
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Attr, Operation, Region, Value
-from stagec.ir.expr import Expr, const, evaluate, symbol, total
-from stagec.ir.facts import Facts, Relation, divisible
-from stagec.ir.infer import infer_op
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import Expr, const, evaluate, numerator_and_denominator, symbol, total
+from stagec.ir.infer import infer_module, infer_op
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
-from stagec.support.source import Loc, NameLoc, made_by
+from stagec.support.source import Loc, made_by
+from stagec.transform.assumptions import Assumptions
 from stagec.transform.pass_round import pass_round, special_ops
 from stagec.transform.stages import cut, read_pipeline
 
@@ -91,7 +90,7 @@ def _check_rule(
     rule: SplitRule, axes: tuple[str, ...], symbols: Iterable[str], problems: DiagnosticList
 ) -> None:
     known = list(symbols)
-    for name in rule.dims:
+    for name in (*rule.dims, *rule.beside):
         if name not in known:
             problems.error(
                 f"the model has no dimension '{name}'",
@@ -159,6 +158,8 @@ class _Applier:
 
     def run(self) -> None:
         self._set_dtype(self._strategy.dtypes.param)
+        if self._strategy.capacity is not None:
+            self._set_capacity(self._strategy.capacity)
         if self._strategy.pipeline is not None:
             self._check_pipeline(self._strategy.pipeline)
         if self._strategy.microbatches > 1 or self._strategy.pipeline is not None:
@@ -177,6 +178,7 @@ class _Applier:
             over = pass_round(self._module, self._strategy, ring)
             if over:  # every rank has two chunks
                 self._assumptions.divides(symbol(ring.dim), axis_size(over) * 2, ring.loc)
+        self._divide_shares()
         self._assumptions.check()
 
     def _check_pipeline(self, rule: PipelineRule) -> None:
@@ -200,6 +202,21 @@ class _Applier:
             for op in region.ops:
                 if op.attrs.get("to") == "bf16":
                     op.attrs["to"] = dtype
+
+    def _set_capacity(self, factor: Expr) -> None:
+        """Give the ops that have a capacity this factor; sizes are inferred again."""
+        found = [op for op in self._module.walk() if "capacity" in op.definition.params_by_name()]
+        if not found:
+            raise error(
+                "no op has a capacity",
+                self._strategy.loc,
+                remedy="leave stg.capacity out, or choose a mixture of experts",
+            )
+        for op in found:
+            op.attrs["capacity"] = factor
+        for op in self._body.ops:
+            self._forget_types(op)
+        infer_module(self._module)
 
     # -- microbatches ------------------------------------------------------------------------------
 
@@ -233,7 +250,7 @@ class _Applier:
             region.append(child)
         outputs = end.operands
         region.append(Operation(registry["stg.yield"], outputs, loc=end.loc))
-        self._forget_types(region)
+        self._forget_types(op)
         for value in outputs:
             result = op.add_result(value.name + "_sum", None, value.loc)
             end.set_operand(end.operands.index(value), result)
@@ -242,12 +259,12 @@ class _Applier:
         problems.check()
 
     @staticmethod
-    def _forget_types(region: Region) -> None:
-        """Sizes change inside: all types that are not pinned are inferred again."""
-        for inner in _regions(region):
-            for value in _values(inner):
-                if isinstance(value.type, TensorType) and not value.type.placed:
-                    value.type = None
+    def _forget_types(op: Operation) -> None:
+        """Sizes change in it: all types that are not pinned are inferred again."""
+        inner = _regions(op.region) if op.region is not None else []
+        for value in (*op.results, *(v for region in inner for v in _values(region))):
+            if isinstance(value.type, TensorType) and not value.type.placed:
+                value.type = None
 
     # -- placements --------------------------------------------------------------------------------
 
@@ -260,6 +277,8 @@ class _Applier:
         for rule in sorted(self._strategy.splits, key=lambda r: name not in r.of):
             if name not in rule.of and (rule.of or (rule.rest and not rest)):
                 continue
+            if not _beside(rule, dims):
+                continue
             for i, d in enumerate(dims):
                 if not _concerns(rule, d) or used & set(rule.over) or d.size.symbols & whole:
                     continue
@@ -267,7 +286,7 @@ class _Applier:
                 parts = self._strategy.microbatches if batch else 1
                 over = (*d.axes, *rule.over)
                 self._assumptions.divides(d.size, axis_size(over) * parts, rule.loc)
-                new = tuple(AxisUse(a, int(rule.rest)) for a in rule.over)
+                new = tuple(AxisUse(a, int(rule.soft)) for a in rule.over)
                 dims[i] = replace(d, split=d.split + new)
                 used |= set(rule.over)
         return replace(type_, dims=tuple(dims), placed=True)
@@ -309,6 +328,16 @@ class _Applier:
                 value.type = type_
             else:
                 _pin(self._module.registry, value, type_, made_by(PASS, named[value.name]))
+
+    def _divide_shares(self) -> None:
+        """Assume that dimensions divide which are a share of a split one: S*T/E rows of S."""
+        values = [v for region in _regions(self._body) for v in _values(region) if v.producer]
+        for size in dict.fromkeys(s for v in values for s in v.tensor.shape):
+            above, below = numerator_and_denominator(size)
+            rules = [r for r in self._strategy.splits if above.symbols & set(r.dims)]
+            over = dict.fromkeys(a for r in rules for a in r.over)
+            if below.symbols and over:
+                self._assumptions.divides(size, axis_size(over), rules[0].loc)
 
     # -- ops for which a split is special ----------------------------------------------------------
 
@@ -385,9 +414,14 @@ def _is_carried(arg: Value) -> bool:
 
 
 def _concerns(rule: SplitRule, d: Dim) -> bool:
-    """Whether a rule splits a dimension; a rule for rest adds to what splits it already."""
+    """Whether a rule splits a dimension; one that gives way adds to what splits it already."""
     named = d.size.value is None and bool(d.size.symbols & set(rule.dims))
-    return named and (rule.rest or not d.split)
+    return named and (rule.soft or not d.split)
+
+
+def _beside(rule: SplitRule, dims: Iterable[Dim]) -> bool:
+    """Whether a value with these dimensions is one that the rule is limited to."""
+    return not rule.beside or any(d.size.symbols & set(rule.beside) for d in dims)
 
 
 class Sharder:
@@ -451,71 +485,6 @@ class Sharder:
         return Fraction(
             sum(evaluate(p.tensor.elements, env) for p in self._whole), evaluate(every, env)
         )
-
-
-class Assumptions:
-    """Relations that a strategy adds to a module; each is checked at once where sizes are known.
-
-    Sizes that do not divide are collected, so that `check` can name all of them.
-    """
-
-    def __init__(self, module: Module, loc: Loc) -> None:
-        self._module, self._loc = module, loc
-        self._wanted: dict[Expr, list[Expr]] = {}
-        self._failed: list[tuple[Expr, Expr, Loc]] = []
-        self.facts = Facts(r for r, _ in module.relations)  # values of today prove nothing
-
-    def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
-        """Assume that `divisor` divides `size`."""
-        env = self._module.env
-        relation = divisible(size, divisor)
-        known = relation.symbols <= env.keys()
-        sizes = self._wanted.setdefault(divisor, [])
-        if known and size not in sizes:
-            sizes.append(size)
-            if not relation.holds(env):
-                self._failed.append((size, divisor, loc))
-        if not self.facts.divides(divisor, size):
-            self.facts.add(relation)
-            self._declare(relation)
-
-    def check(self) -> None:
-        """Raise `DiagnosticError` for all sizes that do not divide."""
-        problems = DiagnosticList()
-        env = self._module.env
-        for size, divisor, loc in self._failed:
-            have, tried = evaluate(size, env), evaluate(divisor, env)
-            common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
-            problems.error(
-                f"{size} = {have} does not divide over {divisor} = {tried}",
-                loc,
-                remedy=_choices(size, divisor, common, tried),
-            )
-        problems.check()
-
-    def _declare(self, relation: Relation) -> None:
-        """Append to the stg.assume that this pass has made, or make it after the declarations."""
-        root, definition = self._module.root.body, self._module.registry["stg.assume"]
-        loc = made_by(PASS, self._loc)
-        for op in root.ops:
-            made_here = isinstance(op.loc, NameLoc) and op.loc.name == PASS
-            before = op.attrs.get("relations")
-            if op.definition is definition and made_here and isinstance(before, tuple):
-                op.attrs["relations"] = (*before, relation)
-                return
-        declarations = ("stg.symbols", "stg.assume", "stg.mesh")
-        places = [i for i, o in enumerate(root.ops) if o.name in declarations]
-        attrs: dict[str, Attr] = {"relations": (relation,)}
-        root.insert(1 + max(places, default=-1), Operation(definition, (), attrs, loc=loc))
-
-
-def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
-    """The divisors of all sizes concerned that are nearest to what was tried."""
-    near = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
-    best = sorted(near, key=lambda n: abs(n - tried))[:3]
-    if divisor.symbol_name is None:
-        return f"choose {size} as a multiple of {tried}"
-    return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"
 
 
 def _repeat_counts(module: Module) -> frozenset[str]:

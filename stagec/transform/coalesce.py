@@ -45,16 +45,23 @@ def _is_movement(op: Operation) -> bool:
 def _key(op: Operation) -> _Key:
     """Movements with the same key may be one call."""
     dtype = op.operands[0].tensor.dtype
-    attrs = (f"{n}={attr_text(v)}" for n, v in sorted(op.attrs.items()) if n != "dim")
+    free = "" if "from" in op.attrs else "dim"  # an exchange has one way for all its operands
+    attrs = (f"{n}={attr_text(v)}" for n, v in sorted(op.attrs.items()) if n != free)
     return (op.name, op.phase, dtype, *attrs)
 
 
 def _groups(ops: Iterable[Operation], wanted: Callable[[Operation], bool]) -> list[list[Operation]]:
     found: dict[_Key, list[Operation]] = {}
     for op in ops:
-        if _is_movement(op) and wanted(op):
+        if _is_movement(op) and wanted(op) and not _goes_several_ways(op):
             found.setdefault(_key(op), []).append(op)
     return list(found.values())
+
+
+def _goes_several_ways(op: Operation) -> bool:
+    """Whether it is an exchange whose axes move between different dimensions."""
+    moved = op.attrs.get("from")
+    return isinstance(moved, tuple) and len(moved) > 1
 
 
 def _merge_gathers(region: Region) -> None:
@@ -120,7 +127,7 @@ def _merge(ops: list[Operation], position: int) -> Operation:
     merged = Operation(
         first.definition, [v for op in ops for v in op.operands], first.attrs, loc=first.loc
     )
-    if "dim" in first.attrs:
+    if "dim" in first.attrs and "from" not in first.attrs:
         merged.attrs["dim"] = tuple(
             d for op in ops for d in _dims(op.attrs["dim"], len(op.operands))
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import GPT, LLAMA, stagec
+from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, stagec
 
 STRATEGIES = {
     "one device": [],
@@ -77,7 +77,13 @@ def plugin(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("model", "strategy"),
-    [*((LLAMA, s) for s in STRATEGIES), (GPT, "all"), (GPT, "zero1-accumulated")],
+    [
+        *((LLAMA, s) for s in STRATEGIES),
+        (GPT, "all"),
+        (GPT, "zero1-accumulated"),
+        (MIXTRAL, "all"),
+        (DEEPSEEK, "all"),
+    ],
 )
 def test_a_correct_pipeline_passes(model: str, strategy: str) -> None:
     ran = stagec(

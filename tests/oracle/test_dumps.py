@@ -5,6 +5,7 @@ aside), and the dump of a partitioned step computes what the module in memory co
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from stagec.pipeline.instrument import DumpDir
 from stagec.pipeline.manager import PassManager
 from stagec.text.printer import print_module
 from tests.support import (
+    DEEPSEEK,
     GPT,
     LLAMA,
+    MIXTRAL,
     PLACE,
     STEP,
     assert_same_text,
@@ -34,6 +37,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-all": (LLAMA, {"dp": 2, "tp": 2, "sp": True, "zero": 3, "microbatches": 2}),
     "llama-open": (LLAMA, {"mesh": {"dp": None, "tp": None}, "zero": 1, "ddp_bucket": 64}),
     "gpt": (GPT, {"dp": 2, "tp": 2, "zero": 2, "no_vocab_parallel": True}),
+    "mixtral": (MIXTRAL, {"dp": 4, "ep": 2, "tp": 2, "sp": True, "capacity_factor": Fraction(2)}),
+    "deepseek-open": (DEEPSEEK, {"mesh": {"ep": None, "tp": None}, "sp": True, "etp": 1}),
     "gpt-kept": (GPT, {"tp": 2, "sp": True, "tp_inputs": "save-gathered"}),
 }
 
@@ -63,7 +68,7 @@ def test_compiling_on_from_any_dump_gives_the_same(name: str, tmp_path: Path) ->
         assert_same_text(renamed(print_module(again)), end, f"from {dump.name}")
 
 
-@pytest.mark.parametrize("name", ["llama-all", "gpt"])
+@pytest.mark.parametrize("name", ["llama-all", "gpt", "mixtral"])
 def test_a_dump_computes_the_same(name: str) -> None:
     model, options = CASES[name]
     module = tiny_module(model, f"{STEP},{PLACE}", **options)

@@ -16,7 +16,7 @@ from stagec.trace.check import check_directory
 from stagec.trace.emit import make_job
 from stagec.trace.nodes import Node, Program
 from stagec.trace.writer import Job, write_job
-from tests.support import GPT, LLAMA, pairwise, tiny_options
+from tests.support import GPT, LLAMA, MIXTRAL, pairwise, tiny_options
 
 
 def job(model: str = LLAMA, **options: Any) -> Job:
@@ -40,7 +40,7 @@ def by_name(program: Program) -> dict[str, Node]:
 
 
 GRID: Mapping[str, list[Any]] = {
-    "model": [LLAMA, GPT],
+    "model": [LLAMA, GPT, MIXTRAL],
     "mesh": [(1, 1), (1, 2), (4, 1), (2, 2), (2, 4)],
     "sp": [False, True],
     "zero": [0, 1, 2, 3],

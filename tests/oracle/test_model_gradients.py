@@ -12,10 +12,20 @@ import pytest
 
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from tests.support import GPT, LLAMA, inputs_of, run_numeric, tiny_module
+from tests.support import (
+    DEEPSEEK_MTP,
+    DEEPSEEK_V2,
+    GPT,
+    LLAMA,
+    MIXTRAL,
+    QWEN,
+    inputs_of,
+    run_numeric,
+    tiny_module,
+)
 
 STEP = 1e-5
-MODELS = (LLAMA, GPT)
+MODELS = (LLAMA, GPT, MIXTRAL, QWEN, DEEPSEEK_V2, DEEPSEEK_MTP)
 
 
 @cache
@@ -44,13 +54,13 @@ def derived(model: str, microbatches: int) -> dict[str, Array]:
 
 
 def slope(model: str, direction: dict[str, Array]) -> float:
-    """The central difference of the loss along a direction."""
+    """The loss's slope along a direction: the central difference of fourth order."""
     _, inputs = forward(model)
-    ends = [
-        loss_at(model, {n: inputs[n] + sign * STEP * d for n, d in direction.items()})
-        for sign in (1, -1)
-    ]
-    return (ends[0] - ends[1]) / (2 * STEP)
+    two, one, back, far = (
+        loss_at(model, {n: inputs[n] + steps * STEP * d for n, d in direction.items()})
+        for steps in (2, 1, -1, -2)
+    )
+    return (8 * (one - back) - (two - far)) / (12 * STEP)
 
 
 def random_direction(model: str, names: list[str], seed: int) -> dict[str, Array]:

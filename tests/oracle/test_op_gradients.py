@@ -97,6 +97,20 @@ CASES = {
     "attention": Case(QKV, "%y = stg.attention(%q, %k, %v)", "B, S, H, E"),
     "attention-causal": Case(QKV, "%y = stg.attention[causal](%q, %k, %v)", "B, S, H, E"),
     "attention-packed": Case(QPACKED, "%y = stg.attention[causal](%q, %kv)", "B, S, H, E"),
+    "attention-own-value-size": Case(
+        "%q: f32[B, S, H, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, G, N | param]",
+        "%y = stg.attention[causal](%q, %k, %v)",
+        "B, S, H, N",
+    ),
+    "rope-last": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, last = E](%x)", "B, S, H, D"
+    ),
+    "concat": Case(f"{X}, %z: f32[B, S, E | param]", "%y = stg.concat(%x, %z)", "B, S, D + E"),
+    "cut": Case(
+        "%x: f32[B, S, D + E | param]",
+        '%p, %q = stg.cut[sizes = (D, E)](%x)\n    %y = stg.einsum["bsd,bse->bde"](%p, %q)',
+        "B, D, E",
+    ),
     "rope": Case("%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50](%x)", "B, S, H, D"),
     "rope-inverse": Case("%x: f32[B, S, D | param]", "%y = stg.rope[inverse](%x)", "B, S, D"),
     "embedding": Case(
@@ -120,6 +134,37 @@ CASES = {
         "B, D",
     ),
     "place": Case(X, "%y = stg.place(%x) : f32[B, S, D | rep]", "B, S, D"),
+    "route": Case("%x: f32[B, S, H | param]", "%y, %e = stg.route[k = G](%x)", "B, S, G"),
+    "route-normalized": Case(
+        "%x: f32[B, S, H | param], %u: f32[H]",
+        "%y, %e = stg.route[k = N, normalize, scale = 5/2, groups = 2, top_groups = 1](%x, %u)",
+        "B, S, N",
+    ),
+    "route-sigmoid": Case(
+        "%x: f32[B, S, H | param]",
+        "%y, %e = stg.route[k = G, scores = sigmoid, normalize](%x)",
+        "B, S, G",
+    ),
+    "dispatch": Case(
+        "%x: f32[B, H, D | param], %t: i32[B, H, 1]",
+        "%y = stg.dispatch[count = G, capacity = 2](%x, %t)",
+        "G, B, 2*H/G, D",
+    ),
+    "dispatch-dropped": Case(
+        "%x: f32[B, H, D | param], %t: i32[B, H, 1]",
+        "%y = stg.dispatch[count = G](%x, %t)",
+        "G, B, H/G, D",
+    ),
+    "combine": Case(
+        "%x: f32[G, B, 3*S, D | param], %w: f32[B, S, N | param], %t: i32[B, S, N]",
+        "%y = stg.combine(%x, %t, %w)",
+        "B, S, D",
+    ),
+    "combine-dropped": Case(
+        "%x: f32[G, B, 1, D | param], %w: f32[B, H, 1 | param], %t: i32[B, H, 1]",
+        "%y = stg.combine(%x, %t, %w)",
+        "B, H, D",
+    ),
     "repeat": Case(
         LAYERS,
         "%y = stg.repeat[count = N, carry = 1] (%h = %x, %w = %W, %g = %G) {\n"

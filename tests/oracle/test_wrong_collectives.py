@@ -18,7 +18,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir_spec.ops.comm import Collective
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import GPT, LLAMA, PLACE, STEP, inputs_of, run_numeric, tiny_module
+from tests.support import GPT, LLAMA, MIXTRAL, PLACE, STEP, inputs_of, run_numeric, tiny_module
 
 MESH = ("dp", "tp")
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,6 +27,8 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA,
         {"dp": 2, "tp": 2, "sp": True, "zero": 1, "no_vocab_parallel": True},
     ),
+    "mixtral-ep-fsdp": (MIXTRAL, {"dp": 4, "ep": 2, "tp": 2, "sp": True, "zero": 3}),
+    "mixtral-whole-experts": (MIXTRAL, {"dp": 4, "ep": 4, "tp": 2, "etp": 1, "sp": True}),
     "gpt-sp-ddp-accumulated": (GPT, {"dp": 2, "tp": 2, "sp": True, "microbatches": 2}),
 }
 

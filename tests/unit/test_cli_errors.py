@@ -156,7 +156,7 @@ JOBS: dict[str, tuple[list[str], str]] = {
     "open axis": (["--mesh", "dp,tp=2"], "no value for dp"),
     "pipeline": (["--pp", "2", "--schedule", "1f2b"], "no schedule"),
     "context": (["--cp-mode", "ulysses", "--cp-order", "plain"], "is for --cp-mode ring"),
-    "experts": (["--ep", "2"], "not there yet"),
+    "experts": (["--ep", "2"], "no experts"),
     "too many layers": (["--set", "L=9000000000000000000"], ""),
 }
 

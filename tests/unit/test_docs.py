@@ -72,7 +72,7 @@ STG = [block for page in PAGES for block in blocks(page, "stg")]
 # -- STG -------------------------------------------------------------------------------------------
 
 _HEAD = """stg.module @page[phase = {phase}] {{
-  stg.symbols[B, S, L, D, H, G, K, F, V, theta]
+  stg.symbols[B, S, L, D, H, G, K, F, V, theta, E, T, M]
   stg.mesh @pod[pp, dp, cp, tp]
 """
 _HOW = re.compile(
@@ -278,10 +278,16 @@ TYPES: Mapping[str, str] = {
     "bf16[B, H, S, S]": "scores dp p",
     "bf16[B, 3, S, H, K]": "qkv",
     "bf16[B]": "dy y",
+    "i32[B, S, T]": "experts",
+    "f32[B, S, T]": "weights",
+    "bf16[E, B, S*T/E, D]": "ys",
     "u8[B]": "mask",
 }
 NAMES = {name: type_ for type_, names in TYPES.items() for name in names.split()}
 OPERANDS: Mapping[str, Mapping[str, str]] = {
+    "stg.route": {"logits": "f32[B, S, E]"},
+    "stg.route_grad": {"dw": "f32[B, S, T]", "logits": "f32[B, S, E]"},
+    "stg.combine_weights_grad": {"do": "bf16[B, S, D]"},
     "stg.sum": {"dy": "bf16[B, S, F]"},
     "stg.broadcast": {"x": "bf16[F]", "y": "bf16[B, S, F]"},
     "stg.mul": {"x": "bf16[B]"},
@@ -321,7 +327,7 @@ IN_STRATEGY = {
 
 def op_example(op: OpDef) -> str:
     """The example of an op with what it needs around it."""
-    head = _HEAD.format(phase="parsed").replace("theta]", "theta, P]")
+    head = _HEAD.format(phase="parsed").replace("theta,", "theta, P,")
     head += "  stg.assume[B % dp == 0, S % tp == 0, S % cp == 0, H % cp == 0, H % G == 0]\n"
     head += "  stg.assume[D % dp == 0, F % tp == 0]\n"
     if op.name == "stg.module" or op.name in IN_STRATEGY:

@@ -99,6 +99,10 @@ def test_decisions_do_not_depend_on_the_order_of_questions(
         (["S % tp"], "tp", "S + B", False),
         (["S % tp", "B % tp"], "tp", "S + B", True),
         (["S % tp"], "S", "tp", False),
+        (["S*T % E*tp"], "tp", "S*T/E", True),
+        (["S*T % E*tp"], "tp", "B*S*T/E", True),
+        (["S*T % E"], "tp", "S*T/E", False),
+        (["S*T % E", "S % tp"], "tp", "S*T/E", False),
     ],
 )
 def test_table(relations: list[str], divisor: str, size: str, expected: bool) -> None:

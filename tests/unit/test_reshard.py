@@ -20,7 +20,7 @@ from stagec.sharding.reshard import Axes, NoPlanError, Step, plan
 from tests.support import parse
 
 AXES = ("x", "y", "z")
-SIZE, RANK = 8, 2
+SIZE, RANK = 8, 3
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def program(have: Placement, steps: list[Step]) -> tuple[Module, Value]:
     for step in steps:
         attrs: dict[str, object] = {"over": step.over}
         if step.op != "stg.all_reduce":
-            attrs["dim"] = (step.dim,)
+            attrs["dim"] = step.dim if isinstance(step.dim, tuple) else (step.dim,)
         if step.op == "stg.all_to_all":
-            attrs["from"] = step.source
+            attrs["from"] = step.source if isinstance(step.source, tuple) else (step.source,)
         value = builder.value(step.op, [value], attrs)  # type: ignore[arg-type]
     body.terminator.set_operands([value])
     return module, value

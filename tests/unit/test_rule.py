@@ -97,7 +97,8 @@ def test_factor_sizes_are_solved_from_products() -> None:
     rule = op.definition.rule(op)
     assert rule is not None
     whole = {f: str(s) for f, s in factor_sizes(op, rule).items()}
-    assert whole == {"b": "B", "s": "S", "t": "S", "k": "K", "g": "G", "r": "H/G"}
+    sizes = {"b": "B", "s": "S", "t": "S", "k": "K", "v": "K", "g": "G", "r": "H/G"}
+    assert whole == sizes
     local = {f: str(s) for f, s in factor_sizes(op, rule, local=True).items()}
     assert local["b"] == "B/dp"
     assert local["g"] == "G/tp"
@@ -105,7 +106,7 @@ def test_factor_sizes_are_solved_from_products() -> None:
 
 
 def test_sizes_that_disagree_are_told_with_both_places() -> None:
-    text = SIZES.replace("%v: bf16[B@dp, S, G@tp, K]", "%v: bf16[B@dp, S, G@tp, D]")
+    text = SIZES.replace("%k: bf16[B@dp, S, G@tp, K]", "%k: bf16[B@dp, S, G@tp, D]")
     with pytest.raises(DiagnosticError) as caught:
         compiled(text, "infer-shapes")
     diagnostic = caught.value.diagnostics[0]

@@ -45,11 +45,17 @@ def test_every_row_is_right() -> None:
         ("llama3-8b", 8_030_261_248),
         ("llama3-70b", 70_553_706_496),
         ("llama2-7b", 6_738_415_616),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_620_634_112),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("qwen3-235b-a22b", 235_093_634_560),
     ):
         assert by_name[f"{name} parameters"]["ours"] == f"{count:,}"
     assert by_name["gpt3-175b parameters (billions)"]["ours"] == "174.6"
+    assert by_name["deepseek-v3 parameters and router biases"]["ours"] == "671,026,419,200"
+    assert by_name["deepseek-v2 parameters (billions)"]["ours"] == "235.7"
     per_token = {n: r for n, r in by_name.items() if "GFLOP per token" in n}
-    assert len(per_token) >= 2
+    assert len(per_token) >= 3
 
 
 def test_flops_of_an_iteration_equal_the_closed_form() -> None:

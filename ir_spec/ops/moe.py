@@ -1,0 +1,299 @@
+"""Mixture of experts: the router's choice, and moving tokens to expert buffers and back.
+
+The expert products themselves are plain einsums with an expert factor. The load is balanced:
+docs/decisions/015-balanced-experts.md says why, and what that means for numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, const, product
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.rule import Rule, make_rule
+from stagec.ir_spec.ops.norm import softmax
+from stagec.ir_spec.ops.structure import ratio
+
+_SCORES = (
+    Param("k", "size", "experts of each token", required=True),
+    Param("scores", "name", "softmax (default) or sigmoid", choices=("softmax", "sigmoid")),
+    Param("normalize", "flag", "divide the weights of a token by their sum"),
+    Param("scale", "ratio", "multiply the weights by this (default 1)"),
+)
+_SHARED = tuple(p.name for p in _SCORES)
+
+
+class Route(OpDef):
+    """The experts of each token and their weights, from the router's logits [B, S, E], in fp32.
+
+    Scores are a softmax or sigmoids of the logits; a token takes the k best, of the best
+    `top_groups` out of `groups` groups of experts if those are given (arXiv 2405.04434, section
+    2.2; 2412.19437). The optional second operand is a bias [E] that counts for the choice only.
+    The load is balanced: token s of a sequence takes experts (s k + j) mod E for j < k, as where
+    TorchTitan forces it for debugging; the weights are the scores of those experts, so the router
+    has its gradient. FLOPs per logit: 5 for a softmax or 3 for a sigmoid, 1 for the
+    bias, 1 comparison for the choice and 1 more with groups; 2 per weight.
+    """
+
+    name = "stg.route"
+    operands = ("logits", "bias")
+    variadic = True
+    results = ("weights", "experts")
+    params = (
+        *_SCORES,
+        Param("groups", "size", "groups of experts"),
+        Param("top_groups", "size", "groups that a token may take experts of"),
+    )
+    example = (
+        "%weights, %experts = stg.route[k = T, normalize](%logits) : (f32[B, S, T], i32[B, S, T])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        bias = ",e" * (len(op.operands) - 1)
+        return make_rule(f"bse{bias}->bst,bst", whole="et", sizes={"t": op.expr("k")})
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32", "i32"]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if len(op.operands) > 2:
+            yield "expects logits, or logits and a bias"
+        if ("groups" in op.attrs) != ("top_groups" in op.attrs):
+            yield "expects 'groups' and 'top_groups' together"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        per_logit = _score_flops(op) + len(op.operands) + ("groups" in op.attrs)
+        return n["b"] * n["s"] * (n["e"] * per_logit + n["t"] * 2)
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        dw, logits = grads[0], op.operands[0]
+        if dw is None:
+            return [None] * len(op.operands)
+        attrs = {n: v for n, v in op.attrs.items() if n in _SHARED}
+        operands = [dw, logits, op.results[1]]
+        dlogits = b.value("stg.route_grad", operands, attrs, hint=f"d_{logits.name}")
+        return [dlogits, *[None] * (len(op.operands) - 1)]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        logits, k = args[0], ctx.size(op.expr("k"))
+        length: int = logits.shape[1]
+        count: int = logits.shape[2]
+        tokens = np.arange(length) + ctx.start(op.operands[0].tensor.dims[1])
+        chosen = (tokens[:, None] * k + np.arange(k)) % count
+        experts = np.broadcast_to(chosen, (*logits.shape[:2], k))
+        return [_weights(op, _scores(op, logits), experts), experts]
+
+
+class RouteGrad(OpDef):
+    """Gradient of `stg.route` with respect to the logits, which its scores are computed from again.
+
+    FLOPs per logit: 5 and 5 for a softmax, 3 and 3 for a sigmoid; 6 per weight.
+    """
+
+    name = "stg.route_grad"
+    operands = ("dweights", "logits", "experts")
+    params = _SCORES
+    example = "%dl = stg.route_grad[k = T, normalize](%dw, %logits, %experts) : f32[B, S, E]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("bst,bse,bst->bse", whole="et")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[1].tensor.dtype]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return n["b"] * n["s"] * (n["e"] * (2 * _score_flops(op)) + n["t"] * 6)
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[1].tensor.shape[-1] if operand == 2 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dw, logits, experts = args
+        scores = _scores(op, logits)
+        dw = dw * ratio(op, "scale", 1.0)
+        if op.flag("normalize"):
+            picked = np.take_along_axis(scores, experts, -1)
+            total = picked.sum(-1, keepdims=True)
+            dw = dw / total - (dw * picked).sum(-1, keepdims=True) / total**2
+        ds = np.zeros_like(scores)
+        np.put_along_axis(ds, experts, dw, -1)
+        if op.text("scores") == "sigmoid":
+            return [ds * scores * (1 - scores)]
+        return [scores * (ds - (ds * scores).sum(-1, keepdims=True))]
+
+
+def _score_flops(op: Operation) -> int:
+    return 3 if op.text("scores") == "sigmoid" else 5
+
+
+def _scores(op: Operation, logits: Array) -> Array:
+    if op.text("scores") == "sigmoid":
+        return 1 / (1 + np.exp(-logits))
+    return softmax(logits, None)
+
+
+def _weights(op: Operation, scores: Array, experts: Array) -> Array:
+    picked = np.take_along_axis(scores, experts, -1)
+    if op.flag("normalize"):
+        picked = picked / picked.sum(-1, keepdims=True)
+    return picked * ratio(op, "scale", 1.0)
+
+
+class Dispatch(OpDef):
+    """Copies each token to the buffers of its experts: [B, S, D] to [E, B, C, D], on one rank.
+
+    C = S k capacity / E rows per sequence and expert. The buffers are filled in the order of the
+    tokens; with a capacity factor above 1 the rows left over are zero, and rows beyond C would be
+    dropped (there are none under balanced load). A split of the tokens splits B and C alike, so
+    each rank fills its own part; the all_to_all is the change to where the experts are. With
+    weights each copy is multiplied by its own: the gradient of `stg.combine`.
+    """
+
+    name = "stg.dispatch"
+    operands = ("x", "experts", "weights")
+    variadic = True
+    params = (
+        Param("count", "size", "the number of experts", required=True),
+        Param("capacity", "ratio", "the capacity factor (default 1)"),
+    )
+    example = "%xs = stg.dispatch[count = E](%x, %experts) : bf16[E, B, S*T/E, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        count, k = op.expr("count"), op.operands[1].tensor.shape[-1]
+        capacity = op.expr("capacity") if "capacity" in op.attrs else const(1)
+        return make_rule(
+            ",".join(("bsd", "bst", "bst")[: len(op.operands)]) + "->eb(sc)d",
+            whole="etc",
+            linear=[0],
+            sizes={"e": count, "c": k * capacity / count},
+        )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in "bstd") if len(op.operands) == 3 else const(0)
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if len(op.operands) == 3:
+            return super().grad(b, op, grads)
+        x, experts = op.operands
+        return [dy and b.value("stg.combine", [dy, experts], hint=f"d_{x.name}"), None]
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.expr("count") if operand == 1 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x, experts = args[:2]
+        out = np.zeros([ctx.size(d.local) for d in op.result.tensor.dims])
+        place, kept = _rows(experts, out)
+        copies = np.broadcast_to(x[:, :, None], (*experts.shape, x.shape[-1]))
+        if len(args) == 3:
+            copies = copies * args[2][..., None]
+        out[tuple(i[kept] for i in place)] = copies[kept]
+        return [out]
+
+
+class Combine(OpDef):
+    """The weighted sum of what the experts of each token made: [E, B, C, D] to [B, S, D].
+
+    Without weights it is the plain sum, the gradient of `stg.dispatch`. FLOPs per element of the k
+    copies: 2 with weights, 1 without.
+    """
+
+    name = "stg.combine"
+    operands = ("y", "experts", "weights")
+    variadic = True
+    example = "%o = stg.combine(%ys, %experts, %weights) : bf16[B, S, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        operands = ("eb(sc)d", "bst", "bst")[: len(op.operands)]
+        return make_rule(",".join(operands) + "->bsd", whole="etc", linear=[0])
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in "bstd") * (len(op.operands) - 1)
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is None:
+            return [None] * len(op.operands)
+        y, experts, *weights = op.operands
+        attrs: Mapping[str, RawAttr] = _capacity(y, experts)
+        dys = b.value("stg.dispatch", [dy, experts, *weights], attrs, hint=f"d_{y.name}")
+        dws = [
+            b.value("stg.combine_weights_grad", [dy, y, experts], hint=f"d_{w.name}")
+            for w in weights
+        ]
+        return [dys, None, *dws]
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[0].tensor.shape[0] if operand == 1 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        copies = _copies(args[0], args[1])
+        if len(args) == 3:
+            copies = copies * args[2][..., None]
+        return [copies.sum(2)]
+
+
+class CombineWeightsGrad(OpDef):
+    """Gradient of `stg.combine` with respect to the weights: <dy, y> for each copy, 2 FLOPs per
+    element, in fp32."""
+
+    name = "stg.combine_weights_grad"
+    operands = ("dy", "y", "experts")
+    example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("bsd,eb(sc)d,bst->bst", whole="etc", linear=[1])
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in "bstd") * 2
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[1].tensor.shape[0] if operand == 2 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, y, experts = args
+        return [(_copies(y, experts) * dy[:, :, None]).sum(-1)]
+
+
+def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
+    """The parameters of the dispatch whose result has the shape of `y`."""
+    count, _, rows, _ = y.tensor.shape
+    _, tokens, k = experts.tensor.shape
+    factor = rows * count / (tokens * k)
+    return {"count": count} if factor == 1 else {"count": count, "capacity": factor}
+
+
+def _rows(experts: Array, buffers: Array) -> tuple[tuple[Array, Array, Array], Array]:
+    """Where the copies [B, S, T] go in the buffers [E, B, C, D], and which of them find room."""
+    count: int = buffers.shape[0]
+    flat = experts.reshape(experts.shape[0], -1, 1)
+    before: Array = np.cumsum(np.equal(flat, np.arange(count)), axis=1)
+    row: Array = np.take_along_axis(before, flat, -1).reshape(experts.shape) - 1
+    shape: tuple[int, ...] = experts.shape
+    batch = np.indices(shape)[0]
+    return (experts, batch, row), row < buffers.shape[2]
+
+
+def _copies(y: Array, experts: Array) -> Array:
+    """The k rows of each token, [B, S, T, D]; zero where a copy was dropped."""
+    place, kept = _rows(experts, y)
+    copies = np.zeros((*experts.shape, y.shape[-1]))
+    copies[kept] = y[tuple(i[kept] for i in place)]
+    return copies
+
+
+OPS = (Route(), RouteGrad(), Dispatch(), Combine(), CombineWeightsGrad())

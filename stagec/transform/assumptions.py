@@ -1,0 +1,88 @@
+"""Relations between sizes that a strategy needs, declared in the module and checked at once."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import gcd
+
+from stagec.ir.core import Attr, Operation
+from stagec.ir.expr import Expr, evaluate, fraction, numerator_and_denominator
+from stagec.ir.facts import Facts, Relation, divisible
+from stagec.ir.module import Module
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import DiagnosticList
+from stagec.support.source import Loc, NameLoc, made_by
+
+PASS = "apply-strategy"
+
+
+class Assumptions:
+    """Relations that a strategy adds to a module; each is checked at once where sizes are known.
+
+    Sizes that do not divide are collected, so that `check` can name all of them.
+    """
+
+    def __init__(self, module: Module, loc: Loc) -> None:
+        self._module, self._loc = module, loc
+        self._wanted: dict[Expr, list[Expr]] = {}
+        self._failed: list[tuple[Expr, Expr, Loc, bool]] = []
+        self.facts = Facts(r for r, _ in module.relations)  # values of today prove nothing
+
+    def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
+        """Assume that `divisor` divides `size`."""
+        env = self._module.env
+        above, below = numerator_and_denominator(size)
+        relation = divisible(above, below * divisor)
+        known = relation.symbols <= env.keys()
+        sizes = self._wanted.setdefault(below * divisor, [])
+        if known and above not in sizes:
+            sizes.append(above)
+            if not relation.holds(env):
+                self._failed.append((above, below * divisor, loc, bool(below.symbols)))
+        if not self.facts.divides(divisor, size):
+            self.facts.add(relation)
+            self._declare(relation)
+
+    def check(self) -> None:
+        """Raise `DiagnosticError` for all sizes that do not divide."""
+        problems = DiagnosticList()
+        env = self._module.env
+        for size, divisor, loc, share in self._failed:
+            have, tried = evaluate(size, env), evaluate(divisor, env)
+            common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
+            remedy = _choices(size, divisor, common, tried)
+            if share:
+                more = Fraction(-(-have // tried) * tried, have) * self._capacity()
+                remedy = f"choose {size} as a multiple of {tried}, or --capacity-factor {more}"
+            problems.error(
+                f"{size} = {have} does not divide over {divisor} = {tried}", loc, remedy=remedy
+            )
+        problems.check()
+
+    def _capacity(self) -> Fraction:
+        given = read_strategy(self._module).capacity
+        return fraction(given) if given is not None else Fraction(1)
+
+    def _declare(self, relation: Relation) -> None:
+        """Append to the stg.assume that this pass has made, or make it after the declarations."""
+        root, definition = self._module.root.body, self._module.registry["stg.assume"]
+        loc = made_by(PASS, self._loc)
+        for op in root.ops:
+            made_here = isinstance(op.loc, NameLoc) and op.loc.name == PASS
+            before = op.attrs.get("relations")
+            if op.definition is definition and made_here and isinstance(before, tuple):
+                op.attrs["relations"] = (*before, relation)
+                return
+        declarations = ("stg.symbols", "stg.assume", "stg.mesh")
+        places = [i for i, o in enumerate(root.ops) if o.name in declarations]
+        attrs: dict[str, Attr] = {"relations": (relation,)}
+        root.insert(1 + max(places, default=-1), Operation(definition, (), attrs, loc=loc))
+
+
+def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
+    """The divisors of all sizes concerned that are nearest to what was tried."""
+    near = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
+    best = sorted(near, key=lambda n: abs(n - tried))[:3]
+    if divisor.symbol_name is None and common >= tried:
+        return f"choose {size} as a multiple of {tried}"
+    return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"
