@@ -122,7 +122,7 @@ class Ratio(click.ParamType[Fraction]):
     ) -> Fraction:
         """The fraction."""
         text = str(value)
-        if not re.fullmatch(r"[0-9]{1,6}([./][0-9]{1,6})?", text) or text.endswith("/0"):
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?", text):
             self.fail(f"expects a fraction such as 5/4 or 1.25, found '{text}'", param, ctx)
         found = Fraction(text)
         if found < 1:

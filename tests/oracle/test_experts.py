@@ -317,7 +317,7 @@ def test_a_dense_model_has_no_experts(flag: list[str]) -> None:
     assert f"{flag[0]}: the model has no experts" in ran.err
 
 
-@pytest.mark.parametrize("factor", ["1/2", "0", "x", "1/0", "-1", "1e3"])
+@pytest.mark.parametrize("factor", ["1/2", "0", "x", "1/0", "1/00", "-1", "1e3"])
 def test_a_capacity_factor_is_a_fraction_of_at_least_one(factor: str) -> None:
     ran = stagec("compile", MIXTRAL, f"--capacity-factor={factor}", "--dry-run")
     assert ran.code == 2
