@@ -17,6 +17,7 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.opdef import Array
+from stagec.text.printer import print_module
 from stagec.trace.program import build_program
 from tests.support import (
     GPT,
@@ -24,9 +25,11 @@ from tests.support import (
     PLACE,
     STEP,
     analyse,
+    assert_same_text,
     compiled,
     inputs_of,
     pairwise,
+    parse,
     run_numeric,
     stagec,
     tiny_module,
@@ -209,3 +212,13 @@ def test_what_cannot_be(flags: list[str], message: str) -> None:
     ran = stagec("analyze", LLAMA, *flags)
     assert message in ran.err
     assert ran.code == (0 if "no effect" in message else 1)
+
+
+@pytest.mark.parametrize("some", ["recompute_layers", "recompute_every"])
+def test_the_plan_can_be_read_back(some: str) -> None:
+    """Sizes of part of a stack print in the form in which they are read."""
+    number: dict[str, Any] = {some: 2}
+    options = JobOptions(LLAMA, tp=2, sp=True, recompute="full", **number)
+    for module in (JobBuilder(options).lower(), JobBuilder(options, symbolic=True).lower()):
+        text = print_module(module)
+        assert_same_text(print_module(parse(text)), text)
