@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec import __version__
+from stagec.driver.combine import AXES
 from stagec.driver.common import tell
-from stagec.driver.job import AXES, JobBuilder
+from stagec.driver.job import JobBuilder
 from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
 from stagec.support.diagnostics import error
 

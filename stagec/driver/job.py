@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from stagec.driver.combine import Job, check, check_ranks, complete
 from stagec.driver.common import read_source, remember, report
 from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.instruments import instruments
@@ -22,7 +23,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import Diagnostic, did_you_mean, error, note
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, did_you_mean, error, note
 from stagec.support.source import Source
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
@@ -36,7 +37,7 @@ class JobBuilder:
     """Turns options into a module with mesh and strategy, and runs the pipeline on it."""
 
     def __init__(self, options: JobOptions, *, symbolic: bool = False) -> None:
-        self.options, self._symbolic = options, symbolic
+        self.options, self._symbolic = complete(options), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
         self.loaded: Loaded = load_plugins(options.plugin)
@@ -65,30 +66,32 @@ class JobBuilder:
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
         self._kv_parts = self._too_few_kv_heads(module)
         check_experts(self.options, module.symbols)
-        self._check_axes()
+        self._check_options(module)
         self._add_strategy(module)
+        if self.options.ranks is not None:
+            self._match_ranks(module, self.options.ranks)
         self._default_batch(module)
         return module
 
-    def _check_axes(self) -> None:
+    def _match_ranks(self, module: Module, ranks: int) -> None:
+        """The mesh of a text too has as many ranks as asked for; one open axis is filled in."""
+        sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
+        unsized = [a for a, n in sizes.items() if n is None]
+        if len(unsized) == 1:
+            sizes = complete(JobOptions("", mesh=sizes, ranks=ranks)).mesh or {}
+            module.ops("stg.mesh")[0].attrs[unsized[0]] = const(sizes[unsized[0]] or 1)
+        check_ranks(ranks, sizes)
+
+    def _check_options(self, module: Module) -> None:
+        """Refuse options that do not go together; tell of those without effect."""
         options = self.options
-        if options.cp_mode != "ring" and options.cp_order != JobOptions.cp_order:
-            raise error(
-                f"--cp-order {options.cp_order} is for --cp-mode ring: --cp-mode {options.cp_mode} "
-                "leaves the sequence in its order",
-                remedy="leave --cp-order out",
-            )
-        if options.dp > 1 and options.dp_replicate * options.dp_shard > 1:
-            raise error(
-                "--dp and --dp-replicate or --dp-shard both give the data-parallel ranks",
-                remedy="give --dp, or --dp-replicate R --dp-shard N with R*N ranks",
-            )
-        if options.mesh is not None and self._sized_axes():
-            raise error(
-                f"--mesh and --{self._sized_axes()[0].replace('_', '-')} both give the mesh",
-                remedy="give the axes in one of them",
-            )
-        self._warn_of_no_effect()
+        sizes = {n: v for n, v in module.symbols.items() if v is not None}
+        found = check(Job(options, self._axes(), sizes))
+        errors = [d for d in found if d.severity == "error"]
+        if errors:
+            raise DiagnosticError(*errors)
+        for diagnostic in found:
+            report(diagnostic)
 
     def _too_few_kv_heads(self, module: Module) -> dict[str, int | None]:
         """The axes that tensor parallelism beyond the KV heads is split into: one that splits them,
@@ -105,29 +108,13 @@ class JobBuilder:
         report(Diagnostic(text, severity="remark"))
         return {"tp": heads, REPLICAS: tp // heads}
 
-    def _sized_axes(self) -> list[str]:
-        """The axes that the command line gives a size, other than in --mesh."""
-        return [a for a in AXES if getattr(self.options, a) > 1]
-
-    def _warn_of_no_effect(self) -> None:
-        options = self.options
-        axes = self._axes()
-        if options.zero and not {"dp", "dp_shard", "ep", "cp"} & axes.keys():
-            report(Diagnostic("--zero has no effect without --dp", severity="warning"))
-        if options.sp and "tp" not in axes:
-            report(Diagnostic("--sp has no effect without --tp", severity="warning"))
-        if options.recompute == "none" and (options.recompute_layers or options.recompute_every):
-            flag = "--recompute-layers" if options.recompute_layers else "--recompute-every"
-            report(Diagnostic(f"{flag} has no effect without --recompute", severity="warning"))
-        if options.memory_nodes and not options.offload:
-            report(Diagnostic("--memory-nodes has no effect without --offload", severity="warning"))
-
     # -- the strategy ------------------------------------------------------------------------------
 
     def _axes(self) -> dict[str, int | None]:
         if self.options.mesh is not None:
             return dict(self.options.mesh)
-        axes = {a: n for a, n in folded_axes(self.options, AXES).items() if n > 1}
+        sizes = folded_axes(self.options, AXES)
+        axes: dict[str, int | None] = {a: n for a, n in sizes.items() if n > 1}
         return axes | self._kv_parts
 
     def _add_strategy(self, module: Module) -> None:

@@ -138,6 +138,7 @@ class JobOptions:
     strategy: str | None = None
     sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
     mesh: Mapping[str, int | None] | None = None
+    ranks: int | None = None
     pp: int = 1
     dp: int = 1
     dp_replicate: int = 1
@@ -200,6 +201,12 @@ _OPTIONS = (
         "--mesh",
         type=Sizes(open_names=True),
         help="Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
+    ),
+    click.option(
+        "--ranks",
+        type=_COUNT,
+        metavar="N",
+        help="All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
     ),
     click.option("--dp", type=_COUNT, default=1, help="Data-parallel ranks."),
     click.option("--tp", type=_COUNT, default=1, help="Tensor-parallel ranks."),

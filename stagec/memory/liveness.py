@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Expr, call, total
+from stagec.ir.expr import ZERO, Expr, call, expand, total
 from stagec.ir.module import is_parameter
 from stagec.ir.replay import FIRST, is_partial, stashed
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -41,14 +41,14 @@ def held_bytes(value: Value) -> Expr:
     """Bytes of a stashed value: of all slices, or of those that some iteration takes."""
     kept = _slices_kept(value)
     size = device_bytes(value)
-    return size if kept is None else size / value.tensor.dims[0].size * kept
+    return size if kept is None else expand(size / value.tensor.dims[0].size * kept)
 
 
 def _all_but_one(value: Value) -> Expr:
     count = value.tensor.dims[0].size
     kept = _slices_kept(value)
     slices = count - 1 if kept is None else call("max", [kept - 1, ZERO])
-    return device_bytes(value) / count * slices
+    return expand(device_bytes(value) / count * slices)
 
 
 def _slices_kept(value: Value) -> Expr | None:

@@ -12,13 +12,13 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, const, evaluate, numerator_and_denominator, symbol, total
 from stagec.ir.infer import infer_module, infer_op
 from stagec.ir.module import Module
-from stagec.ir.opdef import Registry
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
-from stagec.support.source import Loc, made_by
+from stagec.support.source import made_by
 from stagec.transform.assumptions import Assumptions
+from stagec.transform.naming import check_recompute, check_values, pin
 from stagec.transform.pass_round import pass_round, special_ops
 from stagec.transform.stages import cut, read_pipeline
 
@@ -74,9 +74,9 @@ def _check_names(module: Module, strategy: Strategy) -> None:
     axes_only = (SplitRule((), over, True, strategy.loc) for over in named)
     for rule in (*strategy.splits, *whole, *axes_only):
         _check_rule(rule, axes, module.symbols, problems)
-        _check_values(rule, module.main.body, problems)
+        check_values(rule, module.main.body, problems)
     problems.check()
-    _check_recompute(module, strategy)
+    check_recompute(module, strategy)
     used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
     used |= {a for arg in module.main.body.args for a in arg.tensor.axes}
     used |= {strategy.pipeline.over} if strategy.pipeline is not None else set()
@@ -107,46 +107,6 @@ def _check_rule(
                 f"the mesh has no axis '{axis}'",
                 rule.loc,
                 remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}",
-            )
-
-
-def _check_recompute(module: Module, strategy: Strategy) -> None:
-    """Refuse names of ops of which the model's blocks have none, and offloading what only some
-    blocks stash."""
-    what = strategy.recompute
-    if "activations" in strategy.offload and (what.layers or what.every):
-        raise error(
-            "activations that only some layers stash cannot be offloaded yet",
-            what.loc,
-            remedy="recompute in all layers, or in none",
-        )
-    repeats = [op for op in module.main.body.walk() if op.definition.carries]
-    inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
-    known = sorted({op.name.partition(".")[2] for op in inside})
-    for name in what.ops:
-        if name not in known:
-            raise error(
-                f"no block of the model has an op '{name}' to compute again",
-                what.loc,
-                remedy=did_you_mean(name, known) or f"its ops are: {', '.join(known)}",
-            )
-
-
-def _check_values(rule: SplitRule, body: Region, problems: DiagnosticList) -> None:
-    """Refuse names of values that there are not, and values without such a dimension."""
-    known = {v.name: v for region in _regions(body) for v in _values(region)} if rule.of else {}
-    for name in rule.of:
-        if name not in known:
-            problems.error(
-                f"the model has no value '%{name}'",
-                rule.loc,
-                remedy=did_you_mean(name, known) or "'stagec models NAME' prints the model's text",
-            )
-        elif not _symbols(known[name].tensor) & set(rule.dims):
-            problems.error(
-                f"%{name} has no dimension {', '.join(rule.dims)}: {known[name].type}",
-                rule.loc,
-                remedy="name a dimension that it has",
             )
 
 
@@ -327,7 +287,7 @@ class _Applier:
             if isinstance(value.owner, Region) and _is_carried(value):
                 value.type = type_
             else:
-                _pin(self._module.registry, value, type_, made_by(PASS, named[value.name]))
+                pin(self._module.registry, value, type_, made_by(PASS, named[value.name]))
 
     def _divide_shares(self) -> None:
         """Assume that dimensions divide which are a share of a split one: S*T/E rows of S."""
@@ -393,19 +353,6 @@ class _Applier:
             else:
                 dims.append(d)
         return replace(placed, dims=tuple(dims))
-
-
-def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
-    """Give all users of a value a pinned one in its place."""
-    users, owner = list(value.uses), value.owner
-    b = (
-        Builder(registry, owner, 0, loc=loc)
-        if isinstance(owner, Region)
-        else Builder.after(registry, owner, loc=loc)
-    )
-    pinned = b.value("stg.place", [value], type=type_, hint=value.name)
-    for user, index in users:
-        user.set_operand(index, pinned)
 
 
 def _is_carried(arg: Value) -> bool:

@@ -1,0 +1,188 @@
+"""Options that do not go together are refused before any work, with choices that do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stagec.driver.combine import RULES, divisors, nearest
+from tests.support import GPT, LLAMA, stagec
+
+
+def mesh(*arguments: str | Path) -> str:
+    """The ranks of a job as its first line tells them."""
+    ran = stagec("analyze", LLAMA, *arguments)
+    assert ran.code == 0, ran.err
+    found = re.search(r"parameters, (.*)$", ran.out, re.M)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--ranks", "64", "--tp", "8"], "64 ranks (dp 8 x tp 8)"),
+        (["--ranks", "8"], "8 ranks (dp 8)"),
+        (["--ranks", "8", "--tp", "8"], "8 ranks (tp 8)"),
+        (["--ranks", "1"], "1 rank (one device)"),
+        (["--ranks", "64", "--dp", "8", "--tp", "8"], "64 ranks (dp 8 x tp 8)"),
+        (["--ranks", "64", "--cp", "2", "--cp-mode", "ulysses"], "64 ranks (dp 32 x cp 2)"),
+        (["--ranks", "64", "--dp-shard", "8"], "64 ranks (dp_replicate 8 x dp_shard 8)"),
+        (["--ranks", "64", "--dp-replicate", "4"], "64 ranks (dp_replicate 4 x dp_shard 16)"),
+        (["--ranks", "64", "--mesh", "dp,tp=4"], "64 ranks (dp 16 x tp 4)"),
+        (["--ranks", "64", "--mesh", "tp=4,dp"], "64 ranks (tp 4 x dp 16)"),
+        (["--ranks", "64", "--tp", "16"], "64 ranks (dp 4 x tp 8 x tpr 2)"),
+    ],
+)
+def test_the_axis_left_open_is_filled_in(arguments: list[str], expected: str) -> None:
+    assert mesh(*arguments) == expected
+
+
+TEXT = """stg.module @m {{
+  stg.mesh @pod[{axes}]
+  stg.strategy @s[mesh = @pod] {{
+    stg.split[B, over = dp]
+    stg.split[(H, G, F, V), over = tp]
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [("dp, tp = 4", "32 ranks (dp 8 x tp 4)"), ("dp = 8, tp = 4", "32 ranks (dp 8 x tp 4)")],
+)
+def test_the_mesh_of_a_text_is_filled_in_too(axes: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.stg"
+    path.write_text(TEXT.format(axes=axes))
+    assert mesh(path, "--ranks", "32") == expected
+
+
+def test_the_mesh_of_a_text_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "s.stg"
+    path.write_text(TEXT.format(axes="dp = 4, tp = 4"))
+    ran = stagec("analyze", LLAMA, path, "--ranks", "32")
+    assert ran.code == 1
+    assert "--ranks 32, but the mesh is dp 4 x tp 4: 16 ranks" in ran.err
+    assert "choose dp = 8 or tp = 8" in ran.err
+
+
+REFUSED = {
+    "no size for dp": (
+        ["--ranks", "100", "--tp", "8"],
+        "--ranks 100 does not divide by tp 8 = 8",
+        "choose --ranks among 96, 104 or --tp among 4, 5, 10",
+    ),
+    "too few ranks": (
+        ["--ranks", "2", "--tp", "16"],
+        "does not divide by tp 16",
+        "--tp among 1, 2",
+    ),
+    "two axes too many": (
+        ["--ranks", "64", "--cp", "3", "--tp", "8", "--cp-mode", "all-gather"],
+        "cp 3 x tp 8 = 24",
+        "--cp among 1, 2, 4",
+    ),
+    "another product": (
+        ["--ranks", "64", "--tp", "8", "--dp", "4"],
+        "but the mesh is dp 4 x tp 8: 32 ranks",
+        "choose dp = 8 or tp = 16",
+    ),
+    "a mesh of another product": (
+        ["--ranks", "48", "--mesh", "dp=4,tp=8"],
+        "but the mesh is dp 4 x tp 8: 32 ranks",
+        "choose dp = 6 or tp = 12",
+    ),
+    "a mesh with two open axes": (
+        ["--ranks", "48", "--mesh", "dp,tp"],
+        "dp open x tp open",
+        "give sizes whose product it is",
+    ),
+    "two data axes": (["--dp", "2", "--dp-shard", "2"], "both give the data-parallel", "R*N ranks"),
+    "two meshes": (["--mesh", "dp=2", "--tp", "2"], "--mesh and --tp both", "in one of them"),
+    "too many for the heads": (
+        ["--tp", "64"],
+        "H = 32 does not divide over tp = 64",
+        "choose --tp among 8, 16, 32",
+    ),
+    "ulysses beyond the KV heads": (
+        ["--cp", "8", "--tp", "2", "--cp-mode", "ulysses"],
+        "G = 8 does not divide over tp*cp = 16",
+        "choose --cp among 1, 2, 4, or --cp-mode all-gather",
+    ),
+    "kept without shards": (
+        ["--dp", "2", "--zero", "1", "--reshard-after-forward", "last"],
+        "--reshard-after-forward last needs parameters that are sharded",
+        "choose --zero 3",
+    ),
+    "prefetch without shards": (
+        ["--dp", "2", "--fsdp-prefetch", "2"],
+        "--fsdp-prefetch 2 needs parameters that are sharded: --zero 3, found --zero 0",
+        "choose --zero 3",
+    ),
+    "more layers than there are": (
+        ["--recompute", "full", "--recompute-layers", "40"],
+        "--recompute-layers 40, but the model has L = 32 layers",
+        "from 1 to 32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("command", ["analyze", "compile"])
+def test_what_does_not_go_together(name: str, command: str, tmp_path: Path) -> None:
+    arguments, message, remedy = REFUSED[name]
+    out = tmp_path / "out"
+    more = ["-o", str(out)] if command == "compile" else []
+    ran = stagec(command, LLAMA, *arguments, *more)
+    assert ran.code == 1
+    assert message in ran.err
+    assert f"help: {remedy}" in ran.err or remedy in ran.err.split("help:")[1]
+    assert not out.exists()
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    ran = stagec("analyze", LLAMA, "--tp", "64", "--fsdp-prefetch", "2", "--dp", "2")
+    assert ran.err.count("error:") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--zero", "3"], "--zero has no effect without --dp"),
+        (["--sp"], "--sp has no effect without --tp"),
+        (["--no-vocab-parallel"], "--no-vocab-parallel has no effect without --tp"),
+        (["--tp-inputs", "save-gathered"], "--tp-inputs has no effect without --tp"),
+        (["--no-async-tp"], "--no-async-tp has no effect without --tp"),
+        (["--cp-mode", "ulysses"], "--cp-mode has no effect without --cp"),
+        (["--memory-nodes"], "--memory-nodes has no effect without --offload"),
+        (["--recompute-every", "2"], "--recompute-every has no effect without --recompute"),
+        (["--dp", "2", "--zero", "3", "--ddp-bucket", "9"], "--ddp-bucket has no effect"),
+    ],
+)
+def test_what_has_no_effect_is_told(arguments: list[str], told: str) -> None:
+    ran = stagec("analyze", LLAMA, *arguments)
+    assert (ran.code, told in ran.err) == (0, True)
+
+
+def test_models_without_key_value_heads_have_no_such_limit() -> None:
+    ran = stagec("analyze", GPT, "--tp", "32", "--set", "B=1,L=1")
+    assert (ran.code, ran.err) == (0, "")
+
+
+def test_every_rule_has_a_place() -> None:
+    assert len(RULES) == len(set(RULES))
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (49, [1, 7, 49])]
+)
+def test_divisors(number: int, expected: list[int]) -> None:
+    assert divisors(number) == expected
+
+
+def test_nearest_choices() -> None:
+    assert nearest(7, [1, 2, 4, 8, 16]) == "2, 4, 8"
+    assert nearest(3, []) == "none"
