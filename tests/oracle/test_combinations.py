@@ -1,0 +1,99 @@
+"""Every pair of features meets: pipeline schedules, data, tensor, sequence, context and expert
+parallelism, ZeRO, recompute. A step under each combination computes what one device computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.interp.pipeline import run_named
+from stagec.ir.opdef import Array
+from tests.support import DEEPSEEK, DEEPSEEK_MTP, LLAMA, MIXTRAL, STEP, inputs_of, pairwise
+from tests.support import tiny_module as tiny
+
+PLACED = (
+    f"{STEP},propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
+    "eliminate-dead-code,plan-memory"
+)
+#: schedule, stages, chunks, microbatches
+PIPELINES: Sequence[tuple[str, int, int, int]] = (
+    ("", 1, 0, 1),
+    ("", 1, 0, 2),
+    ("gpipe", 2, 1, 2),
+    ("1f1b", 2, 1, 2),
+    ("interleaved", 2, 2, 2),
+    ("zb-h1", 2, 1, 2),
+    ("zbv", 2, 2, 2),
+    ("dualpipe", 2, 2, 4),
+    ("dualpipev", 2, 2, 4),
+)
+MODELS = (LLAMA, MIXTRAL, DEEPSEEK, DEEPSEEK_MTP)
+FACTORS: Mapping[str, Sequence[Any]] = {
+    "pipeline": PIPELINES,
+    "context": (("", ""), ("ring", "zigzag"), ("ring", "plain"), ("ulysses", ""), ("all-gather", "")),
+    "tensor": ((1, False), (2, False), (2, True)),
+    "data": ((1, 1), (2, 1), (2, 2)),  # ranks, of which share the experts
+    "zero": (0, 1, 2, 3),
+    "recompute": ("none", "selective", "full", "full-replay", "attention"),
+    "reshard": ("always", "never", "last"),
+    "offload": ("", "activations", "optimizer"),
+    "param_dtype": ("bf16", "f32"),
+}
+SIZES = {"L": 4, "S": 8}
+
+
+def rows() -> list[dict[str, Any]]:
+    """All pairs of options, for each model."""
+    return [{"model": model, **row} for model in MODELS for row in pairwise(FACTORS)]
+
+
+def label(row: Mapping[str, Any]) -> str:
+    return "-".join(str(v).strip("()").replace(", ", "-").replace("'", "") for v in row.values())
+
+
+@cache
+def plain(model: str, batch: int, param_dtype: str) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Inputs and results of the program on one device."""
+    module = tiny(model, STEP, sizes={**SIZES, "B": batch}, param_dtype=param_dtype)
+    inputs = inputs_of(module, 2)
+    return inputs, run_named(module, module.env, inputs)
+
+
+def options_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of a combination; what has no meaning in it is left out."""
+    schedule, pp, chunks, microbatches = row["pipeline"]
+    mode, order = row["context"]
+    tp, sp = row["tensor"]
+    dp, ep = row["data"]
+    given: dict[str, Any] = {"microbatches": microbatches, "tp": tp, "sp": sp, "dp": dp}
+    given |= {"zero": row["zero"], "recompute": row["recompute"], "offload": row["offload"]}
+    given["param_dtype"] = row["param_dtype"]
+    if pp > 1:
+        given |= {"pp": pp, "schedule": schedule, "chunks": chunks}
+    if mode:
+        given |= {"cp": 2, "cp_mode": mode}
+        given |= {"cp_order": order} if order else {}
+    if row["model"] != LLAMA:
+        given["ep"] = ep
+    if row["zero"] == 3:
+        given["reshard_after_forward"] = row["reshard"]
+    return given
+
+
+@pytest.mark.parametrize("row", rows(), ids=label)
+def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
+    batch = 8 * row["pipeline"][3] // 2 or 8
+    inputs, expected = plain(row["model"], batch, row["param_dtype"])
+    module = tiny(row["model"], PLACED, sizes={**SIZES, "B": batch}, **options_of(row))
+    found = run_named(module, module.env, inputs)
+    assert len(found) == len(expected)
+    (loss, *rest), (expected_loss, *_) = found, expected
+    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
+    for name in rest:
+        theirs = expected[name.removesuffix("_g")]  # gathered updates of ZeRO-1 and 2
+        np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-10, err_msg=name)
