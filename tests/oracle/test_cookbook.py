@@ -84,8 +84,19 @@ def activations(strategy: str, *phases: str) -> Rows:
 
 
 def fstp() -> Rows:
-    """Forward: an input gathered for each norm, every product scattered, the logits in f32."""
+    """Forward: an input gathered for each norm, every product scattered. Backward gathers the
+    norms' inputs again. The head gathers the gradient of its output, and the norm before it that of
+    its own. Weights of q, k, v, gate and up are smaller than the gradients that they meet, so they
+    change sides, in one call a block, and leave a sum for the norm."""
+    tp = 4
+    weights = D * (H * K + 2 * G * K + 2 * F)
     return {
+        ("all_gather", ("tp",), "backward", "bf16"): (
+            2 * L + 3,
+            (2 * L + 2) * MESSAGE + 2 * TOKENS * V,
+        ),
+        ("all_reduce", ("tp",), "backward", "bf16"): (2 * L, 2 * L * MESSAGE),
+        ("all_to_all", ("tp",), "backward", "bf16"): (L, L * 2 * weights // tp),
         ("all_gather", ("tp",), "forward", "bf16"): (2 * L + 1, (2 * L + 1) * MESSAGE),
         ("reduce_scatter", ("tp",), "forward", "bf16"): (
             6 * L + 1,
@@ -142,7 +153,7 @@ def sp_ffn() -> Rows:
 
 
 EXPECTED = {
-    "fstp.stg": (fstp, ("forward",)),
+    "fstp.stg": (fstp, ("forward", "backward")),
     "fstp_blocks.stg": (fstp_blocks, ("forward", "backward")),
     "tp_2d.stg": (tp_2d, ("forward", "backward")),
     "sp_ffn.stg": (sp_ffn, ("forward", "backward")),

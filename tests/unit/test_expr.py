@@ -288,3 +288,10 @@ def test_names_that_sympy_knows_are_plain_symbols() -> None:
         assert expr.symbols == {name}
         assert evaluate(expr, {name: 3}) == 6
         assert expr == symbol(name) * 2
+
+
+def test_a_minus_binds_looser_than_a_power() -> None:
+    a = symbol("a")
+    assert parse_expr("B - a^2") == symbol("B") - a**2
+    assert parse_expr("-a^2 + B") == symbol("B") - a**2
+    assert parse_expr(str(-(a**2))) == -(a**2)
