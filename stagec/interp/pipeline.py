@@ -20,7 +20,8 @@ from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.schedule.action import Action, Placement
 from stagec.schedule.attached import actions_of, placement_of, regions_of, stages_of
 
-_CHUNK = re.compile(r"(.+)_c(\d+)")
+#: What a chunk holds of a value; passes append to the name of what they make of it.
+_CHUNK = re.compile(r"(.+)_c(\d+)((?:_[a-z]+)*)")
 _TOLERANCE = 1e-8
 _K = TypeVar("_K")
 #: sender's stage, channel of the message
@@ -111,7 +112,7 @@ class _Job:
                 part = _CHUNK.fullmatch(name)
                 if part:
                     depth = self.depth(number, int(part[2]))
-                    _agree(name, stacked[part[1]], depth, value)
+                    _agree(name, stacked[part[1] + part[3]], depth, value)
                 elif np.ndim(value):
                     _agree(name, whole, name, value)
                 else:
