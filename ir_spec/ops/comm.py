@@ -220,7 +220,8 @@ class AllGather(Collective):
 class AllToAll(Collective):
     """Moves a split from dimension `from` to dimension `dim`.
 
-    With one of each for every axis, the axes move between different dimensions in one call.
+    With one of each for every axis, the axes of one operand move between different dimensions in
+    one call; several operands may have one of each.
     """
 
     name = "stg.all_to_all"
@@ -261,11 +262,13 @@ def _moves(op: Operation, index: int) -> list[tuple[tuple[str, ...], int, int]]:
     Axes that leave one dimension go in the opposite order of their coming, last one first.
     """
     over, sources, dims = op.names("over"), _ints(op, "from"), _ints(op, "dim")
+    if len(sources) == len(dims) == len(op.operands) > 1:
+        sources, dims = [sources[index]], [dims[index]]
     if len(sources) == len(dims) == 1:
         return [(over, _in_range(op, index, sources[0]), _in_range(op, index, dims[0]))]
     if len(op.operands) > 1 or not len(sources) == len(dims) == len(over):
         raise ValueError(
-            "gives 'from' and 'dim' once, or for each axis that one operand moves over"
+            "gives 'from' and 'dim' once, for each operand, or for each axis of one operand"
         )
     moves = [
         (tuple(axis for axis, _, _ in axes), _in_range(op, index, s), _in_range(op, index, d))

@@ -19,6 +19,10 @@ from stagec.sharding.strategy import read_strategy
 _Key = tuple[str, ...]
 
 
+#: Attributes that a call has once for each operand.
+_EACH = frozenset(("dim", "from"))
+
+
 def coalesce(module: Module) -> None:
     """Merge the collectives of parameters and of their gradients, in place."""
     strategy = read_strategy(module)
@@ -45,8 +49,7 @@ def _is_movement(op: Operation) -> bool:
 def _key(op: Operation) -> _Key:
     """Movements with the same key may be one call."""
     dtype = op.operands[0].tensor.dtype
-    free = "" if "from" in op.attrs else "dim"  # an exchange has one way for all its operands
-    attrs = (f"{n}={attr_text(v)}" for n, v in sorted(op.attrs.items()) if n != free)
+    attrs = (f"{n}={attr_text(v)}" for n, v in sorted(op.attrs.items()) if n not in _EACH)
     return (op.name, op.phase, dtype, *attrs)
 
 
@@ -61,7 +64,7 @@ def _groups(ops: Iterable[Operation], wanted: Callable[[Operation], bool]) -> li
 def _goes_several_ways(op: Operation) -> bool:
     """Whether it is an exchange whose axes move between different dimensions."""
     moved = op.attrs.get("from")
-    return isinstance(moved, tuple) and len(moved) > 1
+    return isinstance(moved, tuple) and len(moved) > 1 and len(op.operands) == 1
 
 
 def _merge_gathers(region: Region) -> None:
@@ -127,10 +130,8 @@ def _merge(ops: list[Operation], position: int) -> Operation:
     merged = Operation(
         first.definition, [v for op in ops for v in op.operands], first.attrs, loc=first.loc
     )
-    if "dim" in first.attrs and "from" not in first.attrs:
-        merged.attrs["dim"] = tuple(
-            d for op in ops for d in _dims(op.attrs["dim"], len(op.operands))
-        )
+    for name in _EACH & first.attrs.keys():
+        merged.attrs[name] = tuple(d for op in ops for d in _dims(op.attrs[name], len(op.operands)))
     region.insert(position, merged)
     for op in ops:
         for old in op.results:
