@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "validate": ("stagec.driver.validate", "Print published figures beside those computed here."),
     "schedule": ("stagec.driver.schedule", "Draw a pipeline schedule, or list them."),
     "models": ("stagec.driver.models", "List the models of the library."),
+    "presets": ("stagec.driver.presets", "List published runs, or print the strategy of one."),
     "passes": ("stagec.driver.passes", "List passes and pipelines, or describe one."),
     "ops": ("stagec.driver.ops", "List ops, or describe one."),
 }

@@ -70,7 +70,8 @@ def _warning(message: str) -> Diagnostic:
 def complete(options: JobOptions) -> JobOptions:
     """The options with the axis filled in that --ranks leaves open: one of --mesh without a size,
     else data parallelism. Raises `DiagnosticError` if no size of it fits."""
-    if options.ranks is None or (options.strategy is not None and options.mesh is None):
+    from_text = options.strategy is not None or bool(options.preset)
+    if options.ranks is None or (from_text and options.mesh is None):
         return options
     if options.mesh is not None:
         unsized = [a for a, n in options.mesh.items() if n is None]

@@ -170,6 +170,7 @@ def manifest_head(builder: JobBuilder, strategy: str) -> dict[str, object]:
 def _command(options: JobOptions) -> str:
     """The command line that gives the same traces."""
     words = ["stagec", "compile", options.model, *([options.strategy] if options.strategy else [])]
+    words += ["--preset", options.preset] if options.preset else []
     default = JobOptions("")
     for name in (*AXES, *SHORTHANDS):
         value = getattr(options, name)

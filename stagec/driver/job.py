@@ -7,6 +7,7 @@ one way in for strategies; `--print-strategy` shows it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from stagec.driver.combine import Job, check, check_ranks, complete
@@ -18,7 +19,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.models import library
+from stagec.models import Preset, library, presets
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
@@ -37,6 +38,9 @@ class JobBuilder:
     """Turns options into a module with mesh and strategy, and runs the pipeline on it."""
 
     def __init__(self, options: JobOptions, *, symbolic: bool = False) -> None:
+        self._preset = find_preset(options) if options.preset else None
+        if self._preset is not None and not options.model:
+            options = replace(options, model=self._preset.model)
         self.options, self._symbolic = complete(options), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
@@ -50,6 +54,11 @@ class JobBuilder:
 
     def _load(self) -> Module:
         models = library()
+        if not self.options.model:
+            raise error(
+                "no model is given",
+                remedy="give the name of a library model, a file, or a --preset",
+            )
         entry = models.get(self.options.model)
         if entry is None and not _is_file_name(self.options.model):
             raise error(
@@ -63,6 +72,7 @@ class JobBuilder:
         )
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
+        set_symbols(module, dict(self._preset.values) if self._preset else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
         self._kv_parts = self._too_few_kv_heads(module)
         check_experts(self.options, module.symbols)
@@ -97,7 +107,8 @@ class JobBuilder:
         """The axes that tensor parallelism beyond the KV heads is split into: one that splits them,
         one over which they are replicated. Needs no axis of its own where they suffice."""
         tp, heads = self.options.tp, module.symbols.get("G")
-        if self.options.mesh is not None or self.options.strategy or module.ops("stg.strategy"):
+        texts = self.options.strategy or self._preset or module.ops("stg.strategy")
+        if self.options.mesh is not None or texts:
             return {}
         if heads is None or tp <= heads or tp % heads:
             return {}
@@ -122,7 +133,9 @@ class JobBuilder:
         stays."""
         given: list[Operation] = []
         if self.options.strategy is not None:
-            given = self._from_file(self.options.strategy)
+            given = self._from_text(read_source(self.options.strategy))
+        elif self._preset is not None:
+            given = self._from_text(remember(Source(self._preset.strategy_name, self._preset.text)))
         if not module.ops("stg.mesh") and not any(op.name == "stg.mesh" for op in given):
             sizes = self._axes()
             text = ", ".join(a if n is None else f"{a} = {n}" for a, n in sizes.items())
@@ -156,13 +169,13 @@ class JobBuilder:
     def _parse(self, text: str) -> Operation:
         return parse_op(remember(Source(SHORTHAND, text)), self.loaded.registry)
 
-    def _from_file(self, path: str) -> list[Operation]:
-        op = parse_op(read_source(path), self.loaded.registry)
+    def _from_text(self, source: Source) -> list[Operation]:
+        op = parse_op(source, self.loaded.registry)
         found = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
         wanted = [o for o in found if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
         if not any(o.name == "stg.strategy" for o in wanted):
             raise error(
-                f"{path} holds no 'stg.strategy'",
+                f"{source.name} holds no 'stg.strategy'",
                 op.loc,
                 remedy="write 'stg.strategy @name { ... }'",
             )
@@ -224,6 +237,22 @@ class JobBuilder:
         ops = [*self.module.ops("stg.mesh"), *self._assumed, *self.module.ops("stg.strategy")]
         body = "".join("  " + line + "\n" for op in ops for line in print_op(op).splitlines())
         return f"stg.module @strategy {{\n{body}}}\n"
+
+
+def find_preset(options: JobOptions) -> Preset:
+    """The preset that options name. Raises `DiagnosticError`."""
+    known = presets()
+    if options.preset not in known:
+        raise error(
+            f"no preset '{options.preset}'",
+            remedy=did_you_mean(options.preset, known) or f"choose among {', '.join(known)}",
+        )
+    if options.strategy is not None:
+        raise error(
+            f"--preset {options.preset} and {options.strategy} both give the strategy",
+            remedy="give one of them ('stagec presets NAME' prints the preset's text)",
+        )
+    return known[options.preset]
 
 
 def set_symbols(module: Module, values: Mapping[str, int]) -> None:

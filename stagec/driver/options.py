@@ -136,6 +136,7 @@ class JobOptions:
 
     model: str
     strategy: str | None = None
+    preset: str = ""
     sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
     mesh: Mapping[str, int | None] | None = None
     ranks: int | None = None
@@ -188,8 +189,14 @@ _COUNT = click.IntRange(min=1)
 
 
 _OPTIONS = (
-    click.argument("model"),
+    click.argument("model", required=False, default=""),
     click.argument("strategy", required=False),
+    click.option(
+        "--preset",
+        default="",
+        metavar="NAME",
+        help="A published run: model, sizes, mesh and strategy ('stagec presets' lists them).",
+    ),
     click.option(
         "--set",
         "sizes",

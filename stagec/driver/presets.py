@@ -1,0 +1,51 @@
+"""`stagec presets`: published runs as strategy texts."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from stagec.driver.common import write_output
+from stagec.models import Preset, presets
+from stagec.support.diagnostics import did_you_mean, error
+
+
+@click.command("presets")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the presets, or print the text of mesh and strategy of one: a file that can be changed
+    and given as STRATEGY."""
+    known = presets()
+    if name is not None:
+        if name not in known:
+            raise error(
+                f"no preset '{name}'",
+                remedy=did_you_mean(name, known) or f"choose among {', '.join(known)}",
+            )
+        write_output(known[name].text, None)
+    elif as_json:
+        rows = [
+            {"name": p.name, "title": p.title, "model": p.model, "sizes": dict(p.values)}
+            for p in known.values()
+        ]
+        write_output(json.dumps(rows, indent=1) + "\n", None)
+    else:
+        _print_table(known)
+
+
+def _print_table(known: dict[str, Preset]) -> None:
+    from stagec.driver.tables import console, table
+
+    rows = table("Presets", "name", "run", "model", "sizes", text_columns=4)
+    for p in known.values():
+        sizes = ", ".join(f"{n} = {v}" for n, v in p.values.items())
+        rows.add_row(p.name, p.title, p.model, sizes)
+    console(sys.stdout, 150).print(rows)
+    click.echo(
+        "'stagec compile --preset NAME -o DIR' compiles one; 'stagec presets NAME' prints its "
+        "text; --pp, --dp, --tp and --set change single sizes.",
+        err=True,
+    )

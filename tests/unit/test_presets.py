@@ -1,0 +1,90 @@
+"""Presets: published runs as they are published, read and changed like any other strategy."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.models import library, presets
+from tests.support import analyse, stagec
+
+#: GPUs, tokens of a global batch, pipeline stages, as published.
+PUBLISHED = {
+    "llama3-405b-8k": (8192, 16 << 20, 16),
+    "llama3-405b-131k": (16384, 16 << 20, 16),
+    "deepseek-v3": (2048, 15360 * 4096, 16),
+    "megatron-gpt-1t": (3072, 3072 * 2048, 64),
+}
+
+
+def test_all_are_here() -> None:
+    assert presets().keys() == PUBLISHED.keys()
+    assert {p.model for p in presets().values()} <= library().keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_ranks_and_batch_are_those_of_the_run(name: str) -> None:
+    ranks, tokens, stages = PUBLISHED[name]
+    module = JobBuilder(JobOptions("", preset=name)).module
+    mesh = module.mesh
+    assert mesh is not None
+    assert prod(n or 0 for n in mesh.sizes.values()) == ranks
+    assert module.env["B"] * module.env["S"] == tokens
+    assert mesh.sizes["pp"] == stages
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_compiles_with_one_class_for_each_stage(name: str) -> None:
+    ranks, _, stages = PUBLISHED[name]
+    found = analyse("", preset=name)
+    assert found["ranks"] == ranks
+    assert [c["name"] for c in found["classes"]] == [f"stage{s}" for s in range(stages)]
+    assert sum(c["count"] for c in found["classes"]) == ranks
+    for entry in found["classes"]:
+        received = sum(r["count"] for r in entry["p2p"] if r["dir"] == "recv")
+        assert received == entry["nodes"]["recv"] > 0
+
+
+def test_the_text_of_a_preset_is_a_strategy_file(tmp_path: Path) -> None:
+    text = stagec("presets", "megatron-gpt-1t").out
+    file = tmp_path / "mine.stg"
+    file.write_text(text)
+    sizes = "S=2048,B=3072"
+    ours = stagec("analyze", "gpt-1008b", file, "--set", sizes, "--json")
+    theirs = stagec("analyze", "--preset", "megatron-gpt-1t", "--json")
+    assert json.loads(ours.out) == json.loads(theirs.out)
+
+
+def test_sizes_of_a_preset_can_be_changed() -> None:
+    changed = stagec(
+        "analyze", "--preset", "megatron-gpt-1t", "--dp", "2", "--set", "B=1024,L=64", "--json"
+    )
+    found = json.loads(changed.out)
+    assert found["ranks"] == 64 * 2 * 8
+    assert len(found["classes"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--preset", "llama3-405b"], "no preset 'llama3-405b'"),
+        ([], "no model is given"),
+        (["--preset", "deepseek-v3", "--zero", "3"], "both say how to parallelize"),
+        (["llama3-8b", "mine.stg", "--preset", "deepseek-v3"], "both give the strategy"),
+    ],
+)
+def test_what_does_not_go_is_told(argv: list[str], message: str) -> None:
+    made = stagec("analyze", *argv)
+    assert made.code == 1
+    assert message in made.err
+
+
+def test_the_list() -> None:
+    assert all(name in stagec("presets").out for name in PUBLISHED)
+    assert [p["name"] for p in json.loads(stagec("presets", "--json").out)] == list(PUBLISHED)
+    assert stagec("presets", "nothing").code == 1
