@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich import box
@@ -73,8 +74,44 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
         f"[bold]{result['model']}[/bold]: {exact} parameters, "
         f"{ranks_text(result['ranks'])} ({mesh})"
     )
-    for entry in result["classes"]:
-        _print_class(entry, out)
+    groups = _alike(result["classes"])
+    if len(result["classes"]) > len(groups):
+        out.print(_overview(result["classes"]))
+    for group in groups:
+        _print_class(group, out)
+
+
+def _alike(classes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Classes that differ in nothing but their coordinates and their memory, by first one."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for entry in classes:
+        work = [entry[n] for n in ("count", "flops", "matmul_flops", "collectives", "p2p", "nodes")]
+        found.setdefault(repr(work), []).append(entry)
+    return list(found.values())
+
+
+def _overview(classes: list[dict[str, Any]]) -> Table:
+    """One line for each class."""
+    made = table(
+        "Rank classes", "class", "ranks", "FLOPs executed", "sent", "stash", "peak", text_columns=1
+    )
+    for entry in classes:
+        sent = [r["wire_bytes"] for r in entry["collectives"]]
+        sent += [r["bytes"] for r in entry["p2p"] if r["dir"] == "send"]
+        made.add_row(
+            entry["name"],
+            str(entry["count"]),
+            _sum_text([*entry["flops"].values()], lambda v: count_text(v, "FLOP")),
+            _sum_text(sent, bytes_text),
+            bytes_text(entry["memory"]["stash"]),
+            bytes_text(entry["memory"]["peak"]),
+        )
+    return made
+
+
+def _sum_text(values: list[Any], show: Callable[[Any], str]) -> str:
+    """The sum of numbers; expressions are left to the tables below."""
+    return show(sum(values)) if all(isinstance(v, int) for v in values) else "see below"
 
 
 def _messages(rows: list[dict[str, Any]]) -> Table:
@@ -91,8 +128,11 @@ def _messages(rows: list[dict[str, Any]]) -> Table:
     return made
 
 
-def _print_class(entry: dict[str, Any], out: Console) -> None:
-    title = f"{entry['name']}: {ranks_text(entry['count'])}; per rank and step"
+def _print_class(group: list[dict[str, Any]], out: Console) -> None:
+    entry, name = group[0], group[0]["name"]
+    if len(group) > 1:
+        name = f"{name} and {len(group) - 1} alike, to {group[-1]['name']}"
+    title = f"{name}: {ranks_text(entry['count'])}; per rank and step"
     flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
     for phase, value in entry["flops"].items():
         if value not in (0, "0"):
@@ -129,7 +169,8 @@ def _print_class(entry: dict[str, Any], out: Console) -> None:
         out.print(comm)
     if entry["p2p"]:
         out.print(_messages(entry["p2p"]))
-    memory = table("Memory", "category", "bytes", "")
+    of = f" of {entry['name']}" if len(group) > 1 else ""
+    memory = table(f"Memory{of}", "category", "bytes", "")
     offloaded = entry["memory"]["host"] not in (0, "0")
     for name, value in entry["memory"].items():
         if name == "host" and not offloaded:
