@@ -64,9 +64,9 @@ def test_lit_inputs(name: str, locations: bool) -> None:
         accept(print_generic(module, locations=locations))
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT])
-def test_every_dump_of_a_whole_pipeline(model: str, tmp_path: Path) -> None:
-    module = tiny_module(model, "", tp=2, dp=2)
+@pytest.mark.parametrize(("model", "stages"), [(LLAMA, 1), (GPT, 1), (GPT, 2)])
+def test_every_dump_of_a_whole_pipeline(model: str, stages: int, tmp_path: Path) -> None:
+    module = tiny_module(model, "", tp=2, dp=2, pp=stages)
     PassManager(loaded().pipeline(TRAIN), [DumpDir(tmp_path)]).run(module)
     dumps = sorted(tmp_path.iterdir())
     assert len(dumps) == len(loaded().pipeline(TRAIN).passes) + 1
