@@ -22,9 +22,10 @@ def command(as_json: bool) -> int:
     """Compile the models of the library and compare with what has been published; exit code 1 if a
     row is off."""
     from stagec.analysis.published import rows
+    from stagec.analysis.published_traffic import traffic_rows
 
     compiled = _Compiled()
-    found = list(rows(compiled))
+    found = [*rows(compiled), *traffic_rows(compiled)]
     failed = not all(row.ok for row in found)
     if as_json:
         write_output(json.dumps([dataclasses.asdict(row) for row in found], indent=1) + "\n", None)
