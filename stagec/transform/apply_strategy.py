@@ -183,6 +183,10 @@ class _Applier:
     def _accumulate(self) -> None:
         """Wrap the body into stg.accumulate; data arguments become those of one microbatch."""
         strategy, body, registry = self._strategy, self._body, self._module.registry
+        split = any(strategy.batch in rule.dims for rule in strategy.splits)
+        if strategy.batch in self._module.symbols and not split:  # else it is part of that
+            parts = const(strategy.microbatches)
+            self._assumptions.divides(symbol(strategy.batch), parts, strategy.loc)
         end = body.terminator
         inner = [op for op in body.ops if op is not end]
         data = [a for a in body.args if not a.tensor.role and strategy.batch in _symbols(a.tensor)]
