@@ -33,6 +33,7 @@ def main() -> None:
     data_parallel = (1, 8) if arguments.quick else (1, 8, 128)
     result = {
         "layers": layers(arguments.repeat),
+        "pipeline": pipeline(),
         "passes": in_process(_passes),
         "jobs": [in_process(_job, dp) for dp in data_parallel],
     }
@@ -44,6 +45,36 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function run in a fresh process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
+
+
+def pipeline() -> dict[str, Any]:
+    """A GPT of a trillion parameters on 3,072 ranks in 64 stages: seconds up to the lowered program
+    with 32 and with 512 microbatches, their ratio, and peak memory."""
+    runs = {count: in_process(_staged, count) for count in (32, 512)}
+    found: dict[str, Any] = {f"microbatches={n}": run for n, run in runs.items()}
+    found["ratio"] = round(runs[512]["seconds"] / runs[32]["seconds"], 3)
+    return found
+
+
+def _staged(microbatches: int) -> dict[str, Any]:
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.options import JobOptions
+
+    began = time.perf_counter()
+    options = JobOptions(
+        "gpt-1008b",
+        pp=64,
+        dp=6,
+        tp=8,
+        sp=True,
+        recompute="selective",
+        microbatches=microbatches,
+        sizes={"B": 3072},
+    )
+    JobBuilder(options).lower()
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": round(seconds, 3), "peak_mb": peak // 1024}
 
 
 def layers(repeat: int) -> dict[str, Any]:
