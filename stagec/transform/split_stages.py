@@ -8,14 +8,12 @@ is kept for the parameters that the stage holds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, Value
-from stagec.ir.expr import ZERO, Expr, total
+from stagec.ir.expr import Expr, const, total
 from stagec.ir.module import Module
 from stagec.ir.rewrite import carried
-from stagec.schedule.action import Home
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.support.source import made_by
@@ -23,7 +21,7 @@ from stagec.transform.sections import Part, Sections, Slot, dissect
 from stagec.transform.split_weights import critical_ops, split_weights
 from stagec.transform.stage_step import StageStep
 from stagec.transform.stage_values import StageValues
-from stagec.transform.stages import Piece, Pipeline, cut, neighbour, read_pipeline
+from stagec.transform.stages import Held, Piece, Pipeline, cut, held_pieces, read_pipeline
 
 PASS = "split-stages"
 
@@ -87,41 +85,8 @@ def _kind(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> tuple[obje
             held.comes_from,
             held.goes_to,
         )
-        for held in _held(pipeline, pieces, stage)
+        for held in held_pieces(pipeline, pieces, stage)
     )
-
-
-@dataclass(frozen=True)
-class Held:
-    """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
-    the stage of the piece before and to that of the piece behind: 0 on the same stage, None if
-    there is none."""
-
-    home: Home
-    depth: int
-    copy: int
-    piece: Piece
-    comes_from: int | None
-    goes_to: int | None
-
-
-def _held(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> list[Held]:
-    """The pieces of a stage in the order of the model."""
-    placement, found = pipeline.placement, list[Held]()
-    for number, home in enumerate(placement.homes):
-        if home.rank != stage:
-            continue
-        before, behind = placement.previous(number), placement.following(number)
-        copy, depth = divmod(number, placement.depth)
-        ends = [
-            None if n is None else neighbour(*pair, pipeline.stages)
-            for n, pair in (
-                (before, (placement[before].rank if before is not None else 0, stage)),
-                (behind, (stage, placement[behind].rank if behind is not None else 0)),
-            )
-        ]
-        found.append(Held(home, depth, copy, pieces[depth], ends[0], ends[1]))
-    return sorted(found, key=lambda h: h.depth)
 
 
 class _StageMaker:
@@ -137,7 +102,7 @@ class _StageMaker:
     ) -> None:
         self._module, self._pipeline, self._sections = module, pipeline, sections
         self._stages, self._pieces = stages, pieces
-        self._held = _held(pipeline, pieces, stages[0])
+        self._held = held_pieces(pipeline, pieces, stages[0])
         self._registry = module.registry
 
     def make(self, old: Operation, accumulate: Operation, parameters: Expr) -> Operation:
@@ -148,7 +113,7 @@ class _StageMaker:
             (),
             {
                 "over": over,
-                "stages": tuple(_const(s) for s in self._stages),
+                "stages": tuple(const(s) for s in self._stages),
                 "parameters": parameters,
             },
             symbol=f"{old.symbol}_stage{self._stages[0]}",
@@ -183,7 +148,7 @@ class _StageMaker:
         action = Operation(
             self._registry["stg.action"],
             (),
-            {"kind": part.label, "chunk": _const(held.home.chunk)},
+            {"kind": part.label, "chunk": const(held.home.chunk)},
             loc=made_by(PASS, self._sections.body.owner.loc),
         )
         if part is not Part.FORWARD:
@@ -282,8 +247,4 @@ def _phase(part: Part) -> str:
 
 def _schedule_attrs(pipeline: Pipeline) -> dict[str, Attr]:
     attrs: dict[str, Attr] = {"schedule": Quoted(pipeline.schedule.name)}
-    return attrs | ({"chunks": _const(pipeline.chunks)} if pipeline.chunks > 1 else {})
-
-
-def _const(value: int) -> Expr:
-    return ZERO + value
+    return attrs | ({"chunks": const(pipeline.chunks)} if pipeline.chunks > 1 else {})

@@ -21,8 +21,8 @@ from stagec.ir_spec.ops.contraction import Add
 from stagec.support.diagnostics import error
 from stagec.support.source import made_by
 from stagec.transform.sections import Part
-from stagec.transform.stage_values import Holding, StageValues, chunk_name
-from stagec.transform.stages import Piece, Pipeline
+from stagec.transform.stage_values import StageValues, chunk_name
+from stagec.transform.stages import Held, Piece, Pipeline
 
 PASS = "split-stages"
 MIRROR = "mirror"
@@ -217,7 +217,7 @@ class StageStep:
         dims = value.tensor.dims
         return repeat is not None and bool(dims) and dims[0].size == repeat.expr("count")
 
-    def _holding(self, key: int | None) -> Holding:
+    def _holding(self, key: int | None) -> Held:
         held = self._values.held
         return next((h for h in held if h.home.chunk == key), held[0])
 

@@ -8,28 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.rewrite import carried
 from stagec.ir.types import TensorType, Type
-from stagec.schedule.action import Home
 from stagec.transform.sections import Part, Sections, too_far
-from stagec.transform.stages import Piece
-
-
-class Holding(Protocol):
-    """A piece of the model on a stage."""
-
-    @property
-    def home(self) -> Home: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def copy(self) -> int: ...
-    @property
-    def piece(self) -> Piece: ...
+from stagec.transform.stages import Held
 
 
 def chunk_name(name: str, chunk: int) -> str:
@@ -45,7 +30,7 @@ class StageValues:
         func: Operation,
         accumulate: Operation,
         sections: Sections,
-        held: Sequence[Holding],
+        held: Sequence[Held],
     ) -> None:
         self.func, self.accumulate, self.sections, self.held = func, accumulate, sections, held
         self.stacked = _stacked(sections)
@@ -56,11 +41,11 @@ class StageValues:
         self._floating: dict[tuple[Operation, Operation], list[Value]] = {}
         self._kept: dict[tuple[int, int, Part, int], Value] = {}
         self._action: Operation | None = None
-        self._holding: Holding = held[0]
+        self._holding: Held = held[0]
 
     # -- where we are ------------------------------------------------------------------------------
 
-    def enter(self, action: Operation | None, holding: Holding) -> None:
+    def enter(self, action: Operation | None, holding: Held) -> None:
         """Work on an action of a chunk from now on."""
         self._action, self._holding = action, holding
 
@@ -68,12 +53,12 @@ class StageValues:
         """What stands for a value of the whole step, on the present chunk."""
         self._env[self._holding.home.chunk][original] = value
 
-    def keep_for_next(self, holding: Holding, value: Value, index: int, part: Part) -> None:
+    def keep_for_next(self, holding: Held, value: Value, index: int, part: Part) -> None:
         """Hand a value to the next piece of the model, which is on the same stage."""
         depth = holding.depth + (1 if part is Part.FORWARD else -1)
         self._kept[holding.copy, depth, part, index] = value
 
-    def hand_over(self, holding: Holding, original: Value, index: int, part: Part) -> None:
+    def hand_over(self, holding: Held, original: Value, index: int, part: Part) -> None:
         """Take what the piece before has kept."""
         self.define(original, self._kept[holding.copy, holding.depth, part, index])
 
@@ -104,13 +89,13 @@ class StageValues:
             self._exports[value] = home.add_result(value.name, value.type, value.loc)
         return self._exports[value]
 
-    def here(self, original: Value, holding: Holding) -> Value | None:
+    def here(self, original: Value, holding: Held) -> Value | None:
         """What stands for a value on a chunk, as a result of its action; None if nothing does."""
         found = self._env[holding.home.chunk].get(original)
         self.enter(None, holding)
         return None if found is None else self.reach(found)
 
-    def argument(self, original: Value, holding: Holding) -> Value:
+    def argument(self, original: Value, holding: Held) -> Value:
         """The stage's argument for one of the whole step: of a chunk if repeats slice it."""
         index = self.stacked.get(original)
         key = original, None if index is None else holding.home.chunk
@@ -213,7 +198,7 @@ class StageValues:
         return next((self.stacked[v] for v in op.operands if v in self.stacked), None)
 
     def cut_type(
-        self, type_: Type | None, index: int | None, holding: Holding, op: Operation | None = None
+        self, type_: Type | None, index: int | None, holding: Held, op: Operation | None = None
     ) -> Type | None:
         """A type with the first dimension of a stacked value cut to the layers of the piece."""
         if index is None or not isinstance(type_, TensorType) or not type_.dims:

@@ -11,7 +11,7 @@ from math import ceil
 from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.module import Module
-from stagec.schedule.action import Placement
+from stagec.schedule.action import Home, Placement
 from stagec.schedule.attached import schedule_of, schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.validate import check_schedule
@@ -160,6 +160,39 @@ def _text(layers: tuple[int, ...]) -> str:
     """`7,8*14,7`, as the option --stage-layers takes it."""
     runs = [(n, len(list(same))) for n, same in groupby(layers)]
     return ",".join(f"{n}*{times}" if times > 1 else str(n) for n, times in runs)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
+    the stage of the piece before and to that of the piece behind: 0 on the same stage, None if
+    there is none."""
+
+    home: Home
+    depth: int
+    copy: int
+    piece: Piece
+    comes_from: int | None
+    goes_to: int | None
+
+
+def held_pieces(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> list[Held]:
+    """The pieces of a stage in the order of the model."""
+    placement, found = pipeline.placement, list[Held]()
+    for number, home in enumerate(placement.homes):
+        if home.rank != stage:
+            continue
+        before, behind = placement.previous(number), placement.following(number)
+        copy, depth = divmod(number, placement.depth)
+        ends = [
+            None if n is None else neighbour(*pair, pipeline.stages)
+            for n, pair in (
+                (before, (placement[before].rank if before is not None else 0, stage)),
+                (behind, (stage, placement[behind].rank if behind is not None else 0)),
+            )
+        ]
+        found.append(Held(home, depth, copy, pieces[depth], ends[0], ends[1]))
+    return sorted(found, key=lambda h: h.depth)
 
 
 def neighbour(source: int, target: int, stages: int) -> int:
