@@ -5,21 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from fractions import Fraction
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, const, evaluate, numerator_and_denominator, symbol, total
+from stagec.ir.expr import Expr, const, numerator_and_denominator, symbol
 from stagec.ir.infer import infer_module, infer_op
 from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
-from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 from stagec.support.source import made_by
 from stagec.transform.assumptions import Assumptions
 from stagec.transform.naming import check_recompute, check_values, pin
 from stagec.transform.pass_round import pass_round, special_ops
+from stagec.transform.sharder import Sharder
 from stagec.transform.stages import cut, read_pipeline
 
 PASS = "apply-strategy"
@@ -373,74 +372,6 @@ def _concerns(rule: SplitRule, d: Dim) -> bool:
 def _beside(rule: SplitRule, dims: Iterable[Dim]) -> bool:
     """Whether a value with these dimensions is one that the rule is limited to."""
     return not rule.beside or any(d.size.symbols & set(rule.beside) for d in dims)
-
-
-class Sharder:
-    """Shards parameters over the ZeRO axes, all along the dimension that most of them share."""
-
-    def __init__(
-        self, module: Module, strategy: Strategy, assumptions: Assumptions | None = None
-    ) -> None:
-        self._module, self._strategy = module, strategy
-        self._assumptions = assumptions or Assumptions(module, strategy.loc)
-        self._preferred = common_dimensions(p.tensor for p in module.parameters())
-        self._counts = _repeat_counts(module)
-        self._whole: list[Value] = []
-
-    def shard(self, param: Value) -> TensorType:
-        """The parameter's type sharded at rest; left whole where nothing divides."""
-        strategy, module = self._strategy, self._module
-        axes = tuple(a for a in strategy.zero_axes if a not in param.tensor.axes)
-        if not axes:
-            return param.tensor
-        sharded, done = shard_at_rest(
-            param.tensor,
-            axes,
-            self._preferred,
-            self._assumptions.facts,
-            module.env,
-            self._counts,
-        )
-        if not done:
-            self._whole.append(param)
-        for d in sharded.dims:
-            if d.split:
-                self._assumptions.divides(d.size, axis_size(d.axes), strategy.loc)
-        return sharded
-
-    def check(self) -> None:
-        """Tell which parameters stay whole.
-
-        Raises `DiagnosticError` if they are more than 1% of all: that would be another strategy.
-        """
-        if not self._whole:
-            return
-        module, axes = self._module, ", ".join(self._strategy.zero_axes)
-        names = ", ".join(f"%{p.name}" for p in self._whole)
-        message = f"over {axes} no dimension of {names} divides: they stay whole"
-        share = self._share_left_whole()
-        if share > Fraction(1, 100):
-            raise error(
-                f"{message}, {float(share):.0%} of all parameters",
-                self._strategy.loc,
-                remedy=f"choose a size of {axes} that divides {self._preferred[0]}, or --zero 0",
-            )
-        module.diagnostics.remark(message, self._strategy.loc)
-
-    def _share_left_whole(self) -> Fraction:
-        """The part of the parameters that is not sharded; 0 while sizes are open."""
-        env = self._module.env
-        every = total(p.tensor.elements for p in self._module.parameters())
-        if not every.symbols <= env.keys():
-            return Fraction(0)
-        return Fraction(
-            sum(evaluate(p.tensor.elements, env) for p in self._whole), evaluate(every, env)
-        )
-
-
-def _repeat_counts(module: Module) -> frozenset[str]:
-    """Sizes that repeats slice along: never sharded, an iteration needs its slice whole."""
-    return frozenset(str(op.expr("count")) for op in module.walk() if op.definition.carries)
 
 
 def _symbols(type_: TensorType) -> frozenset[str]:

@@ -6,7 +6,7 @@ from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.sharding.strategy import Strategy
-from stagec.transform.apply_strategy import Sharder
+from stagec.transform.sharder import Sharder
 
 
 class StatePlacement:
