@@ -31,5 +31,6 @@ class PlanMemory(Pass):
     gives = Phase.PLANNED
 
     def run(self, module: Module) -> None:
-        offload(module, read_strategy(module).offload)
-        plan_memory(module)
+        strategy = read_strategy(module)
+        offload(module, strategy.offload)
+        plan_memory(module, strategy.prefetch)

@@ -34,13 +34,32 @@ class MemoryOp(Declaration):
         Param("optimizer", "size", "bytes of optimizer state"),
         Param("stash", "size", "bytes of activations kept for backward"),
         Param("transient", "size", "bytes of what lives inside the step"),
-        Param("peak", "size", "bytes of everything at the worst moment"),
+        Param("peak", "size", "bytes of everything at the worst moment (outside of actions)"),
         Param("host", "size", "bytes of what is offloaded to host memory, beside all of these"),
         Param("stages", "ints", "the pipeline stages that this is about"),
-        Param("chunks", "sizes", "of a stage: bytes stashed for one microbatch, per chunk"),
-        Param("handed", "sizes", "of a stage: bytes kept from backward to weights, per chunk"),
+        Param(
+            "around", "size", "of a stage: bytes beside static ones that last as long as actions"
+        ),
     )
     example = "stg.memory[parameters = 2*P, peak = 18*P]"
+
+
+class WorkingOp(Declaration):
+    """What an action holds of its microbatch, bytes on one rank.
+
+    `runs` names the actions, by kind and chunk, that run one after the other, `after` those that
+    have run before for the same microbatch.
+    """
+
+    name = "stg.working"
+    params = (
+        Param("runs", "names", "the actions"),
+        Param("after", "names", "what was done of the microbatch before"),
+        Param("peak", "size", "bytes at its worst moment, on top of those at its start"),
+        Param("left", "size", "bytes after it less those before"),
+        Param("stages", "ints", "the pipeline stages that run it"),
+    )
+    example = "stg.working[runs = backward_0, after = forward_0, peak = 3*B, left = -2*B]"
 
 
 class GraphOp(Declaration):
@@ -236,6 +255,7 @@ class EtReturnOp(Terminator):
 OPS = (
     FreeOp(),
     MemoryOp(),
+    WorkingOp(),
     GraphOp(),
     CompOp(),
     CollOp(),

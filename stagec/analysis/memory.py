@@ -1,14 +1,20 @@
-"""Memory of a rank class under a pipeline schedule: its stashes in flight on top of the plan."""
+"""Memory of a rank class under a pipeline schedule: what its microbatches hold on top of the
+plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Expr, maximum, total
+from stagec.ir.expr import ZERO, Expr, UnboundError, evaluate, maximum, total
 from stagec.ir.module import Module
+from stagec.memory.step import Region, State, Work, turns
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
+
+#: How many microbatches are in which state, and the works that run meanwhile.
+_Turn = tuple[Mapping[State, int], tuple[Work, ...]]
 
 
 def staged_memory(
@@ -16,46 +22,97 @@ def staged_memory(
 ) -> Mapping[str, Expr]:
     """The plan of a graph with stash and peak as the schedule makes them on one stage.
 
-    Without a schedule the plan is whole already. With one, the plan says what a microbatch keeps on
-    each chunk; the stash is the most that is kept at once, and the peak adds everything else.
+    Without a schedule the plan is whole already. The peak is a `max` where sizes are open and no
+    action dominates.
     """
-    plans = [o for o in module.ops("stg.memory") if "chunks" in o.attrs]
-    plan = next((o for o in plans if o.attrs.get("stages") == graph.attrs.get("stages")), None)
+    stages = graph.attrs.get("stages")
+    plans = [o for o in module.ops("stg.memory") if "around" in o.attrs]
+    plan = next((o for o in plans if o.attrs.get("stages") == stages), None)
     if plan is None:
         return planned
-    each, handed = _sizes(plan, "chunks"), _sizes(plan, "handed")
-    stash = _most_held(actions_of(module, graph, stage), each, handed or [ZERO] * len(each))
+    works = _Works.of([o for o in module.ops("stg.working") if o.attrs.get("stages") == stages])
+    order = actions_of(module, graph, stage)
     static = total(planned[n] for n in ("parameters", "gradients", "optimizer"))
-    return {**planned, "stash": stash, "peak": static + stash + planned["transient"]}
+    running = static + plan.expr("around")
+    peaks = [running + works.bytes(t) for t in works.worst(_turns(order, works), module.env)]
+    peaks = _largest([planned["peak"], *peaks], module.env)
+    stash = [works.bytes(t) for t in works.worst(_stashes(order, works), module.env)]
+    return {**planned, "stash": maximum(stash), "peak": maximum(peaks)}
 
 
-def _sizes(plan: Operation, name: str) -> list[Expr]:
-    sizes = plan.attrs.get(name, ())
-    return [s for s in (sizes if isinstance(sizes, tuple) else (sizes,)) if isinstance(s, Expr)]
+def _turns(order: RankActions, works: _Works) -> Iterator[_Turn]:
+    for doing in turns(order, works.regions):
+        yield doing.states, tuple(w for w in doing.works if w[0])
 
 
-def _most_held(order: RankActions, each: list[Expr], handed: list[Expr]) -> Expr:
-    """The most bytes stashed at once; a `max` where chunks of open sizes compete.
-
-    `each` is kept on a chunk from F to B (or W, where that is split out), `handed` from B to W.
-    """
-    chunks = len(each)
-    held = [0] * (2 * chunks)
-    seen: dict[tuple[int, ...], None] = {}
-    for action in order:
-        if action.kind == "F":
-            held[action.chunk] += 1
-        elif action.kind == "B" and action.split:
-            held[chunks + action.chunk] += 1
-        else:
-            held[action.chunk] -= 1
-            held[chunks + action.chunk] -= action.kind == "W"
-        seen[tuple(held)] = None
-    worst = [s for s in seen if not any(_covers(other, s) for other in seen if other != s)]
-    sizes = [*each, *handed]
-    sums = [total(size * n for size, n in zip(sizes, s, strict=True)) for s in worst]
-    return maximum(sums or [ZERO])
+def _stashes(order: RankActions, works: _Works) -> Iterator[_Turn]:
+    for doing in turns(order, works.regions):
+        yield from ((after, ()) for after in doing.after())
 
 
-def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return all(a >= b for a, b in zip(one, other, strict=True))
+@dataclass(frozen=True, slots=True)
+class _Works:
+    """What each work holds at its worst moment, and a microbatch in each state."""
+
+    peak: Mapping[Work, Expr]
+    held: Mapping[State, Expr]
+
+    @staticmethod
+    def of(ops: list[Operation]) -> _Works:
+        left = {(_regions(o, "runs"), frozenset(_regions(o, "after"))): o.expr("left") for o in ops}
+        peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
+        held: dict[State, Expr] = {State(): ZERO}
+        for runs, before in sorted(left, key=lambda w: len(w[1])):
+            held[before | frozenset(runs)] = held.get(before, ZERO) + left[runs, before]
+        return _Works(peak, held)
+
+    @property
+    def regions(self) -> frozenset[Region]:
+        return frozenset(r for runs, _ in self.peak for r in runs)
+
+    def bytes(self, turn: _Turn) -> Expr:
+        states, running = turn
+        held = [self.held[s] * n for s, n in states.items()]
+        return total([*held, *(self.peak[w] for w in running)])
+
+    def worst(self, found: Iterator[_Turn], env: Mapping[str, int]) -> list[_Turn]:
+        """The turns at which most may be held: one, if all sizes are known."""
+        unique = {(frozenset(t[0].items()), t[1]): t for t in found}
+        try:
+            peak = {w: max(0, evaluate(e, env)) for w, e in self.peak.items()}
+            held = {s: evaluate(e, env) for s, e in self.held.items()}
+        except UnboundError:
+            return _uncovered(list(unique.values()))
+        return [
+            max(
+                unique.values(),
+                key=lambda t: (
+                    sum(held[s] * n for s, n in t[0].items()) + sum(peak[w] for w in t[1])
+                ),
+            )
+        ]
+
+
+def _regions(op: Operation, name: str) -> tuple[Region, ...]:
+    split = [n.rpartition("_") for n in op.names(name) if n] if name in op.attrs else []
+    return tuple((kind, int(chunk)) for kind, _, chunk in split)
+
+
+def _largest(sizes: list[Expr], env: Mapping[str, int]) -> list[Expr]:
+    if all(e.symbols <= env.keys() for e in sizes):
+        return [max(sizes, key=lambda e: evaluate(e, env))]
+    return sizes
+
+
+def _uncovered(found: list[_Turn]) -> list[_Turn]:
+    """Turns during which no other with the same works holds as much."""
+    kept: list[_Turn] = []
+    for turn in found:
+        if any(_covers(other, turn) for other in kept):
+            continue
+        kept = [other for other in kept if not _covers(turn, other)] + [turn]
+    return kept
+
+
+def _covers(one: _Turn, other: _Turn) -> bool:
+    return one[1] == other[1] and all(one[0].get(s, 0) >= n for s, n in other[0].items())

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Protocol
 
 from stagec.analysis.count import Counts
-from stagec.ir.expr import Expr, evaluate
+from stagec.ir.expr import Expr, const, evaluate
 
 NARAYANAN = "arXiv 2104.04473, table 1"
 FLOP_SOURCE = "arXiv 2104.04473, equation 3"
@@ -77,6 +77,29 @@ TECHNIQUES: Mapping[str, tuple[tuple[str, ...], dict[str, str | int | bool], For
     ),
     "full recompute": ((), {"recompute": "full"}, lambda sbh, scores, t: sbh * 2),
 }
+FIGURE = "arXiv 2205.05198, figure 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the first stage of a model holds, in GiB: parameters with optimizer state; activations
+    of tensor parallelism; those with sequence parallelism and selective recompute as well."""
+
+    name: str
+    stages: int
+    chunks: int
+    batch: int
+    microbatches: int
+    published: tuple[str, str, str]
+
+
+#: The layers' matrices and activations, without what is outside of the layers.
+HELD = (
+    Held("gpt-22b", 1, 1, 4, 1, ("45.5625", "59.25", "9.5625")),
+    Held("gpt3-175b", 8, 3, 64, 64, ("45.5625", "66.84375", "12.3515625")),
+    Held("gpt-529.6b", 35, 3, 280, 280, ("31.640625", "114.0234375", "23.076171875")),
+    Held("gpt-1008b", 64, 1, 512, 512, ("32.958984", "131.25", "26.5625")),
+)
 ZERO = "arXiv 1910.02054, figure 1"
 ZERO_GB = ("120.0", "31.4", "16.6", "1.9")
 MEGATRON = "Megatron-LM distributed optimizer"
@@ -111,6 +134,7 @@ class Compiled(Protocol):
     ) -> tuple[Counts, Mapping[str, int]]:
         """The counts of the compiled text on a mesh of these axes, and the sizes of the model.
 
+        An axis is open, or has a size: `pp=8`. The counts are those of the first pipeline stage.
         `options` are those of the command line.
         """
         ...
@@ -140,6 +164,8 @@ def rows(compiled: Compiled) -> Iterator[Row]:
         yield _per_token(name, low, high, *compiled(name))
     for name in ACTIVATION_MODELS:
         yield from _activations(name, compiled)
+    for held in HELD:
+        yield from _first_stage(held, compiled)
     yield from _zero(compiled)
 
 
@@ -195,6 +221,48 @@ def _activations(name: str, compiled: Compiled) -> Iterator[Row]:
         published = formula(s * h, 5 * a * s / h, Fraction(_TENSOR_PARALLEL))
         row = f"{name} bytes per layer, {technique}"
         yield Row(ACTIVATIONS, row, f"{int(published):,}", f"{ours:,}", ours == published)
+
+
+def _first_stage(held: Held, compiled: Compiled) -> Iterator[Row]:
+    """What the layers of the first stage hold: the bytes that as many layers more would add."""
+    axes: tuple[str, ...] = ("tp",)
+    options: dict[str, str | int | bool] = {}
+    if held.stages > 1:
+        axes, options = (f"pp={held.stages}", "tp"), {"microbatches": held.microbatches}
+    if held.chunks > 1:
+        options |= {"schedule": "interleaved", "chunks": held.chunks}
+    state, *stashes = (Fraction(text) for text in held.published)
+    techniques = {"TP": stashes[0], "TP + SP, selective recompute": stashes[1]}
+    for technique, published in techniques.items():
+        counts, sizes = compiled(held.name, *axes, **TECHNIQUES[technique][1], **options)
+        env = {**sizes, "B": held.batch, "tp": _TENSOR_PARALLEL}
+        if state:
+            total = sum((counts.memory[n] for n in STATE), start=const(0))
+            yield _gib(f"{held.name} matrices with optimizer, GiB", state, _matrices(total, env))
+            state = Fraction(0)
+        ours = _more_layers(counts.memory["stash"], env)
+        yield _gib(f"{held.name} activations, {technique}, GiB", published, ours)
+
+
+def _more_layers(size: Expr, env: Mapping[str, int]) -> int:
+    return evaluate(size, {**env, "L": 2 * env["L"]}) - evaluate(size, env)
+
+
+def _matrices(size: Expr, env: Mapping[str, int]) -> int:
+    """The part of the layers that grows with both dimensions of a matrix, so no bias or norm."""
+    wide = {n: 2 * env[n] for n in ("H", "F")}
+    both = {**env, **wide, "D": 2 * env["D"]}
+    one, other = {**env, **wide}, {**env, "D": 2 * env["D"]}
+    return sum(
+        sign * _more_layers(size, e) for sign, e in ((1, both), (-1, one), (-1, other), (1, env))
+    )
+
+
+def _gib(row: str, published: Fraction, ours: int) -> Row:
+    """Equal after rounding to six decimals, as far as the figures of the source are exact."""
+    gib = Fraction(ours, 2**30)
+    ok = round(gib, 6) == round(published, 6)
+    return Row(FIGURE, row, str(float(published)), str(float(round(gib, 9))), ok)
 
 
 def _zero(compiled: Compiled) -> Iterator[Row]:

@@ -54,7 +54,8 @@ class _Compiled:
     ) -> tuple[Counts, Mapping[str, int]]:
         from dataclasses import replace
 
-        from stagec.analysis.count import count_module
+        from stagec.analysis.count import count_graph, lowered_graphs
+        from stagec.analysis.memory import staged_memory
         from stagec.driver.job import JobBuilder
         from stagec.driver.options import JobOptions
         from stagec.models import library
@@ -62,8 +63,13 @@ class _Compiled:
         model = library()[name]
         key = (model.text_name, axes, *sorted(options.items()))
         if key not in self._counts:
-            mesh = dict.fromkeys(axes) if axes else None
+            pairs = [axis.partition("=") for axis in axes]
+            mesh = {axis: int(size) if size else None for axis, _, size in pairs} or None
             job: Any = {"mesh": mesh, **options}
             builder = JobBuilder(replace(JobOptions(model=name), **job), symbolic=True)
-            self._counts[key] = count_module(builder.lower())
+            module = builder.lower()
+            graph = lowered_graphs(module)[0]
+            counts = count_graph(module, graph)
+            counts.memory = dict(staged_memory(module, graph, counts.memory, 0))
+            self._counts[key] = counts
         return self._counts[key], model.values

@@ -11,11 +11,21 @@ from fractions import Fraction
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Expr, evaluate, maximum, terms, total
+from stagec.ir.expr import (
+    ZERO,
+    Expr,
+    evaluate,
+    maximum,
+    substitute,
+    symbol,
+    terms,
+    total,
+)
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.memory.lifetimes import Buffer, lifetimes
+from stagec.memory.liveness import Moment as Moments
 from stagec.memory.liveness import (
-    Moment,
     Sets,
     classify,
     device_bytes,
@@ -24,75 +34,120 @@ from stagec.memory.liveness import (
     moments,
     root,
 )
+from stagec.memory.step import Moment, Planner, Work, turns
+from stagec.schedule.attached import actions_of, stages_of
 from stagec.support.source import made_by
 
 PASS = "plan-memory"
+_LARGE = 4096
 
 
-def plan_memory(module: Module) -> None:
+def plan_memory(module: Module, prefetch: int = 1) -> None:
     """Insert `stg.free` after each buffer's last user and a `stg.memory` with the bytes on one
-    rank."""
+    rank. Parameters are gathered `prefetch` iterations ahead."""
     for func in module.functions:
-        _plan(module, func)
+        _plan(module, func, prefetch)
 
 
-def _plan(module: Module, func: Operation) -> None:
-    body = func.body
+def _plan(module: Module, func: Operation, prefetch: int) -> None:
+    body, env = func.body, module.env
     sets = classify(body)
+    planner = Planner(lifetimes(body, env, prefetch))
+    parts = {
+        "parameters": _bytes(v for v in body.args if v.tensor.role == "param"),
+        "gradients": _bytes(sets.gradients),
+        "optimizer": _bytes(v for v in body.args if v.tensor.role == "state"),
+    }
+    static = total(parts.values())
+    counts = {n for op in body.walk() if op.definition.carries for n in op.expr("count").symbols}
+    long = frozenset(counts - frozenset(module.mesh.axes if module.mesh else ()))
     actions = [op for op in body.walk() if isinstance(op.definition, ActionOp)]
-    steps = list(_staged_moments(body, actions, sets) if actions else moments(body, sets))
-    env = module.env
-    attrs = _of_stages(func, actions, sets)
-    static = _bytes(v for v in body.args if v.tensor.role == "param")
-    optimizer = _bytes(v for v in body.args if v.tensor.role == "state")
-    gradients = _bytes(sets.gradients)
-    stash = total(held_bytes(v) for v in _sorted(sets.stash))
-    working = _worst([m.bytes() for m in steps], env)
-    transient = _worst([_bytes(m.live) for m in steps], env)
+    transient = [_bytes(m.live) for m in _staged_moments(body, actions, sets)]
     states = {v for v in body.args if v.tensor.role == "state"}
     host = total(v.tensor.local_bytes for v in _sorted(states | sets.stash) if _on_host(v))
-    _insert_frees(module, body, keep=sets.gradients | sets.static)
-    b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
-    b.op(
-        "stg.memory",
-        (),
-        attrs
-        | {
-            "parameters": static,
-            "gradients": gradients,
-            "optimizer": optimizer,
-            "stash": stash,
-            "transient": transient,
-            "peak": static + gradients + optimizer + (stash + transient if actions else working),
-            **({"host": host} if host != 0 else {}),
-        },
-        types=(),
-    )
-
-
-def _of_stages(func: Operation, actions: list[Operation], sets: Sets) -> dict[str, RawAttr]:
-    """Of a pipeline stage: what one microbatch keeps on each chunk, from forward to backward and
-    from backward to weights. The schedule says how many are kept at once."""
-    if not actions:
-        return {}
-    chunks = 1 + max(op.integer("chunk") for op in actions)
-    kept = {
-        kind: tuple(
-            _bytes({root(r) for op in actions if _is(op, kind, c) for r in op.results} - other)
-            for c in range(chunks)
-        )
-        for kind, other in (("forward", sets.gradients), ("backward", sets.gradients))
+    attrs: dict[str, RawAttr] = {
+        **parts,
+        "stash": total(held_bytes(v) for v in _sorted(sets.stash)),
+        "transient": _worst(transient, env),
+        "peak": static + worst_of(planner.whole(), env, long),
+        **({"host": host} if host != 0 else {}),
     }
-    attrs: dict[str, RawAttr] = {"stages": func.attrs["stages"], "chunks": kept["forward"]}
-    return attrs | ({"handed": kept["backward"]} if any(n != 0 for n in kept["backward"]) else {})
+    b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
+    if actions:
+        attrs |= {"stages": func.attrs["stages"], "around": device_total(planner.around())}
+    _insert_frees(module, body, keep=sets.gradients | sets.static)
+    b.op("stg.memory", (), attrs, types=())
+    for runs, before in _works(module, func, planner) if actions else ():
+        peak = worst_of(planner.moments((runs, before)), env, long)
+        now, then = planner.held(before), planner.held(before | frozenset(runs))
+        left = device_total(then - now) - device_total(now - then)
+        names = {"runs": runs, "after": sorted(before)}
+        b.op(
+            "stg.working",
+            (),
+            {n: tuple(f"{k}_{c}" for k, c in rs) for n, rs in names.items() if rs}
+            | {"peak": peak, "left": left, "stages": func.attrs["stages"]},
+            types=(),
+        )
 
 
-def _is(op: Operation, kind: str, chunk: int) -> bool:
-    return op.text("kind") == kind and op.integer("chunk") == chunk
+def _works(module: Module, func: Operation, planner: Planner) -> list[Work]:
+    """All works of the stages that run a function, in the order in which they first occur."""
+    found: dict[Work, None] = {}
+    for stage in stages_of(func):
+        for turn in turns(actions_of(module, func, stage), planner.regions):
+            found.update(dict.fromkeys(w for w in turn.works if w[0]))
+    return list(found)
 
 
-def _staged_moments(body: Region, actions: list[Operation], sets: Sets) -> Iterator[Moment]:
+def device_total(buffers: Iterable[Buffer]) -> Expr:
+    """Bytes of buffers in device memory."""
+    return total(b.size for b in buffers if b.space == "device")
+
+
+def worst_of(
+    moments_: Iterable[Moment], env: Mapping[str, int], long: frozenset[str] = frozenset()
+) -> Expr:
+    """The most bytes that are held at one of these moments, on top of what was held at the
+    start; with open sizes for large values of the symbols in `long`, such as many layers."""
+    candidates = list(moments_)
+    if not candidates:
+        return ZERO
+    buffers = {b for m in candidates for b in m.made | m.gone if b.space == "device"}
+    sizes = {b: b.size for b in buffers}
+    if all(e.symbols <= env.keys() for e in sizes.values()):
+        known = {b: evaluate(e, env) for b, e in sizes.items()}
+        worst = max(candidates, key=lambda m: _sum(m.made, known) - _sum(m.gone, known))
+        return device_total(worst.made) - device_total(worst.gone)
+    more = {n: symbol(n) + _LARGE for n in long}
+    parts = {b: terms(substitute(e, more)) for b, e in sizes.items()}
+    kept: list[tuple[Moment, Mapping[str, Fraction]]] = []
+    for moment in {(m.made, m.gone): m for m in candidates}.values():
+        mine = _added((parts.get(b, {}) for b in moment.made), 1)
+        mine = _added((mine, *(_added([parts.get(b, {})], -1) for b in moment.gone)), 1)
+        if any(_covers(other, mine) for _, other in kept):
+            continue
+        kept = [(m, t) for m, t in kept if not _covers(mine, t)] + [(moment, mine)]
+    return maximum(device_total(m.made) - device_total(m.gone) for m, _ in kept)
+
+
+def _added(parts: Iterable[Mapping[str, Fraction]], sign: int) -> Mapping[str, Fraction]:
+    found: dict[str, Fraction] = {}
+    for part in parts:
+        for monomial, number in part.items():
+            found[monomial] = found.get(monomial, Fraction(0)) + sign * number
+    return found
+
+
+def _sum(buffers: Iterable[Buffer], known: Mapping[Buffer, int]) -> int:
+    return sum(known.get(b, 0) for b in buffers)
+
+
+def _staged_moments(body: Region, actions: list[Operation], sets: Sets) -> Iterator[Moments]:
     """Moments inside each action by itself, and those of the step behind the microbatches."""
+    if not actions:
+        yield from moments(body, sets)
+        return
     for op in actions:
         yield from moments(op.body, sets)
     for moment in moments(body, sets):

@@ -1,0 +1,168 @@
+"""The peak of a step: what one rank holds at the worst moment of its schedule.
+
+An action is looked at once for each state in which its microbatch may be (what has been done of
+it); the schedule then says what the other microbatches hold meanwhile. The two actions of an
+overlapped pair may each be at their worst moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from stagec.ir.core import Operation
+from stagec.memory.lifetimes import Buffer, Lifetimes, Step
+from stagec.schedule.action import Action, RankActions, steps
+from stagec.schedule.attached import regions_of
+
+#: What has been done of a microbatch: kinds and chunks of the actions, such as ("forward", 0).
+Region = tuple[str, int]
+State = frozenset[Region]
+#: An action in the state of its microbatch: the regions that it runs, and those run before.
+Work = tuple[tuple[Region, ...], State]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """While a step runs: the buffers that have been made since the start of the work and live, and
+    those that were there at the start and are gone."""
+
+    step: Step
+    made: frozenset[Buffer]
+    gone: frozenset[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """A turn of a schedule: what runs (two works of an overlapped pair), and how many microbatches
+    are in which state before."""
+
+    works: tuple[Work, ...]
+    actions: tuple[Action, ...]
+    states: Mapping[State, int]
+
+    def after(self) -> Iterator[Mapping[State, int]]:
+        """The states after each of the works; an overlapped pair begins with the first."""
+        counts = Counter(self.states)
+        for runs, before in self.works:
+            if before:
+                counts[before] -= 1
+            counts[before | frozenset(runs)] += 1
+            yield {s: n for s, n in counts.items() if n}
+
+
+def labels(part: Operation | None) -> Region | None:
+    """An action's kind and chunk."""
+    return (part.text("kind"), part.integer("chunk")) if part is not None else None
+
+
+def turns(order: RankActions, known: Iterable[Region]) -> Iterator[Doing]:
+    """The turns of a rank's schedule; of the regions of an action only the known ones are run."""
+    regions = frozenset(known)
+    state: dict[int, State] = {}
+    counts: Mapping[State, int] = {}
+    for pair in steps(order):
+        works = tuple(
+            (tuple(r for r in regions_of(a) if r in regions), state.get(a.microbatch, State()))
+            for a in pair
+        )
+        doing = Doing(works, pair, counts)
+        yield doing
+        for action, (runs, before) in zip(pair, works, strict=True):
+            state[action.microbatch] = before | frozenset(runs)
+        *_, counts = doing.after()
+
+
+class Planner:
+    """What the actions of a function make, hold and leave, from its lifetimes."""
+
+    def __init__(self, found: Lifetimes) -> None:
+        self._found = found
+        self._parts = {labels(s.part): s.part for s in found.steps}
+        self._steps: dict[Operation | None, list[int]] = {}
+        for number, step in enumerate(found.steps):
+            self._steps.setdefault(step.part, []).append(number)
+        self.held = cache(self._held)
+        self.moments = cache(self._moments)
+        self.run = cache(self.events)
+
+    @property
+    def regions(self) -> frozenset[Region]:
+        """Kinds and chunks of the actions."""
+        return frozenset(r for r in self._parts if r is not None)
+
+    def _held(self, state: State) -> frozenset[Buffer]:
+        """What a microbatch in this state holds."""
+        done = {self._parts[r] for r in state}
+        return frozenset(
+            b
+            for b in self._found.buffers
+            if b.part is not None and b.part in done and not b.last.keys() <= done
+        )
+
+    def whole(self) -> tuple[Moment, ...]:
+        """Moments of the step outside the actions of a schedule: of all, if there is none."""
+        return tuple(self._run((None,), {None}))
+
+    def around(self) -> frozenset[Buffer]:
+        """What is there while the actions of a schedule run."""
+        at = self._found.scheduled
+        return frozenset(m for moment in self._run((None,), {None}, every=True)
+                         if moment.step is self._found.steps[at or 0]
+                         for m in moment.made)  # fmt: skip
+
+    def _moments(self, work: Work) -> tuple[Moment, ...]:
+        """The moments of a work, and one after it, at which nothing runs."""
+        runs, before = work
+        parts = [self._parts[r] for r in runs]
+        done = {self._parts[r] for r in before} | set(parts)
+        return tuple(self._run(parts, done))
+
+    def ending(
+        self, parts: Sequence[Operation | None], done: set[Operation | None]
+    ) -> Mapping[int, list[Buffer]]:
+        """By the number of a step of these parts: the buffers of which it is the last user, when
+        all in `done` has run by the end."""
+        found: dict[int, list[Buffer]] = {}
+        for buffer in self._found.buffers:
+            last = next((buffer.last[p] for p in reversed(parts) if p in buffer.last), None)
+            if last is not None and buffer.last.keys() <= done:
+                found.setdefault(last, []).append(buffer)
+        return found
+
+    def events(self, work: Work | None) -> tuple[tuple[Step, tuple[Buffer, ...]], ...]:
+        """The steps of a work, or of all outside of actions, each with what ends after it."""
+        runs, before = work or ((), State())
+        parts = [self._parts[r] for r in runs] if work else [None]
+        ending = self.ending(parts, {self._parts[r] for r in before} | set(parts))
+        steps_ = self._found.steps
+        numbers = (n for p in parts for n in self._steps.get(p, ()))
+        return tuple((steps_[n], tuple(ending.get(n, ()))) for n in numbers)
+
+    def is_scheduled(self, step: Step) -> bool:
+        """Whether the actions of a schedule run right after a step."""
+        at = self._found.scheduled
+        return at is not None and step is self._found.steps[at]
+
+    def _run(
+        self,
+        parts: Sequence[Operation | None],
+        done: set[Operation | None],
+        *,
+        every: bool = False,
+    ) -> Iterator[Moment]:
+        ending = self.ending(parts, done)
+        made: set[Buffer] = set()
+        gone: set[Buffer] = set()
+        for number in (n for p in parts for n in self._steps.get(p, ())):
+            step = self._found.steps[number]
+            made |= set(step.made)
+            if step.counts or every:
+                yield Moment(step, frozenset(made), frozenset(gone))
+            for buffer in ending.get(number, ()):
+                if buffer in made:
+                    made.remove(buffer)
+                else:
+                    gone.add(buffer)

@@ -1,0 +1,313 @@
+"""The planner against brute force: the whole step replayed, operation by operation, iteration by
+iteration, microbatch by microbatch; a buffer lives from the operation that makes it to the last one
+that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagec.driver.job import JobBuilder
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module, is_parameter
+from stagec.ir.replay import replays
+from stagec.memory.liveness import classify, root
+from stagec.schedule.action import steps
+from stagec.schedule.attached import actions_of, regions_of, stages_of
+from tests.support import GPT, LLAMA, MIXTRAL, analyse, run_passes, tiny_options
+
+SPACE = "device"
+
+
+class Replay:
+    """Every buffer of one rank's step, by the numbers of the steps that make and use it."""
+
+    def __init__(self, module: Module, func: Operation, stage: int, prefetch: int) -> None:
+        self.module, self.func, self.stage, self.prefetch = module, func, stage, prefetch
+        self.env: Mapping[str, int] = module.env
+        self.sets = classify(func.body)
+        self.refs: dict[Value, Any] = {}
+        self.sizes: list[int] = []
+        self.life: list[tuple[int, int]] = []  # first and last step
+        self.counted: list[bool] = []
+        self.pairs: list[tuple[int, int, int]] = []
+        self.again = True
+        self.left: dict[Any, list[Any]] = {}
+        self.sums: dict[Value, int] = {}
+        self.refs.update((a, None) for a in func.body.args)
+        self.region(func.body)
+
+    # -- what runs
+
+    def step(self, counted: bool = True) -> int:
+        self.counted.append(counted)
+        return len(self.counted) - 1
+
+    def touch(self, ref: Any, now: int) -> None:
+        if isinstance(ref, list):
+            for inner in ref:  # pyright: ignore[reportUnknownVariableType]
+                self.touch(inner, now)
+        elif ref is not None:
+            self.life[ref] = self.life[ref][0], now
+
+    def new(self, value: Value, now: int) -> int:
+        here = value.tensor.memory == SPACE
+        self.sizes.append(evaluate(value.tensor.local_bytes, self.env) if here else 0)
+        self.life.append((now, now))
+        return len(self.life) - 1
+
+    def static(self, value: Value) -> bool:
+        base = root(value)
+        if base in self.sets.gradients or base in self.sets.static:
+            return True
+        return any(
+            u.definition.ends_region and u.parent_op is not None and u.parent_op.definition.carries
+            and i >= u.parent_op.integer("carry", 1) and self.static(u.parent_op.results[i])
+            for u, i in value.uses
+        )  # fmt: skip
+
+    def region(self, region: Region, skip: Sequence[Operation] = ()) -> None:
+        for op in region.ops:
+            if op in skip or (op.phase == "recompute" and not self.again):
+                continue
+            self.op(op)
+
+    def op(self, op: Operation) -> None:
+        d = op.definition
+        if d.ends_lifetime or d.ends_region:
+            if op.name == "stg.return":
+                now = self.step(False)
+                for v in op.operands:
+                    self.touch(self.refs[v], now)
+        elif d.recalls:
+            self.refs[op.result] = self.refs[op.operands[0 if self.again else 1]]
+        elif d.carries:
+            self.repeat(op)
+        elif op.region is not None:
+            self.accumulate(op)
+        elif d.aliases:
+            for r in op.results:
+                self.refs[r] = self.refs[op.operands[min(r.index, len(op.operands) - 1)]]
+        else:
+            self.compute(op)
+
+    def compute(self, op: Operation) -> None:
+        now = self.step()
+        for v in op.operands:
+            self.touch(self.refs[v], now)
+        for r in op.results:
+            slot = op.definition.reuses(op, r.index)
+            if root(r) in self.sums:
+                self.refs[r] = self.sums[root(r)]
+            elif self.static(r):
+                self.refs[r] = None
+            elif slot is not None:
+                self.refs[r] = self.refs[op.operands[slot]]
+            else:
+                self.refs[r] = self.new(r, now)
+
+    def repeat(self, op: Operation) -> None:
+        count, carry, region = evaluate(op.expr("count"), self.env), op.integer("carry", 1), op.body
+        inputs, outer = [self.refs[v] for v in op.operands], self.again
+        early = [
+            o for o in region.ops
+            if o.operands and "over" in o.attrs and all(map(is_parameter, o.operands))
+        ]  # fmt: skip
+        order = list(range(count))[:: -1 if op.flag("reverse") else 1]
+        carried, ready = inputs[:carry], list[dict[Value, Any]]()
+        stacks: list[list[Any]] = [[None] * count for _ in op.results[carry:]]
+        for turn, i in enumerate(order):
+            sliced: list[Any] = [r[i] if isinstance(r, list) else r for r in inputs[carry:]]
+            self.refs.update(zip(region.args, carried + sliced, strict=True))
+            while len(ready) < min(turn + self.prefetch + 1, count):
+                found = dict[Value, Any]()
+                for o in early:
+                    if len(ready) < o.integer("kept", 0):
+                        for a, r in zip(o.operands, o.results, strict=True):
+                            found[r] = self.left[self.source(a), str(r.type)][-1 - len(ready)]
+                    else:
+                        self.compute(o)
+                        found |= {r: self.refs[r] for r in o.results}
+                ready.append(found)
+            self.refs.update(ready[turn])
+            self.again = replays(op, i)
+            self.region(region, early)
+            for o in early:
+                for a, r in zip(o.operands, o.results, strict=True):
+                    if count - turn <= o.integer("keep", 0):
+                        self.left.setdefault((self.source(a), str(r.type)), []).append(self.refs[r])
+            yielded = [self.refs[v] for v in region.terminator.operands]
+            carried = yielded[:carry]
+            for stack, ref in zip(stacks, yielded[carry:], strict=True):
+                stack[i] = ref
+        self.again = outer
+        self.refs.update(zip(op.results, [*carried, *stacks], strict=True))
+
+    def source(self, value: Value) -> Value:
+        while isinstance(value.owner, Region) and value.owner.owner.name != "stg.func":
+            value = value.owner.owner.operands[value.index]
+        return value
+
+    def accumulate(self, op: Operation) -> None:
+        now = self.step(False)
+        for r in op.results:
+            self.refs[r] = None if self.static(r) else self.new(r, now)
+            if self.refs[r] is not None:
+                self.sums[r] = self.refs[r]
+        bound = dict(zip(op.body.args, (self.refs[v] for v in op.operands), strict=True))
+        self.refs.update(bound)
+        if "schedule" in op.attrs:
+            self.schedule(op)
+        else:
+            for _ in range(evaluate(op.expr("count"), self.env)):
+                self.refs.update(bound)
+                self.region(op.body)
+        end = self.step(False)
+        for ref in self.sums.values():
+            self.touch(ref, end)
+
+    def schedule(self, op: Operation) -> None:
+        inner = {(o.text("kind"), o.integer("chunk")): o for o in op.body.ops if o.region}
+        mine: dict[int, dict[Value, Any]] = {}
+        for pair in steps(actions_of(self.module, self.func, self.stage)):
+            bounds = [len(self.counted)]
+            for action in pair:
+                held = mine.setdefault(action.microbatch, {})
+                self.refs.update(held)
+                for region in regions_of(action):
+                    if (o := inner.get(region)) is not None:
+                        self.region(o.body)
+                        made = [self.refs[v] for v in o.body.terminator.operands]
+                        held.update(zip(o.results, made, strict=True))
+                        self.refs.update(held)
+                bounds.append(len(self.counted))
+            if len(pair) == 2:
+                self.pairs.append((bounds[0], bounds[1], bounds[2]))
+
+    # -- what is held
+
+    def peak(self) -> int:
+        change = [0] * (len(self.counted) + 1)
+        for size, (first, last) in zip(self.sizes, self.life, strict=True):
+            change[first] += size
+            change[last + 1] -= size
+        live, held = list[int](), 0
+        for delta in change:
+            held += delta
+            live.append(held)
+        found = [h for h, c in zip(live, self.counted, strict=False) if c]
+        found += [self.pair(change, live, *bounds) for bounds in self.pairs]
+        body = self.func.body
+        fixed = [
+            *self.sets.gradients,
+            *(a for a in body.args if a.tensor.role in ("param", "state")),
+        ]
+        return max(found, default=0) + sum(
+            evaluate(v.tensor.local_bytes, self.env) for v in fixed if v.tensor.memory == SPACE
+        )
+
+    def pair(self, change: list[int], live: list[int], a: int, b: int, c: int) -> int:
+        """Each at its worst moment, on top of what was there before."""
+        total = before = live[a - 1] + sum(
+            -s for s, (_, last) in zip(self.sizes, self.life, strict=True) if last == a - 1
+        )
+        for start, end in ((a, b), (b, c)):
+            base = live[start - 1] - sum(
+                s for s, (_, last) in zip(self.sizes, self.life, strict=True) if last == start - 1
+            )
+            rise = [
+                h - base for h, k in zip(live[start:end], self.counted[start:end], strict=True) if k
+            ]
+            total += max([0, *rise])
+        return max(total, before)
+
+
+def brute_force(module: Module, prefetch: int) -> Iterator[int]:
+    """The peak of each class, in order of the stages."""
+    found: dict[int, int] = {}
+    for func in module.functions:
+        for stage in stages_of(func) or (0,):
+            found[stage] = Replay(module, func, stage, prefetch).peak()
+    yield from (found[stage] for stage in sorted(found))
+
+
+PLANNED = (
+    "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
+    "propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
+    "eliminate-dead-code,plan-memory"
+)
+
+
+def check(model: str, **options: Any) -> None:
+    job = tiny_options(model, **options)
+    module = run_passes(JobBuilder(job).module, PLANNED)
+    expected = list(brute_force(module, options.get("fsdp_prefetch", 1)))
+    found = analyse(model, **{**options, "sizes": job.sizes})
+    assert [c["memory"]["peak"] for c in found["classes"]] == expected
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "one": {},
+    "many layers": {"sizes": {"L": 12}},
+    "microbatches": {"microbatches": 4},
+    "tp": {"tp": 2, "sp": True},
+    "fsdp": {"dp": 2, "zero": 3, "sizes": {"L": 12}},
+    "fsdp far ahead": {"dp": 2, "zero": 3, "fsdp_prefetch": 3, "sizes": {"L": 16}},
+    "fsdp at once": {"dp": 2, "zero": 3, "fsdp_prefetch": 0, "sizes": {"L": 12}},
+    "fsdp last kept": {"dp": 2, "zero": 3, "reshard_after_forward": "last", "sizes": {"L": 12}},
+    "fsdp all kept": {"dp": 2, "zero": 3, "reshard_after_forward": "never", "sizes": {"L": 12}},
+    "selective": {"recompute": "selective", "sizes": {"L": 12}},
+    "full": {"recompute": "full", "sizes": {"L": 12}},
+    "first recomputed": {"recompute": "full", "recompute_layers": 7, "sizes": {"L": 20}},
+    "some recomputed": {"recompute": "full", "recompute_every": 3, "sizes": {"L": 32}},
+    "offloaded": {"offload": "activations,optimizer", "sizes": {"L": 12}},
+}
+STAGED: dict[str, dict[str, Any]] = {
+    "1f1b": {},
+    "gpipe": {"schedule": "gpipe"},
+    "interleaved": {"schedule": "interleaved", "chunks": 2},
+    "zb-h1": {"schedule": "zb-h1"},
+    "zbv": {"schedule": "zbv"},
+    "dualpipe": {"schedule": "dualpipe"},
+    "dualpipev": {"schedule": "dualpipev"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("model", [LLAMA, GPT])
+def test_a_step(model: str, name: str) -> None:
+    check(model, **CASES[name])
+
+
+@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize("more", [{}, {"zero": 1, "dp": 2, "recompute": "selective"}], ids=str)
+def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
+    sizes = {"L": 32, "B": 16, "S": 8}
+    check(GPT, pp=2, microbatches=8, tp=2, sp=True, sizes=sizes, **STAGED[name], **more)
+
+
+def test_experts() -> None:
+    check(MIXTRAL, dp=2, ep=2, sizes={"L": 9})
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_random_schedules_and_shapes(data: st.DataObject) -> None:
+    """Sizes are drawn too, so that another buffer is the largest each time."""
+    name = data.draw(st.sampled_from(sorted(STAGED)))
+    scale = {n: data.draw(st.sampled_from((1, 2, 8))) for n in "BSDFV"}
+    sizes = {"B": 16, "S": 4, "D": 8, "F": 16, "V": 16, "H": 4, "K": 2}
+    check(
+        data.draw(st.sampled_from((LLAMA, GPT))),
+        pp=2,
+        microbatches=data.draw(st.sampled_from((4, 8))),
+        recompute=data.draw(st.sampled_from(("none", "selective", "full"))),
+        sizes={**{n: v * scale.get(n, 1) for n, v in sizes.items()}, "L": 32},
+        **STAGED[name],
+    )
