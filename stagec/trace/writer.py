@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from stagec.support.diagnostics import error
 from stagec.trace.classes import RankClass
-from stagec.trace.encode import Encoder, Roofline
+from stagec.trace.encode import Encoder, Layout, Roofline
 from stagec.trace.groups import Groups, number_groups
 from stagec.trace.limits import exceeded_limits
 from stagec.trace.nodes import Node, Program
@@ -85,7 +85,7 @@ def write_job(
         for each in job.classes:
             program, ranks = each.program(), each.members(job.mesh)
             classes.append(_class_entry(each, program, ranks))
-            encoder = Encoder(program, job.mesh, groups, job.roofline)
+            encoder = Encoder(program, Layout(job.mesh, groups), job.roofline)
             for rank in ranks.tolist():
                 name = f"{job.name}.{rank}.et"
                 files[name] = _write(temporary / name, encoder.rank(rank))
@@ -115,7 +115,9 @@ def write_job(
 def _class_entry(
     rank_class: RankClass, program: Program, ranks: npt.NDArray[np.int64]
 ) -> dict[str, object]:
-    kinds = Counter(_kind(node) for node in program.nodes)
+    kinds: Counter[str] = Counter()
+    for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
+        kinds[_kind(node)] += count
     return {
         "name": rank_class.name,
         "count": len(ranks),
@@ -135,7 +137,7 @@ def _nodes_of(entry: Mapping[str, Any]) -> int:
     return sum(entry["nodes"].values())
 
 
-def _write(path: Path, data: bytes) -> tuple[int, str]:
+def _write(path: Path, data: bytes | memoryview) -> tuple[int, str]:
     path.write_bytes(data)
     return len(data), hashlib.sha256(data).hexdigest()
 
