@@ -15,6 +15,7 @@ import click
 from stagec import __version__
 from stagec.driver.combine import AXES
 from stagec.driver.common import tell
+from stagec.driver.emission import emission, emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
 from stagec.support.diagnostics import error
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="The folder to write (it must be new or empty).",
 )
-@click.option("--force", is_flag=True, help="Replace earlier output in that folder.")
+@emission_options
 @click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
 @click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
 @click.option(
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     help="Memory bandwidth for durations, GB/s.",
 )
-@click.option("--quiet", is_flag=True, help="Print no summary and no progress.")
 def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
     manifest.
@@ -57,9 +57,9 @@ def command(**given: Any) -> int:
     if output is None and not (given["dry_run"] or options.print_strategy):
         raise click.UsageError("give a folder: -o DIR (or --dry-run)")
     if output is not None and not given["dry_run"]:
-        from stagec.trace.writer import check_target
+        from stagec.trace.place import check_target
 
-        check_target(output, force=given["force"])
+        check_target(output, force=given["force"], resume=given["resume"])
     _roofline(given)
     began = time.perf_counter()
     builder = JobBuilder(options)
@@ -91,42 +91,15 @@ def command(**given: Any) -> int:
 
 
 def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any]) -> Any:
-    from stagec.trace.emit import emit_module
+    from stagec.trace.emit import make_job, write_job
 
     roofline = _roofline(given)
     about = manifest_head(builder, strategy)
     name = given["name"] or builder.model_name
     check_name(name)
-    if given["quiet"] or not sys.stderr.isatty():
-        return emit_module(
-            builder.module, name, output, about, force=given["force"], roofline=roofline
-        )
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("writing ranks"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("ranks", total=None)
-        return emit_module(
-            builder.module,
-            name,
-            output,
-            about,
-            force=given["force"],
-            roofline=roofline,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    job = make_job(builder.module, name, roofline)
+    with emission(given) as how:
+        return write_job(job, output, about, how)
 
 
 def _roofline(given: dict[str, Any]) -> Roofline | None:

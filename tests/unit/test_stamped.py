@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from stagec.driver.job import JobBuilder
-from stagec.trace.emit import make_job
+from stagec.trace.emit import Job, make_job
 from stagec.trace.encode import Encoder, Layout, Roofline
-from stagec.trace.writer import Job
 from tests.plain_writer import plain_trace, program_of
 from tests.support import GPT, LLAMA, tiny_options
 
