@@ -151,6 +151,11 @@ class Encoder:
         self._writer = TraceWriter(layout.mesh, layout.groups.ranks, roofline)
         self._variants: dict[tuple[int, ...], Variant] = {}
 
+    @property
+    def axes(self) -> list[Axes]:
+        """The axes of its collectives' groups."""
+        return self._program.groups
+
     def rank(self, rank: int) -> memoryview:
         """The bytes of `<name>.<rank>.et`."""
         return self._layout.patched(self.variant(self.widths(rank)), rank)
