@@ -20,8 +20,9 @@ from stagec.trace.check_archive import check_archive
 from tests.support import LLAMA, stagec
 
 SIZES = "L=4,B=32,S=4,D=8,H=4,G=4,K=2,F=8,V=16"
-JOB = ["compile", LLAMA, "--set", SIZES, "--dp", "4", "--tp", "2", "--pp", "2", "--quiet"]
-JOB += ["--microbatches", "4", "--sp", "--zero", "1"]
+MESH = ["--dp", "4", "--tp", "2", "--pp", "2"]
+HOW = ["--microbatches", "4", "--sp", "--zero", "1", "--quiet"]
+JOB = ["compile", LLAMA, "--set", SIZES, *MESH, *HOW]
 HEAD = struct.Struct("<16sIQQ32s")
 
 
