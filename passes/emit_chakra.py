@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stagec.api import Module, Pass, Phase
 from stagec.trace.emit import emit_module
+from stagec.trace.writer import Emission
 
 
 @dataclass(frozen=True)
@@ -21,4 +22,4 @@ class EmitChakra(Pass):
     force: bool = field(default=False, metadata={"help": "replace earlier output in that folder"})
 
     def run(self, module: Module) -> None:
-        emit_module(module, module.name, Path(self.out), {}, force=self.force)
+        emit_module(module, module.name, Path(self.out), {}, how=Emission(force=self.force))

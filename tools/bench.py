@@ -1,7 +1,8 @@
 """Measures the compiler: phases, memory, and the rate of writing beside a plain write of the same
 bytes.
 
-`python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. Every measured run is a
+`python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. `python tools/bench.py
+scale` measures emission at scale. Every measured run is a
 process of its own, so that its peak memory is its own; both sides of a ratio are measured in the
 same run.
 """
@@ -27,9 +28,22 @@ STRATEGY: dict[str, Any] = {"sp": True, "zero": 3}
 def main() -> None:
     """Run the benchmarks and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("what", nargs="?", choices=["compiler", "scale"], default="compiler")
+    parser.add_argument("--folder", type=Path, default=Path("build"), help="scale: where to write")
+    parser.add_argument("--limit", type=int, default=8 << 30, help="scale: bytes at a time")
+    parser.add_argument("--largest", type=int, default=32768, help="scale: ranks of a job")
     parser.add_argument("--quick", action="store_true", help="small jobs only")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each measurement")
     arguments = parser.parse_args()
+    if arguments.what == "scale":
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from tools.bench_scale import scale
+
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        found = scale(arguments.folder, arguments.limit, arguments.largest)
+        json.dump(found, sys.stdout, indent=1)
+        print()
+        return
     data_parallel = (1, 8) if arguments.quick else (1, 8, 128)
     result = {
         "layers": layers(arguments.repeat),

@@ -1,4 +1,4 @@
-"""`stagec check`: proves a folder of traces well-formed and free of deadlock."""
+"""`stagec check`: proves a folder or an archive of traces well-formed and free of deadlock."""
 
 from __future__ import annotations
 
@@ -18,23 +18,16 @@ if TYPE_CHECKING:
 
 
 @click.command("check")
-@click.argument("directory", type=Path)
+@click.argument("directory", metavar="DIR_OR_ARCHIVE", type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--strict", is_flag=True, help="Warnings fail too.")
 def command(directory: Path, as_json: bool, strict: bool) -> int:
     """Check all traces of a job together: files, nodes, groups, collectives, messages, absence of
     deadlock.
 
-    Reads traces of other tools too. Exit code 1 if anything is wrong.
+    Reads traces of other tools too, and archives. Exit code 1 if anything is wrong.
     """
-    from stagec.trace.check import check_directory
-
-    if not directory.is_dir():
-        from stagec.support.diagnostics import error
-
-        found = f"'{directory}' is a file" if directory.exists() else f"there is no '{directory}'"
-        raise error(f"{found}, expected a folder of .et files", remedy="give the folder of a job")
-    report = check_directory(directory)
+    report = _report(directory)
     failed = bool(report.errors) or (strict and bool(report.warnings))
     if as_json:
         write_output(json.dumps(_as_json(report, failed), indent=1) + "\n", None)
@@ -51,6 +44,21 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
         f"{len(report.errors)} errors, {len(report.warnings)} warnings\n"
     )
     return int(failed)
+
+
+def _report(path: Path) -> CheckReport:
+    if path.is_dir():
+        from stagec.trace.check import check_directory
+
+        return check_directory(path)
+    if path.is_file():
+        from stagec.trace.check_archive import check_archive
+
+        return check_archive(path)
+    from stagec.support.diagnostics import error
+
+    found = f"there is no file or folder '{path}', expected a folder of .et files or an archive"
+    raise error(found, remedy="give the folder or the archive of a job")
 
 
 def _as_json(report: CheckReport, failed: bool) -> dict[str, object]:

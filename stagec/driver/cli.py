@@ -17,6 +17,7 @@ from stagec import __version__
 #: name -> (module that holds the click command `command`, one line of help)
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "compile": ("stagec.driver.compile", "Compile a model to one execution trace per rank."),
+    "materialize": ("stagec.driver.materialize", "Write traces of ranks from an archive."),
     "analyze": ("stagec.driver.analyze", "Count parameters, FLOPs, communication and memory."),
     "opt": ("stagec.driver.opt", "Run passes over a module, text in, text out."),
     "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),

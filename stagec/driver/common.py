@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, render
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note, render
 from stagec.support.limits import MAX_BYTES
 from stagec.support.source import FileLoc, Source
 
@@ -88,7 +88,8 @@ def _os_error(problem: OSError) -> int:
     where = f"{problem.filename}: " if problem.filename else "cannot write the output: "
     remedy = _REMEDIES.get(problem.errno or 0, "check the path and the system")
     try:
-        report(Diagnostic(where + reason, remedy=remedy))
+        notes = tuple(map(note, getattr(problem, "__notes__", ())))
+        report(Diagnostic(where + reason, remedy=remedy, notes=notes))
     except OSError:  # stderr is closed or full as well
         return WRONG_INPUT
     return WRONG_INPUT

@@ -15,6 +15,7 @@ import click
 from stagec import __version__
 from stagec.driver.combine import AXES
 from stagec.driver.common import tell
+from stagec.driver.emission import emission, emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
 from stagec.support.diagnostics import error
@@ -32,7 +33,13 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="The folder to write (it must be new or empty).",
 )
-@click.option("--force", is_flag=True, help="Replace earlier output in that folder.")
+@click.option(
+    "--archive",
+    type=Path,
+    metavar="FILE",
+    help="Write one compact file instead, for stagec materialize and check.",
+)
+@emission_options
 @click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
 @click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
 @click.option(
@@ -45,7 +52,6 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     help="Memory bandwidth for durations, GB/s.",
 )
-@click.option("--quiet", is_flag=True, help="Print no summary and no progress.")
 def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
     manifest.
@@ -54,12 +60,8 @@ def command(**given: Any) -> int:
     """
     options = take_options(given)
     output: Path | None = given["output"]
-    if output is None and not (given["dry_run"] or options.print_strategy):
-        raise click.UsageError("give a folder: -o DIR (or --dry-run)")
-    if output is not None and not given["dry_run"]:
-        from stagec.trace.writer import check_target
-
-        check_target(output, force=given["force"])
+    archive: Path | None = given["archive"]
+    _check_outputs(output, archive, given, writes=not options.print_strategy)
     _roofline(given)
     began = time.perf_counter()
     builder = JobBuilder(options)
@@ -75,6 +77,8 @@ def command(**given: Any) -> int:
     written = None
     if output is not None and not given["dry_run"]:
         written = _emit(builder, output, strategy, given)
+    if archive is not None and not given["dry_run"]:
+        _archive(builder, archive, strategy, given)
     for warning in written.warnings if written is not None else ():
         tell(f"warning: {warning}")
     if not given["quiet"]:
@@ -90,43 +94,60 @@ def command(**given: Any) -> int:
     return 0
 
 
+def _check_outputs(
+    output: Path | None, archive: Path | None, given: dict[str, Any], *, writes: bool
+) -> None:
+    if output is not None and archive is not None:
+        raise click.UsageError("give a folder, -o DIR, or a file, --archive FILE")
+    if (output or archive) is None and not given["dry_run"] and writes:
+        raise click.UsageError("give a folder: -o DIR (or --archive FILE, or --dry-run)")
+    if archive is not None:
+        check_archive_options(given)
+    if output is not None and not given["dry_run"]:
+        from stagec.trace.place import check_target
+
+        check_target(output, force=given["force"], resume=given["resume"])
+
+
+def check_archive_options(given: dict[str, Any]) -> None:
+    """Refuse what an archive has no use for, and a file that is there. Raises `DiagnosticError`."""
+    path: Path = given["archive"]
+    if given["only_ranks"] is not None or given["resume"]:
+        raise error(
+            "an archive holds all ranks and is written at once",
+            remedy="leave out --only-ranks and --resume; stagec materialize has them",
+        )
+    if path.is_dir():
+        raise error(f"'{path}' is a folder, expected a file", remedy="choose another --archive")
+    if path.exists() and not given["force"]:
+        raise error(
+            f"'{path}' is there already", remedy="choose another --archive, or give --force"
+        )
+
+
+def _archive(builder: JobBuilder, path: Path, strategy: str, given: dict[str, Any]) -> None:
+    from stagec.trace.archive import write_archive
+    from stagec.trace.emit import make_job
+
+    name = given["name"] or builder.model_name
+    check_name(name)
+    job = make_job(builder.module, name, _roofline(given))
+    began = time.perf_counter()
+    size = write_archive(job, path, manifest_head(builder, strategy))
+    if not given["quiet"]:
+        tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
+
+
 def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any]) -> Any:
-    from stagec.trace.emit import emit_module
+    from stagec.trace.emit import make_job, write_job
 
     roofline = _roofline(given)
     about = manifest_head(builder, strategy)
     name = given["name"] or builder.model_name
     check_name(name)
-    if given["quiet"] or not sys.stderr.isatty():
-        return emit_module(
-            builder.module, name, output, about, force=given["force"], roofline=roofline
-        )
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("writing ranks"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("ranks", total=None)
-        return emit_module(
-            builder.module,
-            name,
-            output,
-            about,
-            force=given["force"],
-            roofline=roofline,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    job = make_job(builder.module, name, roofline)
+    with emission(given) as how:
+        return write_job(job, output, about, how)
 
 
 def _roofline(given: dict[str, Any]) -> Roofline | None:

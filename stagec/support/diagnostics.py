@@ -47,6 +47,9 @@ class DiagnosticError(Exception):
         self.diagnostics = diagnostics
         super().__init__("; ".join(d.message for d in diagnostics))
 
+    def __reduce__(self) -> tuple[type[DiagnosticError], tuple[Diagnostic, ...]]:
+        return DiagnosticError, self.diagnostics  # errors cross processes
+
 
 def error(
     message: str, loc: Loc = UNKNOWN, *, remedy: str | None = None, notes: Iterable[Diagnostic] = ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stagec.trace.nodes import Node, Ref, Stack, last_node
+import numpy as np
+
+from stagec.trace.nodes import Ints, Node, Ref, Stack, last_node
 
 
 @dataclass(slots=True)
@@ -17,31 +19,48 @@ class Bucketed:
 
 
 def cut_into_buckets(
-    values: Sequence[tuple[Ref, int]], bucket: int, order: Sequence[Node]
+    values: Sequence[tuple[Ref, int]], bucket: int, position: Callable[[Node], int]
 ) -> list[tuple[int, Node | None]]:
     """Bytes of each bucket and the node that completes it, filled in the order of readiness.
 
-    `values` are the operands with their bytes, `order` the nodes so far.
+    `values` are the operands with their bytes, `position` is that of a node in the order.
     """
     pieces = [piece for ref, size in values for piece in _pieces(ref, size)]
-    rank = {node: i for i, node in enumerate(order)}
-    pieces.sort(key=lambda p: rank.get(p[1], -1) if p[1] is not None else -1)
+    pieces.sort(key=lambda p: position(p[1]) if p[1] is not None else -1)
     return _cut(pieces, bucket)
 
 
-def with_buckets(order: Sequence[Node], bucketed: Sequence[Bucketed]) -> list[Node]:
-    """The nodes with each bucket right after the node that completes it."""
-    waiting: dict[Node | None, list[Node]] = {}
-    for cut in bucketed:
-        for node, ready in zip(cut.nodes, cut.ready, strict=True):
-            waiting.setdefault(ready, []).append(node)
-    result: list[Node] = []
-    pending = [*reversed(order), *reversed(waiting.get(None, []))]
-    while pending:  # a bucket may in turn complete another one
-        node = pending.pop()
-        result.append(node)
-        pending += reversed(waiting.get(node, []))
-    return result
+def with_buckets(order: Ints, buckets: Sequence[tuple[int, int | None]]) -> Ints:
+    """The order of nodes with each bucket right after the node that completes it.
+
+    Nodes are integers; `buckets` are pairs of a bucket and what completes it, if anything does.
+    """
+    waiting: dict[int, list[int]] = {}
+    for bucket, ready in buckets:
+        waiting.setdefault(_FIRST if ready is None else ready, []).append(bucket)
+    cut = {bucket for bucket, _ in buckets}
+    roots = [ready for ready in waiting if ready not in cut]
+    place = np.zeros(int(order.max(initial=0)) + 1, dtype=np.int64)
+    place[order] = np.arange(1, len(order) + 1)
+    where: list[int] = []
+    what: list[int] = []
+    for root in roots:
+        following = list(_following(root, waiting))
+        where += [int(place[root]) if root != _FIRST else 0] * len(following)
+        what += following
+    return np.insert(order, where, what) if what else order
+
+
+_FIRST = -1
+
+
+def _following(root: int, waiting: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    """The buckets that are complete with a node: one may in turn complete another one."""
+    pending = [*reversed(waiting.get(root, ()))]
+    while pending:
+        bucket = pending.pop()
+        yield bucket
+        pending += reversed(waiting.get(bucket, ()))
 
 
 def _pieces(ref: Ref, size: int) -> list[tuple[int, Node | None]]:

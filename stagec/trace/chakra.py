@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, cast
@@ -159,11 +160,20 @@ def read_records(path: Path) -> Iterator[tuple[int, bytes]]:
         if not stat.S_ISREG(path.stat().st_mode):
             raise TraceError(path, 0, "expected a regular file, found a directory or a device")
         with path.open("rb") as file:
-            records = _split(path, file)
-            _verify_metadata(path, next(records, None))
-            yield from records
+            yield from _nodes_only(path, file)
     except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
         raise TraceError(path, 0, f"cannot be read: {error}") from error
+
+
+def split_records(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """As `read_records`, for the content of a file; `path` names it in errors."""
+    return _nodes_only(path, BytesIO(data))
+
+
+def _nodes_only(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    records = _split(path, file)
+    _verify_metadata(path, next(records, None))
+    yield from records
 
 
 def decode_node(path: Path, offset: int, record: bytes) -> TraceNode:

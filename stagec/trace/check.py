@@ -6,7 +6,7 @@ simulators cannot take.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -36,13 +36,17 @@ def check_directory(
     check_manifest(directory, files, report)
     traces = _read(files, report, progress)
     groups = read_groups(directory, name, report)
-    job = Job(directory, traces, frozenset(files), groups)
+    check_traces(Job(directory, traces, frozenset(files), groups), report)
+    return report
+
+
+def check_traces(job: Job, report: CheckReport) -> None:
+    """Check the traces of a job that have been read."""
     _count(job, report)
-    _report_programs(traces.values(), report)
+    _report_programs(job.traces.values(), report)
     check_job(job, report)
     check_deadlock(job, report)
     _check_limits(job, report)
-    return report
 
 
 def _read(
@@ -66,10 +70,13 @@ def _read(
 def _count(job: Job, report: CheckReport) -> None:
     report.ranks = len(job.ranks)
     report.groups = len(job.members)
-    for trace in job.traces.values():
-        report.nodes += len(trace.analysis.deps)
-        report.collectives += sum(map(len, trace.analysis.collectives.values()))
-        report.sends += sum(map(len, trace.analysis.sends.values()))
+    ranks = Counter(trace.class_id for trace in job.traces.values())
+    analyses = {trace.class_id: trace.analysis for trace in job.traces.values()}
+    for class_id, count in ranks.items():
+        analysis = analyses[class_id]
+        report.nodes += count * len(analysis.deps)
+        report.collectives += count * sum(map(len, analysis.collectives.values()))
+        report.sends += count * sum(map(len, analysis.sends.values()))
 
 
 def _report_programs(traces: Iterable[RankTrace], report: CheckReport) -> None:

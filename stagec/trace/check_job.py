@@ -34,6 +34,11 @@ class Job:
         return {} if self.groups is None else self.groups.members
 
     @cached_property
+    def member_sets(self) -> Mapping[int, frozenset[int]]:
+        """The members of each group, to look one up in a group of thousands."""
+        return {number: frozenset(members) for number, members in self.members.items()}
+
+    @cached_property
     def group_slots(self) -> Mapping[int, Mapping[int, int]]:
         """Per group id that a collective names: the slot of the group on each rank using it."""
         slots: dict[int, dict[int, int]] = defaultdict(dict)
@@ -97,7 +102,7 @@ def _check_rank_groups(job: Job, trace: RankTrace, report: CheckReport) -> None:
             message = f"expected group {number} in {job.groups.path.name}, found no such group"
             remedy = "list the group, or name one that is listed"
             report.error(trace.path, "unknown-group", message, remedy, node=where)
-        elif job.groups is not None and trace.rank not in job.members[number]:
+        elif job.groups is not None and trace.rank not in job.member_sets[number]:
             message = (
                 f"rank {trace.rank} issues a collective over group {number}, whose members are "
                 f"{_listed(job.members[number])}"

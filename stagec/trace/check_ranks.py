@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.trace.chakra import AttrValue, NodeKind, TraceNode, decode_node, read_records
+from stagec.trace.chakra import (
+    AttrValue,
+    NodeKind,
+    TraceNode,
+    decode_node,
+    read_records,
+    split_records,
+)
 from stagec.trace.check_program import Analysis, Program, analyse
 
 _CACHED_RECORDS = 1 << 17
@@ -62,7 +69,17 @@ class RankReader:
 
         Raises TraceError for a file that is not a trace.
         """
-        records = [self._record(path, offset, raw) for offset, raw in read_records(path)]
+        return self._trace(path, rank, read_records(path))
+
+    def read_bytes(self, path: Path, rank: int, data: bytes) -> RankTrace:
+        """The trace of a rank from the content of its file.
+
+        Raises TraceError for what is not a trace.
+        """
+        return self._trace(path, rank, split_records(path, data))
+
+    def _trace(self, path: Path, rank: int, found: Iterable[tuple[int, bytes]]) -> RankTrace:
+        records = [self._record(path, offset, raw) for offset, raw in found]
         groups: dict[str, int] = {}
         peers: dict[int, int] = {}
         group_slots: dict[int, int] = {}

@@ -1,19 +1,94 @@
-"""From a lowered module to files: unrolls the programs of its rank classes and writes the job."""
+"""From a lowered module to files: the programs of its rank classes as a source of traces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from pathlib import Path
 
 from stagec.ir.module import Module
 from stagec.support.diagnostics import error
-from stagec.trace.classes import rank_classes
-from stagec.trace.encode import Roofline
-from stagec.trace.writer import Job, Progress, Written, write_job
+from stagec.trace.classes import RankClass, rank_classes
+from stagec.trace.encode import Encoder, Layout, Roofline
+from stagec.trace.groups import Groups, number_groups
+from stagec.trace.nodes import Ints, Node, Program
+from stagec.trace.writer import Emission, Written, write_source
 
 #: More ranks than this are a mistake: no cluster has them.
 MOST_RANKS = 1 << 22
+#: Programs that a job holds at a time.
+_KEPT = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """The rank classes and the mesh that runs them."""
+
+    name: str
+    classes: Sequence[RankClass]
+    mesh: Mapping[str, int]
+    roofline: Roofline | None = None
+    _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
+
+    @property
+    def members(self) -> list[Ints]:
+        """The ranks of each class."""
+        return self._members
+
+    @property
+    def groups(self) -> Groups:
+        """The numbered communicator groups."""
+        return self._groups
+
+    @cached_property
+    def _members(self) -> list[Ints]:
+        return [c.members(self.mesh) for c in self.classes]
+
+    @cached_property
+    def _groups(self) -> Groups:
+        used = zip((c.groups for c in self.classes), self.members, strict=True)
+        return number_groups(self.mesh, used)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Who talks to whom."""
+        return Layout(self.mesh, self.groups)
+
+    def _program(self, number: int) -> Program:
+        """The program of a class; the latest few are kept."""
+        while len(self._programs) >= _KEPT and number not in self._programs:
+            del self._programs[next(iter(self._programs))]
+        if number not in self._programs:
+            self._programs[number] = self.classes[number].program()
+        return self._programs[number]
+
+    def encoder(self, number: int) -> Encoder:
+        """The program of a class as bytes."""
+        return Encoder(self._program(number), self.layout, self.roofline)
+
+    def entry(self, number: int) -> dict[str, object]:
+        """What the manifest says of a class."""
+        each, ranks = self.classes[number], self.members[number]
+        program = self._program(number)
+        kinds: Counter[str] = Counter()
+        for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
+            kinds[_kind(node)] += count
+        return {
+            "name": each.name,
+            "count": len(ranks),
+            "example_rank": int(ranks[0]),
+            "coords": dict(each.coords),
+            "nodes": {kind: kinds[kind] for kind in ("comp", "coll", "send", "recv")},
+        }
+
+
+def _kind(node: Node) -> str:
+    if node.is_message:
+        return node.kind
+    return "coll" if node.is_collective else "comp"
 
 
 def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job:
@@ -29,17 +104,21 @@ def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job
     return Job(name, rank_classes(module), sizes, roofline)
 
 
+def write_job(
+    job: Job, directory: Path, about: Mapping[str, object], how: Emission | None = None
+) -> Written:
+    """Write the traces of a job. Raises `DiagnosticError`."""
+    return write_source(job, directory, about, how or Emission())
+
+
 def emit_module(
     module: Module,
     name: str,
     directory: Path,
     about: Mapping[str, object],
     *,
-    force: bool = False,
     roofline: Roofline | None = None,
-    progress: Progress | None = None,
+    how: Emission | None = None,
 ) -> Written:
     """Write the traces of a lowered module. Raises `DiagnosticError`."""
-    return write_job(
-        make_job(module, name, roofline), directory, about, force=force, progress=progress
-    )
+    return write_job(make_job(module, name, roofline), directory, about, how)

@@ -1,15 +1,18 @@
-"""Class programs as bytes: serialised once, patched per rank.
+"""Class programs as bytes: stamped for a class, patched per rank.
 
 Ranks of a class differ in the identifiers of their communicators and in their peers only. A node's
 `pg_name`, or its peer, is the last field of its record, so it is a few bytes at a known place.
 Programs are serialised once for each combination of identifier widths (peers have one width in a
 job), and a rank is a copy with these bytes overwritten.
+
+Nodes of one prototype whose numbers have the same widths differ in these numbers only: one of them
+is serialised, the others are copies of it with other digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -25,13 +28,17 @@ from stagec.trace.chakra import (
     varint,
 )
 from stagec.trace.groups import Axes, Groups, neighbours
-from stagec.trace.nodes import Node, Program
+from stagec.trace.nodes import Ints, Node, Program, marker_of
 
 SCHEMA_VERSION = "0.0.4"
 _KINDS = {kind.label: kind for kind in CollKind}
 _K = TypeVar("_K")
 #: mesh axis and difference of coordinates
-_Neighbour = tuple[str, int]
+Neighbour = tuple[str, int]
+Bytes = npt.NDArray[np.uint8]
+#: Nodes with more edges than this are serialised one by one: the widths of the edges of others,
+#: two bits each, fit one integer.
+_MOST_EDGES = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,67 +54,48 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Variant:
+class Variant:
     """A serialised program; for each axes and each neighbour, the positions of the last byte of
     its identifiers."""
 
-    data: npt.NDArray[np.uint8]
-    ends: Mapping[Axes, npt.NDArray[np.int64]]
-    peers: Mapping[_Neighbour, npt.NDArray[np.int64]]
+    data: Bytes
+    ends: Mapping[Axes, Ints]
+    peers: Mapping[Neighbour, Ints]
 
 
-class Encoder:
-    """Makes the file of any rank of a class."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who talks to whom in a job: what the bytes of a rank need beside those of its class."""
 
-    def __init__(
-        self,
-        program: Program,
-        mesh: Mapping[str, int],
-        groups: Groups,
-        roofline: Roofline | None = None,
-    ) -> None:
-        self._program, self._mesh, self._groups, self._roofline = program, mesh, groups, roofline
-        self._axes = program.groups
-        self._peer_width = len(varint(groups.ranks - 1))
-        self._largest_peer = (1 << (7 * self._peer_width)) - 1
-        self._variants: dict[tuple[int, ...], _Variant] = {}
+    mesh: Mapping[str, int]
+    groups: Groups
 
-    def rank(self, rank: int) -> bytes:
-        """The bytes of `<name>.<rank>.et`."""
-        ids = [str(self._groups.of_rank(axes, rank)) for axes in self._axes]
-        variant = self._variant(tuple(map(len, ids)))
+    @property
+    def peer_width(self) -> int:
+        """Bytes of a peer."""
+        return len(varint(self.groups.ranks - 1))
+
+    def patched(self, variant: Variant, rank: int) -> memoryview:
+        """The bytes of a rank."""
         data = variant.data.copy()
-        for axes, text in zip(self._axes, ids, strict=True):
-            ends = variant.ends[axes]
+        for axes, ends in variant.ends.items():
+            text = str(self.groups.of_rank(axes, rank))
             for place, digit in enumerate(reversed(text.encode())):
                 data[ends - place] = digit
         for (axis, by), ends in variant.peers.items():
-            peer = int(neighbours(self._mesh, axis, by, np.array([rank]))[0])
-            for place, byte in enumerate(reversed(_fixed_varint(peer, self._peer_width))):
+            peer = int(neighbours(self.mesh, axis, by, np.array([rank]))[0])
+            for place, byte in enumerate(reversed(_fixed_varint(peer, self.peer_width))):
                 data[ends - place] = byte
-        return data.tobytes()
+        return data.data
 
-    def _variant(self, widths: tuple[int, ...]) -> _Variant:
-        if widths not in self._variants:
-            self._variants[widths] = self._serialise(dict(zip(self._axes, widths, strict=True)))
-        return self._variants[widths]
 
-    def _serialise(self, widths: Mapping[Axes, int]) -> _Variant:
-        parts = [encode_metadata(SCHEMA_VERSION)]
-        ends: dict[Axes, list[int]] = {axes: [] for axes in widths}
-        peers: dict[_Neighbour, list[int]] = {}
-        length = len(parts[0])
-        for node in self._program.nodes:
-            record = encode_node(self.trace_node(node, "9" * widths.get(node.group, 0)))
-            parts.append(record)
-            length += len(record)
-            if node.is_collective:
-                ends[node.group].append(length - 1)
-            elif node.is_message:
-                towards = node.by if node.kind == "send" else -node.by
-                peers.setdefault((node.over, towards), []).append(length - 1)
-        data = np.frombuffer(b"".join(parts), dtype=np.uint8)
-        return _Variant(data, _positions(ends), _positions(peers))
+@dataclass(frozen=True, slots=True)
+class TraceWriter:
+    """Makes nodes as consumers want them."""
+
+    mesh: Mapping[str, int]
+    ranks: int
+    roofline: Roofline | None = None
 
     def trace_node(self, node: Node, group: str) -> TraceNode:
         """A node as consumers want it. No FLOPs or bytes are written as 1: consumers stall on 0."""
@@ -125,7 +113,7 @@ class Encoder:
             end = NodeKind.SEND if sends else NodeKind.RECV
             return TraceNode(node.id, node.name, end, data, control, attrs)
         if not node.is_collective:
-            micros = self._roofline.micros(node) if self._roofline else 0
+            micros = self.roofline.micros(node) if self.roofline else 0
             attrs = {
                 "is_cpu_op": False,
                 "num_ops": max(1, node.flops),
@@ -141,18 +129,185 @@ class Encoder:
         }
         return TraceNode(node.id, node.name, NodeKind.COLL, data, control, attrs)
 
+    @property
+    def _largest_peer(self) -> int:
+        return (1 << (7 * len(varint(self.ranks - 1)))) - 1
+
     def comm_size(self, node: Node) -> int:
         """Bytes as consumers read them: the shard for an all-gather, the full buffer otherwise."""
         if node.kind != "all_gather":
             return node.size
         members = 1
         for axis in node.group:
-            members *= self._mesh[axis]
+            members *= self.mesh[axis]
         return node.size // members
 
 
-def _positions(found: Mapping[_K, list[int]]) -> dict[_K, npt.NDArray[np.int64]]:
-    return {key: np.array(ends, dtype=np.int64) for key, ends in found.items()}
+class Encoder:
+    """Makes the file of any rank of a class."""
+
+    def __init__(self, program: Program, layout: Layout, roofline: Roofline | None = None) -> None:
+        self._program, self._layout = program, layout
+        self._writer = TraceWriter(layout.mesh, layout.groups.ranks, roofline)
+        self._variants: dict[tuple[int, ...], Variant] = {}
+
+    @property
+    def axes(self) -> list[Axes]:
+        """The axes of its collectives' groups."""
+        return self._program.groups
+
+    def rank(self, rank: int) -> memoryview:
+        """The bytes of `<name>.<rank>.et`."""
+        return self._layout.patched(self.variant(self.widths(rank)), rank)
+
+    def widths(self, rank: int) -> tuple[int, ...]:
+        """Digits of the identifiers of the rank's groups, in the order of `program.groups`."""
+        groups = self._layout.groups
+        return tuple(len(str(groups.of_rank(axes, rank))) for axes in self._program.groups)
+
+    def variant(self, widths: tuple[int, ...]) -> Variant:
+        """The program for identifiers of these widths."""
+        if widths not in self._variants:
+            given = dict(zip(self._program.groups, widths, strict=True))
+            self._variants[widths] = _serialise(self._program, self._writer, given)
+        return self._variants[widths]
+
+
+def _serialise(program: Program, writer: TraceWriter, widths: Mapping[Axes, int]) -> Variant:
+    metadata = np.frombuffer(encode_metadata(SCHEMA_VERSION), dtype=np.uint8)
+    kinds = list(_same_layout(program))
+    records = [
+        _serialise_like(
+            program, members, writer, "9" * widths.get(_first(program, members).group, 0)
+        )
+        for members in kinds
+    ]
+    lengths = np.zeros(len(program), dtype=np.int64)
+    for members, block in zip(kinds, records, strict=True):
+        lengths[members] = block.shape[1]
+    after = len(metadata) + np.cumsum(lengths)
+    data = np.empty(after[-1], dtype=np.uint8)
+    data[: len(metadata)] = metadata
+    for members, block in zip(kinds, records, strict=True):
+        size = block.shape[1]
+        windows = np.lib.stride_tricks.sliding_window_view(data, size, writeable=True)
+        windows[after[members] - size] = block
+    ends: dict[Axes, list[Ints]] = {axes: [] for axes in widths}
+    peers: dict[Neighbour, list[Ints]] = {}
+    for members in kinds:
+        node = _first(program, members)
+        if node.is_collective:
+            ends[node.group].append(after[members] - 1)
+        elif node.is_message:
+            towards = node.by if node.kind == "send" else -node.by
+            peers.setdefault((node.over, towards), []).append(after[members] - 1)
+    return Variant(data, _positions(ends), _positions(peers))
+
+
+def _first(program: Program, members: Ints) -> Node:
+    return program.prototypes[int(program.prototype[members[0]])]
+
+
+def _same_layout(program: Program) -> Iterator[Ints]:
+    """The nodes (from 0) of each prototype whose numbers have the same widths."""
+    count = len(program)
+    numbers = np.diff(program.starts)
+    inner = np.arange(len(program.edges)) - np.repeat(program.starts[:-1], numbers)
+    shift = np.minimum(2 * inner, 62)
+    weights = (_varint_width(program.edges) - 1) << shift
+    total = np.concatenate([[0], np.cumsum(weights)])
+    edges = total[program.starts[1:]] - total[program.starts[:-1]]
+    marked = np.array([bool(marker_of(n.name)) for n in program.prototypes], dtype=np.int64)
+    digits = np.where(marked[program.prototype] > 0, _decimal_width(program.microbatch), 0)
+    single = np.where(numbers > _MOST_EDGES, np.arange(1, count + 1), 0)
+    data = program.control - program.starts[:-1]
+    tag = _varint_width(program.tag)
+    facts = (program.prototype, digits, _varint_width(np.arange(1, count + 1)), tag)
+    keys = (*facts, data, numbers, edges, single)
+    order = np.lexsort(keys)
+    differs = np.zeros(count, dtype=bool)
+    differs[0] = True
+    for key in keys:
+        ordered = key[order]
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    yield from np.split(order, np.flatnonzero(differs)[1:])
+
+
+def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group: str) -> Bytes:
+    """The records of nodes that differ in their numbers only: one serialised by protobuf, repeated
+    and overwritten. Fields come in the order of their numbers: identifier, name, kind, control and
+    data dependencies, ..., attributes."""
+    prototype = _first(program, members)
+    one = int(members[0])
+    begin, middle, end = program.starts[one], program.control[one], program.starts[one + 1]
+    edges = [Node("", "", "", 0, id=e) for e in program.edges[begin:end].tolist()]
+    mark = marker_of(prototype.name)
+    number = str(program.microbatch[one])
+    name = prototype.name.replace(mark, number) if mark else prototype.name
+    data = int(middle - begin)
+    node = replace(
+        prototype,
+        id=one + 1,
+        name=name,
+        tag=int(program.tag[one]),
+        deps=edges[:data],
+        after=edges[data:],
+    )
+    record = encode_node(writer.trace_node(node, group))
+    block = np.tile(np.frombuffer(record, dtype=np.uint8), (len(members), 1))
+    if len(members) == 1:
+        return block
+    at = 1 + next(i for i, byte in enumerate(record) if byte < _MORE)  # the length
+    at = _put(block, at + 1, members + 1)
+    if name:
+        at += 1 + len(varint(len(name.encode())))
+        if mark:
+            digits = at + len(prototype.name.partition(mark)[0].encode())
+            _put_decimal(block, digits, len(number), program.microbatch[members])
+        at += len(name.encode())
+    at += 2  # the kind
+    for starts, like in ((program.control, node.after), (program.starts, node.deps)):
+        if like:
+            at += 1 + len(varint(sum(len(varint(e.id)) for e in like)))
+            for i in range(len(like)):
+                at = _put(block, at, program.edges[starts[members] + i])
+    if prototype.is_message:
+        _put(block, record.rindex(_TAG) + len(_TAG), program.tag[members])
+    return block
+
+
+_MORE = 0x80
+#: The name of the attribute, and the key of its 32-bit value.
+_TAG = b"comm_tag\x38"
+
+
+def _put(block: Bytes, at: int, numbers: Ints) -> int:
+    """Overwrite varints of one width; the place after them."""
+    width = len(varint(int(numbers[0])))
+    for i in range(width):
+        digit = numbers >> (7 * i) & 0x7F
+        block[:, at + i] = digit | _MORE if i < width - 1 else digit
+    return at + width
+
+
+def _put_decimal(block: Bytes, at: int, width: int, numbers: Ints) -> None:
+    for i in range(width):
+        block[:, at + width - 1 - i] = ord("0") + numbers // 10**i % 10
+
+
+def _varint_width(numbers: Ints) -> Ints:
+    """Bytes of each number as a varint."""
+    limits = np.array([1 << (7 * i) for i in range(1, 9)], dtype=np.int64)
+    return np.searchsorted(limits, numbers, side="right") + 1
+
+
+def _decimal_width(numbers: Ints) -> Ints:
+    limits = np.array([10**i for i in range(1, 18)], dtype=np.int64)
+    return np.searchsorted(limits, numbers, side="right") + 1
+
+
+def _positions(found: Mapping[_K, list[Ints]]) -> dict[_K, Ints]:
+    return {key: np.sort(np.concatenate(ends)) for key, ends in found.items() if ends}
 
 
 def _fixed_varint(number: int, width: int) -> bytes:

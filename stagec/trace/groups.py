@@ -43,6 +43,11 @@ class Groups:
         """The identifier of the rank's group over these axes."""
         return int(self.number[axes][rank])
 
+    @property
+    def ids(self) -> range:
+        """All identifiers."""
+        return range(1, 1 + sum(map(len, self.members.values())))
+
     def table(self) -> dict[str, list[int]]:
         """The content of the groups file: identifier to ranks."""
         return {

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +48,11 @@ class Node:
         """Whether it is one end of a message."""
         return bool(self.over)
 
+    @property
+    def is_computation(self) -> bool:
+        """Whether it computes."""
+        return not (self.group or self.over)
+
 
 @dataclass(slots=True)
 class Stack:
@@ -52,18 +64,66 @@ class Stack:
 
 Ref = Node | Stack | None
 
+#: Stand for the number of a microbatch in the name of a prototype: that of the first action of a
+#: step, and of the second one where two overlap.
+MICROBATCH = ("\0", "\1")
 
-@dataclass(slots=True)
+
+def marker_of(name: str) -> str:
+    """The marker in a prototype's name, or ''."""
+    return next((mark for mark in MICROBATCH if mark in name), "")
+
+
+@dataclass(frozen=True)
 class Program:
-    """The nodes of a class in issue order, identified from 1."""
+    """The nodes of a class in issue order, identified from 1, as columns.
+
+    Node i + 1 is `prototypes[prototype[i]]` with `microbatch[i]` in its name and the tag `tag[i]`.
+    It takes data from `edges[starts[i] : control[i]]` and is ordered after
+    `edges[control[i] : starts[i + 1]]`, which are identifiers.
+    """
 
     name: str
-    nodes: list[Node]
+    prototypes: Sequence[Node]
+    prototype: Ints
+    microbatch: Ints
+    tag: Ints
+    starts: Ints
+    control: Ints
+    edges: Ints
 
-    @property
+    def __len__(self) -> int:
+        return len(self.prototype)
+
+    @cached_property
     def groups(self) -> list[tuple[str, ...]]:
         """The axes over which its collectives go, in order of first use."""
-        return list(dict.fromkeys(n.group for n in self.nodes if n.is_collective))
+        used, first = np.unique(self.prototype, return_index=True)
+        order: list[int] = used[np.argsort(first)].tolist()
+        found = (self.prototypes[i].group for i in order)
+        return list(dict.fromkeys(axes for axes in found if axes))
+
+    @cached_property
+    def counts(self) -> Ints:
+        """How many nodes each prototype stands for."""
+        return np.bincount(self.prototype, minlength=len(self.prototypes)).astype(np.int64)
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The nodes one by one, for a look at small programs."""
+        found = [self._node(i) for i in range(len(self))]
+        for i, node in enumerate(found):
+            targets: list[int] = self.edges[self.starts[i] : self.starts[i + 1]].tolist()
+            edges = [found[e - 1] for e in targets]
+            data = int(self.control[i] - self.starts[i])
+            node.deps, node.after = edges[:data], edges[data:]
+        return found
+
+    def _node(self, i: int) -> Node:
+        node = self.prototypes[int(self.prototype[i])]
+        mark = marker_of(node.name)
+        name = node.name.replace(mark, str(self.microbatch[i])) if mark else node.name
+        return replace(node, name=name, tag=int(self.tag[i]), id=i + 1)
 
 
 def item(ref: Ref, i: int) -> Ref:

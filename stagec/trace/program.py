@@ -8,18 +8,39 @@ the order is final. Messages are in neither stream: they wait for their data onl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice, repeat
+
+import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
 from stagec.ir.replay import replays
-from stagec.schedule.action import Action, RankActions, steps
+from stagec.schedule.action import RankActions, steps
 from stagec.schedule.attached import regions_of
 from stagec.support.diagnostics import error
-from stagec.trace.buckets import Bucketed, cut_into_buckets, with_buckets
+from stagec.trace.buckets import Bucketed, cut_into_buckets
+from stagec.trace.columns import Columns
 from stagec.trace.groups import Channel, channel_of, group_axes
-from stagec.trace.nodes import Node, Program, Ref, Stack, item, last_node
+from stagec.trace.nodes import MICROBATCH, Ints, Node, Program, Ref, Stack, item, last_node
+from stagec.trace.stamp import (
+    INSIDE,
+    Held,
+    Instance,
+    Made,
+    Part,
+    Placeholders,
+    Shape,
+    Stream,
+    Template,
+    build,
+    captured,
+    cuts_buckets,
+    flat,
+    make_template,
+)
 
 #: More calls than this in one reduction are a mistake: no consumer takes them.
 MOST_BUCKETS = 100_000
@@ -48,12 +69,12 @@ def unroll(
         )
     unroller = _Unroller(env, order, channels or {})
     unroller.region(graph.body)
-    nodes = unroller.finish()
-    if not nodes:
+    program = unroller.finish(name)
+    if not len(program):
         raise error(
             "the program has no nodes", graph.loc, remedy="compute something in the function"
         )
-    return Program(name, nodes)
+    return program
 
 
 def _count(region: Region, env: Mapping[str, int]) -> int:
@@ -72,40 +93,23 @@ class _Unroller:
         self, env: Mapping[str, int], order: RankActions, channels: Mapping[Channel, int]
     ) -> None:
         self._env, self._actions, self._channels = env, order, channels
-        self._refs: dict[Value, Ref] = {}
-        self._order: list[Node] = []
-        self._bucketed: list[Bucketed] = []
+        self._refs: dict[Value, Held] = {}
+        self._order: list[Node | Instance] = []
+        self._bucketed: list[Bucketed | Instance] = []
         self._prefix = ""
         self._replays = True
         self._costs: dict[Operation, dict[str, int]] = {}
-        self._sent: Counter[tuple[str, Channel]] = Counter()
+        self._sent: Counter[Stream] = Counter()
         self._posted: Node | None = None  # what a receive without operands waits for
+        self._columns = Columns()
+        self._templates: dict[Hashable, Template] = {}
+        self._outside: dict[Node, int] | None = None  # in a template: positions of placeholders
 
-    # -- order -------------------------------------------------------------------------------------
-
-    def finish(self) -> list[Node]:
+    def finish(self, name: str) -> Program:
         """All nodes in their final order, with identifiers and control dependencies."""
-        order = with_buckets(self._order, self._bucketed)
-        previous: dict[bool, Node] = {}
-        waiting: Node | None = None  # a blocking collective that no computation follows yet
-        for number, node in enumerate(order, 1):
-            node.id = number
-            if node.is_message:
-                continue
-            if node.blocking:
-                node.after += [previous[False]] if False in previous else []
-                waiting = node
-            elif waiting is not None and not node.is_collective:
-                node.after.append(waiting)
-                waiting = None
-            before = previous.get(node.is_collective)
-            if before is not None:
-                node.after.append(before)
-            previous[node.is_collective] = node
-        for node in order:
-            node.deps = list(dict.fromkeys(node.deps))
-            node.after = [a for a in dict.fromkeys(node.after) if a not in node.deps]
-        return order
+        return self._columns.program(
+            name, self._order, self._bucketed, self._templates.values(), self._channels
+        )
 
     # -- regions -----------------------------------------------------------------------------------
 
@@ -114,7 +118,7 @@ class _Unroller:
         for op in region.ops[:-1]:
             if op not in skip:
                 self._op(op)
-        return [self._refs.get(v) for v in region.terminator.operands]
+        return [self._ref(v) for v in region.terminator.operands]
 
     def _op(self, op: Operation) -> None:
         if op.name == "et.recall":
@@ -126,6 +130,13 @@ class _Unroller:
             return
         self._refs[op.result] = self._node(op)
 
+    def _ref(self, value: Value) -> Ref:
+        """The nodes of a value, for what is not stamped."""
+        held = self._refs.get(value)
+        if not isinstance(held, Made):
+            return held
+        return build(held.shape, map(self._columns.node, held.handles.tolist()))
+
     def _number(self, op: Operation, name: str) -> int:
         known = self._costs.setdefault(op, {})
         if name not in known:
@@ -136,7 +147,7 @@ class _Unroller:
         count, carry = self._number(op, "count"), op.integer("carry", 1)
         early = frozenset(o for o in region.ops if "ahead" in o.attrs)
         ahead = max((self._number(o, "ahead") for o in early), default=0)
-        inputs = [self._refs.get(v) for v in op.operands]
+        inputs = [self._ref(v) for v in op.operands]
         carried, prefix, outer = inputs[:carry], self._prefix, self._replays
         order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
         stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
@@ -177,60 +188,206 @@ class _Unroller:
             found[op.result] = node
         return found
 
+    def _computations(self) -> Iterator[tuple[Instance | Node, int, bool]]:
+        """The computations so far, last one first: which, and whether it is a matrix product."""
+        for thing in reversed(self._order):
+            if isinstance(thing, Instance):
+                yield from thing.computations()
+            elif thing.is_computation:
+                yield thing, 0, bool(thing.matmul)
+
     def _last_computation(self) -> Node | None:
-        kinds = (n for n in reversed(self._order) if not (n.is_collective or n.is_message))
-        return next(kinds, None)
+        return next((_node_of(*found[:2]) for found in self._computations()), None)
 
     def _accumulate(self, op: Operation, region: Region) -> list[Ref]:
-        inputs = [self._refs.get(v) for v in op.operands]
+        inputs = [self._ref(v) for v in op.operands]
         self._refs.update(zip(region.args, inputs, strict=True))
+        if self._outside is not None:  # in a template there are nodes only
+            return self._looped(self._number(op, "count"), region)
+        latest: dict[Value, Held] = {}
         if "schedule" in op.attrs:
-            return self._scheduled(region)
+            self._scheduled(region, latest)
+        else:
+            seen = _Seen(region, region.terminator.operands)
+            for i in range(self._number(op, "count")):
+                part = seen.part(f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0, i)
+                self._step([part], {}, latest)
+        # sums are complete with the last microbatch
+        self._refs.update(latest)
+        return [self._ref(v) for v in region.terminator.operands]
+
+    def _looped(self, count: int, region: Region) -> list[Ref]:
         prefix, yielded = self._prefix, list[Ref]()
-        for i in range(self._number(op, "count")):
+        for i in range(count):
             self._prefix = f"{prefix}mb{i}/"
-            self._refs.update(zip(region.args, inputs, strict=True))
             yielded = self.region(region)
         self._prefix = prefix
-        return yielded  # sums are complete with the last microbatch
+        return yielded
 
     # -- actions of a pipeline schedule ------------------------------------------------------------
 
-    def _scheduled(self, region: Region) -> list[Ref]:
+    def _scheduled(self, region: Region, latest: dict[Value, Held]) -> None:
         """Run the actions as ordered. What an action makes is there for later ones of its
         microbatch; what the region yields is complete with the last action that adds to it."""
-        actions = {(op.text("kind"), op.integer("chunk")): op for op in region.ops[:-1]}
-        held: dict[int, dict[Value, Ref]] = {}
-        latest: dict[Value, Ref] = {}
+        actions = {
+            (op.text("kind"), op.integer("chunk")): _Seen(op.body, op.results)
+            for op in region.ops[:-1]
+        }
+        held: dict[int, dict[Value, Held]] = {}
         before: Node | None = None
         for step in steps(self._actions):
             self._posted, before = before, self._last_computation()
-            start, parts = len(self._order), list[list[Node]]()
-            for action in step:
-                mine = held.setdefault(action.microbatch, {})
-                for op in filter(None, map(actions.get, regions_of(action))):
-                    self._refs.update(mine)
-                    made = self._action(op, action)
-                    latest.update(made)
-                    mine.update(made)
-                parts.append(self._order[start:])
-                del self._order[start:]
-            self._order += _interleaved(parts)
-        return [latest.get(v, self._refs.get(v)) for v in region.terminator.operands]
+            numbers = list(dict.fromkeys(action.microbatch for action in step))
+            parts: list[Part] = []
+            for which, action in enumerate(step):
+                slot = numbers.index(action.microbatch)
+                chunk = f"c{action.chunk}/" if action.chunk else ""
+                prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{chunk}"
+                for seen in filter(None, map(actions.get, regions_of(action))):
+                    parts.append(seen.part(prefix, slot, which, action.microbatch))
+            if parts:
+                self._step(parts, held, latest)
 
-    def _action(self, op: Operation, action: Action) -> dict[Value, Ref]:
-        prefix = self._prefix
-        chunk = f"c{action.chunk}/" if action.chunk else ""
-        self._prefix = f"{prefix}mb{action.microbatch}/{chunk}"
-        made = dict(zip(op.results, self.region(op.body), strict=True))
-        self._prefix = prefix
-        self._refs.update(made)
-        return made
+    def _step(
+        self,
+        parts: Sequence[Part],
+        held: dict[int, dict[Value, Held]],
+        latest: dict[Value, Held],
+    ) -> None:
+        """Run the regions of one step: stamp what it was when it was first seen."""
+        inputs = self._inputs(parts, held)
+        shapes = [shape for shape, _ in inputs]
+        handles = [h for _, h in inputs]
+        front, posted = self._front(), self._posted
+        extra = [*(node.id for node in front), *([posted.id] if posted else [])]
+        outside = np.concatenate([*handles, np.array(extra, dtype=np.int64)])
+        ranks = self._ranks(outside) if any(p.cuts for p in parts) else ()
+        fronts = tuple(bool(node.matmul) for node in front)
+        key = (
+            *((p.body.owner, p.prefix, p.slot, p.action) for p in parts),
+            *shapes,
+            fronts,
+            posted is not None,
+            ranks,
+        )
+        template = self._templates.get(key)
+        if template is None:
+            template = self._unrolled(parts, shapes, fronts, ranks, posted is not None)
+            self._templates[key] = template
+        for part, made in zip(parts, self._stamp(template, parts, outside), strict=True):
+            self._refs.update(made)
+            latest.update(made)
+            held.setdefault(part.microbatch, {}).update(made)
+
+    def _inputs(
+        self, parts: Sequence[Part], held: dict[int, dict[Value, Held]]
+    ) -> list[tuple[Shape, Ints]]:
+        """Shapes and nodes of what the parts of a step take from outside, part by part."""
+        made: set[Value] = set()
+        mine_made: set[tuple[Value, int]] = set()
+        found: list[tuple[Shape, Ints]] = []
+        for part in parts:
+            mine = held.setdefault(part.microbatch, {})
+            self._refs.update(mine)
+            for value in part.captured:
+                own = (value, part.slot) in mine_made
+                inside = own or (value in made and value not in mine)
+                found.append((INSIDE, _NONE) if inside else flat(self._refs.get(value)))
+            made.update(part.results)
+            mine_made.update((value, part.slot) for value in part.results)
+        return found
+
+    def _front(self) -> list[Node]:
+        """What is seen of the computations before a step: the last one, the last matrix product
+        and the one right before that; in order."""
+        found: list[Node] = []
+        for thing, place, product in self._computations():
+            after_product = bool(found) and bool(found[-1].matmul)
+            if not found or product or after_product:
+                found.append(_node_of(thing, place))
+            if after_product:
+                break
+        return found[::-1]
+
+    def _ranks(self, handles: Ints) -> tuple[int, ...]:
+        """The order of nodes that were issued; -1 for buckets, whose place comes later."""
+        found = [self._columns.position(h) for h in handles.tolist()]
+        place = {h: i for i, h in enumerate(sorted(set(found) - {-1}))}
+        return tuple(place.get(h, -1) for h in found)
+
+    def _unrolled(
+        self,
+        parts: Sequence[Part],
+        shapes: Sequence[Shape],
+        fronts: Sequence[bool],
+        ranks: Sequence[int],
+        posted: bool,
+    ) -> Template:
+        """Unroll a step with placeholders for what comes from outside."""
+        kept = self._refs, self._order, self._bucketed, self._sent, self._posted, self._prefix
+        source = Placeholders()
+        refs = [None if s == INSIDE else build(s, source) for s in shapes]
+        front = [replace(next(source), matmul=int(product)) for product in fronts]
+        self._posted = next(source) if posted else None
+        self._outside = dict(zip(source.given, ranks or repeat(-1), strict=False))
+        self._refs, self._order, self._bucketed, self._sent = {}, [*front], [], Counter()
+        pieces: list[list[Node]] = []
+        made: list[Mapping[Value, Ref]] = []
+        start, given, last = len(front), iter(zip(shapes, refs, strict=True)), -1
+        by_slot: dict[int, dict[Value, Ref]] = {}
+        for part in parts:
+            mine = by_slot.setdefault(part.slot, {})
+            self._refs.update(mine)
+            for value, (shape, ref) in zip(
+                part.captured, islice(given, len(part.captured)), strict=True
+            ):
+                if shape != INSIDE:
+                    self._refs[value] = ref
+            if part.action != last:
+                pieces.append([])
+                last = part.action
+                del self._order[start:]
+            before = len(self._order)
+            self._prefix = part.prefix
+            yielded = self.region(part.body)
+            values = dict(zip(part.results, yielded, strict=False))
+            self._refs.update(values)
+            mine.update(values)
+            made.append(values)
+            pieces[-1] += [n for n in self._order[before:] if isinstance(n, Node)]
+        cut = [b for b in self._bucketed if isinstance(b, Bucketed)]
+        ordered = _interleaved(pieces)
+        template = make_template(ordered, cut, made, len(source.given), dict(self._sent))
+        template.first_prototype = self._columns.add_prototypes(template.nodes)
+        self._refs, self._order, self._bucketed, self._sent, self._posted, self._prefix = kept
+        self._outside = None
+        return template
+
+    def _stamp(
+        self, template: Template, parts: Sequence[Part], outside: Ints
+    ) -> list[dict[Value, Held]]:
+        """Add an instance; the values that each of its parts makes."""
+        slots = {p.slot: p.microbatch for p in parts}
+        tags = {stream: self._sent[stream] * len(self._channels) for stream in template.sent}
+        instance = self._columns.add_instance(template, outside, list(slots.values()), tags)
+        self._sent.update(template.sent)
+        self._order.append(instance)
+        if template.buckets:
+            self._bucketed.append(instance)
+        return [
+            {v: Made(shape, instance.table, places) for v, (shape, places) in values.items()}
+            for values in template.made
+        ]
 
     # -- nodes -------------------------------------------------------------------------------------
 
+    def _issue(self, node: Node) -> None:
+        if self._outside is None:
+            self._columns.add_node(node)
+        self._order.append(node)
+
     def _deps(self, op: Operation) -> list[Node]:
-        return [n for v in op.operands if (n := last_node(self._refs.get(v))) is not None]
+        return [n for v in op.operands if (n := last_node(self._ref(v))) is not None]
 
     def _name(self, op: Operation) -> str:
         return f"{op.phase}/{self._prefix}{op.result.name}"
@@ -251,7 +408,7 @@ class _Unroller:
             self._number(op, "out"),
             deps=self._deps(op),
         )
-        self._order.append(node)
+        self._issue(node)
         return node
 
     def _message(self, op: Operation) -> Node:
@@ -272,15 +429,15 @@ class _Unroller:
             node.after.append(self._posted)
         if op.flag("beside"):
             node.after += self._before_last_product()
-        self._order.append(node)
+        self._issue(node)
         return node
 
     def _before_last_product(self) -> list[Node]:
         """The computation right before the last matrix product, which starts when it is done."""
-        computations = (n for n in reversed(self._order) if not (n.is_collective or n.is_message))
-        for node in computations:
-            if node.matmul:
-                return list(islice(computations, 1))
+        computations = self._computations()
+        for _, _, product in computations:
+            if product:
+                return [_node_of(*found[:2]) for found in islice(computations, 1)]
         return []
 
     def _collective(self, op: Operation) -> Ref:
@@ -296,7 +453,7 @@ class _Unroller:
             blocking=op.flag("blocking"),
             deps=self._deps(op),
         )
-        self._order.append(node)
+        self._issue(node)
         return node
 
     def _buckets(self, op: Operation, bucket: int) -> Ref:
@@ -314,9 +471,9 @@ class _Unroller:
             if isinstance(parts, tuple)
             else []
         )
-        values = [(self._refs.get(v), size) for v, size in zip(op.operands, sizes, strict=True)]
+        values = [(self._ref(v), size) for v, size in zip(op.operands, sizes, strict=True)]
         cut = Bucketed([], [])
-        for number, (size, ready) in enumerate(cut_into_buckets(values, bucket, self._order)):
+        for number, (size, ready) in enumerate(cut_into_buckets(values, bucket, self._position)):
             node = Node(
                 op.text("kind"),
                 f"{self._name(op)}.{number}",
@@ -325,10 +482,50 @@ class _Unroller:
                 group=group_axes(op),
                 deps=[ready] if ready is not None else [],
             )
+            if self._outside is None:
+                self._columns.add_bucket(node)
             cut.nodes.append(node)
             cut.ready.append(ready)
         self._bucketed.append(cut)
         return cut.nodes[-1]
+
+    def _position(self, node: Node) -> int:
+        """Where a node is in the order of issue; -1 for a bucket, whose place comes later."""
+        if self._outside is None:
+            return self._columns.position(node.id)
+        if node in self._outside:
+            return self._outside[node]
+        inside = self._order.index(node) if node in self._order else -1
+        return inside if inside < 0 else len(self._outside) + inside
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A region that is run again and again, and what there is to know of it."""
+
+    body: Region
+    results: Sequence[Value]
+
+    @cached_property
+    def captured(self) -> tuple[Value, ...]:
+        return captured(self.body)
+
+    @cached_property
+    def cuts(self) -> bool:
+        return cuts_buckets(self.body)
+
+    def part(self, prefix: str, slot: int, action: int, microbatch: int) -> Part:
+        """One run of it."""
+        return Part(
+            self.body, self.results, self.captured, prefix, slot, action, microbatch, self.cuts
+        )
+
+
+def _node_of(thing: Instance | Node, place: int) -> Node:
+    return thing if isinstance(thing, Node) else thing.node(place)
 
 
 def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:

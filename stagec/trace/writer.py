@@ -1,7 +1,8 @@
 """Writes a job: one `.et` file per rank, the groups file and the manifest, all or nothing.
 
-Files go to a temporary directory beside the asked-for one, which takes its place only when
-complete.
+A job comes from a `Source`: a compiled module, or an archive of one. Files are written by worker
+processes, each for ranges of ranks; the result does not depend on their number. What an interrupted
+run left is compared, byte for byte, with what is to be there.
 """
 
 from __future__ import annotations
@@ -10,44 +11,80 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from stagec.support.diagnostics import error
-from stagec.trace.classes import RankClass
-from stagec.trace.encode import Encoder, Roofline
-from stagec.trace.groups import Groups, number_groups
+from stagec.trace.groups import Groups
 from stagec.trace.limits import exceeded_limits
-from stagec.trace.nodes import Node, Program
+from stagec.trace.nodes import Ints
+from stagec.trace.place import MANIFEST, check_target, working_folder
+from stagec.trace.workers import run_units
 
-MANIFEST = "manifest.json"
+#: Called with the ranks done and their total.
 Progress = Callable[[int, int], None]
+#: A worker takes about so many bytes at a time.
+_UNIT_BYTES = 64 << 20
+#: A smaller job is written without workers.
+_SMALL_JOB = 256 << 20
+#: The sizes of so many classes are an estimate for all.
+_SAMPLES = 4
 
 
-@dataclass(frozen=True)
-class Job:
-    """The rank classes and the mesh that runs them."""
+class RankBytes(Protocol):
+    """Makes the file of any rank of a class."""
 
-    name: str
-    classes: Sequence[RankClass]
-    mesh: Mapping[str, int]
-    roofline: Roofline | None = None
+    def rank(self, rank: int) -> memoryview:
+        """The bytes of a rank."""
+        ...
 
-    @cached_property
+
+class Source(Protocol):
+    """A job that can be written."""
+
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        ...
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """Its mesh."""
+        ...
+
+    @property
     def groups(self) -> Groups:
         """The numbered communicator groups."""
-        used = ((c.groups, c.members(self.mesh)) for c in self.classes)
-        return number_groups(self.mesh, used)
+        ...
+
+    @property
+    def members(self) -> Sequence[Ints]:
+        """The ranks of each class."""
+        ...
+
+    def entry(self, number: int) -> dict[str, object]:
+        """What the manifest says of a class."""
+        ...
+
+    def encoder(self, number: int) -> RankBytes:
+        """The program of a class."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """How a job is written: which ranks (all, if None), by how many worker processes, and whether
+    an interrupted run is completed or earlier output replaced."""
+
+    ranks: Ints | None = None
+    workers: int = 1
+    resume: bool = False
+    force: bool = False
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,165 +101,181 @@ class Written:
         return sum(self.files.values())
 
 
-def write_job(
-    job: Job,
-    directory: Path,
-    about: Mapping[str, object],
-    *,
-    force: bool = False,
-    progress: Progress | None = None,
+#: A class by number, and some of its ranks.
+Unit = tuple[int, Ints]
+#: Size and SHA-256 of each file.
+_Files = dict[str, tuple[int, str]]
+
+
+def write_source(
+    source: Source, directory: Path, about: Mapping[str, object], how: Emission
 ) -> Written:
-    """Write the traces of all ranks of a job into `directory`.
+    """Write the traces of a job into `directory`.
 
     `about` goes into the manifest (inputs, strategy, versions). Raises `DiagnosticError` if the
-    directory is not empty (and not `force`) or cannot be written.
+    directory is not empty (and not `force`), cannot be written, or does not fit on the disk.
     """
-    check_target(directory, force=force)
-    with _all_or_nothing(directory, force=force) as temporary:
-        groups = job.groups
-        files: dict[str, tuple[int, str]] = {}
-        classes: list[dict[str, object]] = []
-        for each in job.classes:
-            program, ranks = each.program(), each.members(job.mesh)
-            classes.append(_class_entry(each, program, ranks))
-            encoder = Encoder(program, job.mesh, groups, job.roofline)
-            for rank in ranks.tolist():
-                name = f"{job.name}.{rank}.et"
-                files[name] = _write(temporary / name, encoder.rank(rank))
-                if progress is not None:
-                    progress(len(files), groups.ranks)
-        table = json.dumps(groups.table())
-        files[f"{job.name}.json"] = _write(temporary / f"{job.name}.json", table.encode())
-        ids = map(int, groups.table())
-        nodes = max(_nodes_of(entry) for entry in classes)
-        warnings = tuple(exceeded_limits(ids, groups.ranks, nodes))
-        if "empty" in str(directory.resolve() / job.name):
+    check_target(directory, force=how.force, resume=how.resume)
+    classes = _classes(source, how.ranks)
+    with working_folder(directory, force=how.force, resume=how.resume) as folder:
+        writer = RankWriter(source, folder, how.resume)
+        sizes = writer.sizes(classes)
+        total = sum(size * len(ranks) for (_, ranks), size in zip(classes, sizes, strict=True))
+        _check_space(folder, total)
+        units = list(_units(classes, sizes))
+        workers = how.workers if total > _SMALL_JOB else 1
+        files: _Files = {}
+        entries: dict[int, dict[str, object]] = {}
+        for (number, _), (entry, found) in zip(
+            units, run_units(writer.write, units, workers), strict=True
+        ):
+            entries[number] = entry
+            files.update(found)
+            if how.progress is not None:
+                how.progress(len(files), sum(len(ranks) for _, ranks in classes))
+        ids = source.groups.ids
+        nodes = max(sum(_counts(entry).values()) for entry in entries.values())
+        warnings = tuple(exceeded_limits(ids, source.groups.ranks, nodes))
+        if "empty" in str(directory.resolve() / source.name):
             warnings += ("ASTRA-sim takes a path with the word 'empty' for no groups file at all",)
+        table = f"{source.name}.json"
+        files[table] = writer.put(table, json.dumps(source.groups.table()).encode())
         manifest: dict[str, object] = {
             "manifest": 1,
             **about,
-            "ranks": groups.ranks,
-            "mesh": dict(job.mesh),
-            "classes": classes,
+            "ranks": source.groups.ranks,
+            **({} if how.ranks is None else {"ranks_written": ranges_text(how.ranks)}),
+            "mesh": dict(source.mesh),
+            "classes": list(entries.values()),
             "consumer_limits_exceeded": list(warnings),
             "files": {n: {"bytes": size, "sha256": digest} for n, (size, digest) in files.items()},
         }
         text = json.dumps(manifest, indent=1) + "\n"
-        files[MANIFEST] = _write(temporary / MANIFEST, text.encode())
+        files[MANIFEST] = writer.put(MANIFEST, text.encode())
+        if how.resume:
+            _remove_others(folder, files)
     return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)
 
 
-def _class_entry(
-    rank_class: RankClass, program: Program, ranks: npt.NDArray[np.int64]
-) -> dict[str, object]:
-    kinds = Counter(_kind(node) for node in program.nodes)
-    return {
-        "name": rank_class.name,
-        "count": len(ranks),
-        "example_rank": int(ranks[0]),
-        "coords": dict(rank_class.coords),
-        "nodes": {kind: kinds[kind] for kind in ("comp", "coll", "send", "recv")},
-    }
+class RankWriter:
+    """Writes files of ranks into a folder; with `compare`, those that are not there already."""
+
+    def __init__(self, source: Source, folder: Path, compare: bool) -> None:
+        self._source, self._folder, self._compare = source, folder, compare
+        self._encoders: dict[int, RankBytes] = {}
+
+    def sizes(self, classes: Sequence[Unit]) -> list[int]:
+        """About how many bytes a rank of each class takes, from a few of them."""
+        step = -(-len(classes) // _SAMPLES) or 1
+        found = {
+            i: len(self._encoder(classes[i][0]).rank(int(classes[i][1][0])))
+            for i in range(0, len(classes), step)
+        }
+        largest = max(found.values(), default=0)
+        return [found.get(i, largest) for i in range(len(classes))]
+
+    def write(self, unit: Unit) -> tuple[dict[str, object], _Files]:
+        """Write some ranks of a class; what the manifest says of the class and of the files."""
+        number, ranks = unit
+        encoder = self._encoder(number)
+        files: _Files = {}
+        for rank in ranks.tolist():
+            name = f"{self._source.name}.{rank}.et"
+            files[name] = self.put(name, encoder.rank(rank))
+        return self._source.entry(number), files
+
+    def put(self, name: str, data: bytes | memoryview) -> tuple[int, str]:
+        """Write a file; its size and digest."""
+        path = self._folder / name
+        if not (self._compare and _holds(path, data)):
+            path.write_bytes(data)
+        return len(data), hashlib.sha256(data).hexdigest()
+
+    def _encoder(self, number: int) -> RankBytes:
+        if number not in self._encoders:
+            while len(self._encoders) >= _SAMPLES:
+                del self._encoders[next(iter(self._encoders))]
+            self._encoders[number] = self._source.encoder(number)
+        return self._encoders[number]
 
 
-def _kind(node: Node) -> str:
-    if node.is_message:
-        return node.kind
-    return "coll" if node.is_collective else "comp"
-
-
-def _nodes_of(entry: Mapping[str, Any]) -> int:
-    return sum(entry["nodes"].values())
-
-
-def _write(path: Path, data: bytes) -> tuple[int, str]:
-    path.write_bytes(data)
-    return len(data), hashlib.sha256(data).hexdigest()
-
-
-def check_target(directory: Path, *, force: bool) -> None:
-    """Refuse a target that would lose something. Raises `DiagnosticError`."""
-    if directory.exists() and not directory.is_dir():
-        raise error(
-            f"'{directory}' is a file, expected a directory to write to",
-            remedy="choose another -o",
-        )
-    if directory.is_symlink():
-        raise error(
-            f"'{directory}' is a symbolic link", remedy="give the directory that it points to"
-        )
-    if not directory.is_dir() or not any(directory.iterdir()):
-        return
-    if not force:
-        raise error(
-            f"'{directory}' is not empty", remedy="choose another -o, or replace it with --force"
-        )
-    if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
-        raise error(f"'{directory}' contains the working directory", remedy="choose another -o")
-    _check_replaceable(directory)
-
-
-def _check_replaceable(directory: Path) -> None:
-    """Only what an earlier run wrote is replaced, and only if nothing else is there."""
+def _holds(path: Path, data: bytes | memoryview) -> bool:
+    """Whether a file has this content."""
     try:
-        manifest: Any = json.loads((directory / MANIFEST).read_bytes())
-        ours = {MANIFEST, *manifest["files"]} if manifest["manifest"] == 1 else set[str]()
-    except (OSError, ValueError, KeyError, TypeError):
-        ours = set[str]()
-    foreign = sorted(p.name for p in directory.iterdir() if p.name not in ours)
-    if foreign:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except FileNotFoundError:
+        return False
+
+
+def _remove_others(folder: Path, files: Mapping[str, object]) -> None:
+    """Remove what an interrupted run of another job left."""
+    for path in folder.iterdir():
+        if path.name not in files:
+            path.unlink()
+
+
+def _classes(source: Source, ranks: Ints | None) -> list[Unit]:
+    """The ranks to write, by class. Raises `DiagnosticError` if the job has no such rank."""
+    if ranks is None:
+        return list(enumerate(source.members))
+    if len(ranks) and ranks[-1] >= source.groups.ranks:
         raise error(
-            f"'{directory}' holds files that stagec did not write, such as '{foreign[0]}'",
-            remedy="--force replaces earlier output only; choose another -o",
+            f"there is no rank {ranks[-1]}: the job has {source.groups.ranks} ranks",
+            remedy=f"choose among 0-{source.groups.ranks - 1}",
+        )
+    found = ((n, m[np.isin(m, ranks)]) for n, m in enumerate(source.members))
+    return [(n, m) for n, m in found if len(m)]
+
+
+def _units(classes: Sequence[Unit], sizes: Sequence[int]) -> Iterator[Unit]:
+    for (number, ranks), size in zip(classes, sizes, strict=True):
+        step = max(1, _UNIT_BYTES // max(1, size))
+        for start in range(0, len(ranks), step):
+            yield number, ranks[start : start + step]
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    """Refuse a job that does not fit. What is there already will be compared or replaced."""
+    there = sum(entry.stat().st_size for entry in os.scandir(folder))
+    free = shutil.disk_usage(folder).free
+    if needed - there > free:
+        raise error(
+            f"the traces take about {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free on "
+            f"the disk of '{folder.parent}'",
+            remedy="free space, write some ranks (--only-ranks), or one archive (--archive FILE)",
         )
 
 
-@contextmanager
-def _all_or_nothing(directory: Path, *, force: bool) -> Generator[Path]:
-    """A temporary directory that becomes `directory` on success and vanishes on any failure."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(
-        tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent)
-    )
-    with _termination_raises():
-        try:
-            yield temporary
-            temporary.chmod(0o777 & ~_umask())
-            _replace(temporary, directory, force=force)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+def _counts(entry: Mapping[str, Any]) -> Mapping[str, int]:
+    nodes: Mapping[str, int] = entry["nodes"]
+    return nodes
 
 
-def _replace(new: Path, target: Path, *, force: bool) -> None:
-    if target.exists() and force and any(target.iterdir()):
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-        target.rename(old / "was")
-        new.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        new.rename(target)
+def parse_ranges(text: str) -> Ints:
+    """The ranks of `0-1023,4096`, in order. Raises `DiagnosticError`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = [first, last if dash else first]
+        if not all(e.isascii() and e.isdigit() and len(e) < _MOST_DIGITS for e in ends):
+            raise _no_ranges(part)
+        low, high = map(int, ends)
+        if high < low or high - low > _MOST_RANKS:
+            raise _no_ranges(part)
+        found.update(range(low, high + 1))
+    return np.array(sorted(found), dtype=np.int64)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+_MOST_DIGITS = 9
+_MOST_RANKS = 1 << 22
 
 
-@contextmanager
-def _termination_raises() -> Generator[None]:
-    """Turn SIGTERM into an exception while writing, so that a killed run cleans up."""
+def _no_ranges(part: str) -> Exception:
+    return error(f"'{part}' is no range of ranks", remedy="write ranks as 0-1023,4096")
 
-    def stop(signum: int, _frame: object) -> None:
-        raise SystemExit(128 + signum)
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def ranges_text(ranks: Ints) -> str:
+    """Ranks in order, as ranges."""
+    breaks = np.flatnonzero(np.diff(ranks) > 1) + 1
+    parts = [p for p in np.split(ranks, breaks) if len(p)]
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

@@ -13,9 +13,8 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.trace.check import check_directory
-from stagec.trace.emit import make_job
+from stagec.trace.emit import Job, make_job, write_job
 from stagec.trace.nodes import Node, Program
-from stagec.trace.writer import Job, write_job
 from tests.support import GPT, LLAMA, MIXTRAL, pairwise, tiny_options
 
 

@@ -1,0 +1,46 @@
+"""`stagec materialize`: from an archive to the traces of any ranks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stagec.driver.common import tell
+from stagec.driver.emission import emission, emission_options
+
+
+@click.command("materialize")
+@click.argument("archive", type=Path)
+@click.option(
+    "-o",
+    "--output",
+    type=Path,
+    metavar="DIR",
+    required=True,
+    help="The folder to write (it must be new or empty).",
+)
+@emission_options
+def command(archive: Path, output: Path, **given: Any) -> int:
+    """Write the traces of ranks from an archive of stagec compile --archive.
+
+    Files, groups file and manifest are those that stagec compile -o would have written.
+    """
+    from stagec.driver.tables import bytes_text
+    from stagec.trace.archive import Archive
+    from stagec.trace.writer import write_source
+
+    source = Archive.open(archive)
+    began = time.perf_counter()
+    with emission(given) as how:
+        written = write_source(source, output, source.about, how)
+    for warning in written.warnings:
+        tell(f"warning: {warning}")
+    if not given["quiet"]:
+        tell(
+            f"wrote {len(written.files)} files, {bytes_text(written.bytes)}, to {output} "
+            f"in {time.perf_counter() - began:.2f} s"
+        )
+    return 0

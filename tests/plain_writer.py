@@ -1,0 +1,422 @@
+"""A slow and plain writer: every node of a rank class is made and serialised by itself.
+
+What stagec writes must be equal, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.replay import replays
+from stagec.schedule.action import Action, RankActions, steps
+from stagec.schedule.attached import actions_of, regions_of
+from stagec.support.diagnostics import error
+from stagec.trace.chakra import encode_metadata, encode_node, varint
+from stagec.trace.classes import RankClass
+from stagec.trace.encode import SCHEMA_VERSION, Roofline, TraceWriter
+from stagec.trace.groups import Channel, Groups, channel_of, group_axes, neighbours
+from stagec.trace.nodes import Node, Ref, Stack, item, last_node
+
+#: More calls than this in one reduction are a mistake.
+MOST_BUCKETS = 100_000
+
+
+@dataclass(slots=True)
+class PlainProgram:
+    """The nodes of a class in issue order, identified from 1."""
+
+    name: str
+    nodes: list[Node]
+
+
+@dataclass(slots=True)
+class Bucketed:
+    """A collective cut into buckets; its place is where its pieces become ready."""
+
+    nodes: list[Node]
+    ready: list[Node | None]
+
+
+def cut_into_buckets(
+    values: Sequence[tuple[Ref, int]], bucket: int, order: Sequence[Node]
+) -> list[tuple[int, Node | None]]:
+    """Bytes of each bucket and the node that completes it, filled in the order of readiness.
+
+    `values` are the operands with their bytes, `order` the nodes so far.
+    """
+    pieces = [piece for ref, size in values for piece in _pieces(ref, size)]
+    rank = {node: i for i, node in enumerate(order)}
+    pieces.sort(key=lambda p: rank.get(p[1], -1) if p[1] is not None else -1)
+    return _cut(pieces, bucket)
+
+
+def with_buckets(order: Sequence[Node], bucketed: Sequence[Bucketed]) -> list[Node]:
+    """The nodes with each bucket right after the node that completes it."""
+    waiting: dict[Node | None, list[Node]] = {}
+    for cut in bucketed:
+        for node, ready in zip(cut.nodes, cut.ready, strict=True):
+            waiting.setdefault(ready, []).append(node)
+    result: list[Node] = []
+    pending = [*reversed(order), *reversed(waiting.get(None, []))]
+    while pending:  # a bucket may in turn complete another one
+        node = pending.pop()
+        result.append(node)
+        pending += reversed(waiting.get(node, []))
+    return result
+
+
+def _pieces(ref: Ref, size: int) -> list[tuple[int, Node | None]]:
+    """The bytes of a value with the node that completes each part."""
+    if not isinstance(ref, Stack):
+        return [(size, ref)]
+    return [(size // len(ref.items), last_node(part)) for part in ref.items]
+
+
+def _cut(pieces: Sequence[tuple[int, Node | None]], bucket: int) -> list[tuple[int, Node | None]]:
+    """Buckets filled in order; each is ready with its last piece."""
+    found: list[tuple[int, Node | None]] = []
+    filled, ready = 0, None
+    for size, node in pieces:
+        ready = node
+        filled += size
+        while filled >= bucket:
+            found.append((bucket, ready))
+            filled -= bucket
+    return [*found, (filled, ready)] if filled else found
+
+
+def plain_program(
+    graph: Operation,
+    name: str,
+    env: Mapping[str, int],
+    order: RankActions = (),
+    channels: Mapping[Channel, int] | None = None,
+) -> PlainProgram:
+    """Unroll an et.graph with the known sizes.
+
+    `order` are the actions of its pipeline stage, `channels` the numbers of all streams of
+    messages.
+    """
+    unroller = _Unroller(env, order, channels or {})
+    unroller.region(graph.body)
+    nodes = unroller.finish()
+    return PlainProgram(name, nodes)
+
+
+class _Unroller:
+    def __init__(
+        self, env: Mapping[str, int], order: RankActions, channels: Mapping[Channel, int]
+    ) -> None:
+        self._env, self._actions, self._channels = env, order, channels
+        self._refs: dict[Value, Ref] = {}
+        self._order: list[Node] = []
+        self._bucketed: list[Bucketed] = []
+        self._prefix = ""
+        self._replays = True
+        self._costs: dict[Operation, dict[str, int]] = {}
+        self._sent: Counter[tuple[str, Channel]] = Counter()
+        self._posted: Node | None = None  # what a receive without operands waits for
+
+    # -- order -------------------------------------------------------------------------------------
+
+    def finish(self) -> list[Node]:
+        """All nodes in their final order, with identifiers and control dependencies."""
+        order = with_buckets(self._order, self._bucketed)
+        previous: dict[bool, Node] = {}
+        waiting: Node | None = None  # a blocking collective that no computation follows yet
+        for number, node in enumerate(order, 1):
+            node.id = number
+            if node.is_message:
+                continue
+            if node.blocking:
+                node.after += [previous[False]] if False in previous else []
+                waiting = node
+            elif waiting is not None and not node.is_collective:
+                node.after.append(waiting)
+                waiting = None
+            before = previous.get(node.is_collective)
+            if before is not None:
+                node.after.append(before)
+            previous[node.is_collective] = node
+        for node in order:
+            node.deps = list(dict.fromkeys(node.deps))
+            node.after = [a for a in dict.fromkeys(node.after) if a not in node.deps]
+        return order
+
+    # -- regions -----------------------------------------------------------------------------------
+
+    def region(self, region: Region, skip: frozenset[Operation] = frozenset()) -> list[Ref]:
+        """Emit the nodes of a region; what it yields."""
+        for op in region.ops[:-1]:
+            if op not in skip:
+                self._op(op)
+        return [self._refs.get(v) for v in region.terminator.operands]
+
+    def _op(self, op: Operation) -> None:
+        if op.name == "et.recall":
+            self._refs[op.result] = self._refs.get(op.operands[0 if self._replays else 1])
+            return
+        if op.region is not None:
+            run = self._repeat if op.name == "et.repeat" else self._accumulate
+            self._refs.update(zip(op.results, run(op, op.region), strict=True))
+            return
+        self._refs[op.result] = self._node(op)
+
+    def _number(self, op: Operation, name: str) -> int:
+        known = self._costs.setdefault(op, {})
+        if name not in known:
+            known[name] = evaluate(op.expr(name), self._env) if name in op.attrs else 0
+        return known[name]
+
+    def _repeat(self, op: Operation, region: Region) -> list[Ref]:
+        count, carry = self._number(op, "count"), op.integer("carry", 1)
+        early = frozenset(o for o in region.ops if "ahead" in o.attrs)
+        ahead = max((self._number(o, "ahead") for o in early), default=0)
+        inputs = [self._refs.get(v) for v in op.operands]
+        carried, prefix, outer = inputs[:carry], self._prefix, self._replays
+        order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
+        stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
+        ready: list[dict[Value, Ref]] = []
+        for step, i in enumerate(order):
+            while len(ready) < min(step + ahead + 1, count):
+                ready.append(self._prefetch(early, prefix, order[len(ready)], len(ready)))
+            self._prefix = f"{prefix}L{i}/"
+            self._refs.update(
+                zip(region.args, carried + [item(r, i) for r in inputs[carry:]], strict=True)
+            )
+            self._refs.update(ready[step])
+            self._replays = replays(op, i)
+            again = frozenset(o for o in region.ops if o.phase == "recompute")
+            yielded = self.region(region, early if self._replays else early | again)
+            carried = yielded[:carry]
+            for stack, ref in zip(stacks, yielded[carry:], strict=True):
+                stack[i] = ref
+        self._prefix, self._replays = prefix, outer
+        last = order[-1] if count else 0
+        return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
+
+    def _prefetch(
+        self, early: frozenset[Operation], prefix: str, i: int, step: int
+    ) -> dict[Value, Ref]:
+        """Issue the parameter gathers of iteration i, the `step`th that runs, now: iterations
+        early, not at the start of the step."""
+        found: dict[Value, Ref] = {}
+        last = self._last_computation() if early else None
+        self._prefix = f"{prefix}L{i}/"
+        for op in sorted(early, key=lambda o: o.position()):
+            if step < self._number(op, "kept"):
+                found[op.result] = None  # still there from forward, for whose end all waits
+                continue
+            node = self._collective(op)
+            if isinstance(node, Node) and last is not None:
+                node.after.append(last)
+            found[op.result] = node
+        return found
+
+    def _last_computation(self) -> Node | None:
+        kinds = (n for n in reversed(self._order) if not (n.is_collective or n.is_message))
+        return next(kinds, None)
+
+    def _accumulate(self, op: Operation, region: Region) -> list[Ref]:
+        inputs = [self._refs.get(v) for v in op.operands]
+        self._refs.update(zip(region.args, inputs, strict=True))
+        if "schedule" in op.attrs:
+            return self._scheduled(region)
+        prefix, yielded = self._prefix, list[Ref]()
+        for i in range(self._number(op, "count")):
+            self._prefix = f"{prefix}mb{i}/"
+            self._refs.update(zip(region.args, inputs, strict=True))
+            yielded = self.region(region)
+        self._prefix = prefix
+        return yielded  # sums are complete with the last microbatch
+
+    # -- actions of a pipeline schedule ------------------------------------------------------------
+
+    def _scheduled(self, region: Region) -> list[Ref]:
+        """Run the actions as ordered. What an action makes is there for later ones of its
+        microbatch; what the region yields is complete with the last action that adds to it."""
+        actions = {(op.text("kind"), op.integer("chunk")): op for op in region.ops[:-1]}
+        held: dict[int, dict[Value, Ref]] = {}
+        latest: dict[Value, Ref] = {}
+        before: Node | None = None
+        for step in steps(self._actions):
+            self._posted, before = before, self._last_computation()
+            start, parts = len(self._order), list[list[Node]]()
+            for action in step:
+                mine = held.setdefault(action.microbatch, {})
+                for op in filter(None, map(actions.get, regions_of(action))):
+                    self._refs.update(mine)
+                    made = self._action(op, action)
+                    latest.update(made)
+                    mine.update(made)
+                parts.append(self._order[start:])
+                del self._order[start:]
+            self._order += _interleaved(parts)
+        return [latest.get(v, self._refs.get(v)) for v in region.terminator.operands]
+
+    def _action(self, op: Operation, action: Action) -> dict[Value, Ref]:
+        prefix = self._prefix
+        chunk = f"c{action.chunk}/" if action.chunk else ""
+        self._prefix = f"{prefix}mb{action.microbatch}/{chunk}"
+        made = dict(zip(op.results, self.region(op.body), strict=True))
+        self._prefix = prefix
+        self._refs.update(made)
+        return made
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _deps(self, op: Operation) -> list[Node]:
+        return [n for v in op.operands if (n := last_node(self._refs.get(v))) is not None]
+
+    def _name(self, op: Operation) -> str:
+        return f"{op.phase}/{self._prefix}{op.result.name}"
+
+    def _node(self, op: Operation) -> Ref:
+        if op.name == "et.comp":
+            return self._computation(op)
+        return self._collective(op) if op.name == "et.coll" else self._message(op)
+
+    def _computation(self, op: Operation) -> Node:
+        node = Node(
+            op.text("kind"),
+            self._name(op),
+            op.phase,
+            self._number(op, "bytes"),
+            self._number(op, "flops"),
+            self._number(op, "matmul"),
+            self._number(op, "out"),
+            deps=self._deps(op),
+        )
+        self._order.append(node)
+        return node
+
+    def _message(self, op: Operation) -> Node:
+        channel, kind = channel_of(op), op.name.removeprefix("et.")
+        count = self._sent[kind, channel]
+        self._sent[kind, channel] += 1
+        node = Node(
+            kind,
+            f"{self._name(op)}.{kind}" if kind == "send" else self._name(op),
+            op.phase,
+            self._number(op, "bytes"),
+            over=channel[0],
+            by=channel[1],
+            tag=count * len(self._channels) + self._channels[channel],
+            deps=self._deps(op),
+        )
+        if kind == "recv" and not node.deps and self._posted is not None:
+            node.after.append(self._posted)
+        if op.flag("beside"):
+            node.after += self._before_last_product()
+        self._order.append(node)
+        return node
+
+    def _before_last_product(self) -> list[Node]:
+        """The computation right before the last matrix product, which starts when it is done."""
+        computations = (n for n in reversed(self._order) if not (n.is_collective or n.is_message))
+        for node in computations:
+            if node.matmul:
+                return list(islice(computations, 1))
+        return []
+
+    def _collective(self, op: Operation) -> Ref:
+        size, bucket = self._number(op, "bytes"), self._number(op, "bucket")
+        if bucket and size > bucket:
+            return self._buckets(op, bucket)
+        node = Node(
+            op.text("kind"),
+            self._name(op),
+            op.phase,
+            size,
+            group=group_axes(op),
+            blocking=op.flag("blocking"),
+            deps=self._deps(op),
+        )
+        self._order.append(node)
+        return node
+
+    def _buckets(self, op: Operation, bucket: int) -> Ref:
+        """Cut a reduction into calls of `bucket` bytes, in the order of their readiness."""
+        count = -(-self._number(op, "bytes") // bucket)
+        if count > MOST_BUCKETS:
+            raise error(
+                f"buckets of {bucket:,} bytes cut a reduction into {count:,} calls",
+                op.loc,
+                remedy=f"choose larger ones: at most {MOST_BUCKETS:,} calls are written",
+            )
+        parts = op.attrs.get("parts")
+        sizes = (
+            [evaluate(p, self._env) for p in parts if isinstance(p, Expr)]
+            if isinstance(parts, tuple)
+            else []
+        )
+        values = [(self._refs.get(v), size) for v, size in zip(op.operands, sizes, strict=True)]
+        cut = Bucketed([], [])
+        for number, (size, ready) in enumerate(cut_into_buckets(values, bucket, self._order)):
+            node = Node(
+                op.text("kind"),
+                f"{self._name(op)}.{number}",
+                op.phase,
+                size,
+                group=group_axes(op),
+                deps=[ready] if ready is not None else [],
+            )
+            cut.nodes.append(node)
+            cut.ready.append(ready)
+        self._bucketed.append(cut)
+        return cut.nodes[-1]
+
+
+def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:
+    """The nodes of an overlapped pair: one goes on where the other starts to communicate."""
+    queues = [_between_collectives(part) for part in parts]
+    longest = max((len(q) for q in queues), default=0)
+    return [n for i in range(longest) for q in queues if i < len(q) for n in q[i]]
+
+
+def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Pieces that end in a collective each."""
+    pieces: list[list[Node]] = [[]]
+    for node in nodes:
+        pieces[-1].append(node)
+        if node.is_collective:
+            pieces.append([])
+    return pieces
+
+
+def program_of(rank_class: RankClass) -> PlainProgram:
+    """The program of a class."""
+    order = actions_of(rank_class.module, rank_class.graph, rank_class.stage)
+    return plain_program(
+        rank_class.graph, rank_class.name, rank_class.env, order, rank_class.channels
+    )
+
+
+def plain_trace(
+    program: PlainProgram,
+    mesh: Mapping[str, int],
+    groups: Groups,
+    rank: int,
+    roofline: Roofline | None = None,
+) -> bytes:
+    """The file of a rank."""
+    width = len(varint(groups.ranks - 1))
+    parts = [encode_metadata(SCHEMA_VERSION)]
+    for node in program.nodes:
+        group = str(groups.of_rank(node.group, rank)) if node.group else ""
+        found = TraceWriter(mesh, groups.ranks, roofline).trace_node(node, group)
+        record = encode_node(found)
+        if node.over:
+            towards = node.by if node.kind == "send" else -node.by
+            peer = int(neighbours(mesh, node.over, towards, np.array([rank]))[0])
+            digits = [peer >> (7 * i) & 0x7F for i in range(width)]
+            record = record[:-width] + bytes([*(d | 0x80 for d in digits[:-1]), digits[-1]])
+        parts.append(record)
+    return b"".join(parts)

@@ -1,0 +1,80 @@
+"""Stamped programs are, byte for byte, those of the slow and plain writer in tests/plain_writer.py:
+whatever the schedule, the strategy, the number of microbatches and the widths of numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stagec.driver.job import JobBuilder
+from stagec.trace.emit import Job, make_job
+from stagec.trace.encode import Encoder, Layout, Roofline
+from tests.plain_writer import plain_trace, program_of
+from tests.support import GPT, LLAMA, tiny_options
+
+
+def job(model: str = LLAMA, **options: Any) -> Job:
+    """The job of a tiny model."""
+    return make_job(JobBuilder(tiny_options(model, **options)).lower(), "tiny")
+
+
+def assert_same_as_plain(made: Job, roofline: Roofline | None = None) -> None:
+    """Of each class, its first and its last rank."""
+    layout = Layout(made.mesh, made.groups)
+    for each in made.classes:
+        plain, stamped = program_of(each), Encoder(each.program(), layout, roofline)
+        ranks = each.members(made.mesh)
+        for rank in {int(ranks[0]), int(ranks[-1])}:
+            expected = plain_trace(plain, made.mesh, made.groups, rank, roofline)
+            assert stamped.rank(rank).tobytes() == expected, f"rank {rank} of {each.name}"
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 12])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_data_parallel(zero: int, microbatches: int) -> None:
+    options: dict[str, Any] = {
+        "dp": 2,
+        "zero": zero,
+        "microbatches": microbatches,
+        "ddp_bucket": 300,
+    }
+    assert_same_as_plain(job(sizes={"B": 24, "L": 4}, **options))
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
+)
+@pytest.mark.parametrize(
+    "more", [{}, {"zero": 2, "dp": 2, "ddp_bucket": 300}, {"recompute": "full"}]
+)
+def test_schedules(schedule: str, more: dict[str, Any]) -> None:
+    chunks: dict[str, Any] = {"chunks": 2} if schedule == "interleaved" else {}
+    options: dict[str, Any] = {"pp": 2, "microbatches": 12, "schedule": schedule, **chunks, **more}
+    assert_same_as_plain(job(sizes={"B": 24, "L": 8}, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pp": 2, "tp": 2, "sp": True, "microbatches": 130, "sizes": {"B": 130}},
+        {"dp": 4, "zero": 3, "fsdp_prefetch": 2, "microbatches": 3, "sizes": {"B": 12, "L": 4}},
+        {"tp": 2, "sp": True, "async_tp": True, "microbatches": 3, "sizes": {"B": 6, "L": 3}},
+        {"cp": 2, "cp_mode": "ring", "pp": 2, "microbatches": 4, "sizes": {"B": 8, "S": 8}},
+        {
+            "offload": "activations",
+            "memory_nodes": True,
+            "pp": 2,
+            "microbatches": 4,
+            "sizes": {"B": 8, "L": 4},
+        },
+    ],
+)
+def test_strategies(options: dict[str, Any]) -> None:
+    assert_same_as_plain(job(**options))
+
+
+def test_another_model_with_durations() -> None:
+    made = job(GPT, pp=2, microbatches=11, sizes={"B": 22, "L": 4})
+    assert_same_as_plain(made, Roofline(1e6, 1e6))

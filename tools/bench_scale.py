@@ -1,0 +1,194 @@
+"""Measures emission at scale: seconds, rate and memory beside plainly writing files of the same
+sizes to the same disk in the same run; archives, single ranks and checks.
+
+`python tools/bench.py scale` prints JSON. A job that would take more than `--limit` bytes is
+written for as many of its first ranks as fit; the JSON says how many.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+LLAMA: dict[str, Any] = {"tp": 8, "pp": 8, "sp": True, "microbatches": 8}
+#: name, model, options, ranks in one data-parallel group
+JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
+    *(
+        ("llama3-70b", {**LLAMA, "dp": n // 64, "sizes": {"B": 8 * n // 64, "S": 8192}})
+        for n in (64, 512, 4096, 32768)
+    ),
+    *(
+        ("gpt-1008b", {"tp": 8, "pp": 64, "dp": 6, "sizes": {"B": 6 * m}, "microbatches": m})
+        for m in (32, 512)
+    ),
+)
+ARCHIVE = (
+    "llama3-405b",
+    {**LLAMA, "cp": 2, "pp": 16, "dp": 512, "sizes": {"B": 4096, "S": 8192}},
+)
+
+
+def scale(folder: Path, limit: int, largest: int) -> dict[str, Any]:
+    """Measure all jobs of at most `largest` ranks, writing at most `limit` bytes at a time."""
+    jobs = [j for j in JOBS if _ranks(j[1]) <= largest]
+    return {
+        "processors": len(os.sched_getaffinity(0)),
+        "written": [_beside_plain(folder, *job, limit) for job in jobs],
+        "archive": measured(_archive, folder, *ARCHIVE),
+    }
+
+
+def measured(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """The result of a function in a process of its own, with the peak memory of it and of its
+    workers together (proportional shares, sampled)."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    peak = 0
+    while not ours.poll(0.1):
+        peak = max(peak, sum(_memory(p) for p in _family(process.pid or 0)))
+    found: dict[str, Any] = ours.recv()
+    process.join()
+    return {**found, "peak_mb": round(peak / 1024)}
+
+
+def _send(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    pipe.send(function(*arguments))
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    try:
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield from _family(int(child))
+    except OSError:
+        return
+
+
+def _memory(pid: int) -> int:
+    """Kilobytes, those shared by several processes in proportion."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+
+
+def _ranks(options: dict[str, Any]) -> int:
+    ranks = 1
+    for axis in ("tp", "pp", "dp", "cp"):
+        ranks *= options.get(axis, 1)
+    return ranks
+
+
+def _beside_plain(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict[str, Any]:
+    ours = measured(_emit, folder, model, options, limit)
+    sizes = ours.pop("sizes")
+    plain = measured(_plain, folder, sizes)["seconds"]
+    total = sum(sizes)
+    return {
+        **ours,
+        "files": len(sizes),
+        "bytes": total,
+        "seconds_plain": plain,
+        "rate_mb_s": round(total / ours["seconds_emission"] / 1e6),
+        "rate_plain_mb_s": round(total / plain / 1e6),
+        "rate_over_plain": round(plain / ours["seconds_emission"], 2),
+        "within_1.3_plain_plus_5": ours["seconds_total"] < 1.3 * plain + 5,
+    }
+
+
+def _emit(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict[str, Any]:
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.options import JobOptions
+    from stagec.trace.emit import make_job, write_job
+    from stagec.trace.writer import Emission, parse_ranges
+
+    began = time.perf_counter()
+    job = make_job(JobBuilder(JobOptions(model, **options)).lower(), "job")
+    lowered = time.perf_counter()
+    largest = max(len(job.encoder(n).rank(int(job.members[n][0]))) for n in (0, -1))
+    count = min(job.groups.ranks, limit // largest)
+    ranks = None if count == job.groups.ranks else parse_ranges(f"0-{count - 1}")
+    target = Path(tempfile.mkdtemp(dir=folder, prefix="stagec-scale-")) / "job"
+    os.sync()
+    start = time.perf_counter()
+    workers = len(os.sched_getaffinity(0))
+    try:
+        written = write_job(job, target, {}, Emission(ranks, workers))
+        done = time.perf_counter()
+    finally:
+        shutil.rmtree(target.parent, ignore_errors=True)
+    return {
+        "model": model,
+        "ranks": job.groups.ranks,
+        "ranks_written": count,
+        "microbatches": options["microbatches"],
+        "seconds_to_lowered": round(lowered - began, 2),
+        "seconds_emission": round(done - start, 2),
+        "seconds_total": round(lowered - began + done - start, 2),
+        "sizes": list(written.files.values()),
+    }
+
+
+def _plain(folder: Path, sizes: list[int]) -> dict[str, Any]:
+    """Write as many files of the same sizes, one after the other, and nothing else."""
+    target = Path(tempfile.mkdtemp(dir=folder, prefix="stagec-plain-"))
+    block = memoryview(os.urandom(1 << 20) * (max(sizes) // (1 << 20) + 1))
+    os.sync()
+    try:
+        began = time.perf_counter()
+        for number, size in enumerate(sizes):
+            (target / str(number)).write_bytes(block[:size])
+        return {"seconds": round(time.perf_counter() - began, 2)}
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _archive(folder: Path, model: str, options: dict[str, Any]) -> dict[str, Any]:
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.options import JobOptions
+    from stagec.trace.archive import Archive, write_archive
+    from stagec.trace.check_archive import check_archive
+    from stagec.trace.emit import make_job
+
+    path = folder / f"stagec-scale-{os.getpid()}.archive"
+    times = [time.perf_counter()]
+
+    def lap() -> float:
+        times.append(time.perf_counter())
+        return round(times[-1] - times[-2], 3)
+
+    try:
+        job = make_job(JobBuilder(JobOptions(model, **options)).lower(), "job")
+        lowered = lap()
+        size = write_archive(job, path, {})
+        written = lap()
+        archive = Archive.open(path)
+        opened = lap()
+        rank = job.groups.ranks // 2 + 1
+        archive.encoder(archive.class_of(rank)).rank(rank)
+        one = lap()
+        report = check_archive(path)
+        return {
+            "model": model,
+            "ranks": job.groups.ranks,
+            "bytes": size,
+            "seconds_to_lowered": lowered,
+            "seconds_writing": written,
+            "seconds_opening": opened,
+            "seconds_one_rank": one,
+            "seconds_check": lap(),
+            "check_ok": report.ok(),
+            "nodes": report.nodes,
+        }
+    finally:
+        path.unlink(missing_ok=True)
