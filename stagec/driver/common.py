@@ -11,7 +11,14 @@ from pathlib import Path
 
 import click
 
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note, render
+from stagec.support.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    NotAnIntegerError,
+    error,
+    note,
+    render,
+)
 from stagec.support.limits import MAX_BYTES
 from stagec.support.source import FileLoc, Source
 
@@ -63,8 +70,19 @@ def run_safely(run: Callable[[], object]) -> int:
         return CLOSED_PIPE
     except OSError as e:
         return _os_error(e)
+    except NotAnIntegerError as e:
+        report(_not_whole(e))
+        return WRONG_INPUT
     except Exception as e:
         return _bug(e)
+
+
+def _not_whole(problem: NotAnIntegerError) -> Diagnostic:
+    return Diagnostic(
+        f"{problem.text} is {problem.value}, expected a whole number",
+        remedy="choose sizes that divide: the batch, the sequence, --microbatches, "
+        "--capacity-factor",
+    )
 
 
 _REMEDIES = {

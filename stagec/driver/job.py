@@ -44,6 +44,7 @@ class JobBuilder:
         self.options, self._symbolic = complete(options), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
+        self._from_texts = False
         self.loaded: Loaded = load_plugins(options.plugin)
         self.model_name = (
             Path(options.model).stem if _is_file_name(options.model) else options.model
@@ -75,7 +76,14 @@ class JobBuilder:
         set_symbols(module, dict(self._preset.values) if self._preset else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
         self._kv_parts = self._too_few_kv_heads(module)
-        check_experts(self.options, module.symbols)
+        options = self.options
+        self._from_texts = bool(
+            options.strategy or self._preset is not None or module.ops("stg.strategy")
+        )
+        if self._from_texts:
+            self._refuse_shorthands()
+        else:
+            check_experts(options, module.symbols)
         self._check_options(module)
         self._add_strategy(module)
         if self.options.ranks is not None:
@@ -124,6 +132,9 @@ class JobBuilder:
     def _axes(self) -> dict[str, int | None]:
         if self.options.mesh is not None:
             return dict(self.options.mesh)
+        if self._from_texts:  # the axes are those of the text: one that is given changes
+            given = {a: int(getattr(self.options, a)) for a in AXES}
+            return {a: n for a, n in given.items() if n > 1 or a in self.options.explicit}
         sizes = folded_axes(self.options, AXES)
         axes: dict[str, int | None] = {a: n for a, n in sizes.items() if n > 1}
         return axes | self._kv_parts
@@ -142,9 +153,7 @@ class JobBuilder:
             given.insert(0, self._parse(f"stg.mesh @pod{f'[{text}]' if text else ''}"))
         elif self._axes():
             self._resize_mesh(module, given)
-        if module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given):
-            self._refuse_shorthands()
-        else:
+        if not (module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given)):
             if self._kv_parts:
                 heads = "tp" if (self._kv_parts["tp"] or 0) > 1 else "1"
                 self._assumed = [self._parse(f"stg.assume[G == {heads}]")]

@@ -180,6 +180,7 @@ class JobOptions:
     reproducer: Path | None = None
     check_numerics: bool = False
     plugin: tuple[Path, ...] = ()
+    explicit: frozenset[str] = frozenset()
 
 
 _DTYPES = click.Choice(["f32", "bf16", "f16"])
@@ -391,8 +392,12 @@ def job_options(function: F) -> F:
 
 
 def take_options(given: dict[str, Any]) -> JobOptions:
-    """Move the shared options out of what click gave."""
-    return JobOptions(**{f.name: given.pop(f.name) for f in fields(JobOptions)})
+    """Move the shared options out of what click gave, with the names of those that were given."""
+    context = click.get_current_context()
+    written = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+    explicit = frozenset(n for n in given if context.get_parameter_source(n) in written)
+    taken = {f.name: given.pop(f.name) for f in fields(JobOptions) if f.name in given}
+    return JobOptions(**taken, explicit=explicit)
 
 
 def strategy_text(

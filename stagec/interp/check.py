@@ -49,7 +49,7 @@ class NumericCheck:
         before = self._before
         if before is None or not _runs(module) or before.symbols.keys() != module.symbols.keys():
             return
-        sizes = tiny_sizes(module, 2, _stages(module) | self._fixed)
+        sizes = tiny_sizes(module, 2, _stages(module, before) | self._fixed)
         inputs = random_inputs(before.functions[0].body.args, sizes, self._seed)
         if not is_staged(module):
             fresh = [a for a in module.main.body.args if a.name not in inputs]
@@ -68,10 +68,17 @@ def _runs(module: Module) -> bool:
     return all(v.type is not None for v in values)
 
 
-def _stages(module: Module) -> dict[str, int]:
-    """The number of pipeline stages, which the functions of a module are made for."""
-    axes = {func.text("over") for func in module.functions if "over" in func.attrs}
-    return {axis: module.env[axis] for axis in axes}
+def _stages(module: Module, before: Module) -> dict[str, int]:
+    """The number of pipeline stages, which the functions of a module are made for, and that of the
+    layers where they were cut by number."""
+    if not is_staged(module):
+        return {}
+    fixed = {func.text("over"): module.env[func.text("over")] for func in module.functions}
+    counts = [op.expr("count") for op in module.walk() if op.definition.carries]
+    if all(count.symbols for count in counts):
+        return fixed
+    whole = (op.expr("count") for op in before.walk() if op.definition.carries)
+    return fixed | {s: module.env[s] for count in whole for s in count.symbols if s in module.env}
 
 
 def _run(

@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stagec.ir.core import Value
-from stagec.ir.expr import Expr, NotAnIntegerError, evaluate, numerator_and_denominator
+from stagec.ir.expr import (
+    Expr,
+    const,
+    evaluate,
+    numerator_and_denominator,
+)
 from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import TensorType, axis_size
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import NotAnIntegerError, error
 
 _ROUNDS = 64
 _LARGEST = 4096
@@ -29,7 +34,7 @@ def tiny_sizes(
     env = {name: 2 + i % 3 for i, name in enumerate(module.symbols)}
     env |= dict.fromkeys(mesh.axes if mesh else (), axis_size)
     env |= dict(fixed or {})
-    relations = [r for r, _ in module.relations] + _splits(module)
+    relations = [r for r, _ in module.relations] + _splits(module) + _parts(module)
     for _ in range(_ROUNDS):
         broken = [r for r in relations if r.symbols <= env.keys() and not _holds(r, env)]
         if not broken:
@@ -62,6 +67,17 @@ def _holds(relation: Relation, env: Mapping[str, int]) -> bool:
         return relation.holds(env)
     except NotAnIntegerError:
         return False
+
+
+def _parts(module: Module) -> list[Relation]:
+    """Sizes that are parts of others are whole, such as the layers of a pipeline stage."""
+    found: dict[Expr, Relation] = {}
+    for func in module.functions:
+        for op in func.body.walk():
+            size = op.attrs.get("count")
+            if isinstance(size, Expr) and size.symbols:
+                found[size] = divisible(size, const(1))
+    return list(found.values())
 
 
 def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 
 import sympy
 
+from stagec.support.diagnostics import NotAnIntegerError
+
 #: Integers in a program are bounded, so that hostile text cannot make arithmetic slow.
 MAX_INTEGER = 2**63 - 1
 MAX_EXPONENT = 64
@@ -34,14 +36,6 @@ class UnboundError(Exception):
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(sorted(names))
         super().__init__(f"no value for {', '.join(self.names)}")
-
-
-class NotAnIntegerError(Exception):
-    """An expression that must be an integer is not one: some division is not exact."""
-
-    def __init__(self, text: str, value: Fraction) -> None:
-        self.text, self.value = text, value
-        super().__init__(f"'{text}' is {value}, not an integer")
 
 
 class Expr:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.ir.core import Attr, NotATensorError, Operation, Region, Value
-from stagec.ir.expr import Expr, NotAnIntegerError, evaluate
+from stagec.ir.expr import Expr, evaluate
 from stagec.ir.facts import Relation
 from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
@@ -19,7 +19,12 @@ from stagec.ir.types import TensorType
 from stagec.ir.verify_signature import check_signature
 from stagec.ir.verify_structure import check_structure
 from stagec.ir.verify_types import TypeChecker
-from stagec.support.diagnostics import DiagnosticError, DiagnosticList, did_you_mean
+from stagec.support.diagnostics import (
+    DiagnosticError,
+    DiagnosticList,
+    NotAnIntegerError,
+    did_you_mean,
+)
 from stagec.support.source import Loc
 
 #: Parameters that name mesh axes.

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, NotAnIntegerError, evaluate, numerator_and_denominator
+from stagec.ir.expr import Expr, evaluate, numerator_and_denominator
 from stagec.ir.facts import divisible
 from stagec.ir.module import Module
 from stagec.ir.rule import Rule
 from stagec.ir.types import Dim, TensorType, axis_size
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
+from stagec.support.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    DiagnosticList,
+    NotAnIntegerError,
+    note,
+)
 from stagec.support.source import Loc
 
 

@@ -70,7 +70,13 @@ class Loaded:
         self._claim(name, origin)
         self.pipelines[name] = text
 
-    def _add_schedule(self, schedule: Schedule, origin: str) -> None:
+    def _add_schedule(self, schedule: object, origin: str) -> None:
+        named = isinstance(getattr(schedule, "name", None), str)
+        if not isinstance(schedule, Schedule) or not named:
+            raise error(
+                f"plug-in '{origin}' brings {schedule!r} as a schedule",
+                remedy='bring instances of stagec.api.Schedule with name = "mine"',
+            )
         known_schedules([*schedules_of(self.registry), schedule])
         self._claim(f"schedule {schedule.name}", origin)
         self.registry.extras.append(schedule)

@@ -9,6 +9,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir.verify import check_module
 from stagec.ir_spec.phases import Phase, PhaseRow, phase_named
+from stagec.pipeline.verify_stages import check_stages
 from stagec.sharding.local import implicit_moves
 from stagec.sharding.order import misordered
 from stagec.sharding.strategy import read_strategy
@@ -37,6 +38,8 @@ def verify_module(module: Module) -> None:
         _check_explicit(module, problems)
     if row.lowered:
         _check_lowered(module, problems)
+    if not problems.errors:
+        check_stages(module, problems)
     problems.check()
 
 

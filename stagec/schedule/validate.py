@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 from stagec.schedule.action import KINDS, Action, Actions, Placement, steps
+from stagec.schedule.base import Schedule
 from stagec.schedule.messages import in_order_messages
 from stagec.schedule.replay import replay
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import DiagnosticError, error
 
 
 def check_schedule(actions: Actions, placement: Placement, microbatches: int) -> None:
@@ -22,6 +24,48 @@ def check_schedule(actions: Actions, placement: Placement, microbatches: int) ->
     check_complete(actions, placement, microbatches)
     replay(actions, placement)
     in_order_messages(actions, placement)
+
+
+def prove(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:
+    """Prove a plug-in's schedule complete and free of deadlock before it is used.
+
+    Raises `DiagnosticError`, whatever its code does.
+    """
+    most = 4 * microbatches * max(1, chunks)
+    try:
+        schedule.check(stages, microbatches, chunks)
+        placement = _placement(schedule.placement(stages, chunks))
+        actions = tuple(
+            tuple(islice(schedule.rank_actions(r, stages, microbatches, chunks), most + 1))
+            for r in range(stages)
+        )
+        wrong = next((a for row in actions for a in row if not _is_action(a)), None)
+        if wrong is not None:
+            raise TypeError(f"rank_actions gives {wrong!r}, expected an Action")
+        if any(len(row) > most for row in actions):
+            raise ValueError(f"rank_actions gives more than {most} actions for a rank")
+        check_schedule(actions, placement, microbatches)
+    except DiagnosticError:
+        raise
+    except (Exception, SystemExit) as e:
+        raise error(
+            f"the plug-in's schedule '{schedule.name}' fails: {type(e).__name__}: {e}",
+            remedy="repair its placement, check or rank_actions",
+        ) from None
+
+
+def _placement(found: object) -> Placement:
+    if not isinstance(found, Placement):
+        raise TypeError(f"placement gives {found!r}, expected a Placement")
+    return found
+
+
+def _is_action(action: object) -> bool:
+    return (
+        isinstance(action, Action)
+        and action.kind in KINDS
+        and all(type(n) is int for n in (action.chunk, action.microbatch))
+    )
 
 
 def check_complete(actions: Actions, placement: Placement, microbatches: int) -> None:

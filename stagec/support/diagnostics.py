@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fractions import Fraction
 from typing import Literal
 
 from stagec.support.source import UNKNOWN, Loc, Source, file_loc
@@ -145,3 +146,11 @@ def _excerpt(
     shown = "".join(c if c.isprintable() else " " for c in text[start : start + _MAX_LINE])
     caret = min(max(col - 1 - start, 0), len(shown))
     return ["  " + shown, "  " + " " * caret + "^" * max(1, min(width, len(shown) - caret))]
+
+
+class NotAnIntegerError(Exception):
+    """An expression that must be an integer is not one: some division is not exact."""
+
+    def __init__(self, text: str, value: Fraction) -> None:
+        self.text, self.value = text, value
+        super().__init__(f"'{text}' is {value}, not an integer")

@@ -51,7 +51,7 @@ def _drop_unit_axes(module: Module) -> None:
             if over and not kept:
                 op.erase()
             elif over:
-                op.attrs["over"] = kept
+                op.attrs["over"] = kept if len(kept) > 1 else kept[0]
 
 
 def _check_names(module: Module, strategy: Strategy) -> None:
@@ -74,6 +74,8 @@ def _check_names(module: Module, strategy: Strategy) -> None:
     for rule in (*strategy.splits, *whole, *axes_only):
         _check_rule(rule, axes, module.symbols, problems)
         check_values(rule, module.main.body, problems)
+    if strategy.pipeline is not None:
+        _check_alone(module, strategy, strategy.pipeline, problems)
     problems.check()
     check_recompute(module, strategy)
     used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
@@ -83,6 +85,22 @@ def _check_names(module: Module, strategy: Strategy) -> None:
         module.diagnostics.remark(
             f"no statement uses the axis '{axis}': its ranks all do the same", strategy.loc
         )
+
+
+def _check_alone(
+    module: Module, strategy: Strategy, rule: PipelineRule, problems: DiagnosticList
+) -> None:
+    """The axis of pipeline stages is used for nothing else."""
+    others = [(s.over, s.loc) for s in strategy.splits]
+    others += [(strategy.zero_axes, strategy.loc), (strategy.deferred, strategy.loc)]
+    others += [(arg.tensor.axes, arg.loc) for arg in module.main.body.args]
+    for axes, loc in others:
+        if rule.over in axes:
+            problems.error(
+                f"the axis '{rule.over}' is that of the pipeline stages",
+                loc,
+                remedy="split over another axis: a stage has its layers whole along this one",
+            )
 
 
 def _check_rule(

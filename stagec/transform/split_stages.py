@@ -179,18 +179,16 @@ class _StageMaker:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _entry(self, part: Part, held: Held) -> list[Value]:
-        """The values of the whole step that enter a piece: those handed over where it is cut."""
+    def _entry(self, part: Part, held: Held) -> tuple[Operation | None, bool]:
+        """The repeat at which a piece is cut off from the one before, and whether the piece goes on
+        with it (else the piece begins behind it)."""
         positions = held.piece.positions
         first = positions[0] if part is Part.FORWARD else positions[-1]
         if first % 2:
-            repeat = self._sections.repeat(part, first)
-            return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
+            return self._sections.repeat(part, first), True
         at = first - 1 if part is Part.FORWARD else first + 1
-        if not 0 < at < self._sections.last:
-            return []
-        repeat = self._sections.repeat(part, at)
-        return list(repeat.results[: carried(repeat)]) if repeat is not None else []
+        inside = 0 < at < self._sections.last
+        return (self._sections.repeat(part, at) if inside else None), False
 
     def _exit(self, part: Part, held: Held) -> list[Value]:
         """The values of the whole step that leave a piece."""
@@ -206,18 +204,23 @@ class _StageMaker:
         return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
 
     def _receive(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
+        """What enters a piece: carried values, which the repeat goes on with or has ended with."""
         by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
-        if by is None or part is Part.WEIGHTS:
+        repeat, goes_on = self._entry(part, held)
+        if by is None or part is Part.WEIGHTS or repeat is None:
             return
-        for index, value in enumerate(self._entry(part, held)):
+        for index, value in enumerate(repeat.results[: carried(repeat)]):
             if by == 0:
-                values.hand_over(held, value, index, part)
-                continue
-            b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
-            got = b.value(
-                "stg.recv", (), self._message(by, index, part), type=value.tensor, hint=value.name
-            )
-            values.define(value, got)
+                got = values.kept(held, index, part)
+            else:
+                b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
+                type_ = repeat.body.args[index].tensor
+                attrs = self._message(by, index, part)
+                got = b.value("stg.recv", (), attrs, type=type_, hint=value.name)
+            if goes_on:
+                values.feed(repeat, index, got)
+            else:
+                values.define(value, got)
 
     def _send(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
         by = held.goes_to if part is Part.FORWARD else _reverse(held.comes_from)

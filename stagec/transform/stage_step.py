@@ -95,6 +95,8 @@ class StageStep:
         slots = self._sections.slots_of(value)
         positions = frozenset(s.position for s in slots)
         odd = next((p for p in positions if p % 2), None)
+        if odd is not None and not self._is_stacked(value, odd // 2):
+            odd = None  # a sum over the layers: of a parameter that all of them share
         owner = Owner(odd // 2) if odd is not None else Owner(None, positions)
         state = State.SHARE if self._among(owner) is not None else State.HELD
         spread = Spread(state, owner)
@@ -135,12 +137,12 @@ class StageStep:
         )
 
     def _homes(self, owner: Owner) -> list[int]:
-        """The ranks of the pipeline that hold straight sections, first copy first."""
+        """The ranks of the pipeline that hold these places of the model, first copy first."""
         placement = self._pipeline.placement
         return [
             home.rank
             for number, home in enumerate(placement.homes)
-            if self._pieces[number % placement.depth].sections & owner.sections
+            if owner.sections & set(self._pieces[number % placement.depth].positions)
         ]
 
     # -- operations --------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class StageValues:
         self._exports: dict[Value, Value] = {}
         self._floating: dict[tuple[Operation, Operation], list[Value]] = {}
         self._kept: dict[tuple[int, int, Part, int], Value] = {}
+        self._fed: dict[tuple[int, Operation, int], Value] = {}
         self._action: Operation | None = None
         self._holding: Held = held[0]
 
@@ -58,9 +59,13 @@ class StageValues:
         depth = holding.depth + (1 if part is Part.FORWARD else -1)
         self._kept[holding.copy, depth, part, index] = value
 
-    def hand_over(self, holding: Held, original: Value, index: int, part: Part) -> None:
-        """Take what the piece before has kept."""
-        self.define(original, self._kept[holding.copy, holding.depth, part, index])
+    def kept(self, holding: Held, index: int, part: Part) -> Value:
+        """What the piece before has kept."""
+        return self.reach(self._kept[holding.copy, holding.depth, part, index])
+
+    def feed(self, repeat: Operation, index: int, value: Value) -> None:
+        """A repeat that another stage has begun goes on with this carried value, here."""
+        self._fed[self._holding.home.chunk, repeat, index] = value
 
     # -- looking up --------------------------------------------------------------------------------
 
@@ -142,7 +147,11 @@ class StageValues:
         if len(operands) == 1 and len(op.operands) > 1 and len(self.sections.slots[op]) > 1:
             self.define(op.results[0], self.get(operands[0], region))
             return
-        new = self._copy(op, [self.get(v, region) for v in operands], {}, region)
+        chunk = self._holding.home.chunk
+        inputs = [
+            self._fed.get((chunk, op, i)) or self.get(v, region) for i, v in enumerate(operands)
+        ]
+        new = self._copy(op, inputs, {}, region)
         for old, value in zip(op.results, new.results, strict=True):
             self.define(old, value)
 

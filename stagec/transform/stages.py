@@ -14,7 +14,7 @@ from stagec.ir.module import Module
 from stagec.schedule.action import Home, Placement
 from stagec.schedule.attached import schedule_of, schedules_of
 from stagec.schedule.base import Schedule
-from stagec.schedule.validate import check_schedule
+from stagec.schedule.validate import prove
 from stagec.sharding.strategy import PipelineRule
 from stagec.support.diagnostics import error
 
@@ -42,6 +42,10 @@ class Pipeline:
 
 def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Pipeline:
     """The pipeline of a strategy. Raises `DiagnosticError` for sizes that do not go together."""
+    if rule.layers and min(rule.layers) < 0:
+        raise error(
+            f"a part has {min(rule.layers)} layers", rule.loc, remedy="give numbers from 0 on"
+        )
     schedule = schedule_of(module.registry, rule.schedule)
     stages = module.env.get(rule.over)
     if stages is None:
@@ -51,17 +55,11 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Pipe
             remedy=f"give it: --mesh {rule.over}=4",
         )
     chunks = rule.chunks or schedule.default_chunks
-    schedule.check(stages, microbatches, chunks)
-    found = Pipeline(rule, schedule, stages, chunks, microbatches)
     if schedule in schedules_of(module.registry):
-        _check_foreign(found)
-    return found
-
-
-def _check_foreign(pipeline: Pipeline) -> None:
-    """A plug-in's schedule is proved complete and free of deadlock before it is used."""
-    actions = pipeline.schedule.actions(pipeline.stages, pipeline.microbatches, pipeline.chunks)
-    check_schedule(actions, pipeline.placement, pipeline.microbatches)
+        prove(schedule, stages, microbatches, chunks)
+    else:
+        schedule.check(stages, microbatches, chunks)
+    return Pipeline(rule, schedule, stages, chunks, microbatches)
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,12 @@ class Piece:
 
 def cut(module: Module, pipeline: Pipeline, repeats: Sequence[Operation]) -> list[Piece]:
     """The pieces of one copy of the model, first to last. Raises `DiagnosticError`."""
+    if not repeats:
+        raise error(
+            "the model has no repeated layers to cut into pipeline stages",
+            pipeline.rule.loc,
+            remedy="write the layers as an stg.repeat, or leave the pipeline out",
+        )
     parts, whole = pipeline.parts, [op.expr("count") for op in repeats]
     counts: list[tuple[Expr, ...]]
     if len(whole) == 1 and not pipeline.rule.layers and _divides(module, whole[0], parts):
@@ -125,6 +129,13 @@ def _numbered(module: Module, pipeline: Pipeline, whole: list[Expr]) -> list[tup
     if len(set(layers)) > 1 and not rule.layers:
         module.diagnostics.remark(
             f"the {sum(sizes)} layers in {parts} parts: {_text(layers)}", rule.loc
+        )
+    if 0 in layers[1:-1]:
+        raise error(
+            f"part {layers.index(0, 1)} of {_text(layers)} has no layers; only the first part, "
+            "with the embedding, and the last, with the head, may have none",
+            rule.loc,
+            remedy=f"for example {_text(_evenly(pipeline, sum(sizes)))}",
         )
     found: list[tuple[Expr, ...]] = []
     left = list(sizes)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from stagec.ir.expr import (
     Expr,
-    NotAnIntegerError,
     UnboundError,
     call,
     const,
@@ -32,7 +31,7 @@ from stagec.ir.expr import (
     terms,
     total,
 )
-from stagec.support.diagnostics import DiagnosticError
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from tests.support import parse_expr
 
 NAMES = ("a", "b", "c")

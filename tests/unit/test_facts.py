@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagec.ir.expr import Expr, NotAnIntegerError, const, evaluate, product, symbol
+from stagec.ir.expr import Expr, const, evaluate, product, symbol
 from stagec.ir.facts import Facts, Relation, divisible
+from stagec.support.diagnostics import NotAnIntegerError
 from tests.support import parse, parse_expr
 
 NAMES = ("a", "b", "c", "d")

@@ -1,0 +1,92 @@
+"""What must hold between the functions, or the lowered graphs, of pipeline stages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from stagec.ir.core import Operation
+from stagec.ir.module import Module
+from stagec.schedule.attached import accumulation_of, schedule_of, stages_of
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList
+
+#: direction, `by`, channel
+_End = tuple[str, int, int]
+
+
+def check_stages(module: Module, problems: DiagnosticList) -> None:
+    """Every stage has one program, its schedule goes with its sizes, and what one stage sends
+    another receives."""
+    programs = [*module.functions, *module.ops("et.graph")]
+    staged = [op for op in programs if "stages" in op.attrs]
+    if not staged:
+        return
+    over, loc = staged[0].text("over"), staged[0].loc
+    count = module.env.get(over)
+    if count is None:
+        problems.error(
+            f"pipeline stages along '{over}', but the mesh gives it no size",
+            loc,
+            remedy=f"give the mesh its size: stg.mesh @pod[{over} = {len(staged)}]",
+        )
+        return
+    by_stage = {stage: op for op in staged for stage in stages_of(op)}
+    every = sorted(stage for op in staged for stage in stages_of(op))
+    if every != list(range(count)) or len(staged) != len(programs):
+        problems.error(
+            f"the programs are those of stages {', '.join(map(str, every))}, expected each of "
+            f"0 to {count - 1} once",
+            loc,
+            remedy="write every stage in 'stages' of one program",
+        )
+        return
+    for op in staged:
+        _check_schedule(module, op, count, problems)
+    for message, where in _unmatched(by_stage, count):
+        problems.error(message, where.loc, remedy="write the other end, on the same channel")
+
+
+def _check_schedule(module: Module, op: Operation, count: int, problems: DiagnosticList) -> None:
+    found = accumulation_of(op)
+    if found is None:
+        problems.error(
+            f"@{op.symbol} has no accumulation with a schedule",
+            op.loc,
+            remedy='state it: stg.accumulate[count = 8, schedule = "1f1b"]',
+        )
+        return
+    try:
+        schedule = schedule_of(module.registry, found.text("schedule"))
+        schedule.check(count, found.integer("count"), found.integer("chunks", 1))
+    except DiagnosticError as e:
+        problems.add(*e.diagnostics)
+
+
+def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str, Operation]]:
+    """Ends of messages for which there is no other end, once for each program."""
+    ends = {stage: _ends(op) for stage, op in by_stage.items()}
+    told: set[tuple[str, _End]] = set()
+    for stage, op in by_stage.items():
+        for (kind, by, channel), number in ends[stage].items():
+            step, other = (by, "recv") if kind == "send" else (-by, "send")
+            peer = (stage + step) % count
+            there = ends[peer][other, by, channel]
+            end = kind, by, channel
+            if there != number and (op.symbol or "", end) not in told:
+                told.add((op.symbol or "", end))
+                yield (
+                    (
+                        f"stage {stage} has {number} {kind}s with by = {by} on channel {channel}, "
+                        f"but stage {peer} has {there} {other}s"
+                    ),
+                    op,
+                )
+
+
+def _ends(program: Operation) -> Counter[_End]:
+    found: Counter[_End] = Counter()
+    for op in program.body.walk():
+        kind = op.name.partition(".")[2]
+        if kind in ("send", "recv") and op.text("over") == program.text("over"):
+            found[kind, op.integer("by"), op.integer("channel", 0)] += 1
+    return found
