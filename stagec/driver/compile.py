@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     help="The folder to write (it must be new or empty).",
 )
 @click.option(
+    "--names",
+    type=click.Choice(["full", "short", "none"]),
+    default="full",
+    help="Names of nodes: with phase, microbatch and layer, without, or none (smaller files).",
+)
+@click.option(
     "--archive",
     type=Path,
     metavar="FILE",
@@ -131,9 +137,9 @@ def _archive(builder: JobBuilder, path: Path, strategy: str, given: dict[str, An
 
     name = given["name"] or builder.model_name
     check_name(name)
-    job = make_job(builder.module, name, _roofline(given))
+    job = make_job(builder.module, name, _roofline(given), given["names"])
     began = time.perf_counter()
-    size = write_archive(job, path, manifest_head(builder, strategy))
+    size = write_archive(job, path, manifest_head(builder, strategy, given["names"]))
     if not given["quiet"]:
         tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
 
@@ -142,10 +148,10 @@ def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any
     from stagec.trace.emit import make_job, write_job
 
     roofline = _roofline(given)
-    about = manifest_head(builder, strategy)
+    about = manifest_head(builder, strategy, given["names"])
     name = given["name"] or builder.model_name
     check_name(name)
-    job = make_job(builder.module, name, roofline)
+    job = make_job(builder.module, name, roofline, given["names"])
     with emission(given) as how:
         return write_job(job, output, about, how)
 
@@ -171,7 +177,7 @@ def check_name(name: str) -> None:
         )
 
 
-def manifest_head(builder: JobBuilder, strategy: str) -> dict[str, object]:
+def manifest_head(builder: JobBuilder, strategy: str, names: str = "full") -> dict[str, object]:
     """What the manifest says of where the traces come from."""
     texts = {
         n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()
@@ -180,7 +186,7 @@ def manifest_head(builder: JobBuilder, strategy: str) -> dict[str, object]:
     packages = ("lark", "numpy", "protobuf", "sympy")
     return {
         "model": builder.model_name,
-        "command": _command(options),
+        "command": _command(options) + ("" if names == "full" else f" --names {names}"),
         "inputs": texts,
         "symbols": builder.module.symbols,
         "strategy": strategy,

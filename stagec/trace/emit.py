@@ -14,7 +14,7 @@ from stagec.support.diagnostics import error
 from stagec.trace.classes import RankClass, rank_classes
 from stagec.trace.encode import Encoder, Layout, Roofline
 from stagec.trace.groups import Groups, number_groups
-from stagec.trace.nodes import Ints, Node, Program
+from stagec.trace.nodes import Ints, Names, Node, Program
 from stagec.trace.writer import Emission, Written, write_source
 
 #: More ranks than this are a mistake: no cluster has them.
@@ -31,6 +31,7 @@ class Job:
     classes: Sequence[RankClass]
     mesh: Mapping[str, int]
     roofline: Roofline | None = None
+    names: Names = "full"
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -62,7 +63,7 @@ class Job:
         while len(self._programs) >= _KEPT and number not in self._programs:
             del self._programs[next(iter(self._programs))]
         if number not in self._programs:
-            self._programs[number] = self.classes[number].program()
+            self._programs[number] = self.classes[number].program().named(self.names)
         return self._programs[number]
 
     def encoder(self, number: int) -> Encoder:
@@ -91,7 +92,9 @@ def _kind(node: Node) -> str:
     return "coll" if node.is_collective else "comp"
 
 
-def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job:
+def make_job(
+    module: Module, name: str, roofline: Roofline | None = None, names: Names = "full"
+) -> Job:
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
     mesh = module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
@@ -101,7 +104,7 @@ def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job
             module.root.loc,
             remedy="choose smaller axes",
         )
-    return Job(name, rank_classes(module), sizes, roofline)
+    return Job(name, rank_classes(module), sizes, roofline, names)
 
 
 def write_job(
