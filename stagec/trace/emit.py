@@ -13,6 +13,7 @@ from stagec.ir.module import Module
 from stagec.support.diagnostics import error
 from stagec.trace.classes import RankClass, rank_classes
 from stagec.trace.encode import Encoder, Layout, Roofline
+from stagec.trace.fuse import Granularity, fused
 from stagec.trace.groups import Groups, number_groups
 from stagec.trace.nodes import Ints, Names, Node, Program
 from stagec.trace.writer import Emission, Written, write_source
@@ -32,6 +33,7 @@ class Job:
     mesh: Mapping[str, int]
     roofline: Roofline | None = None
     names: Names = "full"
+    granularity: Granularity = "op"
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -63,7 +65,9 @@ class Job:
         while len(self._programs) >= _KEPT and number not in self._programs:
             del self._programs[next(iter(self._programs))]
         if number not in self._programs:
-            self._programs[number] = self.classes[number].program().named(self.names)
+            self._programs[number] = fused(self.classes[number].program(), self.granularity).named(
+                self.names
+            )
         return self._programs[number]
 
     def encoder(self, number: int) -> Encoder:
@@ -93,7 +97,11 @@ def _kind(node: Node) -> str:
 
 
 def make_job(
-    module: Module, name: str, roofline: Roofline | None = None, names: Names = "full"
+    module: Module,
+    name: str,
+    roofline: Roofline | None = None,
+    names: Names = "full",
+    granularity: Granularity = "op",
 ) -> Job:
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
     mesh = module.mesh
@@ -104,7 +112,7 @@ def make_job(
             module.root.loc,
             remedy="choose smaller axes",
         )
-    return Job(name, rank_classes(module), sizes, roofline, names)
+    return Job(name, rank_classes(module), sizes, roofline, names, granularity)
 
 
 def write_job(
