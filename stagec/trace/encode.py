@@ -3,7 +3,7 @@
 Ranks of a class differ in the identifiers of their communicators and in their peers only. A node's
 `pg_name`, or its peer, is the last field of its record, so it is a few bytes at a known place.
 Programs are serialised once for each combination of identifier widths (peers have one width in a
-job), and a rank is a copy with these bytes overwritten.
+job), and these bytes are overwritten for each rank.
 
 Nodes that are alike but for their names and numbers, these of the same widths, have one layout: one
 of them is serialised, the others are copies of it with other letters and digits.
@@ -76,8 +76,9 @@ class Layout:
         return len(varint(self.groups.ranks - 1))
 
     def patched(self, variant: Variant, rank: int) -> memoryview:
-        """The bytes of a rank."""
-        data = variant.data.copy()
+        """The bytes of a rank, in the memory of the variant: good until the next rank is made,
+        since the same places are overwritten for every rank."""
+        data = variant.data
         for axes, ends in variant.ends.items():
             text = str(self.groups.of_rank(axes, rank))
             for place, digit in enumerate(reversed(text.encode())):
@@ -157,7 +158,7 @@ class Encoder:
         return self._program.groups
 
     def rank(self, rank: int) -> memoryview:
-        """The bytes of `<name>.<rank>.et`."""
+        """The bytes of `<name>.<rank>.et`, good until the next rank is made."""
         return self._layout.patched(self.variant(self.widths(rank)), rank)
 
     def widths(self, rank: int) -> tuple[int, ...]:
