@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,19 @@ if TYPE_CHECKING:
     type=Path,
     metavar="DIR",
     help="The folder to write (it must be new or empty).",
+)
+@click.option(
+    "--granularity",
+    type=click.Choice(["op", "block", "layer"]),
+    default="op",
+    help="One node for each op, each matrix product and what follows it, or as much of a layer as "
+    "communication lets be one.",
+)
+@click.option(
+    "--names",
+    type=click.Choice(["full", "short", "none"]),
+    default="full",
+    help="Names of nodes: with phase, microbatch and layer, without, or none (smaller files).",
 )
 @click.option(
     "--archive",
@@ -131,9 +145,9 @@ def _archive(builder: JobBuilder, path: Path, strategy: str, given: dict[str, An
 
     name = given["name"] or builder.model_name
     check_name(name)
-    job = make_job(builder.module, name, _roofline(given))
+    job = make_job(builder.module, name, _roofline(given), given["names"], given["granularity"])
     began = time.perf_counter()
-    size = write_archive(job, path, manifest_head(builder, strategy))
+    size = write_archive(job, path, manifest_head(builder, strategy, given))
     if not given["quiet"]:
         tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
 
@@ -142,10 +156,10 @@ def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any
     from stagec.trace.emit import make_job, write_job
 
     roofline = _roofline(given)
-    about = manifest_head(builder, strategy)
+    about = manifest_head(builder, strategy, given)
     name = given["name"] or builder.model_name
     check_name(name)
-    job = make_job(builder.module, name, roofline)
+    job = make_job(builder.module, name, roofline, given["names"], given["granularity"])
     with emission(given) as how:
         return write_job(job, output, about, how)
 
@@ -171,16 +185,20 @@ def check_name(name: str) -> None:
         )
 
 
-def manifest_head(builder: JobBuilder, strategy: str) -> dict[str, object]:
+def manifest_head(
+    builder: JobBuilder, strategy: str, given: Mapping[str, Any]
+) -> dict[str, object]:
     """What the manifest says of where the traces come from."""
     texts = {
         n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()
     }
     options: JobOptions = builder.options
+    defaults = (("names", "full"), ("granularity", "op"))
+    more = [f"--{flag} {given[flag]}" for flag, default in defaults if given[flag] != default]
     packages = ("lark", "numpy", "protobuf", "sympy")
     return {
         "model": builder.model_name,
-        "command": _command(options),
+        "command": " ".join((_command(options), *more)),
         "inputs": texts,
         "symbols": builder.module.symbols,
         "strategy": strategy,

@@ -228,7 +228,7 @@ class StoredProgram:
         return tuple(len(str(groups.of_rank(axes, rank))) for axes in self._stored.axes)
 
     def rank(self, rank: int) -> memoryview:
-        """The bytes of a rank. Raises `DiagnosticError`."""
+        """The bytes of a rank, good until the next is made. Raises `DiagnosticError`."""
         return self._layout.patched(self.variant(self.widths(rank)), rank)
 
     def variant(self, widths: tuple[int, ...]) -> Variant:
@@ -256,7 +256,7 @@ class StoredProgram:
 
 
 def _variant(stored: StoredVariant, raw: bytes, peer_width: int) -> Variant:
-    data = np.frombuffer(raw, dtype=np.uint8, count=stored.trace_bytes)
+    data = np.frombuffer(raw, dtype=np.uint8, count=stored.trace_bytes).copy()
     tables = np.frombuffer(raw, dtype="<u4", offset=stored.trace_bytes)
     at = 0
 

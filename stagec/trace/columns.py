@@ -92,7 +92,7 @@ class Columns:
         prototype = facts.prototype[issued]
         sources, targets, control = facts.edges()
         streams = _streams(self._prototypes, prototype)
-        starts, middle, edges = _sorted_edges(
+        starts, middle, edges = sorted_edges(
             len(issued),
             np.concatenate([place[sources], streams[0]]),
             np.concatenate([place[targets], streams[1]]),
@@ -203,7 +203,7 @@ def _streams(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
     return np.concatenate(sources), np.concatenate(targets)
 
 
-def _sorted_edges(
+def sorted_edges(
     count: int, sources: Ints, targets: Ints, control: Ints
 ) -> tuple[Ints, Ints, Ints]:
     """Edges by source, data first, each target once: where each node's start, where its order

@@ -13,8 +13,9 @@ from stagec.ir.module import Module
 from stagec.support.diagnostics import error
 from stagec.trace.classes import RankClass, rank_classes
 from stagec.trace.encode import Encoder, Layout, Roofline
+from stagec.trace.fuse import Granularity, fused
 from stagec.trace.groups import Groups, number_groups
-from stagec.trace.nodes import Ints, Node, Program
+from stagec.trace.nodes import Ints, Names, Node, Program
 from stagec.trace.writer import Emission, Written, write_source
 
 #: More ranks than this are a mistake: no cluster has them.
@@ -31,6 +32,8 @@ class Job:
     classes: Sequence[RankClass]
     mesh: Mapping[str, int]
     roofline: Roofline | None = None
+    names: Names = "full"
+    granularity: Granularity = "op"
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -62,7 +65,9 @@ class Job:
         while len(self._programs) >= _KEPT and number not in self._programs:
             del self._programs[next(iter(self._programs))]
         if number not in self._programs:
-            self._programs[number] = self.classes[number].program()
+            self._programs[number] = fused(self.classes[number].program(), self.granularity).named(
+                self.names
+            )
         return self._programs[number]
 
     def encoder(self, number: int) -> Encoder:
@@ -91,7 +96,13 @@ def _kind(node: Node) -> str:
     return "coll" if node.is_collective else "comp"
 
 
-def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job:
+def make_job(
+    module: Module,
+    name: str,
+    roofline: Roofline | None = None,
+    names: Names = "full",
+    granularity: Granularity = "op",
+) -> Job:
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
     mesh = module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
@@ -101,7 +112,7 @@ def make_job(module: Module, name: str, roofline: Roofline | None = None) -> Job
             module.root.loc,
             remedy="choose smaller axes",
         )
-    return Job(name, rank_classes(module), sizes, roofline)
+    return Job(name, rank_classes(module), sizes, roofline, names, granularity)
 
 
 def write_job(

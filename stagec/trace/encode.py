@@ -3,15 +3,15 @@
 Ranks of a class differ in the identifiers of their communicators and in their peers only. A node's
 `pg_name`, or its peer, is the last field of its record, so it is a few bytes at a known place.
 Programs are serialised once for each combination of identifier widths (peers have one width in a
-job), and a rank is a copy with these bytes overwritten.
+job), and these bytes are overwritten for each rank.
 
-Nodes of one prototype whose numbers have the same widths differ in these numbers only: one of them
-is serialised, the others are copies of it with other digits.
+Nodes that are alike but for their names and numbers, these of the same widths, have one layout: one
+of them is serialised, the others are copies of it with other letters and digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -76,8 +76,9 @@ class Layout:
         return len(varint(self.groups.ranks - 1))
 
     def patched(self, variant: Variant, rank: int) -> memoryview:
-        """The bytes of a rank."""
-        data = variant.data.copy()
+        """The bytes of a rank, in the memory of the variant: good until the next rank is made,
+        since the same places are overwritten for every rank."""
+        data = variant.data
         for axes, ends in variant.ends.items():
             text = str(self.groups.of_rank(axes, rank))
             for place, digit in enumerate(reversed(text.encode())):
@@ -157,7 +158,7 @@ class Encoder:
         return self._program.groups
 
     def rank(self, rank: int) -> memoryview:
-        """The bytes of `<name>.<rank>.et`."""
+        """The bytes of `<name>.<rank>.et`, good until the next rank is made."""
         return self._layout.patched(self.variant(self.widths(rank)), rank)
 
     def widths(self, rank: int) -> tuple[int, ...]:
@@ -190,7 +191,8 @@ def _serialise(program: Program, writer: TraceWriter, widths: Mapping[Axes, int]
     data[: len(metadata)] = metadata
     for members, block in zip(kinds, records, strict=True):
         size = block.shape[1]
-        windows = np.lib.stride_tricks.sliding_window_view(data, size, writeable=True)
+        shape, strides = (len(data) - size + 1, size), (1, 1)
+        windows: Bytes = np.ndarray(shape, np.uint8, data.data, strides=strides)
         windows[after[members] - size] = block
     ends: dict[Axes, list[Ints]] = {axes: [] for axes in widths}
     peers: dict[Neighbour, list[Ints]] = {}
@@ -209,7 +211,7 @@ def _first(program: Program, members: Ints) -> Node:
 
 
 def _same_layout(program: Program) -> Iterator[Ints]:
-    """The nodes (from 0) of each prototype whose numbers have the same widths."""
+    """The nodes (from 0) of each layout."""
     count = len(program)
     numbers = np.diff(program.starts)
     inner = np.arange(len(program.edges)) - np.repeat(program.starts[:-1], numbers)
@@ -217,12 +219,13 @@ def _same_layout(program: Program) -> Iterator[Ints]:
     weights = (_varint_width(program.edges) - 1) << shift
     total = np.concatenate([[0], np.cumsum(weights)])
     edges = total[program.starts[1:]] - total[program.starts[:-1]]
-    marked = np.array([bool(marker_of(n.name)) for n in program.prototypes], dtype=np.int64)
-    digits = np.where(marked[program.prototype] > 0, _decimal_width(program.microbatch), 0)
+    alike = _alike(program.prototypes)[program.prototype]
+    marked = alike[:, 2] >= 0
+    digits = np.where(marked, _decimal_width(program.microbatch), 0)
     single = np.where(numbers > _MOST_EDGES, np.arange(1, count + 1), 0)
     data = program.control - program.starts[:-1]
     tag = _varint_width(program.tag)
-    facts = (program.prototype, digits, _varint_width(np.arange(1, count + 1)), tag)
+    facts = (*alike.T, digits, _varint_width(np.arange(1, count + 1)), tag)
     keys = (*facts, data, numbers, edges, single)
     order = np.lexsort(keys)
     differs = np.zeros(count, dtype=bool)
@@ -233,8 +236,21 @@ def _same_layout(program: Program) -> Iterator[Ints]:
     yield from np.split(order, np.flatnonzero(differs)[1:])
 
 
+def _alike(prototypes: Sequence[Node]) -> Ints:
+    """For each prototype: a number for all of it but its name, the length of that without the
+    number of a microbatch, and where that number is in it, or -1."""
+    known: dict[tuple[object, ...], int] = {}
+    rows: list[tuple[int, int, int]] = []
+    for n in prototypes:
+        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by)
+        mark = marker_of(n.name)
+        at = len(n.name.partition(mark)[0].encode()) if mark else -1
+        rows.append((known.setdefault(facts, len(known)), len(n.name.encode()) - len(mark), at))
+    return np.array(rows, dtype=np.int64)
+
+
 def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group: str) -> Bytes:
-    """The records of nodes that differ in their numbers only: one serialised by protobuf, repeated
+    """The records of nodes of one layout: one serialised by protobuf, repeated
     and overwritten. Fields come in the order of their numbers: identifier, name, kind, control and
     data dependencies, ..., attributes."""
     prototype = _first(program, members)
@@ -260,16 +276,24 @@ def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group:
     at = 1 + next(i for i, byte in enumerate(record) if byte < _MORE)  # the length
     at = _put(block, at + 1, members + 1)
     if name:
-        at += 1 + len(varint(len(name.encode())))
+        length = len(name.encode())
+        at += 1 + len(varint(length))
+        used, which = np.unique(program.prototype[members], return_inverse=True)
+        like: list[int] = used.tolist()
+        if len(like) > 1:
+            names = (program.prototypes[i].name for i in like)
+            text = "".join(n.replace(marker_of(n), number) if mark else n for n in names)
+            table = np.frombuffer(text.encode(), dtype=np.uint8).reshape(-1, length)
+            block[:, at : at + length] = table[which]
         if mark:
             digits = at + len(prototype.name.partition(mark)[0].encode())
             _put_decimal(block, digits, len(number), program.microbatch[members])
-        at += len(name.encode())
+        at += length
     at += 2  # the kind
-    for starts, like in ((program.control, node.after), (program.starts, node.deps)):
-        if like:
-            at += 1 + len(varint(sum(len(varint(e.id)) for e in like)))
-            for i in range(len(like)):
+    for starts, targets in ((program.control, node.after), (program.starts, node.deps)):
+        if targets:
+            at += 1 + len(varint(sum(len(varint(e.id)) for e in targets)))
+            for i in range(len(targets)):
                 at = _put(block, at, program.edges[starts[members] + i])
     if prototype.is_message:
         _put(block, record.rindex(_TAG) + len(_TAG), program.tag[members])

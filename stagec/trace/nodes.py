@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+Names = Literal["full", "short", "none"]
 Ints = npt.NDArray[np.int64]
 
 
@@ -107,6 +109,15 @@ class Program:
     def counts(self) -> Ints:
         """How many nodes each prototype stands for."""
         return np.bincount(self.prototype, minlength=len(self.prototypes)).astype(np.int64)
+
+    def named(self, names: Names) -> Program:
+        """The program with names of another length: `short` ones say what is computed, not in
+        which phase, microbatch and layer; with `none` there are none."""
+        if names == "full":
+            return self
+        given = (n.name.rpartition("/")[2] if names == "short" else "" for n in self.prototypes)
+        renamed = [replace(n, name=name) for n, name in zip(self.prototypes, given, strict=True)]
+        return replace(self, prototypes=renamed)
 
     @cached_property
     def nodes(self) -> list[Node]:

@@ -39,7 +39,7 @@ class RankBytes(Protocol):
     """Makes the file of any rank of a class."""
 
     def rank(self, rank: int) -> memoryview:
-        """The bytes of a rank."""
+        """The bytes of a rank, good until the next is made."""
         ...
 
 
