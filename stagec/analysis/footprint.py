@@ -10,7 +10,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
-from stagec.memory.placement import MODELS, Placement, Request, place
+from stagec.memory.arena import placed
 from stagec.memory.timeline import ALL, HOST, Point, Timeline, line_of
 from stagec.schedule.attached import stages_of
 from stagec.sharding.strategy import read_strategy
@@ -93,19 +93,6 @@ def _most(timeline: Timeline) -> int:
             held -= live.pop(event.number)
         most = max(most, held)
     return most
-
-
-def requests(timeline: Timeline) -> Iterator[Request]:
-    """All buffers of a step in their order: static ones first, with numbers below 0."""
-    for number, (_, size) in enumerate(timeline.fixed(), 1):
-        yield Request(-number, size)
-    for event in timeline.events():
-        yield Request(event.number, timeline.size(event.buffer) if event.starts else 0)
-
-
-def placed(timeline: Timeline, fit: str) -> Placement:
-    """Offsets of all buffers by a model of an allocator."""
-    return place(requests(timeline), MODELS[fit]())
 
 
 def _placed(timeline: Timeline, fit: str) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-from stagec.analysis.footprint import described, placed
+from stagec.analysis.footprint import described
 from stagec.ir.core import Value
+from stagec.memory.arena import placed
 from stagec.memory.timeline import ALL, Timeline
 from stagec.support.diagnostics import error
 from stagec.support.source import file_loc

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagec.analysis.footprint import requests, timelines
+from stagec.analysis.footprint import timelines
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
+from stagec.memory.arena import requests
 from stagec.memory.placement import MODELS, Placed, Placement, Request, place, placing
 
 MIB = 2**20
