@@ -166,7 +166,7 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
             size = entry["placement"][name]
             made.add_row(f"{entry['placement']['model']}: {name}", bytes_text(size), f"{size:,}")
         out.print(made)
-        out.print(f"at {entry['at']}")
+        out.print(f"peak: {entry['at']}")
     worst = max(classes, key=lambda c: c["peak"])
     _print_largest(worst, out)
 
