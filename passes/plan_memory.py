@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagec.api import Module, Pass, Phase
+from stagec.memory.arena import state_arenas
 from stagec.memory.offload import offload
 from stagec.memory.plan import plan_memory
 from stagec.sharding.strategy import read_strategy
@@ -26,6 +27,10 @@ class PlanMemory(Pass):
         stg.free(%b)
     """
 
+    place: str = field(
+        default="", metadata={"help": "state offsets: best-fit, or caching as PyTorch does it"}
+    )
+
     name = "plan-memory"
     needs = Phase.PARTITIONED
     gives = Phase.PLANNED
@@ -34,3 +39,5 @@ class PlanMemory(Pass):
         strategy = read_strategy(module)
         offload(module, strategy.offload)
         plan_memory(module, strategy.prefetch)
+        for func in module.functions if self.place else ():
+            state_arenas(module, func, strategy.prefetch, self.place)

@@ -6,7 +6,7 @@ program order on another. `stg.free` and `stg.memory` are what plan-memory adds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stagec.ir.core import Operation
 from stagec.ir.opdef import OpDef, Param
@@ -60,6 +60,57 @@ class WorkingOp(Declaration):
         Param("stages", "ints", "the pipeline stages that run it"),
     )
     example = "stg.working[runs = backward_0, after = forward_0, peak = 3*B, left = -2*B]"
+
+
+class BufferOp(Declaration):
+    """A buffer of a step: when it lives, counted in starts and ends of buffers, and its place in
+    the arena around, in bytes."""
+
+    name = "stg.buffer"
+    params = (
+        Param("of", "str", "the value that it holds", required=True),
+        Param("first", "int", "its start", required=True),
+        Param("last", "int", "its end", required=True),
+        Param("offset", "int", "bytes from the start of the arena", required=True),
+        Param("bytes", "int", "its size in the arena", required=True),
+    )
+    example = 'stg.buffer[of = "n1", first = 1, last = 4, offset = 0, bytes = 512]'
+
+
+class ArenaOp(Declaration):
+    """The places of all buffers of a step in one memory, those that live together apart."""
+
+    name = "stg.arena"
+    has_region = True
+    symbol = "required"
+    params = (
+        Param("space", "name", "device or host", required=True, choices=("device", "host")),
+        Param("model", "str", "the allocator", required=True),
+        Param("bound", "int", "the most bytes that live at once"),
+        Param("allocated", "int", "the most bytes that are given out at once"),
+        Param("reserved", "int", "the size of the arena"),
+    )
+    example = 'stg.arena @f_device[space = device, model = "best-fit"] {\n}'
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """Buffers that live together do not overlap, and all lie inside the arena."""
+        starts = sorted((b for b in op.body.ops), key=lambda b: b.integer("first"))
+        end = op.integer("reserved", 2**63 - 1)
+        live: list[Operation] = []
+        for buffer in starts:
+            low, high = _span(buffer)
+            if high > end or buffer.integer("last") < buffer.integer("first"):
+                yield f"buffer '{buffer.text('of')}' ends before it starts, or behind the arena"
+            live = [b for b in live if b.integer("last") > buffer.integer("first")]
+            for other in live:
+                if low < _span(other)[1] and _span(other)[0] < high:
+                    names = f"'{buffer.text('of')}' and '{other.text('of')}'"
+                    yield f"buffers {names} live together and overlap"
+            live.append(buffer)
+
+
+def _span(buffer: Operation) -> tuple[int, int]:
+    return buffer.integer("offset"), buffer.integer("offset") + buffer.integer("bytes")
 
 
 class GraphOp(Declaration):
@@ -256,6 +307,8 @@ OPS = (
     FreeOp(),
     MemoryOp(),
     WorkingOp(),
+    BufferOp(),
+    ArenaOp(),
     GraphOp(),
     CompOp(),
     CollOp(),

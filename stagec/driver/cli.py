@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "compile": ("stagec.driver.compile", "Compile a model to one execution trace per rank."),
     "materialize": ("stagec.driver.materialize", "Write traces of ranks from an archive."),
     "analyze": ("stagec.driver.analyze", "Count parameters, FLOPs, communication and memory."),
+    "memory": ("stagec.driver.memory", "Plan what every rank holds, when, and whether it fits."),
     "opt": ("stagec.driver.opt", "Run passes over a module, text in, text out."),
     "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),
     "show": ("stagec.driver.show", "Print an execution trace."),

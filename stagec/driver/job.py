@@ -219,9 +219,15 @@ class JobBuilder:
 
     # -- compiling ---------------------------------------------------------------------------------
 
-    def lower(self) -> Module:
-        """Run the pipeline up to the lowered module. Raises `DiagnosticError`."""
+    def lower(self, until: str | None = None) -> Module:
+        """Run the pipeline up to the lowered module, or up to the pass `until`.
+
+        Raises `DiagnosticError`."""
         pipeline = self.loaded.pipeline(self.pipeline_text())
+        names = [p.name for p in pipeline.passes]
+        if until in names:
+            end = names.index(until) + 1
+            pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
         known = self.loaded.passes.values()
         PassManager(pipeline, instruments(self.options, pipeline), known=known).run(self.module)
         for diagnostic in self.module.diagnostics.items:

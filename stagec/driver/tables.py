@@ -182,3 +182,66 @@ def _print_class(group: list[dict[str, Any]], out: Console) -> None:
         f"Nodes: {nodes['comp']} computations, {nodes['coll']} collectives, {nodes['send']} sends, "
         f"{nodes['recv']} receives"
     )
+
+
+def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
+    """A row for each rank class, and the largest buffers of the worst one."""
+    out, classes = console(stream), result["classes"]
+    used = [c for c in classes[0]["categories"] if any(e["categories"][c] for e in classes)]
+    host = any(e["host"] for e in classes)
+    for entry in _without_repeats(classes):
+        made = table(
+            f"{entry['names']}: {ranks_text(entry['ranks'])} each; at the worst moment",
+            "category",
+            "bytes",
+            "",
+        )
+        for name in used:
+            made.add_row(
+                name, bytes_text(entry["categories"][name]), f"{entry['categories'][name]:,}"
+            )
+        made.add_row("peak", bytes_text(entry["peak"]), f"{entry['peak']:,}")
+        if host:
+            made.add_row("host", bytes_text(entry["host"]), f"{entry['host']:,}")
+        for name in ("bound", "allocated", "reserved") if entry["placement"] else ():
+            size = entry["placement"][name]
+            made.add_row(f"{entry['placement']['model']}: {name}", bytes_text(size), f"{size:,}")
+        out.print(made)
+        out.print(f"peak: {entry['at']}")
+    worst = max(classes, key=lambda c: c["peak"])
+    _print_largest(worst, out)
+
+
+def _without_repeats(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbouring classes with the same numbers as one, named by the first and the last."""
+    found: list[dict[str, Any]] = []
+    for entry in classes:
+        same = found and all(found[-1][n] == entry[n] for n in ("categories", "host", "placement"))
+        if same:
+            found[-1]["names"] = f"{found[-1]['name']} to {entry['name']}"
+        else:
+            found.append({**entry, "names": entry["name"]})
+    return found
+
+
+def _print_largest(entry: dict[str, Any], out: Console) -> None:
+    made = table(
+        f"Largest buffers of {entry['name']} at its peak",
+        "value",
+        "category",
+        "made at",
+        "each",
+        "count",
+        "bytes",
+        text_columns=4,
+    )
+    for held in entry["largest"]:
+        made.add_row(
+            "%" + held["name"],
+            held["category"],
+            held["line"],
+            held["type"],
+            f"{held['count']:,}",
+            bytes_text(held["bytes"]),
+        )
+    out.print(made)

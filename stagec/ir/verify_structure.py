@@ -13,7 +13,7 @@ TOP_LEVEL = frozenset(
     {"stg.symbols", "stg.assume", "stg.mesh", "stg.func", "stg.strategy", "et.graph"}
 )
 #: Ops whose region holds statements and has no end.
-CONTAINERS = frozenset({"stg.module", "stg.strategy"})
+CONTAINERS = frozenset({"stg.module", "stg.strategy", "stg.arena"})
 
 
 def check_structure(module: Module, problems: DiagnosticList) -> None:
@@ -45,6 +45,12 @@ def _check_region(owner: Operation, region: Region, problems: DiagnosticList) ->
                 f"'{op.name}' stands inside '{owner.name}'",
                 op.loc,
                 remedy="put it directly into the module",
+            )
+        elif (owner.name == "stg.arena") != (op.name == "stg.buffer"):
+            problems.error(
+                f"'{op.name}' stands inside '{owner.name}'",
+                op.loc,
+                remedy="an stg.arena holds each stg.buffer, and nothing else",
             )
         elif owner.name == "stg.strategy" and (op.results or _is_end(op)):
             problems.error(

@@ -51,7 +51,7 @@ def _drop_unit_axes(module: Module) -> None:
             if over and not kept:
                 op.erase()
             elif over:
-                op.attrs["over"] = kept if len(kept) > 1 else kept[0]
+                op.attrs["over"] = kept if len(kept) > 1 else "".join(kept)
 
 
 def _check_names(module: Module, strategy: Strategy) -> None:

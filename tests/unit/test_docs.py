@@ -319,7 +319,15 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.squared_norm": {"g": "f32[D]"},
     "stg.clip_factor": {"s": "f32[]"},
 }
-IN_MODULE = {"stg.symbols", "stg.assume", "stg.mesh", "stg.func", "stg.strategy", "stg.memory"}
+IN_MODULE = {
+    "stg.symbols",
+    "stg.assume",
+    "stg.mesh",
+    "stg.func",
+    "stg.strategy",
+    "stg.memory",
+    "stg.arena",
+}
 IN_STRATEGY = {
     op.name for op in LOADED.registry if type(op).__module__.endswith("strategy")
 } - IN_MODULE
@@ -334,6 +342,9 @@ def op_example(op: OpDef) -> str:
         return op.example
     if op.name == "et.graph":
         return f"{head}{op.example}\n}}"
+    if op.name == "stg.buffer":
+        arena = 'stg.arena @f_device[space = device, model = "best-fit"]'
+        return f"{head}{arena} {{\n{op.example}\n}}\n}}"
     if op.name in ("stg.symbols", "stg.mesh"):
         return f"{head.splitlines()[0]}\n{op.example}\n}}"
     if op.name in IN_MODULE:

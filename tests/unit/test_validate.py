@@ -54,6 +54,13 @@ def test_every_row_is_right() -> None:
     assert by_name["gpt3-175b parameters (billions)"]["ours"] == "174.6"
     assert by_name["deepseek-v3 parameters and router biases"]["ours"] == "671,026,419,200"
     assert by_name["deepseek-v2 parameters (billions)"]["ours"] == "235.7"
+    held = [r["published"] for r in found if r["source"] == published.FIGURE]
+    assert held == [
+        "45.5625", "59.25", "9.5625",
+        "45.5625", "66.84375", "12.3515625",
+        "31.640625", "114.0234375", "23.076171875",
+        "32.958984", "131.25", "26.5625",
+    ]  # fmt: skip
     per_token = {n: r for n, r in by_name.items() if "GFLOP per token" in n}
     assert len(per_token) >= 3
 

@@ -1,0 +1,105 @@
+"""The memory of every rank class as plain data: what `stagec memory` prints, draws and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+from stagec.ir.types import axis_size
+from stagec.memory.arena import placed
+from stagec.memory.timeline import ALL, HOST, Point, Timeline, line_of
+from stagec.schedule.attached import stages_of
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
+
+LARGEST = 10
+
+
+def timelines(module: Module) -> Iterator[tuple[int, Operation, Timeline]]:
+    """The step of each rank class of a planned module, by stage. Raises `DiagnosticError` if a size
+    is open."""
+    found: dict[int, tuple[Operation, Timeline]] = {}
+    for func in module.functions:
+        _check_sizes(module, func)
+        planner = Timeline.planner(module, func, read_strategy(module).prefetch)
+        for stage in stages_of(func) or (0,):
+            found[stage] = func, Timeline(module, func, stage, planner)
+    for stage in sorted(found):
+        yield (stage, *found[stage])
+
+
+def _check_sizes(module: Module, func: Operation) -> None:
+    used = {s for a in func.body.args for s in a.tensor.local_bytes.symbols}
+    missing = sorted(used - module.env.keys())
+    if missing:
+        raise error(
+            f"no value for {', '.join(missing)}",
+            module.root.loc,
+            remedy=module.how_to_set(missing),
+        )
+
+
+def footprint(module: Module, model: str, fit: str | None = None) -> dict[str, Any]:
+    """Bytes per rank of each class at its peak, and its largest buffers there.
+
+    With `fit`, a model of an allocator, the buffers of the step are placed as well.
+    """
+    classes = [_class(module, *found, fit) for found in timelines(module)]
+    mesh: Mapping[str, Any] = module.mesh.sizes if module.mesh else {}
+    return {"schema": 1, "model": model, "mesh": dict(mesh), "classes": classes}
+
+
+def _class(
+    module: Module, stage: int, func: Operation, timeline: Timeline, fit: str | None
+) -> dict[str, Any]:
+    peak = timeline.peak()
+    axes = module.mesh.axes if module.mesh else ()
+    ranks = evaluate(axis_size(a for a in axes if a != func.text("over")), module.env)
+    held = timeline.live(peak)
+    return {
+        "name": f"stage{stage}",
+        "ranks": ranks,
+        "peak": peak.total,
+        "at": described(peak),
+        "categories": {c: peak.bytes.get(c, 0) for c in ALL},
+        "host": sum(timeline.static(HOST).values()) + _most(timeline),
+        "largest": [asdict(h) for h in held[:LARGEST]],
+        "placement": _placed(timeline, fit) if fit else None,
+    }
+
+
+def described(point: Point) -> str:
+    """`B(chunk 0, microbatch 3): stg.einsum at llama.stg:30`, or the operation alone."""
+    op = point.step.op
+    value = next(iter(op.results or op.operands), None)
+    line = line_of(value) if value is not None else ""
+    what = op.name + (f" at {line}" if line else "")
+    return what if point.title == op.name else f"{point.title}: {what}"
+
+
+def _most(timeline: Timeline) -> int:
+    """The most bytes in host memory at once, beside static ones."""
+    live: dict[int, int] = {}
+    held = most = 0
+    for event in timeline.events(HOST):
+        if event.starts:
+            live[event.number] = timeline.size(event.buffer)
+            held += live[event.number]
+        else:
+            held -= live.pop(event.number)
+        most = max(most, held)
+    return most
+
+
+def _placed(timeline: Timeline, fit: str) -> dict[str, Any]:
+    found = placed(timeline, fit)
+    return {
+        "model": fit,
+        "bound": found.bound,
+        "allocated": found.allocated,
+        "reserved": found.reserved,
+    }

@@ -1,0 +1,242 @@
+"""What a rank class holds over a step, in bytes: by category at every turn, by buffer at the peak.
+
+All sizes have to be known. Between turns nothing is looked at twice: an action is the same for
+each microbatch in the same state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+from stagec.memory.lifetimes import CATEGORIES, Buffer, Step, lifetimes
+from stagec.memory.liveness import classify
+from stagec.memory.step import Doing, Moment, Planner, State, Work, turns
+from stagec.schedule.action import RankActions
+from stagec.schedule.attached import actions_of
+from stagec.support.source import file_loc
+
+STATIC = ("parameters", "gradients", "optimizer")
+ALL = (*STATIC, *CATEGORIES)
+DEVICE, HOST = "device", "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Buffers of one value at a moment: how many there are, and their bytes together."""
+
+    name: str
+    type: str
+    category: str
+    count: int
+    bytes: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A moment of the step: what runs, and the bytes of each category."""
+
+    title: str
+    step: Step
+    bytes: Mapping[str, int]
+    moments: tuple[Moment, ...] = ()
+    states: Mapping[State, int] = field(default_factory=dict[State, int])
+
+    @property
+    def total(self) -> int:
+        """Bytes of all categories."""
+        return sum(self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The start or the end of a buffer; `number` tells the buffers of one value apart."""
+
+    starts: bool
+    number: int
+    buffer: Buffer
+    step: Step
+
+
+def line_of(value: Value) -> str:
+    """`model.stg:12`: where a value comes from."""
+    place = file_loc(value.loc)
+    return f"{place.file}:{place.line}" if place is not None else ""
+
+
+class Timeline:
+    """The step of the ranks of one stage (0 without a pipeline)."""
+
+    def __init__(self, module: Module, func: Operation, stage: int, planner: Planner) -> None:
+        self._env, self._planner = module.env, planner
+        self.order: RankActions = actions_of(module, func, stage)
+        body = func.body
+        gradients = sorted(classify(body).gradients, key=lambda v: v.name)
+        roles = {"param": "parameters", "state": "optimizer"}
+        self._fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
+        self._fixed += [(g, "gradients") for g in gradients]
+        self.size = cache(self._size)
+        self._held = cache(self._held_by_category)
+        self._rises = cache(self._worst_rise)
+
+    @staticmethod
+    def planner(module: Module, func: Operation, prefetch: int) -> Planner:
+        """What all stages that run a function share."""
+        return Planner(lifetimes(func.body, module.env, prefetch))
+
+    def _size(self, buffer: Buffer) -> int:
+        return evaluate(buffer.size, self._env)
+
+    def static(self, space: str = DEVICE) -> dict[str, int]:
+        """Bytes that are there from start to end, by category."""
+        found: dict[str, int] = dict.fromkeys(STATIC, 0)
+        for value, category in self._fixed:
+            if value.tensor.memory == space:
+                found[category] += evaluate(value.tensor.local_bytes, self._env)
+        return found
+
+    def fixed(self, space: str = DEVICE) -> Iterator[tuple[Value, int]]:
+        """Buffers that are there from start to end, with their bytes."""
+        for value, _ in self._fixed:
+            size = evaluate(value.tensor.local_bytes, self._env)
+            if value.tensor.memory == space and size:
+                yield value, size
+
+    # -- over the step -----------------------------------------------------------------------------
+
+    def points(self, *, every: bool = False) -> Iterator[Point]:
+        """The worst moment of every turn of the schedule, and every moment outside of it.
+
+        With `every` also those within turns, but for overlapped pairs.
+        """
+        static = Counter(self.static())
+        for moment in self._planner.whole():
+            if moment.step.counts:
+                yield self._point(str(moment.step.op.name), static, (moment,))
+        around = Counter(static)
+        self._count(around, self._planner.around(), 1)
+        for doing in turns(self.order, self._planner.regions):
+            rises = [self._rises(w) for w in doing.works]
+            moments = tuple(r[0] for r in rises if r is not None)
+            if not moments:
+                continue
+            base = Counter(around)
+            for state, number in doing.states.items():
+                for category, size in self._held(state).items():
+                    base[category] += number * size
+            title = " with ".join(str(a) for a in doing.actions)
+            if every and len(doing.works) == 1:
+                for moment in self._planner.moments(doing.works[0]):
+                    point = self._point(title, base, (moment,))
+                    yield replace(point, states=doing.states)
+                continue
+            for rise in rises:
+                base.update(rise[1] if rise is not None else {})
+            yield Point(title, moments[-1].step, dict(base), moments, doing.states)
+
+    def _point(self, title: str, base: Counter[str], moments: Sequence[Moment]) -> Point:
+        found = Counter(base)
+        for moment in moments:
+            self._count(found, moment.made, 1)
+            self._count(found, moment.gone, -1)
+        return Point(title, moments[-1].step, dict(found), tuple(moments))
+
+    def _count(self, found: Counter[str], buffers: frozenset[Buffer], sign: int) -> None:
+        for buffer in buffers:
+            if buffer.space == DEVICE:
+                found[buffer.category] += sign * self.size(buffer)
+
+    def _held_by_category(self, state: State) -> Counter[str]:
+        found: Counter[str] = Counter()
+        self._count(found, self._planner.held(state), 1)
+        return found
+
+    def _worst_rise(self, work: Work) -> tuple[Moment, Counter[str]] | None:
+        """The moment of a work at which most is held on top of what was held before."""
+        best: tuple[Moment, Counter[str]] | None = None
+        most = -1
+        for moment in self._planner.moments(work):
+            found: Counter[str] = Counter()
+            self._count(found, moment.made, 1)
+            self._count(found, moment.gone, -1)
+            if (size := sum(found.values())) > most:
+                best, most = (moment, found), size
+        return best
+
+    def peak(self) -> Point:
+        """The point at which most is held."""
+        return max(self.points(), key=lambda p: p.total)
+
+    # -- buffers -----------------------------------------------------------------------------------
+
+    def live(self, point: Point) -> list[Held]:
+        """What is held at a point, by value, largest first."""
+        counts: Counter[Buffer] = Counter(self._planner.around() if point.states else ())
+        for state, number in point.states.items():
+            for buffer in self._planner.held(state):
+                counts[buffer] += number
+        for moment in point.moments:
+            counts.update(moment.made)
+            counts.subtract(moment.gone)
+        merged: dict[tuple[Value, str], tuple[int, int]] = {}
+        for buffer, number in counts.items():
+            if number and buffer.space == DEVICE:
+                key = buffer.value, buffer.category
+                count, size = merged.get(key, (0, 0))
+                copies = number * evaluate(buffer.copies, self._env)
+                merged[key] = count + copies, size + number * self.size(buffer)
+        for value, category in self._fixed:
+            if value.tensor.memory == DEVICE:
+                merged[value, category] = 1, evaluate(value.tensor.local_bytes, self._env)
+        found = [
+            Held(v.name, str(v.type), category, count, size, line_of(v))
+            for (v, category), (count, size) in merged.items()
+        ]
+        return sorted(found, key=lambda h: (-h.bytes, h.name))
+
+    def events(self, space: str = DEVICE) -> Iterator[Event]:
+        """Starts and ends of all buffers in the order of the step, static ones first."""
+        numbers: dict[tuple[int, Buffer], int] = {}
+        for step, ends in self._planner.run(None):
+            yield from self._starts(step, -1, numbers, space)
+            if self._planner.is_scheduled(step):
+                for doing in turns(self.order, self._planner.regions):
+                    yield from self._turn(doing, numbers, space)
+            yield from self._ends(step, ends, -1, numbers, space)
+
+    def _turn(
+        self, doing: Doing, numbers: dict[tuple[int, Buffer], int], space: str
+    ) -> Iterator[Event]:
+        for action, work in zip(doing.actions, doing.works, strict=True):
+            if not work[0]:
+                continue
+            for step, ends in self._planner.run(work):
+                yield from self._starts(step, action.microbatch, numbers, space)
+                yield from self._ends(step, ends, action.microbatch, numbers, space)
+
+    def _starts(
+        self, step: Step, microbatch: int, numbers: dict[tuple[int, Buffer], int], space: str
+    ) -> Iterator[Event]:
+        for buffer in step.made:
+            if buffer.space == space and self.size(buffer):
+                numbers[microbatch, buffer] = number = len(numbers)
+                yield Event(True, number, buffer, step)
+
+    def _ends(
+        self,
+        step: Step,
+        ends: Sequence[Buffer],
+        microbatch: int,
+        numbers: dict[tuple[int, Buffer], int],
+        space: str,
+    ) -> Iterator[Event]:
+        for buffer in ends:
+            number = numbers.get((microbatch, buffer))
+            if number is not None and buffer.space == space:
+                yield Event(False, number, buffer, step)
