@@ -63,7 +63,7 @@ def test_schedules(schedule: str, more: dict[str, Any]) -> None:
         {"tp": 2, "sp": True, "async_tp": True, "microbatches": 3, "sizes": {"B": 6, "L": 3}},
         {"cp": 2, "cp_mode": "ring", "pp": 2, "microbatches": 4, "sizes": {"B": 8, "S": 8}},
         {
-            "offload": "activations",
+            "offload": "optimizer",
             "memory_nodes": True,
             "pp": 2,
             "microbatches": 4,
