@@ -8,6 +8,7 @@ from stagec.api import Module, Pass, Phase
 from stagec.sharding.insert import insert_collectives
 from stagec.sharding.kept import keep_parameters
 from stagec.sharding.loads import note_rows
+from stagec.sharding.narrow import cast_before_moves
 from stagec.sharding.strategy import read_strategy
 
 
@@ -44,5 +45,6 @@ class InsertCollectives(Pass):
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         insert_collectives(module, save_gathered=self.save_gathered or strategy.save_gathered)
+        cast_before_moves(module)
         keep_parameters(module, strategy.reshard)
         note_rows(module)

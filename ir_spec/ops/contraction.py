@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, fraction
+from stagec.ir.module import is_parameter
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes, factor_sizes
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
-from stagec.ir.types import FLOATS
+from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, work
 
 
 class Einsum(OpDef):
     """A contraction, `einsum` of two operands; the text is its index rule.
 
+    8-bit operands may be of different types; `to` is the type of the result. With `grad` the
+    gradient that comes in is cast to that type before it is multiplied, and a parameter that was
+    cast is cast again: 8-bit copies of parameters are not kept for backward.
+
     FLOPs: two per point of the index space if something is contracted, else one.
     """
 
     name = "stg.einsum"
     operands = ("left", "right")
-    params = (Param("spec", "str", SPEC.doc, required=True, positional=True),)
+    params = (
+        Param("spec", "str", SPEC.doc, required=True, positional=True),
+        Param("to", "name", "the element type of the result, if not that of the operands"),
+        Param("grad", "name", "the element type that backward multiplies gradients in"),
+    )
     example = '%q = stg.einsum["bsd,dhk->bshk"](%x, %w) : bf16[B, S, H, K]'
 
     def rule(self, op: Operation) -> Rule:
@@ -39,8 +48,14 @@ class Einsum(OpDef):
         if lost:
             yield f"factor '{lost[0]}' of the result is in no operand"
         dtypes = {v.tensor.dtype for v in op.operands}
-        if len(dtypes) > 1:
+        if len(dtypes) > 1 and not dtypes <= EIGHT_BITS:
             yield f"operands have different element types: {', '.join(sorted(dtypes))}"
+        for name in ("to", "grad"):
+            if name in op.attrs and op.text(name) not in FLOATS:
+                yield f"'{name}' expects a floating-point type, found {op.text(name)}"
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.text("to", op.operands[0].tensor.dtype)]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         rule = self.rule(op)
@@ -56,14 +71,25 @@ class Einsum(OpDef):
         if dy is None:
             return [None, None]
         (left, right), (out,) = parse_rule(op.text("spec"))
-        x, w = op.operands
+        x, w = (_cast_again(b, v) if "grad" in op.attrs else v for v in op.operands)
+        if "grad" in op.attrs:
+            dy = b.value("stg.cast", [dy], {"to": op.text("grad")}, hint=f"{dy.name}_f8")
+        to = {"to": op.text("to")} if "to" in op.attrs else {}
         sizes = factor_sizes(op, self.rule(op))
-        dx = _operand_grad(b, (out, right, left), [dy, w], sizes, f"d_{x.name}")
-        dw = _operand_grad(b, (left, out, right), [x, dy], sizes, f"d_{w.name}")
+        dx = _operand_grad(b, (out, right, left), [dy, w], sizes, f"d_{x.name}", to)
+        dw = _operand_grad(b, (left, out, right), [x, dy], sizes, f"d_{w.name}", to)
         return [dx, dw]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.einsum(op.text("spec"), *args, optimize=True)]
+
+
+def _cast_again(b: Builder, value: Value) -> Value:
+    """A parameter that forward has cast is cast again, and its copy not kept."""
+    op = value.producer
+    if op is None or op.name != "stg.cast" or not is_parameter(op.operands[0]):
+        return value
+    return b.value("stg.cast", op.operands, {"to": value.tensor.dtype}, hint=value.name)
 
 
 def _operand_grad(
@@ -72,12 +98,13 @@ def _operand_grad(
     operands: list[Value],
     sizes: Sizes,
     hint: str,
+    to: Mapping[str, RawAttr],
 ) -> Value:
     """The gradient of one operand: an einsum, repeated along factors that only this operand has."""
     first, second, target = shapes
     kept = tuple(g for g in target if g in first or g in second)
     spec = f"{shape_text(first)},{shape_text(second)}->{shape_text(kept)}"
-    grad = b.value("stg.einsum", operands, {"spec": Quoted(spec)}, hint=hint)
+    grad = b.value("stg.einsum", operands, {"spec": Quoted(spec), **to}, hint=hint)
     if kept == target:
         return grad
     alone = tuple(sizes[f] for g in target if g not in kept for f in g)
@@ -284,7 +311,9 @@ class Cast(Elementwise):
     ) -> Sequence[Value | None]:
         (dy,) = grads
         x = op.operands[0]
-        return [dy and b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=f"d_{x.name}")]
+        if dy is None or dy.tensor.dtype == x.tensor.dtype:
+            return [dy]
+        return [b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=f"d_{x.name}")]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]

@@ -18,6 +18,7 @@ RESHARD = ("always", "never", "last")
 RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
 DTYPES = ("f32", "bf16", "f16")
+FP8 = ("hybrid", "e4m3")
 
 
 class StrategyOp(Declaration):
@@ -172,12 +173,20 @@ class PipelineOp(Declaration):
 
 class DtypesOp(Declaration):
     """Element types: of parameters and activations, gradients, reductions on the wire, the master
-    copy."""
+    copy.
+
+    With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
+    forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. Results, and
+    parameters at rest, keep their type.
+    """
 
     name = "stg.dtypes"
-    params = tuple(
-        Param(n, "name", f"of the {n}", choices=DTYPES)
-        for n in ("param", "grad", "reduce", "master")
+    params = (
+        *(
+            Param(n, "name", f"of the {n}", choices=DTYPES)
+            for n in ("param", "grad", "reduce", "master")
+        ),
+        Param("fp8", "name", "8-bit products", choices=FP8),
     )
     example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
 

@@ -13,7 +13,7 @@ import click
 
 from stagec.driver.expert_load import ExpertLoads, LoadFile, load_statements
 from stagec.ir.expr import MAX_INTEGER
-from stagec.ir_spec.ops.strategy import RECOMPUTE, RESHARD
+from stagec.ir_spec.ops.strategy import FP8, RECOMPUTE, RESHARD
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,6 +45,7 @@ SHORTHANDS = (
     "grad_dtype",
     "reduce_dtype",
     "master_dtype",
+    "fp8",
     "ddp_bucket",
     "recompute",
     "recompute_layers",
@@ -169,6 +170,7 @@ class JobOptions:
     grad_dtype: str = "f32"
     reduce_dtype: str = "f32"
     master_dtype: str = "f32"
+    fp8: str = ""
     ddp_bucket: int = 0
     recompute: str = "none"
     recompute_layers: int = 0
@@ -330,6 +332,13 @@ _OPTIONS = (
         type=_DTYPES,
         default="f32",
         help="The optimizer's copy of the parameters.",
+    ),
+    click.option(
+        "--fp8",
+        type=click.Choice(["", *FP8]),
+        default="",
+        metavar="hybrid|e4m3",
+        help="8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3.",
     ),
     click.option(
         "--ddp-bucket",
@@ -497,9 +506,10 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         yield f"stg.offload[{what}{', nodes' if options.memory_nodes else ''}]"
     if options.ddp_bucket:
         yield f"stg.bucket[bytes = {options.ddp_bucket}]"
+    fp8 = f", fp8 = {options.fp8}" if options.fp8 else ""
     yield (
         f"stg.dtypes[param = {options.param_dtype}, grad = {options.grad_dtype}, "
-        f"reduce = {options.reduce_dtype}, master = {options.master_dtype}]"
+        f"reduce = {options.reduce_dtype}, master = {options.master_dtype}{fp8}]"
     )
     yield "stg.optimizer[adamw, clip = 1]"
 

@@ -28,7 +28,8 @@ DTYPE_BYTES: Mapping[str, int] = {
     "u8": 1,
     "i1": 1,
 }
-FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2"})
+EIGHT_BITS = frozenset({"f8e4m3", "f8e5m2"})
+FLOATS = frozenset({"f64", "f32", "bf16", "f16"}) | EIGHT_BITS
 ROLES = ("param", "state")
 # A module has few distinct shapes, each many times.
 _remembered = lru_cache(maxsize=1 << 14)

@@ -59,12 +59,13 @@ class RingRule:
 @dataclass(frozen=True, slots=True)
 class Dtypes:
     """Element types of parameters and activations, gradients, reductions on the wire and the master
-    copy."""
+    copy; `fp8` is the recipe of 8-bit products, if there are any."""
 
     param: str = "bf16"
     grad: str = "f32"
     reduce: str = "f32"
     master: str = "f32"
+    fp8: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ def _optimizer(op: Operation) -> dict[str, Any]:
 
 
 def _dtypes(op: Operation) -> dict[str, Any]:
-    names = ("param", "grad", "reduce", "master")
+    names = ("param", "grad", "reduce", "master", "fp8")
     return {"dtypes": Dtypes(**{n: op.text(n) for n in names if n in op.attrs})}
 
 

@@ -16,6 +16,7 @@ from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_str
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 from stagec.support.source import made_by
 from stagec.transform.assumptions import Assumptions
+from stagec.transform.eight_bits import use_eight_bits
 from stagec.transform.expert_sizes import size_experts
 from stagec.transform.naming import check_recompute, check_values, pin
 from stagec.transform.pass_round import pass_round, special_ops
@@ -136,6 +137,8 @@ class _Applier:
 
     def run(self) -> None:
         self._set_dtype(self._strategy.dtypes.param)
+        if self._strategy.dtypes.fp8:
+            use_eight_bits(self._module, self._strategy.dtypes.fp8, self._strategy.loc)
         size_experts(self._module, self._strategy)
         if self._strategy.pipeline is not None:
             self._check_pipeline(self._strategy.pipeline)

@@ -82,11 +82,14 @@ class _HandOver:
         return self._inside[value]
 
     def _keeps(self, value: Value) -> bool:
-        """Whether the policy stashes a value; regions are never computed again."""
+        """Whether the policy stashes a value; regions are never computed again, and what is named
+        is with its casts."""
         op, what = value.producer, self._what
         if op is None or op.region is not None:
             return True
         if what.ops:
+            if op.name == "stg.cast" and op.operands[0].region is self._forward.body:
+                op = op.operands[0].producer or op
             return op.name.partition(".")[2] not in what.ops
         if what.policy == "selective":
             return not is_quadratic(value.tensor)

@@ -1,0 +1,134 @@
+"""8-bit products: numbers are those of one device, sizes those of the recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.interp.pipeline import run_named
+from tests.oracle.test_combinations import PLACED, SIZES, plain
+from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, analyse, stagec
+from tests.support import tiny_module as tiny
+
+STRATEGIES: tuple[dict[str, Any], ...] = (
+    {"dp": 2, "tp": 2, "sp": True, "zero": 3},
+    {"dp": 2, "tp": 2, "recompute": "full"},
+    {"dp": 2, "recompute": "selective", "recompute_layers": 1},
+    {"dp": 2, "zero": 1, "pp": 2, "schedule": "zbv", "microbatches": 4},
+)
+#: Bytes of f8 and of bf16.
+BYTE, TWO = 1, 2
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+@pytest.mark.parametrize("model", [LLAMA, GPT, MIXTRAL, DEEPSEEK])
+def test_a_step_equals_that_on_one_device(model: str, options: dict[str, Any]) -> None:
+    """Casts change no number in the interpreter, so nothing but casts may have been added."""
+    inputs, expected = plain(model, 16, "bf16")
+    module = tiny(model, PLACED, sizes={**SIZES, "B": 16}, fp8="hybrid", **options)
+    found = run_named(module, module.env, inputs)
+    (loss, *rest), (expected_loss, *_) = found, expected
+    assert len(found) == len(expected)
+    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
+    for name in rest:
+        theirs = expected[name.removesuffix("_g")]
+        np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-10, err_msg=name)
+
+
+def of_first(found: dict[str, Any]) -> dict[str, Any]:
+    (entry,) = found["classes"]
+    return dict(entry)
+
+
+def moved(entry: dict[str, Any], kind: str, **where: str) -> dict[str, int]:
+    """Bytes of collectives by element type."""
+    return {
+        r["dtype"]: r["bytes"]
+        for r in entry["collectives"]
+        if r["op"] == kind and all(r[k] == v for k, v in where.items())
+    }
+
+
+def test_bytes_of_a_dense_model() -> None:
+    layers, tokens, width, hidden, tp = 32, 8192, 4096, 14336, 2
+    options: dict[str, Any] = {"dp": 2, "tp": tp, "sp": True}
+    plain_, eight = (of_first(analyse("llama3-8b", fp8=fp8, **options)) for fp8 in ("", "hybrid"))
+    assert eight["flops"] == plain_["flops"]
+    # Inputs of two products of normalized values and of the last of the feed-forward take a byte
+    # less; attention keeps its result for itself, beside the one-byte copy for its projection.
+    saved = layers * tokens * (2 * width + hidden - width) // tp
+    assert plain_["memory"]["stash"] - eight["memory"]["stash"] == saved
+    # Gathered are inputs of attention and feed-forward; in backward again, and their gradients.
+    block = 2 * layers * tokens * width
+    head = tokens * width * TWO
+    forward = moved(eight, "all_gather", phase="forward")
+    assert forward == {"f8e4m3": block * BYTE, "bf16": head}
+    backward = moved(eight, "all_gather", phase="backward")
+    assert backward == {"f8e4m3": block, "f8e5m2": block, "bf16": 2 * head}
+    for phase in ("forward", "backward"):
+        assert moved(eight, "reduce_scatter", phase=phase) == moved(
+            plain_, "reduce_scatter", phase=phase
+        )
+
+
+def test_parameters_are_gathered_in_eight_bits() -> None:
+    eight = of_first(analyse("llama3-8b", dp=4, zero=3, fp8="e4m3"))
+    layers, width, hidden, keys, vocabulary = 32, 4096, 14336, 1024, 128256
+    products = width * (2 * width + 2 * keys + 3 * hidden)
+    norms, ends = 2 * width, 2 * vocabulary * width + width
+    assert moved(eight, "all_gather", phase="forward") == {
+        "f8e4m3": layers * products,
+        "bf16": (layers * norms + ends) * TWO,
+    }
+
+
+def test_tokens_are_dispatched_in_eight_bits_and_combined_in_sixteen() -> None:
+    """As DeepSeek-V3 does (arXiv 2412.19437, section 3.3)."""
+    plain_, eight = (of_first(analyse("deepseek-v3", dp=8, ep=8, fp8=f)) for f in ("", "e4m3"))
+    for phase in ("forward", "backward"):
+        (whole,) = moved(plain_, "all_to_all", phase=phase).values()
+        half = whole // 2
+        expected = {"f8e4m3": half // 2, "bf16": half}
+        assert moved(eight, "all_to_all", phase=phase) == expected
+
+
+def test_what_is_computed_again_is_cast_again() -> None:
+    """Norms computed again leave neither their results nor the 8-bit copies in the stash."""
+    layers, tokens, width = 32, 8192, 4096
+    options: dict[str, Any] = {"dp": 2, "fp8": "hybrid"}
+    kept, again = (
+        of_first(analyse("llama3-8b", recompute=r, **options)) for r in ("none", "rmsnorm")
+    )
+    saved = kept["memory"]["stash"] - again["memory"]["stash"]
+    assert saved == 2 * layers * tokens * width * BYTE
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])
+def test_routers_and_all_outside_of_blocks_stay_as_they_are(model: str) -> None:
+    module = tiny(model, PLACED, fp8="hybrid", dp=2)
+    products = [op for op in module.walk() if op.name == "stg.einsum" and op.phase == "forward"]
+    eight = [op for op in products if op.operands[0].tensor.dtype.startswith("f8")]
+    assert all(op.results[0].tensor.dtype == "bf16" for op in eight)
+    routers = [p.producer for p in _scores(module.walk())]
+    outside = [op for op in products if not _in_repeat(op)]
+    assert routers
+    assert outside
+    assert not {*routers, *outside} & {*eight}
+    around = [op for op in products if op not in eight]
+    assert len(around) == len(routers) + len(outside)
+
+
+def _scores(ops: Any) -> Any:
+    return [op.operands[0] for op in ops if op.name == "stg.route" and op.phase == "forward"]
+
+
+def _in_repeat(op: Any) -> bool:
+    return op.parent_op is not None and op.parent_op.definition.carries
+
+
+def test_blocks_in_32_bits_are_refused() -> None:
+    ran = stagec("analyze", LLAMA, "--param-dtype", "f32", "--fp8", "hybrid")
+    assert ran.code == 1
+    assert "8-bit products have results of 16 bits" in ran.err
