@@ -23,7 +23,7 @@ from stagec.ir_spec.ops.pipeline import SendOp
 from stagec.memory.lifetimes import Buffer, Step, lifetimes
 from stagec.memory.liveness import device_bytes
 from stagec.memory.step import Planner, turns
-from stagec.memory.timeline import DEVICE, Timeline
+from stagec.memory.timeline import DEVICE, Sized, Timeline
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of, stages_of
 from stagec.sharding.strategy import read_strategy
@@ -56,7 +56,7 @@ class Plans:
 
 def _plan(module: Module, func: Operation, prefetch: int) -> _Plan:
     try:
-        planner = Planner(lifetimes(func.body, module.env, prefetch, whole=True))
+        planner = Sized(lifetimes(func.body, module.env, prefetch, whole=True), module.env)
         static = Timeline(module, func, 0, planner).static(DEVICE)
         return _Plan(planner, func.body, module.env, sum(static.values()))
     except UnboundError as e:

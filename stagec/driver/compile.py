@@ -18,11 +18,12 @@ from stagec.driver.combine import AXES
 from stagec.driver.common import tell
 from stagec.driver.emission import emission, emission_options
 from stagec.driver.job import JobBuilder
-from stagec.driver.memory_events import KeepPlans
 from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
+from stagec.driver.planned import Planned
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
+    from stagec.ir.module import Module
     from stagec.trace.emit import Annotate, Job
     from stagec.trace.encode import Roofline
 
@@ -90,9 +91,7 @@ def command(**given: Any) -> int:
         sys.stdout.write(builder.strategy())
         return 0
     strategy = builder.strategy()
-    kept = KeepPlans() if given["memory_events"] else None
-    module = builder.lower(watching=[kept] if kept is not None else ())
-    annotate = kept.annotate if kept is not None else None
+    module, annotate = _lower(builder, memory_events=given["memory_events"])
     from stagec.analysis.report import analysis
 
     result = analysis(module, builder.model_name)
@@ -146,6 +145,16 @@ def check_archive_options(given: dict[str, Any]) -> None:
         raise error(
             f"'{path}' is there already", remedy="choose another --archive, or give --force"
         )
+
+
+def _lower(builder: JobBuilder, *, memory_events: bool) -> tuple[Module, Annotate | None]:
+    """The lowered module, and what adds memory events to its programs."""
+    if not memory_events:
+        return builder.lower(), None
+    from stagec.analysis.memory_events import Plans
+
+    plans = Planned(Plans)
+    return builder.lower(watching=[plans]), plans.needed("--memory-events").annotate
 
 
 def _job(builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None) -> Job:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stagec.analysis.footprint import timelines
+from stagec.analysis.footprint import timelines, worst_moments
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.expr import evaluate
@@ -20,7 +21,7 @@ from stagec.memory.lifetimes import Buffer
 from stagec.memory.step import turns
 from stagec.memory.timeline import Timeline
 from stagec.schedule.action import stashes
-from tests.support import analyse, stagec
+from tests.support import analyse, parse_expr, stagec
 
 SMALL = ("llama3-8b", "--set", "L=4", "--tp", "2", "--pp", "2")
 OPTIONS: dict[str, Any] = {"sizes": {"L": 4}, "tp": 2, "pp": 2}
@@ -45,6 +46,55 @@ def test_it_agrees_with_analyze() -> None:
         sizes = [held["bytes"] for held in entry["largest"]]
         assert sizes == sorted(sizes, reverse=True)
         assert all(re.fullmatch(r"llama\.stg:\d+", held["line"]) for held in entry["largest"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"dp": 2, "zero": 3}, {"schedule": "zb-h1", "microbatches": 8}, {"schedule": "gpipe"}],
+    ids=str,
+)
+def test_the_worst_moment_in_symbols(more: dict[str, Any]) -> None:
+    """The expression comes to the peak, at other sizes too where the same moment is the worst."""
+
+    def worst(**sizes: int) -> tuple[Mapping[int, dict[str, Any]], Module]:
+        options: dict[str, Any] = {**OPTIONS, "sizes": {"L": 8, "B": 16, **sizes}, **more}
+        module = JobBuilder(JobOptions("llama3-8b", **options)).lower("plan-memory")
+        return worst_moments(module), module
+
+    here, module = worst()
+    other, larger = worst(S=16384, L=16)
+    assert here
+    for stage, entry in here.items():
+        expression = parse_expr(entry["expression"])
+        assert evaluate(expression, module.env) == entry["peak"]
+        assert other[stage]["at"] == entry["at"]
+        assert evaluate(expression, larger.env) == other[stage]["peak"]
+
+
+def test_without_sizes_there_is_no_worst_moment() -> None:
+    shown = json.loads(stagec("analyze", *SMALL, "--symbolic", "--json").out)["classes"]
+    assert [c["worst"] for c in shown] == [None, None]
+    shown = json.loads(stagec("analyze", *SMALL, "--symbolic", "--json", "--set", "B=8").out)
+    peaks = [c["worst"]["peak"] for c in shown["classes"]]
+    again = found("--set", "B=8")["classes"]
+    assert peaks == [c["peak"] for c in again]
+
+
+def test_analyze_names_the_same_worst_moment() -> None:
+    ran = stagec("analyze", *SMALL, "--json")
+    shown = json.loads(ran.out)["classes"]
+    for entry, other in zip(found()["classes"], shown, strict=True):
+        assert {n: entry[n] for n in other["worst"]} == other["worst"]
+        assert other["worst"]["peak"] == other["memory"]["peak"]
+    assert re.search(r"%gu +stash +llama\.stg:\d+ .* x 2 ", stagec("analyze", *SMALL).out)
+
+
+def test_equal_buffers_of_layers_and_microbatches_are_one_line() -> None:
+    """4 layers on 2 stages: 2 layers of 2 microbatches on the first one, of one on the last."""
+    counts = [
+        {held["name"]: held["count"] for held in entry["largest"]} for entry in found()["classes"]
+    ]
+    assert [c["gu"] for c in counts] == [4, 2]
 
 
 def test_the_table_says_where_the_largest_buffers_come_from() -> None:
