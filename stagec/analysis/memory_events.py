@@ -9,14 +9,15 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
 
 import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, UnboundError, evaluate
+from stagec.ir.expr import ZERO, Env, UnboundError, evaluate
+from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.comm import Collective, Shift
 from stagec.ir_spec.ops.pipeline import SendOp
@@ -56,9 +57,10 @@ class Plans:
 
 def _plan(module: Module, func: Operation, prefetch: int) -> _Plan:
     try:
-        planner = Sized(lifetimes(func.body, module.env, prefetch, whole=True), module.env)
+        env = planned_env(module)
+        planner = Sized(lifetimes(func.body, env, prefetch, whole=True), env)
         static = Timeline(module, func, 0, planner).static(DEVICE)
-        return _Plan(planner, func.body, module.env, sum(static.values()))
+        return _Plan(planner, func.body, env, sum(static.values()))
     except UnboundError as e:
         raise error(
             f"no value for {', '.join(e.names)}", func.loc, remedy=module.how_to_set(e.names)
@@ -79,7 +81,7 @@ class _Section:
 class _Plan:
     """What all stages that run a function share; every iteration of a repeat by itself."""
 
-    def __init__(self, planner: Planner, body: Region, env: Mapping[str, int], static: int) -> None:
+    def __init__(self, planner: Planner, body: Region, env: Env, static: int) -> None:
         self.static = static
         self._planner, self._env = planner, env
         self._sizes: dict[Value, int] = {}
@@ -135,7 +137,7 @@ class _Plan:
         return collective and not isinstance(op.definition, Shift) and op not in self._cut
 
 
-def _is_cut(op: Operation, env: Mapping[str, int]) -> bool:
+def _is_cut(op: Operation, env: Env) -> bool:
     definition = op.definition
     whole = definition.buffer(op) if isinstance(definition, Collective) else ZERO
     return evaluate(whole, env) > evaluate(op.expr("bucket"), env)

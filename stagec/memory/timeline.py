@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, evaluate, total
+from stagec.ir.expr import Env, Expr, evaluate, total
+from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.memory.lifetimes import CATEGORIES, Buffer, Lifetimes, Step, lifetimes
 from stagec.memory.liveness import classify
@@ -73,7 +74,7 @@ def line_of(value: Value) -> str:
 class Sized(Planner):
     """A planner with the bytes of what it finds; all stages that run a function share it."""
 
-    def __init__(self, found: Lifetimes, env: Mapping[str, int]) -> None:
+    def __init__(self, found: Lifetimes, env: Env) -> None:
         super().__init__(found)
         self._env = env
         self.size = cache(self._size)
@@ -112,7 +113,7 @@ class Timeline:
     """The step of the ranks of one stage (0 without a pipeline)."""
 
     def __init__(self, module: Module, func: Operation, stage: int, planner: Sized) -> None:
-        self._env, self._planner = module.env, planner
+        self._env, self._planner = planned_env(module), planner
         self.order: RankActions = actions_of(module, func, stage)
         body = func.body
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
@@ -124,7 +125,8 @@ class Timeline:
     @staticmethod
     def planner(module: Module, func: Operation, prefetch: int) -> Sized:
         """What all stages that run a function share."""
-        return Sized(lifetimes(func.body, module.env, prefetch), module.env)
+        env = planned_env(module)
+        return Sized(lifetimes(func.body, env, prefetch), env)
 
     def static(self, space: str = DEVICE) -> dict[str, int]:
         """Bytes that are there from start to end, by category."""
