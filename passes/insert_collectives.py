@@ -44,5 +44,6 @@ class InsertCollectives(Pass):
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         insert_collectives(module, save_gathered=self.save_gathered or strategy.save_gathered)
-        keep_parameters(module, strategy.reshard)
+        if strategy.pipeline is None or strategy.reshard == "last":
+            keep_parameters(module, strategy.reshard)
         note_rows(module)

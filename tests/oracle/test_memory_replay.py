@@ -292,6 +292,13 @@ def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
     check(GPT, pp=2, microbatches=8, tp=2, sp=True, sizes=sizes, **STAGED[name], **more)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zbv"])
+def test_kept_parameters_of_stages(name: str) -> None:
+    sizes = {"L": 16, "B": 16, "S": 8}
+    kept = {"dp": 2, "zero": 3, "reshard_after_forward": "never"}
+    check(LLAMA, pp=2, microbatches=8, sizes=sizes, **STAGED[name], **kept)
+
+
 def test_experts() -> None:
     check(MIXTRAL, dp=2, ep=2, sizes={"L": 9})
 
