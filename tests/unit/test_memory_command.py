@@ -6,7 +6,6 @@ import json
 import pickle
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from stagec.ir.module import Module
 from stagec.memory.lifetimes import Buffer
 from stagec.memory.step import turns
 from stagec.memory.timeline import Timeline
-from stagec.schedule.action import stashes
+from stagec.schedule.registry import SCHEDULES
 from tests.support import analyse, parse_expr, stagec
 
 SMALL = ("llama3-8b", "--set", "L=4", "--tp", "2", "--pp", "2")
@@ -188,26 +187,28 @@ def test_a_stage_that_is_not_there() -> None:
     assert "the stages are 0 to 1" in ran.err
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe"])
-def test_stashes_in_flight(name: str) -> None:
-    """The copies of a layer's activation that are held at once: as many as stashes by the schedule
-    (whose closed forms have tests of their own), here again for those that have one per stage."""
-    p, m, v, layers = 4, 8, (2 if name in ("interleaved", "zbv", "dualpipe") else 1), 16
-    options = JobOptions("gpt3-175b", sizes={"L": layers}, pp=p, microbatches=m, schedule=name)
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("microbatches", [8, 16])
+def test_stashes_in_flight(name: str, microbatches: int) -> None:
+    """The copies of a layer's activation that a rank holds at once: the closed form, in
+    microbatches, times the layers of each on that rank (of one copy of the model)."""
+    p, v = 4, SCHEDULES[name].default_chunks
+    layers = 4 * p * v
+    mine = layers // p
+    form = SCHEDULES[name].closed_form(p, microbatches, v)
+    options = JobOptions(
+        "gpt3-175b", sizes={"L": layers}, pp=p, microbatches=microbatches, schedule=name
+    )
     module = JobBuilder(options).lower("plan-memory")
     for stage, func, timeline in timelines(module):
         planner = Timeline.planner(module, func, 1)
-        counts = [
+        most = max(
             sum(n * copies(planner.held(s), module) for s, n in after.items())
             for turn in turns(timeline.order, planner.regions)
             for after in turn.after()
-        ]
-        share = layers // p // v * (2 if name == "dualpipe" else 1)
-        assert max(counts) == stashes(timeline.order) * share
-        if name in ("gpipe", "1f1b"):
-            assert max(counts) == (m if name == "gpipe" else p - stage) * share
-        if name == "interleaved" and stage == 0:
-            assert max(counts) == p * (1 + Fraction(p - 1, p * v)) * layers // p
+        )
+        assert form.in_flight is not None
+        assert most == form.in_flight[stage] * mine, stage
 
 
 def copies(held: frozenset[Buffer], module: Module) -> int:
