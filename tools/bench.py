@@ -32,7 +32,9 @@ STRATEGY: dict[str, Any] = {"sp": True, "zero": 3}
 def main() -> None:
     """Run the benchmarks and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", nargs="?", choices=["compiler", "scale", "memory"], default="compiler")
+    parser.add_argument(
+        "what", nargs="?", choices=["compiler", "scale", "memory"], default="compiler"
+    )
     parser.add_argument("--folder", type=Path, default=Path("build"), help="scale: where to write")
     parser.add_argument("--limit", type=int, default=8 << 30, help="scale: bytes at a time")
     parser.add_argument("--largest", type=int, default=32768, help="scale: ranks of a job")
