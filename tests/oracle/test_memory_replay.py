@@ -298,6 +298,12 @@ def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
     check(GPT, pp=2, microbatches=8, tp=2, sp=True, sizes=sizes, **STAGED[name], **more)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h1", "dualpipe"])
+def test_offloaded_stages(name: str) -> None:
+    sizes = {"L": 16, "B": 16, "S": 8}
+    check(LLAMA, pp=2, microbatches=8, sizes=sizes, offload="activations", **STAGED[name])
+
+
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zbv"])
 def test_kept_parameters_of_stages(name: str) -> None:
     sizes = {"L": 16, "B": 16, "S": 8}
