@@ -46,5 +46,6 @@ class InsertCollectives(Pass):
         strategy = read_strategy(module)
         insert_collectives(module, save_gathered=self.save_gathered or strategy.save_gathered)
         cast_before_moves(module)
-        keep_parameters(module, strategy.reshard)
+        if strategy.pipeline is None or strategy.reshard == "last":
+            keep_parameters(module, strategy.reshard)
         note_rows(module)

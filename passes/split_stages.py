@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Module, Pass, Phase
+from stagec.sharding.kept import gather_once
+from stagec.sharding.strategy import read_strategy
 from stagec.transform.split_stages import split_stages
 
 
@@ -15,7 +17,8 @@ class SplitStages(Pass):
     Stages that hold the same share a function. Its accumulation becomes a list of `stg.action`s,
     with `stg.send` and `stg.recv` where the model is cut; a schedule with split backward gets
     actions for the gradients of weights. Reductions between stages (the gradient norm, tied
-    embeddings) are inserted. Without that statement nothing happens.
+    embeddings) are inserted. With `reshard = never` every parameter is gathered once, before the
+    microbatches. Without that statement nothing happens.
     """
 
     name = "split-stages"
@@ -23,3 +26,6 @@ class SplitStages(Pass):
 
     def run(self, module: Module) -> None:
         split_stages(module)
+        strategy = read_strategy(module)
+        if strategy.pipeline is not None and strategy.reshard == "never":
+            gather_once(module)

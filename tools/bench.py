@@ -2,7 +2,7 @@
 bytes.
 
 `python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. `python tools/bench.py
-scale` measures emission at scale. Every measured run is a
+scale` measures emission at scale, `memory` planning. Every measured run is a
 process of its own, so that its peak memory is its own; both sides of a ratio are measured in the
 same run.
 """
@@ -10,7 +10,9 @@ same run.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import multiprocessing
 import resource
 import shutil
@@ -22,13 +24,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+#: Published runs whose memory is planned.
+PLANNED = ("llama3-405b-8k", "llama3-405b-131k", "deepseek-v3", "megatron-gpt-1t")
 STRATEGY: dict[str, Any] = {"sp": True, "zero": 3}
 
 
 def main() -> None:
     """Run the benchmarks and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", nargs="?", choices=["compiler", "scale"], default="compiler")
+    parser.add_argument(
+        "what", nargs="?", choices=["compiler", "scale", "memory"], default="compiler"
+    )
     parser.add_argument("--folder", type=Path, default=Path("build"), help="scale: where to write")
     parser.add_argument("--limit", type=int, default=8 << 30, help="scale: bytes at a time")
     parser.add_argument("--largest", type=int, default=32768, help="scale: ranks of a job")
@@ -42,6 +48,10 @@ def main() -> None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
         found = scale(arguments.folder, arguments.limit, arguments.largest)
         json.dump(found, sys.stdout, indent=1)
+        print()
+        return
+    if arguments.what == "memory":
+        json.dump({name: in_process(_planned, name) for name in PLANNED}, sys.stdout, indent=1)
         print()
         return
     data_parallel = (1, 8) if arguments.quick else (1, 8, 128)
@@ -59,6 +69,34 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function run in a fresh process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
+
+
+def _planned(preset: str) -> dict[str, Any]:
+    """Seconds to compile a published run up to its memory plan, to find the worst moment of every
+    class, and to place all buffers of the first one; and peak memory."""
+    from stagec.analysis.footprint import footprint, timelines
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.options import JobOptions
+    from stagec.memory.arena import placed
+
+    times = [time.perf_counter()]
+    builder = JobBuilder(JobOptions("", preset=preset))
+    module = builder.lower("plan-memory")
+    times.append(time.perf_counter())
+    found = footprint(module, builder.model_name)
+    times.append(time.perf_counter())
+    _, _, first = next(timelines(module))
+    fit = placed(first, "best-fit")
+    times.append(time.perf_counter())
+    seconds = [round(b - a, 2) for a, b in itertools.pairwise(times)]
+    return {
+        "ranks": math.prod(found["mesh"].values()),
+        "classes": len(found["classes"]),
+        "seconds": dict(zip(("plan", "worst moments", "placement"), seconds, strict=True)),
+        "buffers placed": len(fit.places),
+        "reserved over bound": round(fit.reserved / fit.bound, 4),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
 
 
 def pipeline() -> dict[str, Any]:

@@ -57,6 +57,7 @@ class WorkingOp(Declaration):
         Param("after", "names", "what was done of the microbatch before"),
         Param("peak", "size", "bytes at its worst moment, on top of those at its start"),
         Param("left", "size", "bytes after it less those before"),
+        Param("host", "size", "the same in host memory"),
         Param("stages", "ints", "the pipeline stages that run it"),
     )
     example = "stg.working[runs = backward_0, after = forward_0, peak = 3*B, left = -2*B]"

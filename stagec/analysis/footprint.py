@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import evaluate
+from stagec.ir.expr import UnboundError, evaluate
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
 from stagec.memory.arena import placed
 from stagec.memory.timeline import ALL, HOST, Point, Timeline, line_of
 from stagec.schedule.attached import stages_of
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import DiagnosticError, error
 
 LARGEST = 10
 
@@ -56,19 +56,34 @@ def footprint(module: Module, model: str, fit: str | None = None) -> dict[str, A
 def _class(
     module: Module, stage: int, func: Operation, timeline: Timeline, fit: str | None
 ) -> dict[str, Any]:
-    peak = timeline.peak()
     axes = module.mesh.axes if module.mesh else ()
     ranks = evaluate(axis_size(a for a in axes if a != func.text("over")), module.env)
-    held = timeline.live(peak)
     return {
         "name": f"stage{stage}",
         "ranks": ranks,
+        **_worst(timeline),
+        "host": sum(timeline.static(HOST).values()) + _most(timeline),
+        "placement": _placed(timeline, fit) if fit else None,
+    }
+
+
+def worst_moments(module: Module) -> Mapping[int, dict[str, Any]]:
+    """Of each stage of a planned module: its peak, where that is, by category, as an expression,
+    and the largest buffers there. Empty if a size is open."""
+    try:
+        return {stage: _worst(timeline) for stage, _, timeline in timelines(module)}
+    except (DiagnosticError, UnboundError):
+        return {}
+
+
+def _worst(timeline: Timeline) -> dict[str, Any]:
+    peak = timeline.peak()
+    return {
         "peak": peak.total,
         "at": described(peak),
+        "expression": str(timeline.expression(peak)),
         "categories": {c: peak.bytes.get(c, 0) for c in ALL},
-        "host": sum(timeline.static(HOST).values()) + _most(timeline),
-        "largest": [asdict(h) for h in held[:LARGEST]],
-        "placement": _placed(timeline, fit) if fit else None,
+        "largest": [asdict(h) for h in timeline.live(peak)[:LARGEST]],
     }
 
 
@@ -83,6 +98,8 @@ def described(point: Point) -> str:
 
 def _most(timeline: Timeline) -> int:
     """The most bytes in host memory at once, beside static ones."""
+    if not timeline.uses(HOST):
+        return 0
     live: dict[int, int] = {}
     held = most = 0
     for event in timeline.events(HOST):

@@ -32,14 +32,18 @@ def staged_memory(
     if plan is None:
         return planned
     env = planned_env(module)
-    works = _Works.of([o for o in module.ops("stg.working") if o.attrs.get("stages") == stages])
+    ops = [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages]
+    works = _Works.of(ops, "left")
     order = actions_of(module, graph, stage)
     static = total(planned[n] for n in ("parameters", "gradients", "optimizer"))
     running = static + plan.expr("around")
     peaks = [running + works.bytes(t) for t in works.worst(_turns(order, works), env)]
     peaks = _largest([planned["peak"], *peaks], env)
     stash = [works.bytes(t) for t in works.worst(_stashes(order, works), env)]
-    return {**planned, "stash": maximum(stash), "peak": maximum(peaks)}
+    hosted = _Works.of(ops, "host")
+    host = [hosted.bytes(t) for t in hosted.worst(_stashes(order, hosted), env)]
+    found = {**planned, "stash": maximum(stash), "peak": maximum(peaks)}
+    return {**found, "host": planned.get("host", ZERO) + maximum(host)}
 
 
 def _turns(order: RankActions, works: _Works) -> Iterator[_Turn]:
@@ -60,8 +64,13 @@ class _Works:
     held: Mapping[State, Expr]
 
     @staticmethod
-    def of(ops: list[Operation]) -> _Works:
-        left = {(_regions(o, "runs"), frozenset(_regions(o, "after"))): o.expr("left") for o in ops}
+    def of(ops: list[Operation], what: str) -> _Works:
+        left = {
+            (_regions(o, "runs"), frozenset(_regions(o, "after"))): (
+                o.expr(what) if what in o.attrs else ZERO
+            )
+            for o in ops
+        }
         peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
         held: dict[State, Expr] = {State(): ZERO}
         for runs, before in sorted(left, key=lambda w: len(w[1])):

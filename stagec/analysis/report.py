@@ -28,8 +28,15 @@ SCHEMA = 1
 Show = Callable[[Expr], Any]
 
 
-def analysis(module: Module, model: str, *, symbolic: bool = False) -> dict[str, Any]:
-    """Counts per rank and training step of a lowered module.
+def analysis(
+    module: Module,
+    model: str,
+    *,
+    symbolic: bool = False,
+    worst: Mapping[int, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Counts per rank and training step of a lowered module; `worst` are the `worst_moments` of
+    its plan.
 
     With `symbolic` every number is the text of an expression. Raises `DiagnosticError` if a size is
     open otherwise.
@@ -38,7 +45,12 @@ def analysis(module: Module, model: str, *, symbolic: bool = False) -> dict[str,
     show: Show = _text if symbolic else lambda e: _number(e, module.env, module)
     mesh = module.mesh
     axes = {a: (n if n is not None else a) for a, n in mesh.sizes.items()} if mesh else {}
-    classes = [entry for graph in graphs for entry in _classes(module, graph, symbolic)]
+    known = worst or {}
+    classes: list[dict[str, Any]] = [
+        {**entry, "worst": known.get(stage)}
+        for graph in graphs
+        for stage, entry in _classes(module, graph, symbolic)
+    ]
     parameters = graphs[0].attrs.get("parameters")
     return {
         "schema": SCHEMA,
@@ -50,8 +62,11 @@ def analysis(module: Module, model: str, *, symbolic: bool = False) -> dict[str,
     }
 
 
-def _classes(module: Module, graph: Operation, symbolic: bool) -> Iterator[dict[str, Any]]:
-    """One entry for each rank class that runs the graph: numbers that do not differ are shared."""
+def _classes(
+    module: Module, graph: Operation, symbolic: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """One entry for each rank class that runs the graph, with its stage: numbers that do not differ
+    are shared."""
     counts, alike = count_graph(module, graph), dict[str, Any]()
     axis, loads = graph.text("over"), Loads(module)
     planned: Show = _text if symbolic else _in(planned_env(module), module)
@@ -65,14 +80,17 @@ def _classes(module: Module, graph: Operation, symbolic: bool) -> Iterator[dict[
         stage = coords.get(axis, 0)
         rest = [f"{a}{i}" for a, i in coords.items() if a != axis]
         memory = staged_memory(module, graph, counts.memory, stage)
-        yield {
-            **alike,
-            "name": "-".join((f"stage{stage}", *rest)),
-            "count": show(_ranks(module, coords)),
-            "example_rank": _first_rank(module, coords),
-            "coords": coords,
-            "memory": {n: planned(memory.get(n, ZERO)) for n in MEMORY},
-        }
+        yield (
+            stage,
+            {
+                **alike,
+                "name": "-".join((f"stage{stage}", *rest)),
+                "count": show(_ranks(module, coords)),
+                "example_rank": _first_rank(module, coords),
+                "coords": coords,
+                "memory": {n: planned(memory.get(n, ZERO)) for n in MEMORY},
+            },
+        )
 
 
 def _ranks(module: Module, coords: Mapping[str, int]) -> Expr:

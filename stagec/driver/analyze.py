@@ -12,6 +12,7 @@ import click
 from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import job_options, take_options
+from stagec.driver.planned import Planned
 
 
 @click.command("analyze")
@@ -31,9 +32,14 @@ def command(**given: Any) -> int:
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])
         return 0
+    from stagec.analysis.footprint import worst_moments
     from stagec.analysis.report import analysis
 
-    result = analysis(builder.lower(), builder.model_name, symbolic=given["symbolic"])
+    worst = Planned(worst_moments)
+    module = builder.lower(watching=[worst])
+    result = analysis(
+        module, builder.model_name, symbolic=given["symbolic"], worst=worst.found or {}
+    )
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
     else:

@@ -19,9 +19,12 @@ from stagec.driver.common import tell
 from stagec.driver.emission import emission, emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
+from stagec.driver.planned import Planned
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
+    from stagec.ir.module import Module
+    from stagec.trace.emit import Annotate, Job
     from stagec.trace.encode import Roofline
 
 
@@ -46,6 +49,11 @@ if TYPE_CHECKING:
     type=click.Choice(["full", "short", "none"]),
     default="full",
     help="Names of nodes: with phase, microbatch and layer, without, or none (smaller files).",
+)
+@click.option(
+    "--memory-events",
+    is_flag=True,
+    help="Say of every node how many bytes it adds while it runs, and gives back at its end.",
 )
 @click.option(
     "--archive",
@@ -83,16 +91,16 @@ def command(**given: Any) -> int:
         sys.stdout.write(builder.strategy())
         return 0
     strategy = builder.strategy()
-    module = builder.lower()
+    module, annotate = _lower(builder, memory_events=given["memory_events"])
     from stagec.analysis.report import analysis
 
     result = analysis(module, builder.model_name)
     compiled = time.perf_counter() - began
     written = None
     if output is not None and not given["dry_run"]:
-        written = _emit(builder, output, strategy, given)
+        written = _emit(builder, output, strategy, given, annotate)
     if archive is not None and not given["dry_run"]:
-        _archive(builder, archive, strategy, given)
+        _archive(builder, archive, strategy, given, annotate)
     for warning in written.warnings if written is not None else ():
         tell(f"warning: {warning}")
     if not given["quiet"]:
@@ -139,27 +147,52 @@ def check_archive_options(given: dict[str, Any]) -> None:
         )
 
 
-def _archive(builder: JobBuilder, path: Path, strategy: str, given: dict[str, Any]) -> None:
-    from stagec.trace.archive import write_archive
+def _lower(builder: JobBuilder, *, memory_events: bool) -> tuple[Module, Annotate | None]:
+    """The lowered module, and what adds memory events to its programs."""
+    if not memory_events:
+        return builder.lower(), None
+    from stagec.analysis.memory_events import Plans
+
+    plans = Planned(Plans)
+    return builder.lower(watching=[plans]), plans.needed("--memory-events").annotate
+
+
+def _job(builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None) -> Job:
     from stagec.trace.emit import make_job
 
     name = given["name"] or builder.model_name
     check_name(name)
-    job = make_job(builder.module, name, _roofline(given), given["names"], given["granularity"])
+    how = _roofline(given), given["names"], given["granularity"], annotate
+    return make_job(builder.module, name, *how)
+
+
+def _archive(
+    builder: JobBuilder,
+    path: Path,
+    strategy: str,
+    given: dict[str, Any],
+    annotate: Annotate | None,
+) -> None:
+    from stagec.trace.archive import write_archive
+
+    job = _job(builder, given, annotate)
     began = time.perf_counter()
     size = write_archive(job, path, manifest_head(builder, strategy, given))
     if not given["quiet"]:
         tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
 
 
-def _emit(builder: JobBuilder, output: Path, strategy: str, given: dict[str, Any]) -> Any:
-    from stagec.trace.emit import make_job, write_job
+def _emit(
+    builder: JobBuilder,
+    output: Path,
+    strategy: str,
+    given: dict[str, Any],
+    annotate: Annotate | None,
+) -> Any:
+    from stagec.trace.emit import write_job
 
-    roofline = _roofline(given)
     about = manifest_head(builder, strategy, given)
-    name = given["name"] or builder.model_name
-    check_name(name)
-    job = make_job(builder.module, name, roofline, given["names"], given["granularity"])
+    job = _job(builder, given, annotate)
     with emission(given) as how:
         return write_job(job, output, about, how)
 
@@ -195,6 +228,7 @@ def manifest_head(
     options: JobOptions = builder.options
     defaults = (("names", "full"), ("granularity", "op"))
     more = [f"--{flag} {given[flag]}" for flag, default in defaults if given[flag] != default]
+    more += ["--memory-events"] if given["memory_events"] else []
     packages = ("lark", "numpy", "protobuf", "sympy")
     return {
         "model": builder.model_name,

@@ -6,7 +6,7 @@ one way in for strategies; `--print-strategy` shows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.models import Preset, library, presets
+from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
@@ -219,8 +220,9 @@ class JobBuilder:
 
     # -- compiling ---------------------------------------------------------------------------------
 
-    def lower(self, until: str | None = None) -> Module:
-        """Run the pipeline up to the lowered module, or up to the pass `until`.
+    def lower(self, until: str | None = None, watching: Iterable[Instrument] = ()) -> Module:
+        """Run the pipeline up to the lowered module, or up to the pass `until`, with further
+        instruments.
 
         Raises `DiagnosticError`."""
         pipeline = self.loaded.pipeline(self.pipeline_text())
@@ -229,7 +231,8 @@ class JobBuilder:
             end = names.index(until) + 1
             pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
         known = self.loaded.passes.values()
-        PassManager(pipeline, instruments(self.options, pipeline), known=known).run(self.module)
+        around = [*instruments(self.options, pipeline), *watching]
+        PassManager(pipeline, around, known=known).run(self.module)
         for diagnostic in self.module.diagnostics.items:
             report(diagnostic)
         return self.module

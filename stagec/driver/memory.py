@@ -18,10 +18,10 @@ import click
 from stagec.driver.common import tell, write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions, job_options, take_options
+from stagec.driver.planned import PLAN
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError
 
-PLAN = "plan-memory"
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", 1)

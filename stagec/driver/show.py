@@ -62,6 +62,8 @@ _COLUMNS = (
     "name",
     "flops",
     "bytes",
+    "alloc bytes",
+    "free bytes",
     "group",
     "peer",
     "tag",

@@ -79,6 +79,7 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
         out.print(_overview(result["classes"]))
     for group in groups:
         _print_class(group, out)
+    _print_worst([(c["name"], c["worst"]) for c in result["classes"] if c["worst"]], out)
 
 
 def _alike(classes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -177,6 +178,10 @@ def _print_class(group: list[dict[str, Any]], out: Console) -> None:
             continue
         memory.add_row(name, bytes_text(value), f"{value:,}" if isinstance(value, int) else "")
     out.print(memory)
+    if entry["worst"]:
+        known = isinstance(entry["memory"]["peak"], int)
+        size = "" if known else f"{bytes_text(entry['worst']['peak'])} at these sizes, in "
+        out.print(f"peak: {size}{entry['worst']['at']}")
     nodes = entry["nodes"]
     out.print(
         f"Nodes: {nodes['comp']} computations, {nodes['coll']} collectives, {nodes['send']} sends, "
@@ -208,8 +213,7 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
             made.add_row(f"{entry['placement']['model']}: {name}", bytes_text(size), f"{size:,}")
         out.print(made)
         out.print(f"peak: {entry['at']}")
-    worst = max(classes, key=lambda c: c["peak"])
-    _print_largest(worst, out)
+    _print_worst([(c["name"], c) for c in classes], out)
 
 
 def _without_repeats(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -224,9 +228,13 @@ def _without_repeats(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _print_largest(entry: dict[str, Any], out: Console) -> None:
+def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> None:
+    """Of the class that holds most: what that is in symbols, and the largest buffers."""
+    if not classes:
+        return
+    name, worst = max(classes, key=lambda c: c[1]["peak"])
     made = table(
-        f"Largest buffers of {entry['name']} at its peak",
+        f"Largest buffers of {name} at its peak",
         "value",
         "category",
         "made at",
@@ -235,13 +243,14 @@ def _print_largest(entry: dict[str, Any], out: Console) -> None:
         "bytes",
         text_columns=4,
     )
-    for held in entry["largest"]:
+    for held in worst["largest"]:
         made.add_row(
             "%" + held["name"],
             held["category"],
             held["line"],
             held["type"],
-            f"{held['count']:,}",
+            f"x {held['count']:,}" if held["count"] > 1 else "",
             bytes_text(held["bytes"]),
         )
     out.print(made)
+    out.print(f"{name} there: {worst['expression']} bytes")

@@ -117,10 +117,11 @@ class Lifetimes:
     scheduled: int | None = None  # the step at which the actions of a schedule run
 
 
-def lifetimes(body: Region, env: Env, prefetch: int = 1) -> Lifetimes:
+def lifetimes(body: Region, env: Env, prefetch: int = 1, *, whole: bool = False) -> Lifetimes:
     """Run a function once. Sizes that `env` does not tell stay open: a repeat is then taken to be
-    long. `prefetch` is how many iterations ahead parameters are gathered."""
-    runner = _Runner(body, env, prefetch)
+    long. `prefetch` is how many iterations ahead parameters are gathered. With `whole` every
+    iteration runs by itself; raises `UnboundError` if their number is open."""
+    runner = _Runner(body, env, prefetch, whole=whole)
     runner.run(body)
     return runner.found
 
@@ -172,9 +173,9 @@ def _patterns(body: Region) -> dict[Expr, tuple[int, int]]:
 
 
 class _Runner:
-    def __init__(self, body: Region, env: Env, prefetch: int) -> None:
+    def __init__(self, body: Region, env: Env, prefetch: int, *, whole: bool = False) -> None:
         self.found = Lifetimes()
-        self._env, self._prefetch = env, prefetch
+        self._env, self._prefetch, self._whole = env, prefetch, whole
         self._sets: Sets = classify(body)
         self._patterns = _patterns(body)
         self._refs: dict[Value, Ref] = {}
@@ -258,7 +259,7 @@ class _Runner:
 
     def _repeat(self, op: Operation, region: Region) -> None:
         count, carry = op.expr("count"), op.integer("carry", 1)
-        order = slices(count, self._env, 2 + self._prefetch, *self._patterns[count])
+        order = self._order(count)
         positions = list(range(len(order)))[:: -1 if op.flag("reverse") else 1]
         inputs = [self._refs[v] for v in op.operands]
         carried, outer, made = inputs[:carry], self._replays, dict[int, list[Ref]]()
@@ -288,6 +289,11 @@ class _Runner:
         self._replays = outer
         stacks = (tuple(made[p][k] for p in sorted(made)) for k in range(len(op.results) - carry))
         self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
+
+    def _order(self, count: Expr) -> tuple[Slice, ...]:
+        if self._whole:
+            return tuple(map(Slice, range(evaluate(count, self._env))))
+        return slices(count, self._env, 2 + self._prefetch, *self._patterns[count])
 
     def _bind(self, args: Sequence[Value], inputs: Sequence[Ref], position: int) -> None:
         for arg, ref in zip(args, inputs, strict=True):

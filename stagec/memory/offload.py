@@ -15,6 +15,8 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.memory.lifetimes import LATER
 from stagec.support.source import made_by
 
 PASS = "offload"
@@ -52,13 +54,16 @@ def _stashed(module: Module, repeat: Operation, index: int) -> None:
     """Move one stacked result of a repeat; gathered parameters are none of the activations."""
     stack, end = repeat.results[index], repeat.body.terminator
     value = end.operands[index]
-    users = [(u, i) for u, i in stack.uses if u.definition.carries and u.phase == "backward"]
-    if len(users) != len(stack.uses) or not users or _is_gathered_parameter(value):
+    stacks = _handed_on(stack)
+    uses = stacks[-1].uses
+    users = [(u, i) for u, i in uses if u.definition.carries and u.phase in LATER]
+    if len(users) != len(uses) or not users or _is_gathered_parameter(value):
         return
     b = _after(module, value)
     copy = b.value("stg.copy", [value], {"to": HOST}, hint=f"{value.name}_host")
     end.set_operand(index, copy)
-    stack.type = _moved(stack, HOST)
+    for each in stacks:
+        each.type = _moved(each, HOST)
     for user, slot in users:
         arg = user.body.args[slot]
         there = list(arg.uses)
@@ -70,6 +75,20 @@ def _stashed(module: Module, repeat: Operation, index: int) -> None:
         back = before.value("stg.copy", [arg], {"to": DEVICE}, hint=arg.name)
         for op, i in there:
             op.set_operand(i, back)
+
+
+def _handed_on(value: Value) -> list[Value]:
+    """A value, and what it is called outside of the action of a pipeline stage that makes it."""
+    if len(value.uses) == 1:
+        user, index = value.uses[0]
+        owner = user.parent_op
+        if (
+            user.definition.ends_region
+            and owner is not None
+            and isinstance(owner.definition, ActionOp)
+        ):
+            return [value, *_handed_on(owner.results[index])]
+    return [value]
 
 
 def _after(module: Module, value: Value) -> Builder:

@@ -66,7 +66,8 @@ def _plan(module: Module, func: Operation, prefetch: int) -> None:
     actions = [op for op in body.walk() if isinstance(op.definition, ActionOp)]
     transient = [_bytes(m.live) for m in _staged_moments(body, actions, sets)]
     states = {v for v in body.args if v.tensor.role == "state"}
-    host = total(v.tensor.local_bytes for v in _sorted(states | sets.stash) if _on_host(v))
+    held = states if actions else states | sets.stash  # what microbatches hold, actions state
+    host = total(v.tensor.local_bytes for v in _sorted(held) if _on_host(v))
     attrs: dict[str, RawAttr] = {
         **parts,
         "stash": total(held_bytes(v) for v in _sorted(sets.stash)),
@@ -82,13 +83,17 @@ def _plan(module: Module, func: Operation, prefetch: int) -> None:
     for runs, before in _works(module, func, planner) if actions else ():
         peak = worst_of(planner.moments((runs, before)), env, long)
         now, then = planner.held(before), planner.held(before | frozenset(runs))
-        left = device_total(then - now) - device_total(now - then)
+        left, host = (
+            _total(then - now, space) - _total(now - then, space) for space in ("device", "host")
+        )
         names = {"runs": runs, "after": sorted(before)}
         b.op(
             "stg.working",
             (),
             {n: tuple(f"{k}_{c}" for k, c in rs) for n, rs in names.items() if rs}
-            | {"peak": peak, "left": left, "stages": func.attrs["stages"]},
+            | {"peak": peak, "left": left}
+            | ({"host": host} if host != 0 else {})
+            | {"stages": func.attrs["stages"]},
             types=(),
         )
 
@@ -104,7 +109,11 @@ def _works(module: Module, func: Operation, planner: Planner) -> list[Work]:
 
 def device_total(buffers: Iterable[Buffer]) -> Expr:
     """Bytes of buffers in device memory."""
-    return total(b.size for b in buffers if b.space == "device")
+    return _total(buffers, "device")
+
+
+def _total(buffers: Iterable[Buffer], space: str) -> Expr:
+    return total(b.size for b in buffers if b.space == space)
 
 
 def worst_of(moments_: Iterable[Moment], env: Env, long: frozenset[str] = frozenset()) -> Expr:

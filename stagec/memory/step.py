@@ -89,6 +89,11 @@ class Planner:
         self.run = cache(self.events)
 
     @property
+    def buffers(self) -> Sequence[Buffer]:
+        """All buffers that are not static."""
+        return self._found.buffers
+
+    @property
     def regions(self) -> frozenset[Region]:
         """Kinds and chunks of the actions."""
         return frozenset(r for r in self._parts if r is not None)

@@ -7,15 +7,15 @@ each microbatch in the same state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import evaluate
+from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
-from stagec.memory.lifetimes import CATEGORIES, Buffer, Step, lifetimes
+from stagec.memory.lifetimes import CATEGORIES, Buffer, Lifetimes, Step, lifetimes
 from stagec.memory.liveness import classify
 from stagec.memory.step import Doing, Moment, Planner, State, Work, turns
 from stagec.schedule.action import RankActions
@@ -47,7 +47,7 @@ class Point:
     step: Step
     bytes: Mapping[str, int]
     moments: tuple[Moment, ...] = ()
-    states: Mapping[State, int] = field(default_factory=dict[State, int])
+    states: Mapping[State, int] | None = None  # of microbatches, while a schedule runs
 
     @property
     def total(self) -> int:
@@ -71,10 +71,48 @@ def line_of(value: Value) -> str:
     return f"{place.file}:{place.line}" if place is not None else ""
 
 
+class Sized(Planner):
+    """A planner with the bytes of what it finds; all stages that run a function share it."""
+
+    def __init__(self, found: Lifetimes, env: Env) -> None:
+        super().__init__(found)
+        self._env = env
+        self.size = cache(self._size)
+        self.held_bytes = cache(self._held_bytes)
+        self.worst_rise = cache(self._worst_rise)
+
+    def _size(self, buffer: Buffer) -> int:
+        return evaluate(buffer.size, self._env)
+
+    def count(self, found: Counter[str], buffers: frozenset[Buffer], sign: int) -> None:
+        """Add the bytes in device memory to those of each category."""
+        for buffer in buffers:
+            if buffer.space == DEVICE:
+                found[buffer.category] += sign * self.size(buffer)
+
+    def _held_bytes(self, state: State) -> Counter[str]:
+        """What a microbatch in this state holds."""
+        found: Counter[str] = Counter()
+        self.count(found, self.held(state), 1)
+        return found
+
+    def _worst_rise(self, work: Work) -> tuple[Moment, Counter[str]] | None:
+        """The moment of a work at which most is held on top of what was held before."""
+        best: tuple[Moment, Counter[str]] | None = None
+        most = -1
+        for moment in self.moments(work):
+            found: Counter[str] = Counter()
+            self.count(found, moment.made, 1)
+            self.count(found, moment.gone, -1)
+            if (size := sum(found.values())) > most:
+                best, most = (moment, found), size
+        return best
+
+
 class Timeline:
     """The step of the ranks of one stage (0 without a pipeline)."""
 
-    def __init__(self, module: Module, func: Operation, stage: int, planner: Planner) -> None:
+    def __init__(self, module: Module, func: Operation, stage: int, planner: Sized) -> None:
         self._env, self._planner = planned_env(module), planner
         self.order: RankActions = actions_of(module, func, stage)
         body = func.body
@@ -82,17 +120,13 @@ class Timeline:
         roles = {"param": "parameters", "state": "optimizer"}
         self._fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
         self._fixed += [(g, "gradients") for g in gradients]
-        self.size = cache(self._size)
-        self._held = cache(self._held_by_category)
-        self._rises = cache(self._worst_rise)
+        self.size = planner.size
 
     @staticmethod
-    def planner(module: Module, func: Operation, prefetch: int) -> Planner:
+    def planner(module: Module, func: Operation, prefetch: int) -> Sized:
         """What all stages that run a function share."""
-        return Planner(lifetimes(func.body, planned_env(module), prefetch))
-
-    def _size(self, buffer: Buffer) -> int:
-        return evaluate(buffer.size, self._env)
+        env = planned_env(module)
+        return Sized(lifetimes(func.body, env, prefetch), env)
 
     def static(self, space: str = DEVICE) -> dict[str, int]:
         """Bytes that are there from start to end, by category."""
@@ -111,25 +145,27 @@ class Timeline:
 
     # -- over the step -----------------------------------------------------------------------------
 
-    def points(self, *, every: bool = False) -> Iterator[Point]:
+    def points(self, *, every: bool = False, distinct: bool = False) -> Iterator[Point]:
         """The worst moment of every turn of the schedule, and every moment outside of it.
 
-        With `every` also those within turns, but for overlapped pairs.
+        With `every` also those within turns, but for overlapped pairs; with `distinct` none of
+        turns that hold the same as an earlier one.
         """
         static = Counter(self.static())
         for moment in self._planner.whole():
             if moment.step.counts:
                 yield self._point(str(moment.step.op.name), static, (moment,))
         around = Counter(static)
-        self._count(around, self._planner.around(), 1)
-        for doing in turns(self.order, self._planner.regions):
-            rises = [self._rises(w) for w in doing.works]
+        self._planner.count(around, self._planner.around(), 1)
+        found = turns(self.order, self._planner.regions)
+        for doing in _distinct(found) if distinct else found:
+            rises = [self._planner.worst_rise(w) for w in doing.works]
             moments = tuple(r[0] for r in rises if r is not None)
             if not moments:
                 continue
             base = Counter(around)
             for state, number in doing.states.items():
-                for category, size in self._held(state).items():
+                for category, size in self._planner.held_bytes(state).items():
                     base[category] += number * size
             title = " with ".join(str(a) for a in doing.actions)
             if every and len(doing.works) == 1:
@@ -144,49 +180,31 @@ class Timeline:
     def _point(self, title: str, base: Counter[str], moments: Sequence[Moment]) -> Point:
         found = Counter(base)
         for moment in moments:
-            self._count(found, moment.made, 1)
-            self._count(found, moment.gone, -1)
+            self._planner.count(found, moment.made, 1)
+            self._planner.count(found, moment.gone, -1)
         return Point(title, moments[-1].step, dict(found), tuple(moments))
-
-    def _count(self, found: Counter[str], buffers: frozenset[Buffer], sign: int) -> None:
-        for buffer in buffers:
-            if buffer.space == DEVICE:
-                found[buffer.category] += sign * self.size(buffer)
-
-    def _held_by_category(self, state: State) -> Counter[str]:
-        found: Counter[str] = Counter()
-        self._count(found, self._planner.held(state), 1)
-        return found
-
-    def _worst_rise(self, work: Work) -> tuple[Moment, Counter[str]] | None:
-        """The moment of a work at which most is held on top of what was held before."""
-        best: tuple[Moment, Counter[str]] | None = None
-        most = -1
-        for moment in self._planner.moments(work):
-            found: Counter[str] = Counter()
-            self._count(found, moment.made, 1)
-            self._count(found, moment.gone, -1)
-            if (size := sum(found.values())) > most:
-                best, most = (moment, found), size
-        return best
 
     def peak(self) -> Point:
         """The point at which most is held."""
-        return max(self.points(), key=lambda p: p.total)
+        return max(self.points(distinct=True), key=lambda p: p.total)
+
+    def expression(self, point: Point) -> Expr:
+        """What is held at a point in symbols; microbatches in flight are counted."""
+        fixed = (v.tensor.local_bytes for v, _ in self._fixed if v.tensor.memory == DEVICE)
+        counts = self._counts(point).items()
+        return total([*fixed, *(b.size * n for b, n in counts if n and b.space == DEVICE)])
+
+    def uses(self, space: str) -> bool:
+        """Whether anything is ever in a memory."""
+        values = [*(v for v, _ in self._fixed), *(b.value for b in self._planner.buffers)]
+        return any(v.tensor.memory == space for v in values)
 
     # -- buffers -----------------------------------------------------------------------------------
 
     def live(self, point: Point) -> list[Held]:
         """What is held at a point, by value, largest first."""
-        counts: Counter[Buffer] = Counter(self._planner.around() if point.states else ())
-        for state, number in point.states.items():
-            for buffer in self._planner.held(state):
-                counts[buffer] += number
-        for moment in point.moments:
-            counts.update(moment.made)
-            counts.subtract(moment.gone)
         merged: dict[tuple[Value, str], tuple[int, int]] = {}
-        for buffer, number in counts.items():
+        for buffer, number in self._counts(point).items():
             if number and buffer.space == DEVICE:
                 key = buffer.value, buffer.category
                 count, size = merged.get(key, (0, 0))
@@ -200,6 +218,18 @@ class Timeline:
             for (v, category), (count, size) in merged.items()
         ]
         return sorted(found, key=lambda h: (-h.bytes, h.name))
+
+    def _counts(self, point: Point) -> Counter[Buffer]:
+        """How many there are of each buffer that is not static."""
+        states = point.states
+        counts: Counter[Buffer] = Counter(self._planner.around() if states is not None else ())
+        for state, number in (states or {}).items():
+            for buffer in self._planner.held(state):
+                counts[buffer] += number
+        for moment in point.moments:
+            counts.update(moment.made)
+            counts.subtract(moment.gone)
+        return counts
 
     def events(self, space: str = DEVICE) -> Iterator[Event]:
         """Starts and ends of all buffers in the order of the step, static ones first."""
@@ -241,3 +271,11 @@ class Timeline:
             number = numbers.get((microbatch, buffer))
             if number is not None and buffer.space == space:
                 yield Event(False, number, buffer, step)
+
+
+def _distinct(found: Iterable[Doing]) -> Iterable[Doing]:
+    """The first of all turns that run and hold the same."""
+    first: dict[object, Doing] = {}
+    for doing in found:
+        first.setdefault((doing.works, frozenset(doing.states.items())), doing)
+    return first.values()

@@ -1,13 +1,15 @@
 """What becomes of gathered parameters between forward and backward (FSDP's reshard_after_forward).
 
-Backward of a repeat gathers the slices of its parameters again unless the policy keeps them.
+Backward of a repeat gathers the slices of its parameters again unless the policy keeps them. In a
+pipeline what is kept serves all microbatches: it is gathered once, before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from stagec.ir.core import Operation, Region, Value
+from stagec.ir.builder import Builder
+from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import const
 from stagec.ir.module import Module, is_parameter
 from stagec.ir_spec.ops.comm import AllGather
@@ -66,3 +68,70 @@ def _handed_over(forward: Operation, back: Operation, value: Value) -> Value:
     stacked = value.tensor.stacked(forward.expr("count"))
     back.add_operand(forward.add_result(f"kept_{value.name}", stacked, value.loc))
     return back.body.add_arg(value.name, value.tensor, value.loc)
+
+
+# -- pipelines -------------------------------------------------------------------------------------
+
+#: A parameter, and how it is gathered.
+_Gathered = tuple[Value, Attr, Attr]
+
+
+def gather_once(module: Module) -> None:
+    """Gather the parameters that the actions of stages use before the microbatches, block by block,
+    and keep them to the end of the last one. In place."""
+    for func in module.functions:
+        accumulate = next((op for op in func.body.ops if op.definition.sums_yields), None)
+        if accumulate is not None:
+            before = Builder.before(module.registry, accumulate)
+            known: dict[_Gathered, Value] = {}
+            for region in [o.body for o in accumulate.body.walk() if o.region is not None]:
+                _take_out(region, before, known)
+
+
+def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) -> None:
+    """Replace the gathers of a region, of an action or a repeat, by values made outside."""
+    repeat = region.owner if region.owner.definition.carries else None
+    gathers = [
+        op
+        for op in region.ops
+        if isinstance(op.definition, AllGather) and is_parameter(op.operands[0])
+    ]
+    keys = {op: (_whole(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
+    if new := [op for op in gathers if keys[op] not in known]:
+        made = _in_turn(new, repeat, before) if repeat is not None else _copied(new, before)
+        known.update((keys[op], value) for op, value in zip(new, made, strict=True))
+    for op in gathers:
+        value = known[keys[op]]
+        if repeat is not None:
+            repeat.add_operand(value)
+            value = region.add_arg(op.result.name, op.result.tensor, op.loc)
+        op.result.replace_with(value)
+        op.erase()
+
+
+def _whole(gather: Operation) -> Value:
+    """The parameter that is gathered, with all its slices."""
+    value = gather.operands[0]
+    return _source(gather) if value.region.owner.definition.carries else value
+
+
+def _copied(gathers: Sequence[Operation], before: Builder) -> Iterator[Value]:
+    for op in gathers:
+        before.loc = op.loc
+        made = before.op("stg.all_gather", op.operands, op.attrs, types=(), names=())
+        yield made.add_result(op.result.name, op.result.type, op.result.loc)
+
+
+def _in_turn(gathers: Sequence[Operation], repeat: Operation, before: Builder) -> Iterable[Value]:
+    """One repeat that gathers slice by slice, in the order in which forward uses them."""
+    count = repeat.expr("count")
+    operands = [_source(op) for op in gathers]
+    outer = before.op("stg.repeat", operands, {"count": count, "carry": 0}, types=())
+    inner = Builder(before.registry, outer.make_region(), loc=outer.loc)
+    for op in gathers:
+        arg = inner.region.add_arg(op.operands[0].name, op.operands[0].type, op.loc)
+        inner.loc = op.loc
+        inner.value("stg.all_gather", [arg], op.attrs, type=op.result.type, hint=op.result.name)
+    results = [op.result for op in inner.region.ops]
+    inner.op("stg.yield", results, types=())
+    return [outer.add_result(f"kept_{r.name}", r.tensor.stacked(count), r.loc) for r in results]

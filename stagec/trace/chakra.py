@@ -30,6 +30,8 @@ ATTR_TYPES: Mapping[str, str] = MappingProxyType(
         "is_cpu_op": "bool",
         "num_ops": "int64",
         "tensor_size": "uint64",
+        "alloc_bytes": "uint64",
+        "free_bytes": "uint64",
         "comm_type": "int64",
         "comm_size": "int64",
         "pg_name": "string",

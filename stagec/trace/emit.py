@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -20,6 +20,8 @@ from stagec.trace.writer import Emission, Written, write_source
 
 #: More ranks than this are a mistake: no cluster has them.
 MOST_RANKS = 1 << 22
+#: Adds to a program what is asked for.
+Annotate = Callable[[RankClass, Program], Program]
 #: Programs that a job holds at a time.
 _KEPT = 4
 
@@ -34,6 +36,7 @@ class Job:
     roofline: Roofline | None = None
     names: Names = "full"
     granularity: Granularity = "op"
+    annotate: Annotate | None = None
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -65,9 +68,11 @@ class Job:
         while len(self._programs) >= _KEPT and number not in self._programs:
             del self._programs[next(iter(self._programs))]
         if number not in self._programs:
-            self._programs[number] = fused(self.classes[number].program(), self.granularity).named(
-                self.names
-            )
+            each = self.classes[number]
+            program = each.program()
+            if self.annotate is not None:
+                program = self.annotate(each, program)
+            self._programs[number] = fused(program, self.granularity).named(self.names)
         return self._programs[number]
 
     def encoder(self, number: int) -> Encoder:
@@ -81,12 +86,15 @@ class Job:
         kinds: Counter[str] = Counter()
         for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
             kinds[_kind(node)] += count
+        events = program.events
+        memory = {"static_bytes": events.static, "peak_bytes": events.peak} if events else None
         return {
             "name": each.name,
             "count": len(ranks),
             "example_rank": int(ranks[0]),
             "coords": dict(each.coords),
             "nodes": {kind: kinds[kind] for kind in ("comp", "coll", "send", "recv")},
+            **({"memory": memory} if memory is not None else {}),
         }
 
 
@@ -102,6 +110,7 @@ def make_job(
     roofline: Roofline | None = None,
     names: Names = "full",
     granularity: Granularity = "op",
+    annotate: Annotate | None = None,
 ) -> Job:
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
     mesh = module.mesh
@@ -112,7 +121,7 @@ def make_job(
             module.root.loc,
             remedy="choose smaller axes",
         )
-    return Job(name, rank_classes(module), sizes, roofline, names, granularity)
+    return Job(name, rank_classes(module), sizes, roofline, names, granularity, annotate)
 
 
 def write_job(

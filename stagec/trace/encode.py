@@ -100,13 +100,14 @@ class TraceWriter:
 
     def trace_node(self, node: Node, group: str) -> TraceNode:
         """A node as consumers want it. No FLOPs or bytes are written as 1: consumers stall on 0."""
-        attrs: dict[str, AttrValue]
+        attrs: dict[str, AttrValue] = {"is_cpu_op": False}
+        memory = {"alloc_bytes": node.alloc, "free_bytes": node.free}
+        attrs |= {name: size for name, size in memory.items() if size}
         data = tuple(d.id for d in node.deps)
         control = tuple(d.id for d in node.after)
         if node.is_message:
             sends = node.kind == "send"
-            attrs = {
-                "is_cpu_op": False,
+            attrs |= {
                 "comm_size": max(1, node.size),
                 "comm_tag": node.tag,
                 "comm_dst" if sends else "comm_src": self._largest_peer,
@@ -115,15 +116,13 @@ class TraceWriter:
             return TraceNode(node.id, node.name, end, data, control, attrs)
         if not node.is_collective:
             micros = self.roofline.micros(node) if self.roofline else 0
-            attrs = {
-                "is_cpu_op": False,
+            attrs |= {
                 "num_ops": max(1, node.flops),
                 "tensor_size": max(1, node.size),
             }
             return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs, micros)
         kind = _KINDS[node.kind]
-        attrs = {
-            "is_cpu_op": False,
+        attrs |= {
             "comm_type": int(kind),
             "comm_size": self.comm_size(node),
             "pg_name": group,
@@ -225,7 +224,8 @@ def _same_layout(program: Program) -> Iterator[Ints]:
     single = np.where(numbers > _MOST_EDGES, np.arange(1, count + 1), 0)
     data = program.control - program.starts[:-1]
     tag = _varint_width(program.tag)
-    facts = (*alike.T, digits, _varint_width(np.arange(1, count + 1)), tag)
+    memory = (program.events.alloc, program.events.free) if program.events is not None else ()
+    facts = (*alike.T, digits, _varint_width(np.arange(1, count + 1)), tag, *memory)
     keys = (*facts, data, numbers, edges, single)
     order = np.lexsort(keys)
     differs = np.zeros(count, dtype=bool)
@@ -269,6 +269,8 @@ def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group:
         deps=edges[:data],
         after=edges[data:],
     )
+    if program.events is not None:
+        node.alloc, node.free = int(program.events.alloc[one]), int(program.events.free[one])
     record = encode_node(writer.trace_node(node, group))
     block = np.tile(np.frombuffer(record, dtype=np.uint8), (len(members), 1))
     if len(members) == 1:

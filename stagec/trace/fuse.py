@@ -14,7 +14,7 @@ from typing import Literal, cast
 import numpy as np
 
 from stagec.trace.columns import sorted_edges
-from stagec.trace.nodes import Ints, Node, Program
+from stagec.trace.nodes import Events, Ints, Node, Program
 
 Granularity = Literal["op", "block", "layer"]
 
@@ -31,7 +31,8 @@ def fused(program: Program, granularity: Granularity) -> Program:
     known: dict[tuple[int, ...], int] = {}
     prototypes: list[Node] = []
     prototype: list[int] = []
-    for run in np.split(program.prototype[order], np.flatnonzero(np.diff(first[order])) + 1):
+    runs = np.flatnonzero(np.diff(first[order])) + 1
+    for run in np.split(program.prototype[order], runs):
         key = tuple(cast("list[int]", run.tolist()))
         if key not in known:
             known[key] = len(prototypes)
@@ -50,7 +51,14 @@ def fused(program: Program, granularity: Granularity) -> Program:
         program.microbatch[kept],
         program.tag[kept],
         *sorted_edges(len(prototype), sources[outer], targets[outer], control[outer]),
+        _fused_events(program.events, order, np.concatenate([[0], runs])),
     )
+
+
+def _fused_events(events: Events | None, order: Ints, runs: Ints) -> Events | None:
+    if events is None:
+        return None
+    return replace(events, alloc=events.alloc[order], free=events.free[order]).merged(runs)
 
 
 def _firsts(program: Program, *, split: bool) -> Ints:

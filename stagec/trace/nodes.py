@@ -21,7 +21,7 @@ class Node:
 
     Computations wait for a `blocking` collective in the order of issue. A message goes along the
     axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and both ends
-    have the same `tag`.
+    have the same `tag`. `alloc` and `free` are its bytes in `Events`.
     """
 
     kind: str
@@ -36,6 +36,8 @@ class Node:
     over: str = ""
     by: int = 0
     tag: int = 0
+    alloc: int = 0
+    free: int = 0
     deps: list[Node] = field(default_factory=list["Node"], repr=False)
     after: list[Node] = field(default_factory=list["Node"], repr=False)
     id: int = 0
@@ -77,12 +79,37 @@ def marker_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class Events:
+    """Memory of a rank, node by node: beside `static` bytes, node i + 1 holds `alloc[i]` more while
+    it runs than was held before, and gives `free[i]` back at its end."""
+
+    static: int
+    alloc: Ints
+    free: Ints
+
+    @property
+    def peak(self) -> int:
+        """The most bytes while the nodes run one after the other."""
+        before = np.cumsum(self.alloc - self.free) - (self.alloc - self.free)
+        return self.static + int((before + self.alloc).max(initial=0))
+
+    def merged(self, starts: Ints) -> Events:
+        """Of runs of nodes, which begin at these places: each as one node."""
+        net = self.alloc - self.free
+        after = np.cumsum(net)
+        base = (after - net)[starts]
+        lengths = np.diff(np.append(starts, len(net)))
+        alloc = np.maximum.reduceat(after - net + self.alloc - np.repeat(base, lengths), starts)
+        return Events(self.static, alloc, alloc - np.add.reduceat(net, starts))
+
+
+@dataclass(frozen=True)
 class Program:
     """The nodes of a class in issue order, identified from 1, as columns.
 
     Node i + 1 is `prototypes[prototype[i]]` with `microbatch[i]` in its name and the tag `tag[i]`.
     It takes data from `edges[starts[i] : control[i]]` and is ordered after
-    `edges[control[i] : starts[i + 1]]`, which are identifiers.
+    `edges[control[i] : starts[i + 1]]`, which are identifiers. `events` are there on request.
     """
 
     name: str
@@ -93,6 +120,7 @@ class Program:
     starts: Ints
     control: Ints
     edges: Ints
+    events: Events | None = None
 
     def __len__(self) -> int:
         return len(self.prototype)
@@ -134,7 +162,10 @@ class Program:
         node = self.prototypes[int(self.prototype[i])]
         mark = marker_of(node.name)
         name = node.name.replace(mark, str(self.microbatch[i])) if mark else node.name
-        return replace(node, name=name, tag=int(self.tag[i]), id=i + 1)
+        found = replace(node, name=name, tag=int(self.tag[i]), id=i + 1)
+        if self.events is not None:
+            found.alloc, found.free = int(self.events.alloc[i]), int(self.events.free[i])
+        return found
 
 
 def item(ref: Ref, i: int) -> Ref:

@@ -17,7 +17,7 @@ from stagec.trace.chakra import AttrValue, CollKind, NodeKind, TraceNode, read_t
 class Row:
     """One node. What does not apply to its kind, or is not in the file, is None.
 
-    `flops` is in FLOPs, `tensor_bytes` and `comm_bytes` are in bytes. `peer` is the rank at the
+    `flops` is in FLOPs, all bytes are in bytes. `peer` is the rank at the
     other end of a send or a receive.
     """
 
@@ -33,6 +33,8 @@ class Row:
     tag: int | None
     data_deps: tuple[int, ...]
     ctrl_deps: tuple[int, ...]
+    alloc_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -99,6 +101,8 @@ def row_of(node: TraceNode) -> Row:
         tag=_integer(attrs.get("comm_tag")),
         data_deps=node.data_deps,
         ctrl_deps=node.ctrl_deps,
+        alloc_bytes=_integer(attrs.get("alloc_bytes")),
+        free_bytes=_integer(attrs.get("free_bytes")),
     )
 
 

@@ -21,12 +21,6 @@ def check_recompute(module: Module, strategy: Strategy) -> None:
     """Refuse names of ops of which the model's blocks have none, and offloading what only some
     blocks stash."""
     what = strategy.recompute
-    if "activations" in strategy.offload and strategy.pipeline is not None:
-        raise error(
-            "activations of pipeline stages cannot be offloaded yet",
-            strategy.pipeline.loc,
-            remedy="offload the optimizer only, or recompute: stg.recompute[full]",
-        )
     if "activations" in strategy.offload and (what.layers or what.every):
         raise error(
             "activations that only some layers stash cannot be offloaded yet",

@@ -84,7 +84,6 @@ def options_of(row: Mapping[str, Any]) -> dict[str, Any]:
     given["param_dtype"] = row["param_dtype"]
     if pp > 1:
         given |= {"pp": pp, "schedule": schedule, "chunks": chunks}
-        given["offload"] = row["offload"].replace("activations", "optimizer")
     if mode:
         given |= {"cp": 2, "cp_mode": mode}
         given |= {"cp_order": order} if order else {}

@@ -16,6 +16,7 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.opdef import Array
+from stagec.trace.classes import rank_classes
 from stagec.trace.nodes import Node, Program
 from tests.support import (
     LLAMA,
@@ -109,6 +110,35 @@ def test_kept_parameters_are_in_the_plan() -> None:
     assert never["peak"] - always["peak"] == L * BLOCK
     assert last["stash"] == always["stash"]
     assert last["peak"] - always["peak"] == BLOCK
+
+
+@pytest.mark.parametrize("microbatches", [2, 8])
+@pytest.mark.parametrize("more", [{}, {"schedule": "interleaved", "chunks": 2}], ids=str)
+def test_in_a_pipeline_all_is_gathered_once_and_held_once(
+    more: dict[str, Any], microbatches: int
+) -> None:
+    """Whatever the number of microbatches: each block and the root in one call for each stage."""
+    options: dict[str, Any] = {
+        "pp": 2,
+        "microbatches": microbatches,
+        "sizes": {"L": 4, "B": 8 * 8},
+        **more,
+    }
+    always, never = (
+        analyse(LLAMA, dp=8, zero=3, reshard_after_forward=r, **options)["classes"]
+        for r in ("always", "never")
+    )
+    first, last = (gathers(entry) for entry in never)
+    embedding = ROOT // 2 - D  # the last stage has the norm as well
+    assert first == {"forward": (2 + 1, 2 * BLOCK + embedding)}
+    assert last == {"forward": (2 + 1, 2 * BLOCK + embedding + 2 * D)}
+    for kept, dropped in zip(never, always, strict=True):
+        more_held = kept["memory"]["peak"] - dropped["memory"]["peak"]
+        assert 0 < more_held <= 2 * BLOCK + ROOT
+    builder = JobBuilder(JobOptions(LLAMA, dp=8, zero=3, reshard_after_forward="never", **options))
+    for each in rank_classes(builder.lower()):
+        nodes = [n for n in each.program().nodes if n.kind == "all_gather"]
+        assert len(nodes) == 3
 
 
 def test_one_layer_that_is_kept_leaves_no_gather() -> None:

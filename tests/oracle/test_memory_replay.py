@@ -6,21 +6,27 @@ that uses it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stagec.analysis.footprint import timelines
 from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.replay import replays
+from stagec.memory.arena import requests
 from stagec.memory.liveness import classify, root
 from stagec.schedule.action import steps
 from stagec.schedule.attached import actions_of, regions_of, stages_of
 from tests.support import GPT, LLAMA, MIXTRAL, analyse, run_passes, tiny_options
+from tests.unit.test_placement import bound, checked
 
 SPACE = "device"
 
@@ -292,6 +298,19 @@ def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
     check(GPT, pp=2, microbatches=8, tp=2, sp=True, sizes=sizes, **STAGED[name], **more)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h1", "dualpipe"])
+def test_offloaded_stages(name: str) -> None:
+    sizes = {"L": 16, "B": 16, "S": 8}
+    check(LLAMA, pp=2, microbatches=8, sizes=sizes, offload="activations", **STAGED[name])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zbv"])
+def test_kept_parameters_of_stages(name: str) -> None:
+    sizes = {"L": 16, "B": 16, "S": 8}
+    kept = {"dp": 2, "zero": 3, "reshard_after_forward": "never"}
+    check(LLAMA, pp=2, microbatches=8, sizes=sizes, **STAGED[name], **kept)
+
+
 def test_experts() -> None:
     check(MIXTRAL, dp=2, ep=2, sizes={"L": 9})
 
@@ -311,3 +330,97 @@ def test_random_schedules_and_shapes(data: st.DataObject) -> None:
         sizes={**{n: v * scale.get(n, 1) for n, v in sizes.items()}, "L": 32},
         **STAGED[name],
     )
+
+
+# -- random programs -------------------------------------------------------------------------------
+
+_SIZES = {"B": 16, "S": 4, "D": 8, "F": 16, "V": 16}
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> str:
+    """A model whose layers are drawn: any use of what was made before, with weights or without;
+    what is not used goes into the result."""
+    made = {"h": "D"}
+    lines: list[str] = []
+    weights: dict[str, str] = {}
+    unused: dict[str, None] = {}
+
+    def add(text: str, dim: str, *operands: str) -> str:
+        name = f"t{len(lines)}"
+        lines.append(f"      %{name} = {text}")
+        made[name] = dim
+        unused[name] = None
+        for operand in operands:
+            unused.pop(operand, None)
+        return name
+
+    def product(source: str, out: str) -> str:
+        weight, dim = f"w{len(weights)}", made[source]
+        weights[weight] = f"{dim}, {out}"
+        a, b = dim.lower(), out.lower() if out != dim else "g"
+        return add(f'stg.einsum["bs{a},{a}{b}->bs{b}"](%{source}, %{weight})', out, source)
+
+    product("h", draw(st.sampled_from("DF")))
+    for _ in range(draw(st.integers(0, 5))):
+        source = draw(st.sampled_from(sorted(made)))
+        match draw(st.sampled_from(("product", "alone", "sum"))):
+            case "product":
+                product(source, draw(st.sampled_from("DF")))
+            case "alone":
+                kind = draw(st.sampled_from(("gelu", "silu", "softmax")))
+                add(f"stg.{kind}(%{source})", made[source], source)
+            case _:
+                other = draw(st.sampled_from(sorted(n for n in made if made[n] == made[source])))
+                add(f"stg.add(%{source}, %{other})", made[source], source, other)
+    last = "h"
+    for name in list(unused):
+        term = name if made[name] == "D" else product(name, "D")
+        last = add(f"stg.add(%{last}, %{term})", "D", last, term)
+    args = "".join(f", %{n.upper()}: bf16[L, {dims} | param]" for n, dims in weights.items())
+    bound = "".join(f", %{n} = %{n.upper()}" for n in weights)
+    body = "\n".join(lines)
+    return f"""stg.module @drawn {{
+  stg.symbols[B, S = 4, D = 8, F = 16, V = 16, L = 8]
+  stg.func @train (%tokens: i32[B, S], %labels: i32[B, S], %E: bf16[V, D | param]{args}) -> f32[] {{
+    %x = stg.embedding(%E, %tokens)
+    %y = stg.repeat[count = L, carry = 1] (%h = %x{bound}) {{
+{body}
+      stg.yield(%{last})
+    }}
+    %logits = stg.einsum["bsd,vd->bsv"](%y, %E)
+    %wide = stg.cast[f32](%logits)
+    %loss = stg.cross_entropy[mean = B*S](%wide, %labels)
+    stg.return(%loss)
+  }}
+}}
+"""
+
+
+@settings(max_examples=40, deadline=None)
+@given(blocks(), st.data())
+def test_random_programs_and_schedules(text: str, data: st.DataObject) -> None:
+    """Planner and brute force find the same peak; no buffer lies on another, in either model."""
+    schedule = data.draw(st.sampled_from([None, *sorted(STAGED)]))
+    options: dict[str, Any] = {
+        "sizes": {n: v * data.draw(st.sampled_from((1, 2, 8))) for n, v in _SIZES.items()},
+        "dp": data.draw(st.sampled_from((1, 2))),
+        "zero": data.draw(st.integers(0, 3)),
+        "microbatches": data.draw(st.sampled_from((4, 8))),
+    }
+    if schedule is not None:
+        options |= {"pp": 2, **STAGED[schedule]}
+    options["sizes"]["L"] = 8
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / "drawn.stg"
+        model.write_text(text)
+        module = run_passes(JobBuilder(JobOptions(str(model), **options)).module, PLANNED)
+    expected = list(brute_force(module, 1))
+    for (_, _, timeline), peak in zip(timelines(module), expected, strict=True):
+        assert timeline.peak().total == peak
+        asked = list(requests(timeline))
+        fit, cached = (checked(asked, name) for name in ("best-fit", "caching"))
+        assert fit.bound == cached.bound == bound(asked)
+        if schedule not in ("dualpipe", "dualpipev"):  # those bound what overlaps
+            assert fit.bound == peak
+        assert fit.bound <= peak

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stagec.analysis.footprint import footprint
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.opdef import Array
+from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError
+from stagec.trace.classes import rank_classes
 from stagec.trace.nodes import Node
 from tests.support import (
     GPT,
@@ -187,3 +190,36 @@ def test_a_copied_value_says_where_it_is() -> None:
 def test_what_cannot_be(flags: list[str], message: str, code: int) -> None:
     ran = stagec("analyze", LLAMA, *flags)
     assert (message in ran.err, ran.code) == (True, code)
+
+
+# -- pipelines -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_the_host_holds_the_stashes_of_all_microbatches_in_flight(schedule: str) -> None:
+    """As many as the closed form of the schedule says, and the device none but those of a layer in
+    work: both by the expressions of the plan and by the starts and ends of buffers."""
+    p, m, layers = 2, 8, 8
+    v = SCHEDULES[schedule].default_chunks
+    options: dict[str, Any] = {"pp": p, "microbatches": m, "schedule": schedule}
+    options |= {"sizes": {"L": layers, "B": m}, "offload": "activations"}
+    form = SCHEDULES[schedule].closed_form(p, m, v).in_flight
+    found = analyse(LLAMA, **options)["classes"]
+    module = JobBuilder(JobOptions(LLAMA, **options)).lower("plan-memory")
+    held = footprint(module, LLAMA)["classes"]
+    assert form is not None
+    for stage, (entry, timed) in enumerate(zip(found, held, strict=True)):
+        assert entry["memory"]["host"] == timed["host"] == form[stage] * (layers // p) * STASHED
+        assert entry["memory"]["peak"] == timed["peak"]
+
+
+def test_copies_of_every_microbatch_are_nodes() -> None:
+    options: dict[str, Any] = {"pp": 2, "microbatches": 4, "sizes": {"L": 4, "B": 4}}
+    told = JobBuilder(JobOptions(LLAMA, offload="activations", memory_nodes=True, **options))
+    plain = JobBuilder(JobOptions(LLAMA, **options))
+    for with_copies, without in zip(
+        rank_classes(told.lower()), rank_classes(plain.lower()), strict=True
+    ):
+        copies = [n for n in with_copies.program().nodes if n.kind == "copy"]
+        assert sum(n.out for n in copies) == 2 * 4 * 2 * STASHED  # to and fro
+        assert len(with_copies.program()) - len(copies) == len(without.program())

@@ -105,3 +105,15 @@ def test_parts_of_the_model_may_differ(row: dict[str, Any], model: str) -> None:
 @pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=label)
 def test_a_pipelined_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     assert_same(row)
+
+
+@pytest.mark.parametrize("schedule", [p for p in PIPELINES if p[1] == 2], ids=str)
+def test_parameters_that_are_kept_for_all_microbatches(schedule: tuple[str, int, int, int]) -> None:
+    row = {"pipeline": schedule, "model": LLAMA, "mesh": (2, 1), "zero": 3}
+    assert_same({**row, "reshard_after_forward": "never", "recompute": "selective"})
+
+
+@pytest.mark.parametrize("schedule", [p for p in PIPELINES if p[1] == 2], ids=str)
+def test_activations_on_the_host(schedule: tuple[str, int, int, int]) -> None:
+    row = {"pipeline": schedule, "model": LLAMA, "mesh": (1, 2), "zero": 0}
+    assert_same({**row, "offload": "activations", "recompute": "selective"})

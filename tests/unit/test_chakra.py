@@ -36,7 +36,14 @@ COMP = TraceNode(
     1,
     "layer0.mlp",
     NodeKind.COMP,
-    attrs={"is_cpu_op": False, "num_ops": 1 << 40, "tensor_size": (1 << 64) - 1, "stage": 3},
+    attrs={
+        "is_cpu_op": False,
+        "num_ops": 1 << 40,
+        "tensor_size": (1 << 64) - 1,
+        "stage": 3,
+        "alloc_bytes": 1 << 63,
+        "free_bytes": 1,
+    },
     duration_micros=17,
 )
 COLL = TraceNode(
@@ -176,6 +183,8 @@ def test_attributes_have_the_types_that_readers_ask_for() -> None:
         "is_cpu_op": "bool_val",
         "num_ops": "int64_val",
         "tensor_size": "uint64_val",
+        "alloc_bytes": "uint64_val",
+        "free_bytes": "uint64_val",
         "comm_type": "int64_val",
         "comm_size": "int64_val",
         "pg_name": "string_val",
@@ -385,9 +394,9 @@ def test_length_prefix_is_what_protobuf_writes() -> None:
 def test_describe_gives_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "a.0.et", META, *map(encode_node, NODES))
     comp, coll = describe(path, limit=2)
-    assert comp == Row(
-        1, "comp", "layer0.mlp", 1 << 40, (1 << 64) - 1, None, None, None, None, None, (), ()
-    )
+    sizes = (1 << 40, (1 << 64) - 1, None)
+    none = (None, None, None, None)
+    assert comp == Row(1, "comp", "layer0.mlp", *sizes, *none, (), (), 1 << 63, 1)
     assert (coll.collective, coll.group, coll.comm_bytes) == ("all_reduce", "12", 4096)
     _, _, send, recv = describe(path)
     assert (send.kind, send.peer, send.tag, send.ctrl_deps) == ("send", 5, 0, (2,))

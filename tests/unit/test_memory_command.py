@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from fractions import Fraction
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stagec.analysis.footprint import timelines
+from stagec.analysis.footprint import timelines, worst_moments
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.expr import evaluate
@@ -19,8 +19,8 @@ from stagec.ir.module import Module
 from stagec.memory.lifetimes import Buffer
 from stagec.memory.step import turns
 from stagec.memory.timeline import Timeline
-from stagec.schedule.action import stashes
-from tests.support import analyse, stagec
+from stagec.schedule.registry import SCHEDULES
+from tests.support import analyse, parse_expr, stagec
 
 SMALL = ("llama3-8b", "--set", "L=4", "--tp", "2", "--pp", "2")
 OPTIONS: dict[str, Any] = {"sizes": {"L": 4}, "tp": 2, "pp": 2}
@@ -45,6 +45,55 @@ def test_it_agrees_with_analyze() -> None:
         sizes = [held["bytes"] for held in entry["largest"]]
         assert sizes == sorted(sizes, reverse=True)
         assert all(re.fullmatch(r"llama\.stg:\d+", held["line"]) for held in entry["largest"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"dp": 2, "zero": 3}, {"schedule": "zb-h1", "microbatches": 8}, {"schedule": "gpipe"}],
+    ids=str,
+)
+def test_the_worst_moment_in_symbols(more: dict[str, Any]) -> None:
+    """The expression comes to the peak, at other sizes too where the same moment is the worst."""
+
+    def worst(**sizes: int) -> tuple[Mapping[int, dict[str, Any]], Module]:
+        options: dict[str, Any] = {**OPTIONS, "sizes": {"L": 8, "B": 16, **sizes}, **more}
+        module = JobBuilder(JobOptions("llama3-8b", **options)).lower("plan-memory")
+        return worst_moments(module), module
+
+    here, module = worst()
+    other, larger = worst(S=16384, L=16)
+    assert here
+    for stage, entry in here.items():
+        expression = parse_expr(entry["expression"])
+        assert evaluate(expression, module.env) == entry["peak"]
+        assert other[stage]["at"] == entry["at"]
+        assert evaluate(expression, larger.env) == other[stage]["peak"]
+
+
+def test_without_sizes_there_is_no_worst_moment() -> None:
+    shown = json.loads(stagec("analyze", *SMALL, "--symbolic", "--json").out)["classes"]
+    assert [c["worst"] for c in shown] == [None, None]
+    shown = json.loads(stagec("analyze", *SMALL, "--symbolic", "--json", "--set", "B=8").out)
+    peaks = [c["worst"]["peak"] for c in shown["classes"]]
+    again = found("--set", "B=8")["classes"]
+    assert peaks == [c["peak"] for c in again]
+
+
+def test_analyze_names_the_same_worst_moment() -> None:
+    ran = stagec("analyze", *SMALL, "--json")
+    shown = json.loads(ran.out)["classes"]
+    for entry, other in zip(found()["classes"], shown, strict=True):
+        assert {n: entry[n] for n in other["worst"]} == other["worst"]
+        assert other["worst"]["peak"] == other["memory"]["peak"]
+    assert re.search(r"%gu +stash +llama\.stg:\d+ .* x 2 ", stagec("analyze", *SMALL).out)
+
+
+def test_equal_buffers_of_layers_and_microbatches_are_one_line() -> None:
+    """4 layers on 2 stages: 2 layers of 2 microbatches on the first one, of one on the last."""
+    counts = [
+        {held["name"]: held["count"] for held in entry["largest"]} for entry in found()["classes"]
+    ]
+    assert [c["gu"] for c in counts] == [4, 2]
 
 
 def test_the_table_says_where_the_largest_buffers_come_from() -> None:
@@ -138,26 +187,28 @@ def test_a_stage_that_is_not_there() -> None:
     assert "the stages are 0 to 1" in ran.err
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe"])
-def test_stashes_in_flight(name: str) -> None:
-    """The copies of a layer's activation that are held at once: as many as stashes by the schedule
-    (whose closed forms have tests of their own), here again for those that have one per stage."""
-    p, m, v, layers = 4, 8, (2 if name in ("interleaved", "zbv", "dualpipe") else 1), 16
-    options = JobOptions("gpt3-175b", sizes={"L": layers}, pp=p, microbatches=m, schedule=name)
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("microbatches", [8, 16])
+def test_stashes_in_flight(name: str, microbatches: int) -> None:
+    """The copies of a layer's activation that a rank holds at once: the closed form, in
+    microbatches, times the layers of each on that rank (of one copy of the model)."""
+    p, v = 4, SCHEDULES[name].default_chunks
+    layers = 4 * p * v
+    mine = layers // p
+    form = SCHEDULES[name].closed_form(p, microbatches, v)
+    options = JobOptions(
+        "gpt3-175b", sizes={"L": layers}, pp=p, microbatches=microbatches, schedule=name
+    )
     module = JobBuilder(options).lower("plan-memory")
     for stage, func, timeline in timelines(module):
         planner = Timeline.planner(module, func, 1)
-        counts = [
+        most = max(
             sum(n * copies(planner.held(s), module) for s, n in after.items())
             for turn in turns(timeline.order, planner.regions)
             for after in turn.after()
-        ]
-        share = layers // p // v * (2 if name == "dualpipe" else 1)
-        assert max(counts) == stashes(timeline.order) * share
-        if name in ("gpipe", "1f1b"):
-            assert max(counts) == (m if name == "gpipe" else p - stage) * share
-        if name == "interleaved" and stage == 0:
-            assert max(counts) == p * (1 + Fraction(p - 1, p * v)) * layers // p
+        )
+        assert form.in_flight is not None
+        assert most == form.in_flight[stage] * mine, stage
 
 
 def copies(held: frozenset[Buffer], module: Module) -> int:

@@ -89,6 +89,7 @@ def test_expressions(job: str) -> None:
     validate(printed)
     assert type(printed["parameters"]) is str
     printed["mesh"].clear()  # sizes that are known stay numbers
+    printed["classes"][0]["worst"] = None
     assert [v for v in inner(printed) if type(v) is int] == [1, 0]  # schema, example_rank
 
 
