@@ -8,7 +8,7 @@ from stagec.api import Module, Pass, Phase
 from stagec.sharding.insert import insert_collectives
 from stagec.sharding.kept import keep_parameters
 from stagec.sharding.loads import note_rows
-from stagec.sharding.narrow import cast_before_moves
+from stagec.sharding.narrow import order_casts
 from stagec.sharding.strategy import read_strategy
 
 
@@ -45,7 +45,7 @@ class InsertCollectives(Pass):
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         insert_collectives(module, save_gathered=self.save_gathered or strategy.save_gathered)
-        cast_before_moves(module)
+        order_casts(module)
         if strategy.pipeline is None or strategy.reshard == "last":
             keep_parameters(module, strategy.reshard)
         note_rows(module)

@@ -1,44 +1,74 @@
-"""Sends the narrower type: a cast that follows the move of a value comes before it."""
+"""The order of casts and moves: activations are cast to fewer bytes before they move, parameters
+after.
+
+Moves only copy elements, so results are the same. What makes parameters whole (prefetched, merged
+for a block, kept until backward) is gathers of parameters themselves, as frameworks gather them by
+default.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation
-from stagec.ir.module import Module
+from stagec.ir.core import Operation, Value
+from stagec.ir.module import Module, is_parameter
 from stagec.ir.types import DTYPE_BYTES
 
 _MOVES = ("stg.all_gather", "stg.all_to_all")
 
 
-def cast_before_moves(module: Module) -> None:
-    """Exchange moves with casts to fewer bytes that are all that becomes of them.
-
-    Moves only copy elements, so results are the same.
-    """
+def order_casts(module: Module) -> None:
+    """Exchange moves and casts to fewer bytes where one is all that becomes of the other."""
     for op in list(module.main.body.walk()):
-        if op.name in _MOVES and (cast := _narrowing(op)) is not None:
-            _exchange(module, op, cast)
+        if op.name not in _MOVES:
+            continue
+        before, after = op.operands[0].producer, _only_user(op.result)
+        if before is not None and _narrows(before) and _is_weight(before.operands[0]):
+            _cast_after(module, before, op)
+        elif after is not None and _narrows(after) and not _is_weight(op.operands[0]):
+            _cast_before(module, op, after)
 
 
-def _narrowing(move: Operation) -> Operation | None:
-    """The cast to fewer bytes that uses a moved value alone."""
-    (result,) = move.results
-    if len(result.uses) != 1:
-        return None
-    user = result.uses[0][0]
-    if user.name != "stg.cast" or user.parent is not move.parent:
-        return None
-    return user if DTYPE_BYTES[user.text("to")] < DTYPE_BYTES[result.tensor.dtype] else None
+def _narrows(op: Operation) -> bool:
+    if op.name != "stg.cast":
+        return False
+    return DTYPE_BYTES[op.text("to")] < DTYPE_BYTES[op.operands[0].tensor.dtype]
 
 
-def _exchange(module: Module, move: Operation, cast: Operation) -> None:
-    (source,), (moved,), (result,) = move.operands, move.results, cast.results
-    dtype = cast.text("to")
+def _only_user(value: Value) -> Operation | None:
+    """The operation of the same region that uses a value alone."""
+    user = value.uses[0][0] if len(value.uses) == 1 else None
+    return user if user is not None and user.parent is value.region else None
+
+
+def _is_weight(value: Value) -> bool:
+    """Whether it is a parameter, or one that has moved."""
+    op = value.producer
+    if op is not None and op.name in _MOVES:
+        return _is_weight(op.operands[0])
+    return is_parameter(value)
+
+
+def _cast_before(module: Module, move: Operation, cast: Operation) -> None:
+    source, moved, dtype = move.operands[0], move.result, cast.text("to")
     b = Builder.before(module.registry, move, loc=cast.loc, phase=cast.phase)
-    type_ = replace(source.tensor, dtype=dtype, role="")
-    move.set_operand(0, b.value("stg.cast", [source], {"to": dtype}, type=type_, hint=result.name))
+    type_, name = replace(source.tensor, dtype=dtype), cast.result.name
+    move.set_operand(0, b.value("stg.cast", [source], {"to": dtype}, type=type_, hint=name))
     moved.type = replace(moved.tensor, dtype=dtype)
-    result.replace_with(moved)
+    cast.result.replace_with(moved)
     cast.erase()
+
+
+def _cast_after(module: Module, cast: Operation, move: Operation) -> None:
+    source, moved, dtype = cast.operands[0], move.result, cast.text("to")
+    b = Builder.after(module.registry, move, loc=cast.loc, phase=cast.phase)
+    narrow = moved.tensor
+    move.set_operand(0, source)
+    moved.type = replace(narrow, dtype=source.tensor.dtype)
+    users = list(moved.uses)
+    made = b.value("stg.cast", [moved], {"to": dtype}, type=narrow, hint=cast.result.name)
+    for user, index in users:
+        user.set_operand(index, made)
+    if not cast.result.uses:
+        cast.erase()

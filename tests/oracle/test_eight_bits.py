@@ -16,6 +16,7 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"dp": 2, "tp": 2, "sp": True, "zero": 3},
     {"dp": 2, "tp": 2, "recompute": "full"},
     {"dp": 2, "recompute": "selective", "recompute_layers": 1},
+    {"dp": 2, "zero": 3, "pp": 2, "reshard_after_forward": "never", "microbatches": 4},
     {"dp": 2, "zero": 1, "pp": 2, "schedule": "zbv", "microbatches": 4},
 )
 #: Bytes of f8 and of bf16.
@@ -73,15 +74,12 @@ def test_bytes_of_a_dense_model() -> None:
         )
 
 
-def test_parameters_are_gathered_in_eight_bits() -> None:
-    eight = of_first(analyse("llama3-8b", dp=4, zero=3, fp8="e4m3"))
-    layers, width, hidden, keys, vocabulary = 32, 4096, 14336, 1024, 128256
-    products = width * (2 * width + 2 * keys + 3 * hidden)
-    norms, ends = 2 * width, 2 * vocabulary * width + width
-    assert moved(eight, "all_gather", phase="forward") == {
-        "f8e4m3": layers * products,
-        "bf16": (layers * norms + ends) * TWO,
-    }
+@pytest.mark.parametrize("reshard", ["always", "never", "last"])
+def test_parameters_are_gathered_in_their_own_type(reshard: str) -> None:
+    """So all that is known of them holds: one call for a block, ahead of it, kept or not."""
+    options: dict[str, Any] = {"dp": 4, "zero": 3, "reshard_after_forward": reshard}
+    plain_, eight = (of_first(analyse("llama3-8b", fp8=f, **options)) for f in ("", "e4m3"))
+    assert eight["collectives"] == plain_["collectives"]
 
 
 def test_tokens_are_dispatched_in_eight_bits_and_combined_in_sixteen() -> None:
