@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,18 +77,6 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Emission:
-    """How a job is written: which ranks (all, if None), by how many worker processes, and whether
-    an interrupted run is completed or earlier output replaced."""
-
-    ranks: Ints | None = None
-    workers: int = 1
-    resume: bool = False
-    force: bool = False
-    progress: Progress | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
     """What was written: bytes of each file, and the warnings that go with it."""
 
@@ -104,7 +93,25 @@ class Written:
 #: A class by number, and some of its ranks.
 Unit = tuple[int, Ints]
 #: Size and SHA-256 of each file.
-_Files = dict[str, tuple[int, str]]
+Files = dict[str, tuple[int, str]]
+#: What the manifest says of a class, and the files of some of its ranks.
+Done = tuple[dict[str, object], Files]
+#: Writes ranks into a folder, perhaps on other machines, in order; the flag: what is there already
+#: is compared.
+Elsewhere = Callable[[Path, Sequence[Unit], bool], Iterator[Done]]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """How a job is written: which ranks (all, if None), by how many worker processes, whether an
+    interrupted run is completed or earlier output replaced, and who writes if not workers here."""
+
+    ranks: Ints | None = None
+    workers: int = 1
+    resume: bool = False
+    force: bool = False
+    progress: Progress | None = None
+    elsewhere: Elsewhere | None = None
 
 
 def write_source(
@@ -124,11 +131,13 @@ def write_source(
         _check_space(folder, total)
         units = list(_units(classes, sizes))
         workers = how.workers if total > _SMALL_JOB else 1
-        files: _Files = {}
+        if how.elsewhere is not None:
+            results = how.elsewhere(folder, units, how.resume)
+        else:
+            results = run_units(writer.write, units, workers)
+        files: Files = {}
         entries: dict[int, dict[str, object]] = {}
-        for (number, _), (entry, found) in zip(
-            units, run_units(writer.write, units, workers), strict=True
-        ):
+        for (number, _), (entry, found) in zip(units, results, strict=True):
             entries[number] = entry
             files.update(found)
             if how.progress is not None:
@@ -152,16 +161,20 @@ def write_source(
         }
         text = json.dumps(manifest, indent=1) + "\n"
         files[MANIFEST] = writer.put(MANIFEST, text.encode())
-        if how.resume:
+        if how.resume or how.elsewhere is not None:
             _remove_others(folder, files)
     return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)
 
 
 class RankWriter:
-    """Writes files of ranks into a folder; with `compare`, those that are not there already."""
+    """Writes files of ranks into a folder; with `compare`, those that are not there already, and
+    with `by_rename` under other names first."""
 
-    def __init__(self, source: Source, folder: Path, compare: bool) -> None:
+    def __init__(
+        self, source: Source, folder: Path, compare: bool, *, by_rename: bool = False
+    ) -> None:
         self._source, self._folder, self._compare = source, folder, compare
+        self._suffix = f".{uuid.uuid4().hex}" if by_rename else ""
         self._encoders: dict[int, RankBytes] = {}
 
     def sizes(self, classes: Sequence[Unit]) -> list[int]:
@@ -174,11 +187,11 @@ class RankWriter:
         largest = max(found.values(), default=0)
         return [found.get(i, largest) for i in range(len(classes))]
 
-    def write(self, unit: Unit) -> tuple[dict[str, object], _Files]:
+    def write(self, unit: Unit) -> Done:
         """Write some ranks of a class; what the manifest says of the class and of the files."""
         number, ranks = unit
         encoder = self._encoder(number)
-        files: _Files = {}
+        files: Files = {}
         for rank in ranks.tolist():
             name = f"{self._source.name}.{rank}.et"
             files[name] = self.put(name, encoder.rank(rank))
@@ -188,7 +201,10 @@ class RankWriter:
         """Write a file; its size and digest."""
         path = self._folder / name
         if not (self._compare and _holds(path, data)):
-            path.write_bytes(data)
+            working = path.with_name(f".{name}{self._suffix}") if self._suffix else path
+            working.write_bytes(data)
+            if self._suffix:
+                working.rename(path)
         return len(data), hashlib.sha256(data).hexdigest()
 
     def _encoder(self, number: int) -> RankBytes:
@@ -208,7 +224,7 @@ def _holds(path: Path, data: bytes | memoryview) -> bool:
 
 
 def _remove_others(folder: Path, files: Mapping[str, object]) -> None:
-    """Remove what an interrupted run of another job left."""
+    """Remove what an interrupted run, or a lost worker, left."""
     for path in folder.iterdir():
         if path.name not in files:
             path.unlink()
