@@ -148,6 +148,13 @@ def test_a_scheduler_that_is_lost_leaves_what_is_written(
     assert "--resume" in str(caught.value.diagnostics[0].remedy)
 
 
+def test_a_cluster_analyzes_what_processes_here_analyze(local: Any) -> None:
+    swept = ["analyze", LLAMA, "--set", "L=4", "--json", "--sweep", "tp=1,2,3,4"]
+    ran = stagec(*swept, "--scheduler", local.scheduler_address)
+    assert ran.code == 0, ran.err
+    assert ran.out == stagec(*swept).out
+
+
 # -- what cannot work ends in a message
 
 
