@@ -7,13 +7,15 @@ run left is compared, byte for byte, with what is to be there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,7 +94,7 @@ class Written:
 
 #: A class by number, and some of its ranks.
 Unit = tuple[int, Ints]
-#: Size and SHA-256 of each file.
+#: Size and CRC-32 of each file.
 Files = dict[str, tuple[int, str]]
 #: What the manifest says of a class, and the files of some of its ranks.
 Done = tuple[dict[str, object], Files]
@@ -129,19 +131,23 @@ def write_source(
         sizes = writer.sizes(classes)
         total = sum(size * len(ranks) for (_, ranks), size in zip(classes, sizes, strict=True))
         _check_space(folder, total)
-        units = list(_units(classes, sizes))
         workers = how.workers if total > _SMALL_JOB else 1
+        units = _dealt(list(_units(classes, sizes)), workers)
         if how.elsewhere is not None:
             results = how.elsewhere(folder, units, how.resume)
         else:
             results = run_units(writer.write, units, workers)
-        files: Files = {}
         entries: dict[int, dict[str, object]] = {}
-        for (number, _), (entry, found) in zip(units, results, strict=True):
-            entries[number] = entry
-            files.update(found)
+        parts: dict[tuple[int, int], Files] = {}
+        for (number, ranks), (entry, found) in zip(units, results, strict=True):
+            entries[number], parts[number, int(ranks[0])] = entry, found
             if how.progress is not None:
-                how.progress(len(files), sum(len(ranks) for _, ranks in classes))
+                how.progress(sum(map(len, parts.values())), sum(len(r) for _, r in classes))
+        files = {
+            name: facts
+            for _, part in sorted(parts.items(), key=itemgetter(0))
+            for name, facts in part.items()
+        }
         ids = source.groups.ids
         nodes = max(sum(_counts(entry).values()) for entry in entries.values())
         warnings = tuple(exceeded_limits(ids, source.groups.ranks, nodes))
@@ -155,9 +161,9 @@ def write_source(
             "ranks": source.groups.ranks,
             **({} if how.ranks is None else {"ranks_written": ranges_text(how.ranks)}),
             "mesh": dict(source.mesh),
-            "classes": list(entries.values()),
+            "classes": [entry for _, entry in sorted(entries.items(), key=itemgetter(0))],
             "consumer_limits_exceeded": list(warnings),
-            "files": {n: {"bytes": size, "sha256": digest} for n, (size, digest) in files.items()},
+            "files": {n: {"bytes": size, "crc32": digest} for n, (size, digest) in files.items()},
         }
         text = json.dumps(manifest, indent=1) + "\n"
         files[MANIFEST] = writer.put(MANIFEST, text.encode())
@@ -198,14 +204,14 @@ class RankWriter:
         return self._source.entry(number), files
 
     def put(self, name: str, data: bytes | memoryview) -> tuple[int, str]:
-        """Write a file; its size and digest."""
+        """Write a file; its size and checksum."""
         path = self._folder / name
         if not (self._compare and _holds(path, data)):
             working = path.with_name(f".{name}{self._suffix}") if self._suffix else path
             working.write_bytes(data)
             if self._suffix:
                 working.rename(path)
-        return len(data), hashlib.sha256(data).hexdigest()
+        return len(data), f"{zlib.crc32(data):08x}"
 
     def _encoder(self, number: int) -> RankBytes:
         if number not in self._encoders:
@@ -248,6 +254,14 @@ def _units(classes: Sequence[Unit], sizes: Sequence[int]) -> Iterator[Unit]:
         step = max(1, _UNIT_BYTES // max(1, size))
         for start in range(0, len(ranks), step):
             yield number, ranks[start : start + step]
+
+
+def _dealt(units: Sequence[Unit], workers: int) -> list[Unit]:
+    """The units in an order in which each worker mostly meets classes of its own: a program is made
+    by every worker that meets its class."""
+    share = -(-len(units) // workers) or 1
+    hands = [units[start : start + share] for start in range(0, len(units), share)]
+    return [unit for turn in zip_longest(*hands) for unit in turn if unit is not None]
 
 
 def _check_space(folder: Path, needed: int) -> None:
