@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from stagec.api import Module, Pass, Phase
 from stagec.sharding.insert import insert_collectives
 from stagec.sharding.kept import keep_parameters
+from stagec.sharding.loads import note_rows
 from stagec.sharding.strategy import read_strategy
 
 
@@ -44,3 +45,4 @@ class InsertCollectives(Pass):
         strategy = read_strategy(module)
         insert_collectives(module, save_gathered=self.save_gathered or strategy.save_gathered)
         keep_parameters(module, strategy.reshard)
+        note_rows(module)

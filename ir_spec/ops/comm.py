@@ -16,9 +16,9 @@ from typing import TypeAlias
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Expr
+from stagec.ir.expr import ZERO, Expr, total
 from stagec.ir.opdef import Array, OpDef, Param
-from stagec.ir.types import AxisUse, Dim, Partial, TensorType, Type
+from stagec.ir.types import AxisUse, Dim, Partial, TensorType, Type, at_fullest, loads_of
 from stagec.support.diagnostics import error
 
 #: The local results of one group from its local operands.
@@ -231,6 +231,12 @@ class AllToAll(Collective):
         _OVER,
     )
     example = "%y = stg.all_to_all[from = 1, dim = 2, over = cp](%x) : bf16[B, S, H@cp, K]"
+
+    def buffer(self, op: Operation) -> Expr:
+        """What one rank sends; the same on all of them, so where their loads differ it is what the
+        fullest one sends or gets."""
+        sides = [total(v.tensor.local_bytes for v in vs) for vs in (op.operands, op.results)]
+        return next((at_fullest(s) for s in sides if loads_of(s)), sides[0])
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
         for over, source, d in _moves(op, index):

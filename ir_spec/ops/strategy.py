@@ -225,6 +225,28 @@ class CapacityOp(Declaration):
             yield f"expects a factor of 1 or more, found {op.expr('factor')}"
 
 
+class ExpertLoadOp(Declaration):
+    """How many tokens the experts take, relative to each other: one number for each.
+
+    With `layer` it is about one layer, counted from 0 among those with experts; without, about all
+    that no other statement is about. Ranks take whole rows, shared out by largest remainders.
+    """
+
+    name = "stg.expert_load"
+    params = (
+        Param("loads", "ints", "one for each expert, 0 or more", required=True),
+        Param("layer", "int", "the layer (default: all others)"),
+    )
+    example = "stg.expert_load[loads = (5, 1, 1, 1), layer = 0]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        loads = op.integers("loads")
+        if any(n < 0 for n in loads) or not any(loads):
+            yield "expects loads of 0 or more, and not only 0"
+        if op.integer("layer", 0) < 0:
+            yield f"counts layers from 0, found {op.integer('layer')}"
+
+
 class RecomputeOp(Declaration):
     """Which activations of a block backward computes again instead of taking them from the stash.
 
@@ -333,6 +355,7 @@ OPS = (
     TpInputsOp(),
     BlockingOp(),
     CapacityOp(),
+    ExpertLoadOp(),
     RecomputeOp(),
     OffloadOp(),
     BucketOp(),

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, fraction, substitute, symbol
+from stagec.ir.expr import Expr, const, fraction, substitute, symbol
 from stagec.ir.facts import Relation
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param
 from stagec.ir.rule import Rule
-from stagec.ir.types import Dim, TensorType, Type
+from stagec.ir.types import Dim, TensorType, Type, loads_of
 
 
 class Declaration(OpDef):
@@ -53,6 +53,12 @@ class SymbolsOp(SizesDeclaration):
     noun = "symbol"
     example = "stg.symbols[B, S = 8192]"
 
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        for name, value in op.attrs.items():
+            if (of := loads_of(symbol(name)).get(name)) in op.attrs and value != const(1):
+                yield f"symbol {name} stands for the load of dimension {of} on a rank, and is 1"
+
 
 class AssumeOp(Declaration):
     """States relations between sizes that every binding must satisfy; they make divisions exact."""
@@ -90,6 +96,23 @@ class ZigzagOp(Declaration):
         Param("over", "names", "mesh axes, major first", required=True),
     )
     example = "stg.zigzag[S, over = cp]"
+
+
+class RowsOp(Declaration):
+    """Rows that a rank's part of an unevenly loaded dimension has if all parts are loaded alike.
+
+    `of` is the symbol of the load, `over` the axes that split the dimension, major first. Rank i of
+    these has `even` times the load of part i in the iteration that runs. Collective insertion makes
+    it where a strategy has `stg.expert_load`.
+    """
+
+    name = "stg.rows"
+    params = (
+        Param("of", "name", "the symbol of the load", required=True),
+        Param("over", "names", "mesh axes, major first", required=True),
+        Param("even", "size", "rows under even load", required=True),
+    )
+    example = "stg.rows[of = E_load, over = ep, even = B*S*T/ep]"
 
 
 class FuncOp(Declaration):
@@ -150,6 +173,7 @@ class RegionOp(OpDef):
 
 
 #: Of repeats in which only some iterations recompute.
+FIRST = Param("first", "sizes", "where loads differ: the number of the first layer, by stage")
 REPLAY = (
     Param("replay_first", "int", "slices in which ops of phase recompute run, from the first"),
     Param("replay_every", "int", "they run in every n-th slice, beginning with slice n - 1"),
@@ -171,6 +195,7 @@ class RepeatOp(RegionOp):
         Param("count", "size", "the number of iterations", required=True),
         Param("carry", "int", "how many values are carried (default 1)"),
         Param("reverse", "flag", "run from the last slice to the first"),
+        FIRST,
         *REPLAY,
     )
     example = "%y = stg.repeat[count = L, carry = 1] (%h = %x, %w = %W) {\n  stg.yield(%h)\n}"
@@ -279,6 +304,7 @@ def ratio(op: Operation, name: str, default: float = 0.0) -> float:
 
 
 OPS = (
+    RowsOp(),
     ModuleOp(),
     SymbolsOp(),
     AssumeOp(),

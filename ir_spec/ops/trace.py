@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from stagec.ir.core import Operation
 from stagec.ir.opdef import OpDef, Param
 from stagec.ir.types import NODE, Type
-from stagec.ir_spec.ops.structure import REPLAY, Declaration, Terminator
+from stagec.ir_spec.ops.structure import FIRST, REPLAY, Declaration, Terminator
 
 
 class FreeOp(Declaration):
@@ -245,6 +245,7 @@ class EtRepeatOp(EtRegionOp):
         Param("count", "size", "iterations", required=True),
         Param("carry", "int", "carried values"),
         Param("reverse", "flag", "from the last to the first"),
+        FIRST,
         *REPLAY,
     )
     example = "%y = et.repeat[count = L, carry = 1] (%h: node = %x) {\n  et.yield(%h)\n} : node"

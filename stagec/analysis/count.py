@@ -3,22 +3,27 @@ repetition."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TypeAlias
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.expr import ONE, ZERO, Expr, call, const, total
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, evaluate, substitute, total
+from stagec.ir.loads import Loads
 from stagec.ir.module import Module
-from stagec.ir.replay import is_partial, replayed
+from stagec.ir.replay import is_partial, replayed, replays
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.trace import MessageOp
-from stagec.schedule.attached import placement_of
+from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import MIRROR, group_axes
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
 MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak", "host")
+#: An attribute of an op, as a size.
+_Size: TypeAlias = Callable[[Operation, str], Expr]
 _STEPS = {"all_reduce": 2}
 
 
@@ -100,19 +105,25 @@ def count_module(module: Module) -> Counts:
     return count_graph(module, graph)
 
 
-def count_graph(module: Module, graph: Operation) -> Counts:
-    """Count a graph: what one rank does that runs it."""
+def count_graph(
+    module: Module, graph: Operation, coords: Mapping[str, int] | None = None
+) -> Counts:
+    """Count a graph: what one rank does that runs it, at these coordinates.
+
+    They count where experts have loads of their own; without them the load is the mean one.
+    """
+    size = _mean_over_layers(module, graph, coords) if coords is not None else Operation.expr
     counts = Counts(
         graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO
     )
     terms: dict[tuple[str, str], list[Expr]] = {}
     for op, times in _weighted(module, graph, graph.body, ONE):
         if op.name == "et.comp":
-            _count_computation(counts, terms, op, times)
+            _count_computation(counts, terms, op, times, size)
         elif op.name == "et.coll":
-            _count_collective(counts, op, times)
+            _count_collective(counts, op, times, size)
         elif isinstance(op.definition, MessageOp):
-            _count_message(counts, op, times)
+            _count_message(counts, op, times, size)
     for (table, phase), values in terms.items():
         getattr(counts, table)[phase] = total(values)
     for op in module.ops("stg.memory"):
@@ -136,29 +147,56 @@ def _weighted(
         yield from _weighted(module, graph, op.region, inner)
 
 
+def _mean_over_layers(module: Module, graph: Operation, coords: Mapping[str, int]) -> _Size:
+    """Sizes at the mean load of the layers that run an op: they are linear in it."""
+    loads, env, stages = Loads(module), module.env, stages_of(graph)
+    slot = stages.index(coords[graph.text("over")]) if stages else 0
+
+    def size(op: Operation, name: str) -> Expr:
+        found, around = op.expr(name), op.parent_op
+        used = found.symbols & loads.symbols
+        if not used or around is None:
+            return found
+        layers: Sequence[int] = range(1)
+        if "first" in around.attrs:
+            first, count = around.exprs("first")[slot], around.expr("count")
+            layers = range(evaluate(first, env), evaluate(first + count, env))
+            if op.phase == "recompute" and is_partial(around):
+                layers = [n for n in layers if replays(around, n - layers[0])]
+        values = [loads.at(coords, n) for n in layers]
+        mean = {s: sum((v[s] for v in values), Fraction(0)) / max(1, len(values)) for s in used}
+        return substitute(found, {s: const(n.numerator) / n.denominator for s, n in mean.items()})
+
+    return size
+
+
 def _count_computation(
-    counts: Counts, terms: dict[tuple[str, str], list[Expr]], op: Operation, times: Expr
+    counts: Counts,
+    terms: dict[tuple[str, str], list[Expr]],
+    op: Operation,
+    times: Expr,
+    size: _Size,
 ) -> None:
     phase = "backward" if op.phase == "gradient" else op.phase
     counts.computations += times
-    terms.setdefault(("flops", phase), []).append(op.expr("flops") * times)
+    terms.setdefault(("flops", phase), []).append(size(op, "flops") * times)
     if "matmul" in op.attrs:
-        terms.setdefault(("matmul", phase), []).append(op.expr("matmul") * times)
-        terms.setdefault(("matmul_executed", phase), []).append(op.expr("flops") * times)
+        terms.setdefault(("matmul", phase), []).append(size(op, "matmul") * times)
+        terms.setdefault(("matmul_executed", phase), []).append(size(op, "flops") * times)
 
 
-def _count_collective(counts: Counts, op: Operation, times: Expr) -> None:
+def _count_collective(counts: Counts, op: Operation, times: Expr, size: _Size) -> None:
     axes = group_axes(op)
     key = CollectiveKey(op.text("kind"), axes, op.phase, op.text("dtype"))
     found = counts.collectives.setdefault(key, CollectiveCount())
-    size = op.expr("bytes")
-    calls = call("ceildiv", [size, op.expr("bucket")]) if "bucket" in op.attrs else ONE
+    sent = size(op, "bytes")
+    calls = call("ceildiv", [sent, op.expr("bucket")]) if "bucket" in op.attrs else ONE
     found.count += calls * times
-    found.bytes += size * times
+    found.bytes += sent * times
     counts.communications += calls * times
 
 
-def _count_message(counts: Counts, op: Operation, times: Expr) -> None:
+def _count_message(counts: Counts, op: Operation, times: Expr, size: _Size) -> None:
     sends = op.name == "et.send"
     by = op.integer("by")
     key = MessageKey(
@@ -170,7 +208,7 @@ def _count_message(counts: Counts, op: Operation, times: Expr) -> None:
     )
     found = counts.messages.setdefault(key, CollectiveCount())
     found.count += times
-    found.bytes += op.expr("bytes") * times
+    found.bytes += size(op, "bytes") * times
 
 
 def _share(op: Operation) -> Expr:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Expr, UnboundError, evaluate, maximum, total
+from stagec.ir.expr import ZERO, Env, Expr, UnboundError, evaluate, maximum, total
+from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.memory.step import Region, State, Work, turns
 from stagec.schedule.action import RankActions
@@ -30,13 +31,14 @@ def staged_memory(
     plan = next((o for o in plans if o.attrs.get("stages") == stages), None)
     if plan is None:
         return planned
+    env = planned_env(module)
     works = _Works.of([o for o in module.ops("stg.working") if o.attrs.get("stages") == stages])
     order = actions_of(module, graph, stage)
     static = total(planned[n] for n in ("parameters", "gradients", "optimizer"))
     running = static + plan.expr("around")
-    peaks = [running + works.bytes(t) for t in works.worst(_turns(order, works), module.env)]
-    peaks = _largest([planned["peak"], *peaks], module.env)
-    stash = [works.bytes(t) for t in works.worst(_stashes(order, works), module.env)]
+    peaks = [running + works.bytes(t) for t in works.worst(_turns(order, works), env)]
+    peaks = _largest([planned["peak"], *peaks], env)
+    stash = [works.bytes(t) for t in works.worst(_stashes(order, works), env)]
     return {**planned, "stash": maximum(stash), "peak": maximum(peaks)}
 
 
@@ -75,7 +77,7 @@ class _Works:
         held = [self.held[s] * n for s, n in states.items()]
         return total([*held, *(self.peak[w] for w in running)])
 
-    def worst(self, found: Iterator[_Turn], env: Mapping[str, int]) -> list[_Turn]:
+    def worst(self, found: Iterator[_Turn], env: Env) -> list[_Turn]:
         """The turns at which most may be held: one, if all sizes are known."""
         unique = {(frozenset(t[0].items()), t[1]): t for t in found}
         try:
@@ -98,7 +100,7 @@ def _regions(op: Operation, name: str) -> tuple[Region, ...]:
     return tuple((kind, int(chunk)) for kind, _, chunk in split)
 
 
-def _largest(sizes: list[Expr], env: Mapping[str, int]) -> list[Expr]:
+def _largest(sizes: list[Expr], env: Env) -> list[Expr]:
     if all(e.symbols <= env.keys() for e in sizes):
         return [max(sizes, key=lambda e: evaluate(e, env))]
     return sizes

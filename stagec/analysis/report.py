@@ -17,7 +17,8 @@ from stagec.analysis.count import (
 )
 from stagec.analysis.memory import staged_memory
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Expr, evaluate, expand, total
+from stagec.ir.expr import ZERO, Env, Expr, evaluate, expand, total
+from stagec.ir.loads import Loads, planned_env
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
 from stagec.support.diagnostics import error
@@ -52,10 +53,13 @@ def analysis(module: Module, model: str, *, symbolic: bool = False) -> dict[str,
 def _classes(module: Module, graph: Operation, symbolic: bool) -> Iterator[dict[str, Any]]:
     """One entry for each rank class that runs the graph: numbers that do not differ are shared."""
     counts, alike = count_graph(module, graph), dict[str, Any]()
-    axis = graph.text("over")
+    axis, loads = graph.text("over"), Loads(module)
+    planned: Show = _text if symbolic else _in(planned_env(module), module)
     for coords in class_coordinates(module, graph):
         inner = {f"{a}_index": i for a, i in coords.items() if a != axis}
         show: Show = _text if symbolic else _in({**module.env, **inner}, module)
+        if loads and not symbolic:
+            counts = count_graph(module, graph, coords)
         if inner or not alike:
             alike = _class(counts, show, symbolic)
         stage = coords.get(axis, 0)
@@ -67,7 +71,7 @@ def _classes(module: Module, graph: Operation, symbolic: bool) -> Iterator[dict[
             "count": show(_ranks(module, coords)),
             "example_rank": _first_rank(module, coords),
             "coords": coords,
-            "memory": {n: show(memory.get(n, ZERO)) for n in MEMORY},
+            "memory": {n: planned(memory.get(n, ZERO)) for n in MEMORY},
         }
 
 
@@ -85,7 +89,7 @@ def _first_rank(module: Module, coords: Mapping[str, int]) -> int:
     return rank
 
 
-def _in(env: Mapping[str, int], module: Module) -> Show:
+def _in(env: Env, module: Module) -> Show:
     return lambda e: _number(e, env, module)
 
 
@@ -93,7 +97,7 @@ def _text(value: Expr) -> str:
     return str(value)
 
 
-def _number(value: Expr, env: Mapping[str, int], module: Module) -> int:
+def _number(value: Expr, env: Env, module: Module) -> int:
     missing = sorted(value.symbols - env.keys())
     if missing:
         raise error(

@@ -21,9 +21,8 @@ def folded_axes(options: JobOptions, axes: Iterable[str]) -> dict[str, int]:
 
 def check_experts(options: JobOptions, symbols: Collection[str]) -> None:
     """Raise `DiagnosticError` for expert-parallel flags that cannot be, with the nearest choice."""
-    asked = [
-        n for n, off in (("ep", 1), ("etp", 0), ("capacity_factor", 1)) if _is(options, n, off)
-    ]
+    off = {"ep": 1, "etp": 0, "capacity_factor": 1, "expert_load": ()}
+    asked = [name for name, value in off.items() if getattr(options, name) != value]
     if asked and "E" not in symbols:
         raise error(
             f"--{asked[0].replace('_', '-')}: the model has no experts (no dimension E)",
@@ -66,7 +65,3 @@ def _whole(options: JobOptions) -> bool:
 def _data_axis(options: JobOptions) -> str:
     """The axis that expert parallelism takes its ranks from: the innermost of the data axes."""
     return "dp_shard" if options.dp == 1 and options.dp_shard > 1 else "dp"
-
-
-def _is(options: JobOptions, name: str, off: int) -> bool:
-    return bool(getattr(options, name) != off)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from stagec.driver.expert_load import ExpertLoads, LoadFile, load_statements
 from stagec.ir.expr import MAX_INTEGER
 from stagec.ir_spec.ops.strategy import RECOMPUTE, RESHARD
 
@@ -26,6 +27,7 @@ REPLICAS = "tpr"
 SHORTHANDS = (
     "etp",
     "capacity_factor",
+    "expert_load",
     "cp_mode",
     "cp_order",
     "sp",
@@ -150,6 +152,7 @@ class JobOptions:
     ep: int = 1
     etp: int = 0
     capacity_factor: Fraction = Fraction(1)
+    expert_load: ExpertLoads = ()
     tp: int = 1
     sp: bool = False
     zero: int = 0
@@ -273,6 +276,12 @@ _OPTIONS = (
         type=Ratio(),
         default="1",
         help="Rows of the expert buffers over those of balanced load, such as 5/4.",
+    ),
+    click.option(
+        "--expert-load",
+        type=LoadFile(),
+        default=(),
+        help="How many tokens the experts take: JSON, a list, or a list for each layer.",
     ),
     click.option("--sp", is_flag=True, help="Sequence parallelism between the blocks, over tp."),
     click.option(
@@ -480,6 +489,7 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         yield _pipeline(options)
     if options.capacity_factor != 1:
         yield f"stg.capacity[factor = {options.capacity_factor}]"
+    yield from load_statements(options.expert_load)
     if options.recompute != "none":
         yield f"stg.recompute[{', '.join(_recompute(options))}]"
     if options.offload:

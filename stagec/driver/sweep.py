@@ -38,11 +38,11 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is swept: an option or a symbol, and its values."""
+    """What is swept: an option or a symbol, and its values with how they are written."""
 
     name: str
     option: str | None
-    values: tuple[Any, ...]
+    values: tuple[tuple[str, Any], ...]
 
     def chosen(self, options: JobOptions, value: Any) -> JobOptions:
         """The options with one of the values."""
@@ -63,11 +63,14 @@ class _Sweep(click.ParamType[Axis]):
         attribute = name.replace("-", "_")
         if attribute in _NAMES and ctx is not None:
             found = next(p for p in ctx.command.params if p.name == attribute)
-            return Axis(name, attribute, tuple(found.type(text, found, ctx) for text in texts))
+            return Axis(
+                name, attribute, tuple((text, found.type(text, found, ctx)) for text in texts)
+            )
         if not name[0].isupper():
             hint = did_you_mean(name, (n.replace("_", "-") for n in _NAMES))
             self.fail(f"no flag '{name}' to sweep, nor a symbol; {hint or 'tp=1,2'}", param, ctx)
-        return Axis(name, None, tuple(Sizes()(f"{name}={t}", param, ctx)[name] for t in texts))
+        sizes = (Sizes()(f"{name}={text}", param, ctx)[name] for text in texts)
+        return Axis(name, None, tuple(zip(texts, sizes, strict=True)))
 
 
 def sweep_options(function: F) -> F:
@@ -90,9 +93,8 @@ def sweep(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) -
     rows: list[dict[str, Any]] = []
     with workers(given) as run:
         for choice, found in zip(choices, _with_progress(run(row, units), len(units)), strict=True):
-            names = (axis.name for axis in axes)
-            configuration = {n: _plain(v) for n, v in zip(names, choice, strict=True)}
-            rows.append({"configuration": configuration, **found})
+            chosen = {a.name: _plain(*v) for a, v in zip(axes, choice, strict=True)}
+            rows.append({"configuration": chosen, **found})
     if given["as_json"]:
         text = json.dumps(rows, indent=1) + "\n"
     else:
@@ -159,9 +161,11 @@ def _check(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) 
         )
 
 
-def _configured(options: JobOptions, axes: Sequence[Axis], choice: Sequence[Any]) -> JobOptions:
+def _configured(
+    options: JobOptions, axes: Sequence[Axis], choice: Sequence[tuple[str, Any]]
+) -> JobOptions:
     """The options of a combination, for a process with another working directory."""
-    for axis, value in zip(axes, choice, strict=True):
+    for axis, (_, value) in zip(axes, choice, strict=True):
         options = axis.chosen(options, value)
     return replace(
         options,
@@ -175,8 +179,8 @@ def _absolute(name: str | None) -> str | None:
     return str(Path(name).resolve()) if name and is_file_name(name) else name
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (int, str)) else str(value)
+def _plain(text: str, value: Any) -> int | str:
+    return value if isinstance(value, int) else text
 
 
 def _with_progress(results: Iterator[Any], total: int) -> Iterator[Any]:

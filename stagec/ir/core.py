@@ -250,6 +250,16 @@ class Operation:
             raise TypeError(f"'{self.name}' attribute {name} is not a size")
         return value
 
+    def exprs(self, name: str) -> tuple[Expr, ...]:
+        """An attribute that is a list of sizes; none if it is missing."""
+        value = self.attrs.get(name, ())
+        items = value if isinstance(value, tuple) else (value,)
+        return tuple(v for v in items if isinstance(v, Expr))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """An attribute that is a list of integer constants; none if it is missing."""
+        return tuple(v.value or 0 for v in self.exprs(name))
+
     def integer(self, name: str, default: int | None = None) -> int:
         """An attribute that is an integer constant."""
         value = self.attrs.get(name)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cache, lru_cache, reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 
@@ -28,6 +28,10 @@ MAX_EXPONENT = 64
 MAX_EXPONENT_OF_SUMS = 8
 FUNCTIONS = ("max", "min", "ceildiv")
 _MOD = "mod"
+
+
+#: Values of symbols.
+Env: TypeAlias = Mapping[str, int] | Mapping[str, int | Fraction]
 
 
 class UnboundError(Exception):
@@ -256,7 +260,7 @@ def _rebuild(node: Any, env: dict[str, Any]) -> Any:
     return node.func(*args)
 
 
-def evaluate(value: Expr, env: Mapping[str, int]) -> int:
+def evaluate(value: Expr, env: Env) -> int:
     """The number for these values of the symbols.
 
     Raises `UnboundError` for a symbol without value, `NotAnIntegerError` if a division is not
@@ -271,7 +275,7 @@ def evaluate(value: Expr, env: Mapping[str, int]) -> int:
     return result.numerator
 
 
-def _eval(node: Any, env: Mapping[str, int]) -> Fraction:
+def _eval(node: Any, env: Env) -> Fraction:
     if isinstance(node, sympy.Symbol):
         return Fraction(env[node.name])
     if isinstance(node, sympy.Rational):

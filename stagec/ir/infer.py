@@ -26,6 +26,15 @@ def infer_module(module: Module) -> None:
     problems.check()
 
 
+def forget_types(op: Operation) -> None:
+    """Drop the types of all values that an op makes, inside and out, but for those that are placed:
+    sizes change, and are inferred again."""
+    for inner in (op, *(op.region.walk() if op.region is not None else ())):
+        for value in (*inner.results, *(inner.region.args if inner.region is not None else ())):
+            if isinstance(value.type, TensorType) and not value.type.placed:
+                value.type = None
+
+
 def _infer_region(region: Region, problems: DiagnosticList) -> None:
     for arg in region.args:
         if arg.type is None:

@@ -259,8 +259,8 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
                 remedy="give an operand of that rank, or change the rule",
                 notes=[note(f"%{value.name} is defined here", value.loc)],
             )
-        for d, group in zip(dims, shape, strict=True):
-            size = d.local if local else d.size
+        sizes_here = value.tensor.local_shape if local else value.tensor.shape
+        for size, group in zip(sizes_here, shape, strict=True):
             factor = "".join(group)
             if len(group) > 1:
                 compound.append((group, size, value))
@@ -280,9 +280,9 @@ def _sizes_from_results(op: Operation, rule: Rule, sizes: dict[str, Expr]) -> No
     for value, shape in zip(op.results, rule.results, strict=False):
         if not isinstance(value.type, TensorType):
             continue
-        for d, group in zip(value.type.dims, shape, strict=False):
+        for size, group in zip(value.type.local_shape, shape, strict=False):
             if len(group) == 1 and (group[0] not in sizes or group[0] in rule.sizes):
-                sizes[group[0]] = d.local
+                sizes[group[0]] = size
 
 
 def _agree(

@@ -6,6 +6,7 @@ immutable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -85,6 +86,30 @@ def axis_index(axes: Iterable[str]) -> Expr:
     return index
 
 
+def load_symbol(dim: str, first: int = 0) -> Expr:
+    """`E_load`: how much of dimension E falls to a rank, over what does on average.
+
+    It is a factor of the size of another dimension, and is 1 where E is whole. Repeats after the
+    first that have such a dimension go by the number of their first layer: `E_load58`.
+    """
+    return symbol(f"{dim}_load{first or ''}")
+
+
+def loads_of(size: Expr) -> dict[str, str]:
+    """The symbols of loads in a size, each with its dimension."""
+    if "_load" not in str(size):
+        return {}
+    return {s: m[1] for s in size.symbols if (m := _LOAD.fullmatch(s))}
+
+
+def at_fullest(size: Expr) -> Expr:
+    """The size where loads are those of the fullest rank: `E_load_most`."""
+    return substitute(size, {s: symbol(f"{s}_most") for s in loads_of(size)})
+
+
+_LOAD = re.compile(r"(.+)_load\d*")
+
+
 def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
     """A dimension split over these axes at one priority."""
     return Dim(
@@ -131,9 +156,20 @@ class TensorType:
         return product(self.shape)
 
     @property
+    def local_shape(self) -> tuple[Expr, ...]:
+        """The sizes on one rank."""
+        sizes = tuple(d.local for d in self.dims)
+        loads = {s: name for size in sizes for s, name in loads_of(size).items()}
+        if not loads:
+            return sizes
+        whole = {d.size.symbol_name for d in self.dims if not d.split}
+        even = {s: const(1) for s, name in loads.items() if name in whole}
+        return tuple(substitute(size, even) for size in sizes)
+
+    @property
     def local_elements(self) -> Expr:
         """Elements on one rank."""
-        return product(d.local for d in self.dims)
+        return product(self.local_shape)
 
     @property
     def local_bytes(self) -> Expr:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ONE, Expr, const, evaluate, expand
+from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.module import is_parameter
 from stagec.ir.replay import EVERY, FIRST, replays
 from stagec.ir_spec.ops.comm import Collective
@@ -117,7 +117,7 @@ class Lifetimes:
     scheduled: int | None = None  # the step at which the actions of a schedule run
 
 
-def lifetimes(body: Region, env: Mapping[str, int], prefetch: int = 1) -> Lifetimes:
+def lifetimes(body: Region, env: Env, prefetch: int = 1) -> Lifetimes:
     """Run a function once. Sizes that `env` does not tell stay open: a repeat is then taken to be
     long. `prefetch` is how many iterations ahead parameters are gathered."""
     runner = _Runner(body, env, prefetch)
@@ -128,9 +128,7 @@ def lifetimes(body: Region, env: Mapping[str, int], prefetch: int = 1) -> Lifeti
 # -- iterations ------------------------------------------------------------------------------------
 
 
-def slices(
-    count: Expr, env: Mapping[str, int], edge: int, first: int = 0, every: int = 1
-) -> tuple[Slice, ...]:
+def slices(count: Expr, env: Env, edge: int, first: int = 0, every: int = 1) -> tuple[Slice, ...]:
     """The iterations of a repeat that run by themselves, `edge` periods at either end, and between
     them one period for all others. From iteration `first` on all are alike but for a pattern of
     `every`, as they are before it."""
@@ -174,7 +172,7 @@ def _patterns(body: Region) -> dict[Expr, tuple[int, int]]:
 
 
 class _Runner:
-    def __init__(self, body: Region, env: Mapping[str, int], prefetch: int) -> None:
+    def __init__(self, body: Region, env: Env, prefetch: int) -> None:
         self.found = Lifetimes()
         self._env, self._prefetch = env, prefetch
         self._sets: Sets = classify(body)

@@ -13,6 +13,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import (
     ZERO,
+    Env,
     Expr,
     evaluate,
     maximum,
@@ -21,6 +22,7 @@ from stagec.ir.expr import (
     terms,
     total,
 )
+from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.lifetimes import Buffer, lifetimes
@@ -50,7 +52,7 @@ def plan_memory(module: Module, prefetch: int = 1) -> None:
 
 
 def _plan(module: Module, func: Operation, prefetch: int) -> None:
-    body, env = func.body, module.env
+    body, env = func.body, planned_env(module)
     sets = classify(body)
     planner = Planner(lifetimes(body, env, prefetch))
     parts = {
@@ -105,9 +107,7 @@ def device_total(buffers: Iterable[Buffer]) -> Expr:
     return total(b.size for b in buffers if b.space == "device")
 
 
-def worst_of(
-    moments_: Iterable[Moment], env: Mapping[str, int], long: frozenset[str] = frozenset()
-) -> Expr:
+def worst_of(moments_: Iterable[Moment], env: Env, long: frozenset[str] = frozenset()) -> Expr:
     """The most bytes that are held at one of these moments, on top of what was held at the
     start; with open sizes for large values of the symbols in `long`, such as many layers."""
     candidates = list(moments_)
@@ -167,7 +167,7 @@ def _on_host(value: Value) -> bool:
     return value.tensor.memory != "device"
 
 
-def _worst(candidates: list[Expr], env: Mapping[str, int]) -> Expr:
+def _worst(candidates: list[Expr], env: Env) -> Expr:
     """The largest; decided by the known sizes if all are known, else kept as a `max` of what may be
     largest."""
     unique = list(dict.fromkeys(candidates))

@@ -13,6 +13,7 @@ from functools import cache
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
+from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.memory.lifetimes import CATEGORIES, Buffer, Step, lifetimes
 from stagec.memory.liveness import classify
@@ -74,7 +75,7 @@ class Timeline:
     """The step of the ranks of one stage (0 without a pipeline)."""
 
     def __init__(self, module: Module, func: Operation, stage: int, planner: Planner) -> None:
-        self._env, self._planner = module.env, planner
+        self._env, self._planner = planned_env(module), planner
         self.order: RankActions = actions_of(module, func, stage)
         body = func.body
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
@@ -88,7 +89,7 @@ class Timeline:
     @staticmethod
     def planner(module: Module, func: Operation, prefetch: int) -> Planner:
         """What all stages that run a function share."""
-        return Planner(lifetimes(func.body, module.env, prefetch))
+        return Planner(lifetimes(func.body, planned_env(module), prefetch))
 
     def _size(self, buffer: Buffer) -> int:
         return evaluate(buffer.size, self._env)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
 from stagec.schedule.action import Action, Placement, RankActions
@@ -25,9 +24,7 @@ def schedules_of(registry: Registry) -> list[Schedule]:
 
 def stages_of(op: Operation) -> tuple[int, ...]:
     """The pipeline stages that run a function or graph; none if every rank does."""
-    value = op.attrs.get("stages", ())
-    items = value if isinstance(value, tuple) else (value,)
-    return tuple(v.value or 0 for v in items if isinstance(v, Expr))
+    return op.integers("stages")
 
 
 def accumulation_of(op: Operation) -> Operation | None:

@@ -79,6 +79,15 @@ class PipelineRule:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadRule:
+    """Relative loads of the experts, in one layer with experts or in all others."""
+
+    loads: tuple[int, ...]
+    layer: int | None = None
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
 class Recompute:
     """What backward computes again: by policy, or the results of these ops; in all blocks, in the
     first `layers`, or in every `every`-th."""
@@ -116,6 +125,7 @@ class Strategy:
     bucket: int = 0
     optimizer: str = "adamw"
     capacity: Expr | None = None
+    loads: tuple[LoadRule, ...] = ()
     clip: Expr = field(default_factory=lambda: const(1))
     loc: Loc = UNKNOWN
 
@@ -151,6 +161,9 @@ def _statement(op: Operation, fields: dict[str, Any]) -> None:
         fields["splits"] = (*fields["splits"], rule)
     elif op.name == "stg.gather" and op.names("of"):
         fields["whole"] = (*fields["whole"], WholeRule(op.names("dims"), op.names("of"), op.loc))
+    elif op.name == "stg.expert_load":
+        layer = op.integer("layer") if "layer" in op.attrs else None
+        fields["loads"] = (*fields.get("loads", ()), LoadRule(op.integers("loads"), layer, op.loc))
     elif op.name in _STATEMENTS:
         fields.update(_STATEMENTS[op.name](op))
     else:
@@ -172,13 +185,11 @@ def _dtypes(op: Operation) -> dict[str, Any]:
 
 
 def _pipeline(op: Operation) -> dict[str, Any]:
-    layers = op.attrs.get("layers", ())
-    items = layers if isinstance(layers, tuple) else (layers,)
     rule = PipelineRule(
         op.text("over"),
         op.text("schedule", "1f1b"),
         op.integer("chunks", 0),
-        tuple(n.value or 0 for n in items if isinstance(n, Expr)),
+        op.integers("layers"),
         op.loc,
     )
     return {"pipeline": rule}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 import numpy as np
@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from stagec.ir.core import Attr, Operation
 from stagec.ir.expr import Expr
+from stagec.ir.loads import Loads
 from stagec.ir.module import Module
 from stagec.schedule.attached import actions_of, stages_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import Axes, Channel, channel_of, coordinate, group_axes
 from stagec.trace.nodes import Program
-from stagec.trace.program import unroll
+from stagec.trace.program import Layered, unroll
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class RankClass:
     coords: Mapping[str, int]
     env: Mapping[str, int]
     channels: Mapping[Channel, int]
+    loads: Loads
 
     @property
     def name(self) -> str:
@@ -53,7 +55,10 @@ class RankClass:
         """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
         many."""
         order = actions_of(self.module, self.graph, self.stage)
-        return unroll(self.graph, self.name, self.env, order, self.channels)
+        stages = stages_of(self.graph)
+        slot = stages.index(self.stage) if stages else 0
+        loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None
+        return unroll(self.graph, self.name, self.env, order, self.channels, loads)
 
     @cached_property
     def groups(self) -> list[Axes]:
@@ -80,14 +85,14 @@ def rank_classes(module: Module) -> list[RankClass]:
             remedy="run 'lower-to-trace' first",
         )
     env = module.env
-    channels = _channels(graphs)
+    channels, loads = _channels(graphs), Loads(module)
     found: list[RankClass] = []
     for graph in graphs:
         indices = _index_axes(module, graph)
         _check_known(module, graph, {**env, **{f"{a}_index": 0 for a in indices}})
         for coords in class_coordinates(module, graph):
             given = {**env, **{f"{a}_index": i for a, i in coords.items()}}
-            found.append(RankClass(module, graph, coords, given, channels))
+            found.append(RankClass(module, graph, coords, given, channels, loads))
     return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
 
 
@@ -104,7 +109,9 @@ def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, in
 def _index_axes(module: Module, graph: Operation) -> list[str]:
     """The axes whose coordinate a size of the graph depends on."""
     used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
-    return [a for a in (module.mesh.axes if module.mesh else ()) if f"{a}_index" in used]
+    told_apart = Loads(module).axes(used)
+    axes = module.mesh.axes if module.mesh else ()
+    return [a for a in axes if f"{a}_index" in used or a in told_apart]
 
 
 def _symbols(value: Attr) -> frozenset[str]:

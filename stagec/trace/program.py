@@ -8,8 +8,9 @@ the order is final. Messages are in neither stream: they wait for their data onl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import islice, repeat
 
@@ -54,11 +55,13 @@ def unroll(
     env: Mapping[str, int],
     order: RankActions = (),
     channels: Mapping[Channel, int] | None = None,
+    loads: Layered | None = None,
 ) -> Program:
     """Unroll an et.graph with the known sizes.
 
     `order` are the actions of its pipeline stage, `channels` the numbers of all streams of
-    messages. Raises `DiagnosticError` if there are no nodes, or far too many.
+    messages, `loads` sizes that differ from layer to layer. Raises `DiagnosticError` if there are
+    no nodes, or far too many.
     """
     count = _count(graph.body, env)
     if count > MOST_NODES:
@@ -67,7 +70,7 @@ def unroll(
             graph.loc,
             remedy="choose fewer layers or microbatches",
         )
-    unroller = _Unroller(env, order, channels or {})
+    unroller = _Unroller(env, order, channels or {}, loads)
     unroller.region(graph.body)
     program = unroller.finish(name)
     if not len(program):
@@ -88,17 +91,31 @@ def _times(op: Operation, env: Mapping[str, int]) -> int:
     return evaluate(op.expr("count"), env) if "count" in op.attrs else 1
 
 
+@dataclass(frozen=True)
+class Layered:
+    """Sizes that differ from layer to layer; `slot` is the place of the stage among those that
+    share the program."""
+
+    at: Callable[[int], Mapping[str, Fraction]]
+    slot: int
+
+
 class _Unroller:
     def __init__(
-        self, env: Mapping[str, int], order: RankActions, channels: Mapping[Channel, int]
+        self,
+        env: Mapping[str, int],
+        order: RankActions,
+        channels: Mapping[Channel, int],
+        loads: Layered | None,
     ) -> None:
         self._env, self._actions, self._channels = env, order, channels
+        self._loads, self._layer = loads, 0
         self._refs: dict[Value, Held] = {}
         self._order: list[Node | Instance] = []
         self._bucketed: list[Bucketed | Instance] = []
         self._prefix = ""
         self._replays = True
-        self._costs: dict[Operation, dict[str, int]] = {}
+        self._costs: dict[tuple[Operation, int], dict[str, int]] = {}
         self._sent: Counter[Stream] = Counter()
         self._posted: Node | None = None  # what a receive without operands waits for
         self._columns = Columns()
@@ -138,9 +155,12 @@ class _Unroller:
         return build(held.shape, map(self._columns.node, held.handles.tolist()))
 
     def _number(self, op: Operation, name: str) -> int:
-        known = self._costs.setdefault(op, {})
+        known = self._costs.setdefault((op, self._layer), {})
         if name not in known:
-            known[name] = evaluate(op.expr(name), self._env) if name in op.attrs else 0
+            env: Mapping[str, int | Fraction] = self._env
+            if self._loads is not None:
+                env = {**env, **self._loads.at(self._layer)}
+            known[name] = evaluate(op.expr(name), env) if name in op.attrs else 0
         return known[name]
 
     def _repeat(self, op: Operation, region: Region) -> list[Ref]:
@@ -152,7 +172,9 @@ class _Unroller:
         order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
         stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
         ready: list[dict[Value, Ref]] = []
+        first, layer = self._first_layer(op), self._layer
         for step, i in enumerate(order):
+            self._layer = layer if first is None else first + i
             while len(ready) < min(step + ahead + 1, count):
                 ready.append(self._prefetch(early, prefix, order[len(ready)], len(ready)))
             self._prefix = f"{prefix}L{i}/"
@@ -166,9 +188,15 @@ class _Unroller:
             carried = yielded[:carry]
             for stack, ref in zip(stacks, yielded[carry:], strict=True):
                 stack[i] = ref
-        self._prefix, self._replays = prefix, outer
+        self._prefix, self._replays, self._layer = prefix, outer, layer
         last = order[-1] if count else 0
         return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
+
+    def _first_layer(self, op: Operation) -> int | None:
+        """The number of a repeat's first layer on this stage, where loads go by it."""
+        if self._loads is None or "first" not in op.attrs:
+            return None
+        return evaluate(op.exprs("first")[self._loads.slot], self._env)
 
     def _prefetch(
         self, early: frozenset[Operation], prefix: str, i: int, step: int

@@ -8,14 +8,15 @@ from dataclasses import replace
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, const, numerator_and_denominator, symbol
-from stagec.ir.infer import infer_module, infer_op
+from stagec.ir.expr import const, numerator_and_denominator, symbol
+from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
 from stagec.support.source import made_by
 from stagec.transform.assumptions import Assumptions
+from stagec.transform.expert_sizes import size_experts
 from stagec.transform.naming import check_recompute, check_values, pin
 from stagec.transform.pass_round import pass_round, special_ops
 from stagec.transform.sharder import Sharder
@@ -135,8 +136,7 @@ class _Applier:
 
     def run(self) -> None:
         self._set_dtype(self._strategy.dtypes.param)
-        if self._strategy.capacity is not None:
-            self._set_capacity(self._strategy.capacity)
+        size_experts(self._module, self._strategy)
         if self._strategy.pipeline is not None:
             self._check_pipeline(self._strategy.pipeline)
         if self._strategy.microbatches > 1 or self._strategy.pipeline is not None:
@@ -180,21 +180,6 @@ class _Applier:
                 if op.attrs.get("to") == "bf16":
                     op.attrs["to"] = dtype
 
-    def _set_capacity(self, factor: Expr) -> None:
-        """Give the ops that have a capacity this factor; sizes are inferred again."""
-        found = [op for op in self._module.walk() if "capacity" in op.definition.params_by_name()]
-        if not found:
-            raise error(
-                "no op has a capacity",
-                self._strategy.loc,
-                remedy="leave stg.capacity out, or choose a mixture of experts",
-            )
-        for op in found:
-            op.attrs["capacity"] = factor
-        for op in self._body.ops:
-            self._forget_types(op)
-        infer_module(self._module)
-
     # -- microbatches ------------------------------------------------------------------------------
 
     def _accumulate(self) -> None:
@@ -231,21 +216,13 @@ class _Applier:
             region.append(child)
         outputs = end.operands
         region.append(Operation(registry["stg.yield"], outputs, loc=end.loc))
-        self._forget_types(op)
+        forget_types(op)
         for value in outputs:
             result = op.add_result(value.name + "_sum", None, value.loc)
             end.set_operand(end.operands.index(value), result)
         problems = DiagnosticList()
         infer_op(op, problems)
         problems.check()
-
-    @staticmethod
-    def _forget_types(op: Operation) -> None:
-        """Sizes change in it: all types that are not pinned are inferred again."""
-        inner = _regions(op.region) if op.region is not None else []
-        for value in (*op.results, *(v for region in inner for v in _values(region))):
-            if isinstance(value.type, TensorType) and not value.type.placed:
-                value.type = None
 
     # -- placements --------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class _StageMaker:
         new = Operation(accumulate.definition, (), accumulate.attrs, loc=accumulate.loc)
         new.attrs |= _schedule_attrs(self._pipeline)
         region = new.make_region()
-        values = StageValues(func, new, self._sections, self._held)
+        values = StageValues(func, new, self._sections, self._held, self._first_layers)
         body.append(new)
         self._actions(values, region)
         step = StageStep(
@@ -132,6 +132,15 @@ class _StageMaker:
         step.run()
         values.finish()
         return func
+
+    def _first_layers(self, held: Held, repeat: int) -> tuple[Expr, ...]:
+        """The number of the first layer of a repeat that each of the stages holds in this place."""
+        place = self._held.index(held)
+        all_held = (held_pieces(self._pipeline, self._pieces, s) for s in self._stages)
+        return tuple(
+            total(piece.counts[repeat] for piece in self._pieces[: mine[place].depth])
+            for mine in all_held
+        )
 
     # -- actions -----------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ makes and another uses is yielded by the first, on demand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from stagec.ir.core import Operation, Region, Value
+from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.rewrite import carried
 from stagec.ir.types import TensorType, Type
@@ -31,7 +31,9 @@ class StageValues:
         accumulate: Operation,
         sections: Sections,
         held: Sequence[Held],
+        first_layers: Callable[[Held, int], Attr],
     ) -> None:
+        self._first_layers = first_layers
         self.func, self.accumulate, self.sections, self.held = func, accumulate, sections, held
         self.stacked = _stacked(sections)
         self._env: dict[int, dict[Value, Value]] = {h.home.chunk: {} for h in held}
@@ -172,6 +174,8 @@ class StageValues:
         index = self._repeat_index(op)
         if op.region is not None and index is not None:
             attrs["count"] = self._holding.piece.counts[index]
+            if "first" in attrs:
+                attrs["first"] = self._first_layers(self._holding, index)
         new = Operation(op.definition, operands, attrs, loc=op.loc)
         for inner in op.region.walk() if op.region is not None else ():
             for value in inner.operands:  # computed before the region that uses it

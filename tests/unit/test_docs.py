@@ -73,7 +73,7 @@ STG = [block for page in PAGES for block in blocks(page, "stg")]
 
 _HEAD = """stg.module @page[phase = {phase}] {{
   stg.symbols[B, S, L, D, H, G, K, F, V, theta, E, T, M]
-  stg.mesh @pod[pp, dp, cp, tp]
+  stg.mesh @pod[pp, dp, cp, ep, tp]
 """
 _HOW = re.compile(
     r"stg: (?P<where>module|types|lone|(?P<region>func|graph)\((?P<args>.*)\)|whole)"

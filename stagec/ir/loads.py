@@ -1,0 +1,105 @@
+"""Loads that differ between ranks and layers: how many rows each rank's experts take.
+
+A strategy gives relative loads of experts (`stg.expert_load`); `stg.rows` says how many rows a rank
+has under even load, and which axes tell the ranks apart. From both follows the value of `E_load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
+from functools import cache, cached_property
+from math import prod
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+
+
+def planned_env(module: Module) -> dict[str, int | Fraction]:
+    """The values that memory is planned with: loads are those of the fullest rank in its fullest
+    layer, which bounds all others."""
+    loads = Loads(module)
+    return {**module.env, **(loads.most() if loads else {})}
+
+
+class Loads:
+    """The loads of a module. Sizes have to be known when values are asked for."""
+
+    def __init__(self, module: Module) -> None:
+        self._env = module.env
+        self._rows: dict[str, Operation] = {op.text("of"): op for op in module.ops("stg.rows")}
+        given = [op for op in module.walk() if op.name == "stg.expert_load"] if self._rows else []
+        self._loads: dict[int | None, tuple[int, ...]] = {
+            op.integer("layer") if "layer" in op.attrs else None: op.integers("loads")
+            for op in given
+        }
+        self._parts = cache(self._parts_of_layer)
+
+    def __bool__(self) -> bool:
+        """Whether ranks differ."""
+        return bool(self._rows)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """All symbols that it gives values to."""
+        return frozenset(n for s in self._rows for n in (s, f"{s}_most"))
+
+    def axes(self, symbols: Collection[str]) -> tuple[str, ...]:
+        """The axes whose coordinates the values of these symbols depend on."""
+        used = [op.names("over") for s, op in self._rows.items() if s in symbols]
+        return tuple(dict.fromkeys(a for axes in used for a in axes))
+
+    def at(self, coords: Mapping[str, int], layer: int) -> dict[str, Fraction]:
+        """The values for ranks at these coordinates, in the n-th layer of each repeat."""
+        found: dict[str, Fraction] = {}
+        for symbol, op in self._rows.items():
+            parts = self._parts(symbol, layer)
+            index = 0
+            for axis in op.names("over"):
+                index = index * self._env[axis] + coords[axis]
+            found |= {symbol: parts[index], f"{symbol}_most": max(parts)}
+        return found
+
+    def most(self) -> dict[str, Fraction]:
+        """The values on the fullest rank in its fullest layer; none where sizes are open."""
+        if any(_symbols(op) - self._env.keys() for op in self._rows.values()):
+            return {}
+        layers = {layer or 0 for layer in self._loads}
+        found: dict[str, Fraction] = {}
+        for symbol in self._rows:
+            first = _first(symbol)
+            inside = {max(0, n - first) for n in layers} | {max(layers, default=0) + 1}
+            most = max(max(self._parts(symbol, n)) for n in inside)
+            found |= {symbol: most, f"{symbol}_most": most}
+        return found
+
+    def _parts_of_layer(self, symbol: str, layer: int) -> tuple[Fraction, ...]:
+        """The load of each part of the experts over the mean one, in whole rows."""
+        op = self._rows[symbol]
+        parts = prod(self._env[a] for a in op.names("over"))
+        loads = self._loads.get(_first(symbol) + layer, self._loads.get(None))
+        if loads is None:
+            return (Fraction(1),) * parts
+        even, each = evaluate(op.expr("even"), self._env), len(loads) // parts
+        shares = [sum(loads[i * each : (i + 1) * each]) for i in range(parts)]
+        return tuple(Fraction(n, even) for n in _apportioned(even * parts, shares))
+
+
+def _symbols(op: Operation) -> frozenset[str]:
+    return op.expr("even").symbols | frozenset(op.names("over"))
+
+
+def _first(symbol: str) -> int:
+    """The layer that a symbol's iterations are counted from: 58 for `E_load58`."""
+    return int(symbol.rpartition("_load")[2] or 0)
+
+
+def _apportioned(total: int, shares: Sequence[int]) -> list[int]:
+    """Whole numbers as these shares that add up to the total: largest remainders first."""
+    exact = [Fraction(total * share, sum(shares)) for share in shares]
+    found = [int(n) for n in exact]
+    order = sorted(range(len(shares)), key=lambda i: (found[i] - exact[i], i))
+    for i in order[: total - sum(found)]:
+        found[i] += 1
+    return found

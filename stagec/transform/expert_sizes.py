@@ -1,0 +1,119 @@
+"""The sizes of expert buffers: capacity factors, and loads that differ between experts."""
+
+from __future__ import annotations
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, UnboundError, const, evaluate
+from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.module import Module
+from stagec.ir.types import at_fullest, load_symbol
+from stagec.sharding.strategy import LoadRule, Strategy
+from stagec.support.diagnostics import error
+from stagec.support.source import Loc
+
+
+def size_experts(module: Module, strategy: Strategy) -> None:
+    """Give the ops that have a capacity the factor of a strategy, or the load `E_load` of the
+    experts of a rank: a symbol that is 1 on average. Sizes are inferred again.
+
+    Raises `DiagnosticError` for loads that do not fit the model.
+    """
+    if strategy.capacity is not None:
+        for op in _with_capacity(module, strategy.loc, "stg.capacity"):
+            op.attrs["capacity"] = strategy.capacity
+    if strategy.loads:
+        _set_loads(module, strategy)
+    if strategy.capacity is not None or strategy.loads:
+        _infer_again(module)
+
+
+def _set_loads(module: Module, strategy: Strategy) -> None:
+    first, loc = const(0), strategy.loads[0].loc
+    if strategy.capacity is not None:
+        raise error(
+            "a capacity factor gives experts one size, 'stg.expert_load' each its own",
+            loc,
+            remedy="leave out stg.capacity (--capacity-factor), or the loads (--expert-load)",
+        )
+    for op in _with_capacity(module, loc, "stg.expert_load"):
+        count = op.expr("count")
+        name = count.symbol_name
+        if name is None:
+            raise error(
+                f"loads need a name for the number of experts, found {count}",
+                op.loc,
+                remedy="declare it in stg.symbols, and write count = E",
+            )
+        _check_counts(strategy, name, module.env.get(name))
+        symbol = load_symbol(name, _known(module, first, loc))
+        _declare(module, (symbol, at_fullest(symbol)))
+        op.attrs["capacity"] = symbol
+        first += _layers(op)
+    _check_layers(module, strategy, first)
+
+
+def _layers(op: Operation) -> Expr:
+    """The layers that an op stands for."""
+    around = op.parent_op
+    repeated = around is not None and around.definition.carries
+    return around.expr("count") if around is not None and repeated else const(1)
+
+
+def _check_counts(strategy: Strategy, name: str, known: int | None) -> None:
+    for rule in strategy.loads:
+        if known is not None and len(rule.loads) != known:
+            raise error(
+                f"{len(rule.loads)} loads are given, expected one for each of the "
+                f"{name} = {known} experts",
+                rule.loc,
+                remedy="give as many numbers as there are experts",
+            )
+
+
+def _check_layers(module: Module, strategy: Strategy, count: Expr) -> None:
+    given: dict[int | None, LoadRule] = {}
+    known = evaluate(count, module.env) if count.symbols <= module.env.keys() else None
+    for rule in strategy.loads:
+        which = "all other layers" if rule.layer is None else f"layer {rule.layer}"
+        if rule.layer in given:
+            raise error(f"the loads of {which} are given twice", rule.loc, remedy="remove one")
+        given[rule.layer] = rule
+        if known is not None and rule.layer is not None and rule.layer >= known:
+            raise error(
+                f"loads are given for layer {rule.layer} of {known} layers with experts",
+                rule.loc,
+                remedy=f"they are counted from 0 to {known - 1}",
+            )
+
+
+def _known(module: Module, value: Expr, loc: Loc) -> int:
+    try:
+        return evaluate(value, module.env)
+    except UnboundError:
+        raise error(
+            f"loads go by the number of a layer, but {value} is open",
+            loc,
+            remedy=module.how_to_set(sorted(value.symbols - module.env.keys())),
+        ) from None
+
+
+def _with_capacity(module: Module, loc: Loc, statement: str) -> list[Operation]:
+    found = [op for op in module.walk() if "capacity" in op.definition.params_by_name()]
+    if not found:
+        raise error(
+            "no op has a capacity",
+            loc,
+            remedy=f"leave {statement} out, or choose a mixture of experts",
+        )
+    return found
+
+
+def _declare(module: Module, symbols: tuple[Expr, ...]) -> None:
+    for op in module.ops("stg.symbols")[:1]:
+        op.attrs |= {s.symbol_name or "": const(1) for s in symbols}
+
+
+def _infer_again(module: Module) -> None:
+    for op in module.main.body.ops:
+        forget_types(op)
+    infer_module(module)
