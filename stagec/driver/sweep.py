@@ -26,6 +26,7 @@ from stagec.driver.options import SHORTHANDS, JobOptions, Sizes
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, did_you_mean, error
 
 F = TypeVar("F", bound=Callable[..., Any])
+Numbered = tuple[int, dict[str, Any]]
 
 #: What can be swept, beside the sizes of symbols.
 _NAMES = (*AXES, *SHORTHANDS, "preset", "ranks")
@@ -90,11 +91,12 @@ def sweep(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) -
     _check(options, axes, given)
     choices = list(product(*(axis.values for axis in axes)))
     units = [_configured(options, axes, choice) for choice in choices]
-    rows: list[dict[str, Any]] = []
     with workers(given) as run:
-        for choice, found in zip(choices, _with_progress(run(row, units), len(units)), strict=True):
-            chosen = {a.name: _plain(*v) for a, v in zip(axes, choice, strict=True)}
-            rows.append({"configuration": chosen, **found})
+        results = dict(_with_progress(run(row, units), len(units)))
+    rows: list[dict[str, Any]] = []
+    for number, choice in enumerate(choices):
+        chosen = {a.name: _plain(*v) for a, v in zip(axes, choice, strict=True)}
+        rows.append({"configuration": chosen, **results[number]})
     if given["as_json"]:
         text = json.dumps(rows, indent=1) + "\n"
     else:
@@ -183,7 +185,7 @@ def _plain(text: str, value: Any) -> int | str:
     return value if isinstance(value, int) else text
 
 
-def _with_progress(results: Iterator[Any], total: int) -> Iterator[Any]:
+def _with_progress(results: Iterator[Numbered], total: int) -> Iterator[Numbered]:
     if not sys.stderr.isatty():
         yield from results
         return

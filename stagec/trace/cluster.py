@@ -1,7 +1,8 @@
 """Workers of a Dask cluster, on any number of machines: the one place that knows Dask.
 
-`cluster` gives what `workers.run_units` is to local processes: the results of units of work, in
-order. A unit whose worker is lost is run again by another one, so units must bear being run twice.
+`cluster` gives what `workers.run_units` is to local processes: the results of units of work, with
+their numbers. A unit whose worker is lost is run again by another one, so units must bear being run
+twice.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 from stagec import __version__
 from stagec.support.diagnostics import error
 
-#: Runs a function for each unit: the results, in order of the units.
-Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+#: Runs a function for each unit: the results in any order, each with the number of its unit.
+Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[int, Any]]]
 SLURM = "slurm"
 #: Seconds without any worker after which a cluster that is there counts as dead.
 PATIENCE = 60.0
@@ -90,12 +91,12 @@ def _slurm(jobs: int) -> Any:
 
 def _results(
     client: Any, function: Callable[[Any], Any], units: Sequence[Any], patience: float
-) -> Iterator[Any]:
+) -> Iterator[tuple[int, Any]]:
     futures = client.map(partial(_run, __version__, function), units, pure=False)
     try:
-        while futures:
+        for number in range(len(units)):
             _await(client, futures[0], patience)
-            yield futures.pop(0).result()  # results are not kept
+            yield number, futures.pop(0).result()  # results are not kept
     except importlib.import_module("distributed.scheduler").KilledWorker as problem:
         raise error(
             f"several workers of the cluster were lost over one unit of work: {problem}",

@@ -40,13 +40,13 @@ class Order:
 def written_by(run: Run, source: Job | Archive) -> Elsewhere:
     """Writes files of a job with the workers that `run` gives work to."""
 
-    def write(folder: Path, units: Sequence[Unit], compare: bool) -> Iterator[Done]:
+    def write(folder: Path, units: Sequence[Unit], compare: bool) -> Iterator[tuple[int, Done]]:
         with _stored(source, folder) as archive:
             path, place = archive.path.resolve(), folder.resolve()
             order = Order(str(path), archive.digest, str(place), compare)
-            for done in run(partial(_write, order), units):
+            for number, done in run(partial(_write, order), units):
                 _arrived(folder, done[1])
-                yield done
+                yield number, done
 
     return write
 

@@ -14,7 +14,6 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,9 +97,9 @@ Unit = tuple[int, Ints]
 Files = dict[str, tuple[int, str]]
 #: What the manifest says of a class, and the files of some of its ranks.
 Done = tuple[dict[str, object], Files]
-#: Writes ranks into a folder, perhaps on other machines, in order; the flag: what is there already
-#: is compared.
-Elsewhere = Callable[[Path, Sequence[Unit], bool], Iterator[Done]]
+#: Writes ranks into a folder, perhaps on other machines: what is done, with the number of the unit;
+#: the flag: what is there already is compared.
+Elsewhere = Callable[[Path, Sequence[Unit], bool], Iterator[tuple[int, Done]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +131,15 @@ def write_source(
         total = sum(size * len(ranks) for (_, ranks), size in zip(classes, sizes, strict=True))
         _check_space(folder, total)
         workers = how.workers if total > _SMALL_JOB else 1
-        units = _dealt(list(_units(classes, sizes)), workers)
+        units = list(_units(classes, sizes))
         if how.elsewhere is not None:
             results = how.elsewhere(folder, units, how.resume)
         else:
             results = run_units(writer.write, units, workers)
         entries: dict[int, dict[str, object]] = {}
-        parts: dict[tuple[int, int], Files] = {}
-        for (number, ranks), (entry, found) in zip(units, results, strict=True):
-            entries[number], parts[number, int(ranks[0])] = entry, found
+        parts: dict[int, Files] = {}
+        for unit, (entry, found) in results:
+            entries[units[unit][0]], parts[unit] = entry, found
             if how.progress is not None:
                 how.progress(sum(map(len, parts.values())), sum(len(r) for _, r in classes))
         files = {
@@ -254,14 +253,6 @@ def _units(classes: Sequence[Unit], sizes: Sequence[int]) -> Iterator[Unit]:
         step = max(1, _UNIT_BYTES // max(1, size))
         for start in range(0, len(ranks), step):
             yield number, ranks[start : start + step]
-
-
-def _dealt(units: Sequence[Unit], workers: int) -> list[Unit]:
-    """The units in an order in which each worker mostly meets classes of its own: a program is made
-    by every worker that meets its class."""
-    share = -(-len(units) // workers) or 1
-    hands = [units[start : start + share] for start in range(0, len(units), share)]
-    return [unit for turn in zip_longest(*hands) for unit in turn if unit is not None]
 
 
 def _check_space(folder: Path, needed: int) -> None:
