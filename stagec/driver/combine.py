@@ -6,11 +6,13 @@ warning for what has no effect. `complete` fills in the axis that `--ranks` leav
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from stagec.driver.options import DATA_AXES, JobOptions
+from stagec.driver.options import DATA_AXES, JobOptions, recomputed
+from stagec.ir_spec.ops.strategy import RECOMPUTE
 from stagec.support.diagnostics import Diagnostic, error
 
 #: Axes that flags give a size, slowest first; expert parallelism is a part of data parallelism.
@@ -32,6 +34,7 @@ class Job:
 
 
 Rule = Callable[[Job], Iterator[Diagnostic]]
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def flag(name: str) -> str:
@@ -135,6 +138,12 @@ def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
         for a, n in sizes.items()
         if ranks * n % product == 0 and len(sizes) == len(mesh)
     ]
+    unsized = [a for a, n in mesh.items() if n is None]
+    if len(unsized) > 1:
+        raise error(
+            f"--ranks {ranks} tells the size of one axis, but {' and '.join(unsized)} are open",
+            remedy="give all of them but one a size, such as --mesh dp,tp=8",
+        )
     raise error(
         f"--ranks {ranks}, but the mesh is {shown}: {product} ranks",
         remedy=f"choose {' or '.join(fitting)}" if fitting else "give sizes whose product it is",
@@ -197,9 +206,6 @@ def _pipeline(job: Job) -> Iterator[Diagnostic]:
     """What a pipeline does for every microbatch, it does often."""
     options, stages = job.options, job.ranks("pp")
     if stages == 1:
-        for name in ("chunks", "stage_layers"):
-            if getattr(options, name):
-                yield _warning(f"{flag(name)} has no effect without --pp")
         return
     count = options.microbatches or 2 * stages
     sharded = options.zero == 3 and options.reshard_after_forward != "never"
@@ -224,6 +230,13 @@ def _fsdp(job: Job) -> Iterator[Diagnostic]:
 
 def _recompute(job: Job) -> Iterator[Diagnostic]:
     options = job.options
+    unnamed = [n for n in recomputed(options) if not _NAME.fullmatch(n)]
+    if unnamed:
+        yield _error(
+            f"--recompute {options.recompute}: '{unnamed[0]}' is neither a policy nor the name of "
+            "an op",
+            f"choose {', '.join(RECOMPUTE)}, or ops of the model, such as silu,multiply",
+        )
     for name in ("recompute_layers", "recompute_every"):
         value, layers = getattr(options, name), job.sizes.get("L")
         if value and options.recompute == "none":
@@ -235,18 +248,24 @@ def _recompute(job: Job) -> Iterator[Diagnostic]:
             )
 
 
+#: Options that say how an axis is used.
+_OF_AXIS = {
+    "pp": ("schedule", "chunks", "stage_layers"),
+    "tp": ("sp", "no_vocab_parallel", "tp_inputs", "async_tp"),
+    "cp": ("cp_mode", "cp_order"),
+}
+
+
 def _no_effect(job: Job) -> Iterator[Diagnostic]:
     options, axes = job.options, job.axes.keys()
     default = JobOptions("")
     if options.zero and not {"dp", "dp_shard", "ep", "cp"} & axes:
         yield _warning("--zero has no effect without --dp")
-    for name in ("sp", "no_vocab_parallel", "tp_inputs"):
-        if getattr(options, name) != getattr(default, name) and "tp" not in axes:
-            yield _warning(f"{flag(name)} has no effect without --tp")
-    if not options.async_tp and "tp" not in axes:
-        yield _warning("--no-async-tp has no effect without --tp")
-    if options.cp_mode != default.cp_mode and "cp" not in axes:
-        yield _warning("--cp-mode has no effect without --cp")
+    for axis, names in _OF_AXIS.items():
+        for name in names if axis not in axes else ():
+            if getattr(options, name) != getattr(default, name):
+                shown = "--no-async-tp" if name == "async_tp" else flag(name)
+                yield _warning(f"{shown} has no effect without --{axis}")
     if options.ddp_bucket and options.zero >= 2:
         yield _warning(
             "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import click
 
@@ -16,6 +16,7 @@ from stagec.support.diagnostics import error
 ExpertLoads: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 _MOST_BYTES = 1 << 20
+_WHOLE = range(MAX_INTEGER + 1)
 
 
 class LoadFile(click.ParamType[ExpertLoads]):
@@ -27,7 +28,8 @@ class LoadFile(click.ParamType[ExpertLoads]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> ExpertLoads:
         """The loads."""
-        return value if isinstance(value, tuple) else read_loads(Path(str(value)))
+        # click converts defaults too
+        return cast(ExpertLoads, value) if isinstance(value, tuple) else read_loads(Path(value))
 
 
 def read_loads(path: Path) -> ExpertLoads:
@@ -37,21 +39,28 @@ def read_loads(path: Path) -> ExpertLoads:
     try:
         if len(text) > _MOST_BYTES:
             raise _wrong(path, f"more than {_MOST_BYTES:,} bytes")
-        found = json.loads(text)
+        found = cast(object, json.loads(text))
     except (ValueError, RecursionError) as e:
         raise _wrong(path, f"no JSON ({e})") from None
-    if isinstance(found, list) and found and all(isinstance(row, list) for row in found):
-        return tuple(_row(path, row) for row in found)
+    rows = _list(found)
+    if rows and all(isinstance(row, list) for row in rows):
+        return tuple(_row(path, row) for row in rows)
     return _row(path, found)
 
 
-def _row(path: Path, found: Any) -> tuple[int, ...]:
-    if not isinstance(found, list) or not found:
-        raise _wrong(path, "no list of numbers")
-    for number in found:
-        if type(number) is not int or not 0 <= number <= MAX_INTEGER:
+def _list(found: object) -> list[object]:
+    return cast(list[object], found) if isinstance(found, list) else []
+
+
+def _row(path: Path, found: object) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for number in _list(found):
+        if isinstance(number, bool) or not isinstance(number, int) or number not in _WHOLE:
             raise _wrong(path, f"{json.dumps(number)[:40]} among the loads")
-    return tuple(found)
+        numbers.append(number)
+    if not numbers:
+        raise _wrong(path, "no list of numbers")
+    return tuple(numbers)
 
 
 def _wrong(path: Path, found: str) -> Exception:

@@ -511,10 +511,15 @@ def _pipeline(options: JobOptions) -> str:
     return f'stg.pipeline[over = pp, schedule = "{options.schedule}"{chunks}{layers}]'
 
 
-def _recompute(options: JobOptions) -> Iterator[str]:
+def recomputed(options: JobOptions) -> list[str]:
+    """A policy of recompute, or names of ops."""
     policy = options.recompute.replace("-", "_")
-    names = [n.strip() for n in options.recompute.split(",")]
-    yield policy if policy in RECOMPUTE else f"ops = {_tuple(names)}"
+    return [policy] if policy in RECOMPUTE else [n.strip() for n in options.recompute.split(",")]
+
+
+def _recompute(options: JobOptions) -> Iterator[str]:
+    names = recomputed(options)
+    yield names[0] if names[0] in RECOMPUTE else f"ops = {_tuple(names)}"
     for name in ("layers", "every"):
         if number := getattr(options, f"recompute_{name}"):
             yield f"{name} = {number}"

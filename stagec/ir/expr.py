@@ -45,11 +45,10 @@ class UnboundError(Exception):
 class Expr:
     """An immutable symbolic integer; `/` is exact division (the caller has to know that it is)."""
 
-    __slots__ = ("_text", "node")
+    __slots__ = ("node",)
 
     def __init__(self, node: Any) -> None:
         self.node = node
-        self._text: str | None = None
 
     def __add__(self, other: Expr | int) -> Expr:
         return Expr(_distribute_terms(self.node + _node(other)))
@@ -87,9 +86,7 @@ class Expr:
         return hash(self.node)
 
     def __str__(self) -> str:
-        if self._text is None:
-            self._text = _print(self.node)
-        return self._text
+        return _print(self.node)
 
     def __repr__(self) -> str:
         return f"Expr({self})"
@@ -97,7 +94,7 @@ class Expr:
     @property
     def symbols(self) -> frozenset[str]:
         """The names of the symbols in it."""
-        return frozenset(s.name for s in self.node.free_symbols)
+        return _symbols(self.node)
 
     @property
     def symbol_name(self) -> str | None:
@@ -114,6 +111,16 @@ def _node(value: Expr | int) -> Any:
     return value.node if isinstance(value, Expr) else sympy.Integer(value)
 
 
+# A module has few distinct sizes, each many times: what is asked of them often is remembered.
+_remembered = lru_cache(maxsize=1 << 16)
+
+
+@_remembered
+def _symbols(node: Any) -> frozenset[str]:
+    return frozenset(s.name for s in node.free_symbols)
+
+
+@_remembered
 def _distribute(node: Any) -> Any:
     """A number times a sum goes into the sum, wherever it stands: sympy does so only at times."""
     if not isinstance(node, sympy.Mul):
@@ -165,7 +172,11 @@ def as_expr(value: Expr | int) -> Expr:
 
 def product(factors: Iterable[Expr]) -> Expr:
     """The product; 1 if there are none."""
-    nodes = [f.node for f in factors]
+    return _product(tuple(f.node for f in factors))
+
+
+@_remembered
+def _product(nodes: tuple[Any, ...]) -> Expr:
     return Expr(_distribute(sympy.Mul(*nodes))) if nodes else ONE
 
 
@@ -293,6 +304,7 @@ def _eval(node: Any, env: Env) -> Fraction:
 # -- printing: the same text for the same expression, in the grammar of STG ------------------------
 
 
+@_remembered
 def _print(node: Any) -> str:
     if isinstance(node, sympy.Add):
         terms = sorted(

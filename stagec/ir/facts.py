@@ -92,17 +92,18 @@ class Facts:
         self._relations.append(relation)
         self._cache.clear()
         self._bound = None
-        if relation.modulus is None and relation.op == "==":
-            self._known |= {(relation.left, relation.right), (relation.right, relation.left)}
-        if relation.modulus is None or relation.op != "==" or relation.right != 0:
+        left, right, modulus = relation.left, relation.right, relation.modulus
+        if relation.op != "==" or left == 0 or modulus == 0:
             return
-        if relation.left == 0 or relation.modulus == 0:
+        if modulus is None and right != 0:
+            self._known |= {(left, right), (right, left)}
+        if modulus is None or right != 0:
             return
-        self._known.add((relation.left, relation.modulus))
-        name = relation.left.symbol_name
+        self._known.add((left, modulus))
+        name = left.symbol_name
         if name:  # name = modulus * a fresh integer
             fresh = symbol(f"{name}_over_{len(self._quotients.get(name, []))}")
-            self._quotients.setdefault(name, []).append(relation.modulus * fresh)
+            self._quotients.setdefault(name, []).append(modulus * fresh)
 
     @property
     def relations(self) -> tuple[Relation, ...]:

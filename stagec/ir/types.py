@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from stagec.ir.expr import Expr, const, product, substitute, symbol
 
@@ -29,6 +30,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2"})
 ROLES = ("param", "state")
+# A module has few distinct shapes, each many times.
+_remembered = lru_cache(maxsize=1 << 14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,11 @@ class Dim:
 
 def axis_size(axes: Iterable[str]) -> Expr:
     """The number of ranks along these axes."""
+    return _axis_size(tuple(axes))
+
+
+@_remembered
+def _axis_size(axes: tuple[str, ...]) -> Expr:
     return product(symbol(a) for a in axes)
 
 
@@ -95,10 +103,9 @@ def load_symbol(dim: str, first: int = 0) -> Expr:
     return symbol(f"{dim}_load{first or ''}")
 
 
-def loads_of(size: Expr) -> dict[str, str]:
+@_remembered
+def loads_of(size: Expr) -> Mapping[str, str]:
     """The symbols of loads in a size, each with its dimension."""
-    if "_load" not in str(size):
-        return {}
     return {s: m[1] for s in size.symbols if (m := _LOAD.fullmatch(s))}
 
 
@@ -115,6 +122,17 @@ def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
     return Dim(
         size if isinstance(size, Expr) else const(size), tuple(AxisUse(a, priority) for a in axes)
     )
+
+
+@_remembered
+def _local_shape(dims: tuple[Dim, ...]) -> tuple[Expr, ...]:
+    sizes = tuple(d.local for d in dims)
+    loads = {s: name for size in sizes for s, name in loads_of(size).items()}
+    if not loads:
+        return sizes
+    whole = {d.size.symbol_name for d in dims if not d.split}
+    even = {s: const(1) for s, name in loads.items() if name in whole}
+    return tuple(substitute(size, even) for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +176,7 @@ class TensorType:
     @property
     def local_shape(self) -> tuple[Expr, ...]:
         """The sizes on one rank."""
-        sizes = tuple(d.local for d in self.dims)
-        loads = {s: name for size in sizes for s, name in loads_of(size).items()}
-        if not loads:
-            return sizes
-        whole = {d.size.symbol_name for d in self.dims if not d.split}
-        even = {s: const(1) for s, name in loads.items() if name in whole}
-        return tuple(substitute(size, even) for size in sizes)
+        return _local_shape(self.dims)
 
     @property
     def local_elements(self) -> Expr:

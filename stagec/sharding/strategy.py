@@ -140,38 +140,52 @@ def read_strategy(module: Module) -> Strategy:
         )
     if not found or found[0].region is None:
         return Strategy()
-    fields: dict[str, Any] = {"loc": found[0].loc, "splits": (), "whole": ()}
+    fields: dict[str, Any] = {"loc": found[0].loc}
     for op in found[0].region.ops:
         _statement(op, fields)
     return Strategy(**fields)
 
 
 def _statement(op: Operation, fields: dict[str, Any]) -> None:
-    """Add what one statement says."""
-    if op.name == "stg.split":
-        rule = SplitRule(
-            op.names("dims"),
-            op.names("over"),
-            rest=op.text("at") == "rest",
-            loc=op.loc,
-            of=op.names("of"),
-            yields=op.flag("yields"),
-            beside=op.names("beside"),
-        )
-        fields["splits"] = (*fields["splits"], rule)
-    elif op.name == "stg.gather" and op.names("of"):
-        fields["whole"] = (*fields["whole"], WholeRule(op.names("dims"), op.names("of"), op.loc))
-    elif op.name == "stg.expert_load":
-        layer = op.integer("layer") if "layer" in op.attrs else None
-        fields["loads"] = (*fields.get("loads", ()), LoadRule(op.integers("loads"), layer, op.loc))
-    elif op.name in _STATEMENTS:
-        fields.update(_STATEMENTS[op.name](op))
-    else:
+    """Add what one statement says: to the lists, or once."""
+    if op.name not in _STATEMENTS:
         raise error(
             f"'{op.name}' is not a statement of a strategy",
             op.loc,
             remedy="'stagec ops' lists those that are: stg.split, stg.shard_params, ...",
         )
+    for name, value in _STATEMENTS[op.name](op).items():
+        if name in fields and name not in _LISTS:
+            raise error(
+                f"the strategy has a second {op.name}, expected one",
+                op.loc,
+                remedy="remove one of them",
+            )
+        fields[name] = (*fields.get(name, ()), *value) if name in _LISTS else value
+
+
+def _split(op: Operation) -> dict[str, Any]:
+    rule = SplitRule(
+        op.names("dims"),
+        op.names("over"),
+        rest=op.text("at") == "rest",
+        loc=op.loc,
+        of=op.names("of"),
+        yields=op.flag("yields"),
+        beside=op.names("beside"),
+    )
+    return {"splits": (rule,)}
+
+
+def _gather(op: Operation) -> dict[str, Any]:
+    if op.names("of"):
+        return {"whole": (WholeRule(op.names("dims"), op.names("of"), op.loc),)}
+    return {"gathered": op.names("dims")}
+
+
+def _load(op: Operation) -> dict[str, Any]:
+    layer = op.integer("layer") if "layer" in op.attrs else None
+    return {"loads": (LoadRule(op.integers("loads"), layer, op.loc),)}
 
 
 def _optimizer(op: Operation) -> dict[str, Any]:
@@ -195,9 +209,13 @@ def _pipeline(op: Operation) -> dict[str, Any]:
     return {"pipeline": rule}
 
 
-#: what each statement sets of a `Strategy`
+#: The fields of a `Strategy` that statements add to.
+_LISTS = {"splits", "whole", "gathered", "deferred", "exchanged", "rings", "blocking", "loads"}
+#: What each statement sets of a `Strategy`.
 _STATEMENTS: Mapping[str, Callable[[Operation], dict[str, Any]]] = {
-    "stg.gather": lambda op: {"gathered": op.names("dims")},
+    "stg.split": _split,
+    "stg.gather": _gather,
+    "stg.expert_load": _load,
     "stg.defer": lambda op: {"deferred": op.names("over")},
     "stg.exchange": lambda op: {"exchanged": ((op.text("dim"), op.names("into")),)},
     "stg.ring": lambda op: {

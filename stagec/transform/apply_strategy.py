@@ -167,6 +167,12 @@ class _Applier:
         counts = [op.expr("count") for op in repeats]
         if len(counts) == 1 and not rule.layers and counts[0].symbols - self._module.env.keys():
             self._assumptions.divides(counts[0], const(pipeline.parts), rule.loc)
+        if self._strategy.microbatches == 1 and pipeline.stages > 1:
+            self._module.diagnostics.remark(
+                f"with one microbatch the {pipeline.stages} stages work one after another; a "
+                f"pipeline needs several: stg.microbatches[count = {2 * pipeline.stages}]",
+                rule.loc,
+            )
 
     def _set_dtype(self, dtype: str) -> None:
         """The model's 16-bit type becomes the strategy's parameter type."""
@@ -301,7 +307,14 @@ class _Applier:
 
     def _gather(self, name: str) -> None:
         """Pin the operands concerned whole in dimension `name`."""
-        for op, operands in special_ops(self._body, name):
+        found = special_ops(self._body, name)
+        if not found:
+            self._module.diagnostics.remark(
+                f"no op treats a split of {name} in its own way, so there is nothing to gather; "
+                f"a value is whole by its name: stg.gather[{name}, of = ...]",
+                self._strategy.loc,
+            )
+        for op, operands in found:
             b = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
             for index in operands:
                 value = op.operands[index]

@@ -6,7 +6,7 @@ from fractions import Fraction
 from math import gcd
 
 from stagec.ir.core import Attr, Operation
-from stagec.ir.expr import Expr, evaluate, fraction, numerator_and_denominator
+from stagec.ir.expr import Expr, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
 from stagec.sharding.strategy import read_strategy
@@ -82,6 +82,12 @@ class Assumptions:
 def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
     """The divisors of all sizes concerned that are nearest to what was tried."""
     near = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
+    if len(divisor.symbols) == 1:  # 2*cp: choices of cp
+        alone = symbol(*divisor.symbols)
+        each = divisor / alone
+        if not each.symbols and (fitting := [n for n in near if n % evaluate(each, {}) == 0]):
+            divisor, tried = alone, tried // evaluate(each, {})
+            near = [n // evaluate(each, {}) for n in fitting]
     best = sorted(near, key=lambda n: abs(n - tried))[:3]
     if divisor.symbol_name is None and common >= tried:
         return f"choose {size} as a multiple of {tried}"

@@ -97,8 +97,8 @@ REFUSED = {
     ),
     "a mesh with two open axes": (
         ["--ranks", "48", "--mesh", "dp,tp"],
-        "dp open x tp open",
-        "give sizes whose product it is",
+        "--ranks 48 tells the size of one axis, but dp and tp are open",
+        "give all of them but one a size",
     ),
     "two data axes": (["--dp", "2", "--dp-shard", "2"], "both give the data-parallel", "R*N ranks"),
     "two meshes": (["--mesh", "dp=2", "--tp", "2"], "--mesh and --tp both", "in one of them"),
@@ -121,6 +121,16 @@ REFUSED = {
         ["--dp", "2", "--fsdp-prefetch", "2"],
         "--fsdp-prefetch 2 needs parameters that are sharded: --zero 3, found --zero 0",
         "choose --zero 3",
+    ),
+    "neither a policy nor an op": (
+        ["--recompute", "ops=silu"],
+        "--recompute ops=silu: 'ops=silu' is neither a policy nor the name of an op",
+        "choose none, selective, full, full_replay, or ops of the model",
+    ),
+    "chunks of a zigzag": (
+        ["--dp", "2", "--cp", "3"],
+        "S = 8192 does not divide over 2*cp = 6",
+        "choose cp among 1, 2, 4, or another S",
     ),
     "more layers than there are": (
         ["--recompute", "full", "--recompute-layers", "40"],
@@ -157,6 +167,9 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (["--tp-inputs", "save-gathered"], "--tp-inputs has no effect without --tp"),
         (["--no-async-tp"], "--no-async-tp has no effect without --tp"),
         (["--cp-mode", "ulysses"], "--cp-mode has no effect without --cp"),
+        (["--cp-order", "plain"], "--cp-order has no effect without --cp"),
+        (["--schedule", "zbv"], "--schedule has no effect without --pp"),
+        (["--stage-layers", "16,16"], "--stage-layers has no effect without --pp"),
         (["--memory-nodes"], "--memory-nodes has no effect without --offload"),
         (["--recompute-every", "2"], "--recompute-every has no effect without --recompute"),
         (["--dp", "2", "--zero", "3", "--ddp-bucket", "9"], "--ddp-bucket has no effect"),

@@ -129,3 +129,11 @@ def test_relations_read_from_text() -> None:
     assert module.facts.divides(parse_expr("tp"), parse_expr("S"))
     assert first.symbols == {"S", "tp", "dp"}
     assert str(first.substitute({"dp": const(4)})) == "S % (4*tp) == 0"
+
+
+@pytest.mark.parametrize("left", ["a", "a/b", "a - b"])
+def test_what_is_assumed_to_be_zero_tells_nothing(left: str) -> None:
+    """It never is, and must not be divided by."""
+    facts = Facts([Relation(parse_expr(left), "==", const(0))])
+    assert not facts.divides(symbol("b"), symbol("a"))
+    assert facts.divides(symbol("b"), symbol("a") * symbol("b"))
