@@ -737,6 +737,27 @@ def test_proof_that_is_too_large_is_given_up(tmp_path: Path) -> None:
     assert codes(report.errors) == {"unproven", "deadlock"}
 
 
+@pytest.mark.parametrize("pipelines", [1, 50])
+def test_stages_with_one_program_are_told_apart(tmp_path: Path, pipelines: int) -> None:
+    """As where there are fewer microbatches than stages: the proof is about stages, not ranks."""
+    stages, last = 8, 7
+    ranks: Ranks = {}
+    for first in range(0, stages * pipelines, stages):
+        ranks[first] = [send(1, first + 1)]
+        for rank in range(first + 1, first + last):
+            ranks[rank] = [recv(1, rank - 1), send(2, rank + 1, 1)]
+        ranks[first + last] = [recv(1, first + last - 1)]
+    write(tmp_path, ranks, None)
+    reader = RankReader()
+    traces = {rank: reader.read(tmp_path / f"job.{rank}.et", rank) for rank in ranks}
+    assert len({trace.class_id for trace in traces.values()}) == 3
+    report = CheckReport()
+    job = Job(tmp_path, traces, frozenset(ranks), read_groups(tmp_path, "job", report))
+    nodes_of_a_pipeline = 2 * (stages - 2) + 2
+    check_deadlock(job, report, expanded_nodes=nodes_of_a_pipeline)
+    assert report.ok()
+
+
 def test_messages_match_first_in_first_out(tmp_path: Path) -> None:
     ranks = {
         0: [send(1, 1), recv(2, 1, 1, tag=5), send(3, 1, 2)],
