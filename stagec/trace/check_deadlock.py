@@ -31,7 +31,7 @@ def check_deadlock(job: Job, report: CheckReport, expanded_nodes: int = EXPANDED
     """
     if not all(trace.analysis.sound for trace in job.traces.values()):
         return
-    classes = {rank: trace.class_id for rank, trace in job.traces.items()}
+    classes: Mapping[int, int] = {t.rank: t.class_id for t in job.traces.values()}
     suspects = _suspects(job, classes)
     if suspects:
         classes = _told_apart(job, classes, expanded_nodes)
