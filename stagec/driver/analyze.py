@@ -13,6 +13,8 @@ from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
+from stagec.driver.sweep import sweep, sweep_options
+from stagec.support.diagnostics import error
 
 
 @click.command("analyze")
@@ -21,6 +23,7 @@ from stagec.driver.planned import Planned
 @click.option(
     "--symbolic", is_flag=True, help="Print expressions in the symbols instead of numbers."
 )
+@sweep_options
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
     """Count parameters, FLOPs, communication and memory of one training step, per rank.
@@ -28,6 +31,10 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
+    if given["sweep"]:
+        return sweep(options, given["sweep"], given)
+    if given["jobs"] is not None or given["scheduler"] is not None:
+        raise error("--jobs and --scheduler are for many configurations", remedy="add --sweep")
     builder = JobBuilder(options, symbolic=given["symbolic"])
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])

@@ -6,7 +6,9 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import click
@@ -27,6 +29,7 @@ STDIN = "<stdin>"
 DEBUG = "STAGEC_DEBUG"
 
 _sources: dict[str, Source] = {}
+_kept: ContextVar[list[Diagnostic] | None] = ContextVar("_kept", default=None)
 
 
 def remember(source: Source) -> Source:
@@ -42,7 +45,22 @@ def tell(text: str) -> None:
 
 def report(diagnostic: Diagnostic) -> None:
     """Show a diagnostic with the line that it is about, on stderr."""
+    kept = _kept.get()
+    if kept is not None:
+        kept.append(diagnostic)
+        return
     tell(render(diagnostic, _sources))
+
+
+@contextmanager
+def kept_reports() -> Generator[list[Diagnostic]]:
+    """Keep what is reported meanwhile, instead of showing it."""
+    kept: list[Diagnostic] = []
+    before = _kept.set(kept)
+    try:
+        yield kept
+    finally:
+        _kept.reset(before)
 
 
 def run_safely(run: Callable[[], object]) -> int:

@@ -16,7 +16,7 @@ import click
 from stagec import __version__
 from stagec.driver.combine import AXES
 from stagec.driver.common import tell
-from stagec.driver.emission import emission, emission_options
+from stagec.driver.emission import emission_options, emit
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
 from stagec.driver.planned import Planned
@@ -134,10 +134,10 @@ def _check_outputs(
 def check_archive_options(given: dict[str, Any]) -> None:
     """Refuse what an archive has no use for, and a file that is there. Raises `DiagnosticError`."""
     path: Path = given["archive"]
-    if given["only_ranks"] is not None or given["resume"]:
+    if given["only_ranks"] is not None or given["resume"] or given["scheduler"] is not None:
         raise error(
             "an archive holds all ranks and is written at once",
-            remedy="leave out --only-ranks and --resume; stagec materialize has them",
+            remedy="leave out --only-ranks, --resume and --scheduler; stagec materialize has them",
         )
     if path.is_dir():
         raise error(f"'{path}' is a folder, expected a file", remedy="choose another --archive")
@@ -189,12 +189,8 @@ def _emit(
     given: dict[str, Any],
     annotate: Annotate | None,
 ) -> Any:
-    from stagec.trace.emit import write_job
-
     about = manifest_head(builder, strategy, given)
-    job = _job(builder, given, annotate)
-    with emission(given) as how:
-        return write_job(job, output, about, how)
+    return emit(_job(builder, given, annotate), output, about, given)
 
 
 def _roofline(given: dict[str, Any]) -> Roofline | None:

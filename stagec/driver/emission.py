@@ -5,17 +5,37 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from stagec.trace.writer import Emission, Progress
+    from stagec.trace.archive import Archive
+    from stagec.trace.cluster import Run
+    from stagec.trace.emit import Job
+    from stagec.trace.writer import Emission, Progress, Written
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: The options that say who does the work.
+_WORKERS = (
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Worker processes (default: one for each processor).",
+    ),
+    click.option(
+        "--scheduler",
+        metavar="ADDRESS|FILE.json|slurm",
+        help="Work on a Dask cluster: that of a scheduler, or N (--jobs) workers in SLURM jobs.",
+    ),
+)
 _OPTIONS = (
     click.option("--force", is_flag=True, help="Replace earlier output in that folder."),
     click.option(
@@ -28,41 +48,79 @@ _OPTIONS = (
         metavar="0-1023,4096",
         help="Write the traces of these ranks (default: of all).",
     ),
-    click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Worker processes (default: one for each processor).",
-    ),
+    *_WORKERS,
     click.option("--quiet", is_flag=True, help="Print no summary and no progress."),
 )
 
 
 def emission_options(function: F) -> F:
     """Give a command these options."""
-    for option in reversed(_OPTIONS):
+    return _with(_OPTIONS, function)
+
+
+def worker_options(function: F) -> F:
+    """Give a command the options that say who does the work."""
+    return _with(_WORKERS, function)
+
+
+def _with(options: Sequence[Callable[[F], F]], function: F) -> F:
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 @contextmanager
-def emission(given: Mapping[str, Any]) -> Generator[Emission]:
-    """How to write, as asked for; on a terminal with progress, rate and time left."""
+def workers(given: Mapping[str, Any]) -> Generator[Run]:
+    """Who does the work, as asked for. Raises `DiagnosticError` if the cluster is not there."""
+    if given["scheduler"] is not None:
+        from stagec.trace.cluster import cluster
+
+        with cluster(given["scheduler"], given["jobs"]) as run:
+            yield run
+        return
+    from stagec.trace.workers import run_units
+
+    yield partial(run_units, workers=_processes(given))
+
+
+def emit(
+    source: Job | Archive, directory: Path, about: Mapping[str, object], given: Mapping[str, Any]
+) -> Written:
+    """Write the traces of a job as asked for. Raises `DiagnosticError`."""
+    from stagec.trace.writer import write_source
+
+    with _emission(given) as how:
+        if given["scheduler"] is None:
+            return write_source(source, directory, about, how)
+        from stagec.trace.remote import written_by
+
+        with workers(given) as run:
+            elsewhere = written_by(run, source)
+            return write_source(source, directory, about, replace(how, elsewhere=elsewhere))
+
+
+@contextmanager
+def _emission(given: Mapping[str, Any]) -> Generator[Emission]:
+    """How to write; on a terminal with progress, rate and time left."""
     from stagec.trace.writer import Emission, parse_ranges
 
     text = given["only_ranks"]
     ranks = parse_ranges(text) if text is not None else None
-    workers = given["jobs"] or len(os.sched_getaffinity(0))
-    how = ranks, workers, bool(given["resume"]), bool(given["force"])
+    how = ranks, _processes(given), bool(given["resume"]), bool(given["force"])
     if given["quiet"] or not sys.stderr.isatty():
         yield Emission(*how)
         return
-    with _progress() as progress:
+    with progress_bar("writing ranks", "ranks") as progress:
         yield Emission(*how, progress)
 
 
+def _processes(given: Mapping[str, Any]) -> int:
+    return given["jobs"] or len(os.sched_getaffinity(0))
+
+
 @contextmanager
-def _progress() -> Generator[Progress]:
+def progress_bar(title: str, things: str) -> Generator[Progress]:
+    """Progress, rate and time left on stderr, which is a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -73,7 +131,7 @@ def _progress() -> Generator[Progress]:
     )
 
     columns = (
-        TextColumn("writing ranks"),
+        TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -83,11 +141,11 @@ def _progress() -> Generator[Progress]:
     with Progress(
         *columns, console=Console(stderr=True), transient=True, auto_refresh=False
     ) as bar:
-        task = bar.add_task("ranks", total=None, rate="")
+        task = bar.add_task(things, total=None, rate="")
         began = time.monotonic()
 
         def tell(done: int, total: int) -> None:
-            rate = f"{done / max(1e-9, time.monotonic() - began):,.0f} ranks/s"
+            rate = f"{done / max(1e-9, time.monotonic() - began):,.0f} {things}/s"
             bar.update(task, completed=done, total=total, rate=rate, refresh=True)
 
         yield tell

@@ -47,9 +47,7 @@ class JobBuilder:
         self._assumed: list[Operation] = []
         self._from_texts = False
         self.loaded: Loaded = load_plugins(options.plugin)
-        self.model_name = (
-            Path(options.model).stem if _is_file_name(options.model) else options.model
-        )
+        self.model_name = Path(options.model).stem if is_file_name(options.model) else options.model
         self.module = self._load()
 
     # -- the model ---------------------------------------------------------------------------------
@@ -62,7 +60,7 @@ class JobBuilder:
                 remedy="give the name of a library model, a file, or a --preset",
             )
         entry = models.get(self.options.model)
-        if entry is None and not _is_file_name(self.options.model):
+        if entry is None and not is_file_name(self.options.model):
             raise error(
                 f"no model '{self.options.model}' in the library, and no file of that name",
                 remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
@@ -293,5 +291,6 @@ def _has_parameters(func: Operation) -> bool:
     return any(isinstance(t, TensorType) and t.role == "param" for t in types)
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
+    """Whether a model is given by a file."""
     return name == "-" or name.endswith(".stg") or Path(name).exists()

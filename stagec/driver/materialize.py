@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from stagec.driver.common import tell
-from stagec.driver.emission import emission, emission_options
+from stagec.driver.emission import emission_options, emit
 
 
 @click.command("materialize")
@@ -30,12 +30,10 @@ def command(archive: Path, output: Path, **given: Any) -> int:
     """
     from stagec.driver.tables import bytes_text
     from stagec.trace.archive import Archive
-    from stagec.trace.writer import write_source
 
     source = Archive.open(archive)
     began = time.perf_counter()
-    with emission(given) as how:
-        written = write_source(source, output, source.about, how)
+    written = emit(source, output, source.about, given)
     for warning in written.warnings:
         tell(f"warning: {warning}")
     if not given["quiet"]:

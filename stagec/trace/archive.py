@@ -140,17 +140,20 @@ def _decompressed(packed: bytes, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Archive:
-    """An open archive: a source of traces, and of the nodes of any rank."""
+    """An open archive: a source of traces, and of the nodes of any rank. `digest` is the SHA-256 of
+    its index, which holds those of all programs."""
 
     path: Path
     index: Index
+    digest: str
 
     @classmethod
     def open(cls, path: Path) -> Archive:
         """Open an archive. Raises `DiagnosticError` for what is none."""
         try:
             with path.open("rb") as file:
-                return cls(path, parse_index(_read_index(file), path.stat().st_size))
+                parsed, digest = _read_index(file)
+                return cls(path, parse_index(parsed, path.stat().st_size), digest)
         except ValueError as problem:
             raise error(f"'{path}' is no readable archive: {problem}", remedy=_REMEDY) from None
 
@@ -273,7 +276,7 @@ def _variant(stored: StoredVariant, raw: bytes, peer_width: int) -> Variant:
     return Variant(data, ends, peers)
 
 
-def _read_index(file: BinaryIO) -> object:
+def _read_index(file: BinaryIO) -> tuple[object, str]:
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or not head.startswith(MAGIC):
         raise ValueError("it does not start as one")
@@ -288,6 +291,6 @@ def _read_index(file: BinaryIO) -> object:
     if hashlib.sha256(raw).digest() != digest:
         raise ValueError("the checksum of its index is another one")
     try:
-        return json.loads(raw)
+        return json.loads(raw), digest.hex()
     except RecursionError:
         raise ValueError("its index is nested too deeply") from None

@@ -1,7 +1,9 @@
 """The proof that the ranks of a job cannot wait for each other in a circle.
 
 The merged graph is built of rank classes first. Mapping each rank to its class maps a cycle to a
-cycle, so classes without one prove that ranks have none; otherwise ranks are looked at one by one.
+cycle, so classes without one prove that ranks have none. Otherwise ranks of a class that talk to
+different classes are told apart, such as pipeline stages that run the same program; if there still
+are cycles, ranks are looked at one by one.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ def check_deadlock(job: Job, report: CheckReport, expanded_nodes: int = EXPANDED
     """
     if not all(trace.analysis.sound for trace in job.traces.values()):
         return
-    suspects = _suspects(job)
+    classes: Mapping[int, int] = {t.rank: t.class_id for t in job.traces.values()}
+    suspects = _suspects(job, classes)
+    if suspects:
+        classes = _told_apart(job, classes, expanded_nodes)
+        suspects = _suspects(job, classes)
     if not suspects:
         return
-    keep = {t.rank: suspects[t.class_id] for t in job.traces.values() if t.class_id in suspects}
+    keep = {rank: suspects[number] for rank, number in classes.items() if number in suspects}
     if sum(len(indices) for indices in keep.values()) > expanded_nodes:
         message = f"expected a provable job, found cycles between {len(suspects)} rank classes"
         remedy = "make ranks with the same program communicate in the same order"
@@ -45,10 +51,29 @@ def check_deadlock(job: Job, report: CheckReport, expanded_nodes: int = EXPANDED
         _report_deadlock(job, graph.cycle(core), report)
 
 
-def _suspects(job: Job) -> Mapping[int, set[int]]:
-    """Per class, the nodes that are on a cycle of classes."""
-    classes = {trace.class_id: trace.analysis for trace in job.traces.values()}
-    graph = MergedGraph(classes, _communication(job, lambda trace: trace.class_id))
+def _told_apart(job: Job, classes: Mapping[int, int], most_nodes: int) -> Mapping[int, int]:
+    """Finer classes: ranks of one have peers of the same classes, slot by slot. As fine as that, or
+    as `most_nodes` of them allow."""
+    count = len(set(classes.values()))
+    while True:
+        numbers: dict[tuple[int, ...], int] = {}
+        finer: dict[int, int] = {}
+        nodes = 0
+        for rank, trace in job.traces.items():
+            key = classes[rank], *(classes.get(peer, -1) for peer in trace.peers)
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                nodes += len(trace.analysis.deps)
+            finer[rank] = numbers[key]
+        if len(numbers) == count or nodes > most_nodes:
+            return classes
+        classes, count = finer, len(numbers)
+
+
+def _suspects(job: Job, classes: Mapping[int, int]) -> Mapping[int, set[int]]:
+    """Per class, the nodes that are on a cycle of classes. `classes` has the class of each rank."""
+    analyses = {classes[rank]: trace.analysis for rank, trace in job.traces.items()}
+    graph = MergedGraph(analyses, _communication(job, lambda trace: classes[trace.rank]))
     suspects: dict[int, set[int]] = defaultdict(set)
     for edge in graph.core():
         for class_id, index in edge:

@@ -5,10 +5,10 @@ Everything here is about names, sizes and JSON; no trace is read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import reprlib
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,18 +155,18 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 
 def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckReport) -> None:
-    """Compare the files with the sizes and digests of the manifest, where there is one."""
+    """Compare the files with the sizes and checksums of the manifest, where there is one."""
     path = directory / MANIFEST_NAME
     if not path.exists():
         return
     try:
         files = _manifest_files(_load(path))
     except (OSError, ValueError, RecursionError) as error:
-        message = f'expected {{"files": {{NAME: {{"sha256": ..., "bytes": ...}}}}}}: {error}'
+        message = f'expected {{"files": {{NAME: {{"bytes": ..., "crc32": ...}}}}}}: {error}'
         report.error(path, "bad-manifest", message, "write the traces again")
         return
-    for name, (size, digest) in files.items():
-        _check_file(directory / name, size, digest, report)
+    for name, (size, checksum) in files.items():
+        _check_file(directory / name, size, checksum, report)
     for trace in traces.values():
         if trace.name not in files:
             message = "expected every trace to be in the manifest, found one that is not"
@@ -176,12 +176,12 @@ def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckRep
 def _manifest_files(parsed: object) -> dict[str, tuple[int, str]]:
     files: dict[str, tuple[int, str]] = {}
     for name, entry in _object(_object(parsed).get("files")).items():
-        size, digest = _object(entry).get("bytes"), _object(entry).get("sha256")
-        if not isinstance(size, int) or not isinstance(digest, str):
-            raise ValueError(f"the entry of {name!r} lacks its size or its digest")
+        size, checksum = _object(entry).get("bytes"), _object(entry).get("crc32")
+        if not isinstance(size, int) or not isinstance(checksum, str):
+            raise ValueError(f"the entry of {name!r} lacks its size or its checksum")
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"{name!r} is not the name of a file of this directory")
-        files[name] = size, digest
+        files[name] = size, checksum
     return files
 
 
@@ -191,25 +191,28 @@ def _object(value: object) -> dict[str, object]:
     return cast("dict[str, object]", value)
 
 
-def _check_file(path: Path, size: int, digest: str, report: CheckReport) -> None:
+def _check_file(path: Path, size: int, checksum: str, report: CheckReport) -> None:
     remedy = "write the traces again; the file changed after it was written"
     if not path.is_file():
         message = "expected a file that the manifest names, found none"
         report.error(path, "missing-file", message, remedy)
         return
     try:
-        found_size, found = path.stat().st_size, _sha256(path)
+        found_size, found = path.stat().st_size, _crc32(path)
     except OSError as error:
         report.error(path, "missing-file", f"expected a readable file: {error}", remedy)
         return
     if found_size != size:
         message = f"expected {size} bytes as in the manifest, found {found_size}"
         report.error(path, "wrong-size", message, remedy)
-    elif found != digest.lower():
-        message = f"expected SHA-256 {digest} as in the manifest, found {found}"
-        report.error(path, "wrong-digest", message, remedy)
+    elif found != checksum.lower():
+        message = f"expected CRC-32 {checksum} as in the manifest, found {found}"
+        report.error(path, "wrong-checksum", message, remedy)
 
 
-def _sha256(path: Path) -> str:
+def _crc32(path: Path) -> str:
+    found = 0
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            found = zlib.crc32(block, found)
+    return f"{found:08x}"

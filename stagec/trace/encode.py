@@ -12,7 +12,7 @@ of them is serialised, the others are copies of it with other letters and digits
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -56,11 +56,27 @@ class Roofline:
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A serialised program; for each axes and each neighbour, the positions of the last byte of
-    its identifiers."""
+    its identifiers, and what is written there now."""
 
     data: Bytes
     ends: Mapping[Axes, Ints]
     peers: Mapping[Neighbour, Ints]
+    _there: dict[Axes | Neighbour, bytes] = field(default_factory=dict[Axes | Neighbour, bytes])
+
+    def group(self, axes: Axes, number: int) -> None:
+        """Write the identifier of a group."""
+        self._put(axes, self.ends[axes], str(number).encode())
+
+    def peer(self, way: Neighbour, rank: bytes) -> None:
+        """Write a peer, as a varint of the width of all peers."""
+        self._put(way, self.peers[way], rank)
+
+    def _put(self, key: Axes | Neighbour, ends: Ints, text: bytes) -> None:
+        there = self._there.get(key, b"")
+        for place in range(1, len(text) + 1):
+            if text[-place:][:1] != there[-place:][:1]:
+                self.data[ends - (place - 1)] = text[-place]
+        self._there[key] = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +94,12 @@ class Layout:
     def patched(self, variant: Variant, rank: int) -> memoryview:
         """The bytes of a rank, in the memory of the variant: good until the next rank is made,
         since the same places are overwritten for every rank."""
-        data = variant.data
-        for axes, ends in variant.ends.items():
-            text = str(self.groups.of_rank(axes, rank))
-            for place, digit in enumerate(reversed(text.encode())):
-                data[ends - place] = digit
-        for (axis, by), ends in variant.peers.items():
+        for axes in variant.ends:
+            variant.group(axes, self.groups.of_rank(axes, rank))
+        for axis, by in variant.peers:
             peer = int(neighbours(self.mesh, axis, by, np.array([rank]))[0])
-            for place, byte in enumerate(reversed(_fixed_varint(peer, self.peer_width))):
-                data[ends - place] = byte
-        return data.data
+            variant.peer((axis, by), _fixed_varint(peer, self.peer_width))
+        return variant.data.data
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +76,7 @@ def neighbours(
 def _stride(mesh: Mapping[str, int], axis: str) -> int:
     names = list(mesh)
     faster = names[names.index(axis) + 1 :]
-    return int(np.prod([mesh[n] for n in faster], dtype=np.int64))
+    return prod(mesh[n] for n in faster)
 
 
 def number_groups(

@@ -262,9 +262,9 @@ class _Unroller:
             for op in region.ops[:-1]
         }
         held: dict[int, dict[Value, Held]] = {}
-        before: Node | None = None
+        before: int | None = None
         for step in steps(self._actions):
-            self._posted, before = before, self._last_computation()
+            posted, before = before, next((_handle_of(*c[:2]) for c in self._computations()), None)
             numbers = list(dict.fromkeys(action.microbatch for action in step))
             parts: list[Part] = []
             for which, action in enumerate(step):
@@ -274,23 +274,24 @@ class _Unroller:
                 for seen in filter(None, map(actions.get, regions_of(action))):
                     parts.append(seen.part(prefix, slot, which, action.microbatch))
             if parts:
-                self._step(parts, held, latest)
+                self._step(parts, held, latest, posted)
 
     def _step(
         self,
         parts: Sequence[Part],
         held: dict[int, dict[Value, Held]],
         latest: dict[Value, Held],
+        posted: int | None = None,
     ) -> None:
         """Run the regions of one step: stamp what it was when it was first seen."""
         inputs = self._inputs(parts, held)
         shapes = [shape for shape, _ in inputs]
         handles = [h for _, h in inputs]
-        front, posted = self._front(), self._posted
-        extra = [*(node.id for node in front), *([posted.id] if posted else [])]
+        front = self._front()
+        extra = [*(handle for handle, _ in front), *([] if posted is None else [posted])]
         outside = np.concatenate([*handles, np.array(extra, dtype=np.int64)])
         ranks = self._ranks(outside) if any(p.cuts for p in parts) else ()
-        fronts = tuple(bool(node.matmul) for node in front)
+        fronts = tuple(product for _, product in front)
         key = (
             *((p.body.owner, p.prefix, p.slot, p.action) for p in parts),
             *shapes,
@@ -325,14 +326,14 @@ class _Unroller:
             mine_made.update((value, part.slot) for value in part.results)
         return found
 
-    def _front(self) -> list[Node]:
+    def _front(self) -> list[tuple[int, bool]]:
         """What is seen of the computations before a step: the last one, the last matrix product
-        and the one right before that; in order."""
-        found: list[Node] = []
+        and the one right before that; in order, and whether they are matrix products."""
+        found: list[tuple[int, bool]] = []
         for thing, place, product in self._computations():
-            after_product = bool(found) and bool(found[-1].matmul)
+            after_product = bool(found) and found[-1][1]
             if not found or product or after_product:
-                found.append(_node_of(thing, place))
+                found.append((_handle_of(thing, place), product))
             if after_product:
                 break
         return found[::-1]
@@ -554,6 +555,10 @@ class _Seen:
 
 def _node_of(thing: Instance | Node, place: int) -> Node:
     return thing if isinstance(thing, Node) else thing.node(place)
+
+
+def _handle_of(thing: Instance | Node, place: int) -> int:
+    return thing.id if isinstance(thing, Node) else thing.base + place
 
 
 def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:

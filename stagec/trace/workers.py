@@ -1,4 +1,4 @@
-"""Worker processes: the results of units of work, in order, by any number of processes.
+"""Worker processes: the results of units of work, by any number of processes.
 
 Workers are forks: they inherit the compiled job, and end when their parent does.
 """
@@ -9,9 +9,10 @@ import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar, cast
 
 from stagec.support.diagnostics import error
@@ -20,43 +21,111 @@ U = TypeVar("U")
 R = TypeVar("R")
 
 _PR_SET_PDEATHSIG = 1
-#: What the forks of this process run.
-_function: list[Callable[[Any], Any]] = []
 
 
-def run_units(function: Callable[[U], R], units: Sequence[U], workers: int) -> Iterator[R]:
-    """The results of `function` for all units, in their order.
+def run_units(
+    function: Callable[[U], R], units: Sequence[U], workers: int
+) -> Generator[tuple[int, R]]:
+    """The results of `function` for all units, as they come, each with the number of its unit.
 
-    With one worker, or where processes cannot be forked, all runs in this process. Raises what the
-    function raises, and `OSError` if a worker is killed.
+    Units that are neighbours go to the same worker as long as all have work. With one worker, or
+    where processes cannot be forked, all runs in this process. Raises what the function raises, and
+    `DiagnosticError` if a worker is killed.
     """
     workers = min(workers, len(units))
     if workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        yield from map(function, units)
+        yield from enumerate(map(function, units))
         return
-    _function[:] = [function]
-    context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(workers, context, _start, (os.getpid(),))
+    bounds = [len(units) * i // workers for i in range(workers + 1)]
+    runs = [deque(range(*bounds[i : i + 2])) for i in range(workers)]
+    started: list[ForkProcess] = []
+    working: dict[Connection, tuple[deque[int], int]] = {}
+    idle: list[Connection] = []
     try:
-        futures = [pool.submit(_run, unit) for unit in units]
-        for index in range(len(futures)):
-            future, futures[index] = futures[index], _DONE  # results are not kept
-            yield cast("R", future.result())
-    except BrokenProcessPool:
-        raise error(
-            "a worker process was killed, perhaps for lack of memory",
-            remedy="run the same command with --resume, with fewer --jobs",
-        ) from None
+        for run in runs:
+            pipe = _started(function, started)
+            idle.append(pipe)
+            _give(pipe, run, runs, units, working)
+        while working:
+            for pipe in cast("list[Connection]", wait(working)):
+                run, number = working.pop(pipe)
+                result = _received(pipe)
+                _give(pipe, run, runs, units, working)
+                yield number, cast("R", result)
     finally:
-        pool.shutdown(cancel_futures=True)
-        _function.clear()
+        for pipe in idle:
+            pipe.close()
+        for process in started:
+            process.join()
 
 
-_DONE: Future[Any] = Future()
+def _started(function: Callable[[Any], Any], started: list[ForkProcess]) -> Connection:
+    """The pipe to a new worker."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    given = ours, theirs, function, os.getpid()
+    process = context.Process(target=_serve, args=given, daemon=True)
+    process.start()
+    theirs.close()
+    started.append(process)
+    return ours
 
 
-def _run(unit: Any) -> Any:
-    return _function[0](unit)
+def _give(
+    pipe: Connection,
+    run: deque[int],
+    runs: Sequence[deque[int]],
+    units: Sequence[Any],
+    working: dict[Connection, tuple[deque[int], int]],
+) -> None:
+    """The next unit of its run for a worker, or the last one of the longest run."""
+    number = run.popleft() if run else None
+    if number is None and (longest := max(runs, key=len)):
+        number = longest.pop()
+    if number is not None:
+        try:
+            pipe.send(units[number])
+        except ConnectionError:
+            raise _killed() from None
+        working[pipe] = run, number
+
+
+def _received(pipe: Connection) -> object:
+    try:
+        done, result = pipe.recv()
+    except (EOFError, ConnectionError):
+        raise _killed() from None
+    if not done:
+        raise result
+    return result
+
+
+def _killed() -> Exception:
+    return error(
+        "a worker process was killed, perhaps for lack of memory",
+        remedy="run the same command with fewer --jobs; compile and materialize have --resume",
+    )
+
+
+# -- in a worker -----------------------------------------------------------------------------------
+
+
+def _serve(
+    other_end: Connection, pipe: Connection, function: Callable[[Any], Any], parent: int
+) -> None:
+    """Work until the pipe is closed."""
+    other_end.close()
+    _start(parent)
+    try:
+        while True:
+            unit = pipe.recv()
+            try:
+                answer = True, function(unit)
+            except Exception as problem:
+                answer = False, problem
+            pipe.send(answer)
+    except (EOFError, ConnectionError):
+        return
 
 
 def _start(parent: int) -> None:

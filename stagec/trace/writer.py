@@ -7,12 +7,14 @@ run left is compared, byte for byte, with what is to be there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
+import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,18 +78,6 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Emission:
-    """How a job is written: which ranks (all, if None), by how many worker processes, and whether
-    an interrupted run is completed or earlier output replaced."""
-
-    ranks: Ints | None = None
-    workers: int = 1
-    resume: bool = False
-    force: bool = False
-    progress: Progress | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
     """What was written: bytes of each file, and the warnings that go with it."""
 
@@ -103,8 +93,26 @@ class Written:
 
 #: A class by number, and some of its ranks.
 Unit = tuple[int, Ints]
-#: Size and SHA-256 of each file.
-_Files = dict[str, tuple[int, str]]
+#: Size and CRC-32 of each file.
+Files = dict[str, tuple[int, str]]
+#: What the manifest says of a class, and the files of some of its ranks.
+Done = tuple[dict[str, object], Files]
+#: Writes ranks into a folder, perhaps on other machines: what is done, with the number of the unit;
+#: the flag: what is there already is compared.
+Elsewhere = Callable[[Path, Sequence[Unit], bool], Iterator[tuple[int, Done]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """How a job is written: which ranks (all, if None), by how many worker processes, whether an
+    interrupted run is completed or earlier output replaced, and who writes if not workers here."""
+
+    ranks: Ints | None = None
+    workers: int = 1
+    resume: bool = False
+    force: bool = False
+    progress: Progress | None = None
+    elsewhere: Elsewhere | None = None
 
 
 def write_source(
@@ -122,17 +130,23 @@ def write_source(
         sizes = writer.sizes(classes)
         total = sum(size * len(ranks) for (_, ranks), size in zip(classes, sizes, strict=True))
         _check_space(folder, total)
-        units = list(_units(classes, sizes))
         workers = how.workers if total > _SMALL_JOB else 1
-        files: _Files = {}
+        units = list(_units(classes, sizes))
+        if how.elsewhere is not None:
+            results = how.elsewhere(folder, units, how.resume)
+        else:
+            results = run_units(writer.write, units, workers)
         entries: dict[int, dict[str, object]] = {}
-        for (number, _), (entry, found) in zip(
-            units, run_units(writer.write, units, workers), strict=True
-        ):
-            entries[number] = entry
-            files.update(found)
+        parts: dict[int, Files] = {}
+        for unit, (entry, found) in results:
+            entries[units[unit][0]], parts[unit] = entry, found
             if how.progress is not None:
-                how.progress(len(files), sum(len(ranks) for _, ranks in classes))
+                how.progress(sum(map(len, parts.values())), sum(len(r) for _, r in classes))
+        files = {
+            name: facts
+            for _, part in sorted(parts.items(), key=itemgetter(0))
+            for name, facts in part.items()
+        }
         ids = source.groups.ids
         nodes = max(sum(_counts(entry).values()) for entry in entries.values())
         warnings = tuple(exceeded_limits(ids, source.groups.ranks, nodes))
@@ -146,22 +160,26 @@ def write_source(
             "ranks": source.groups.ranks,
             **({} if how.ranks is None else {"ranks_written": ranges_text(how.ranks)}),
             "mesh": dict(source.mesh),
-            "classes": list(entries.values()),
+            "classes": [entry for _, entry in sorted(entries.items(), key=itemgetter(0))],
             "consumer_limits_exceeded": list(warnings),
-            "files": {n: {"bytes": size, "sha256": digest} for n, (size, digest) in files.items()},
+            "files": {n: {"bytes": size, "crc32": digest} for n, (size, digest) in files.items()},
         }
         text = json.dumps(manifest, indent=1) + "\n"
         files[MANIFEST] = writer.put(MANIFEST, text.encode())
-        if how.resume:
+        if how.resume or how.elsewhere is not None:
             _remove_others(folder, files)
     return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)
 
 
 class RankWriter:
-    """Writes files of ranks into a folder; with `compare`, those that are not there already."""
+    """Writes files of ranks into a folder; with `compare`, those that are not there already, and
+    with `by_rename` under other names first."""
 
-    def __init__(self, source: Source, folder: Path, compare: bool) -> None:
+    def __init__(
+        self, source: Source, folder: Path, compare: bool, *, by_rename: bool = False
+    ) -> None:
         self._source, self._folder, self._compare = source, folder, compare
+        self._suffix = f".{uuid.uuid4().hex}" if by_rename else ""
         self._encoders: dict[int, RankBytes] = {}
 
     def sizes(self, classes: Sequence[Unit]) -> list[int]:
@@ -174,22 +192,25 @@ class RankWriter:
         largest = max(found.values(), default=0)
         return [found.get(i, largest) for i in range(len(classes))]
 
-    def write(self, unit: Unit) -> tuple[dict[str, object], _Files]:
+    def write(self, unit: Unit) -> Done:
         """Write some ranks of a class; what the manifest says of the class and of the files."""
         number, ranks = unit
         encoder = self._encoder(number)
-        files: _Files = {}
+        files: Files = {}
         for rank in ranks.tolist():
             name = f"{self._source.name}.{rank}.et"
             files[name] = self.put(name, encoder.rank(rank))
         return self._source.entry(number), files
 
     def put(self, name: str, data: bytes | memoryview) -> tuple[int, str]:
-        """Write a file; its size and digest."""
+        """Write a file; its size and checksum."""
         path = self._folder / name
         if not (self._compare and _holds(path, data)):
-            path.write_bytes(data)
-        return len(data), hashlib.sha256(data).hexdigest()
+            working = path.with_name(f".{name}{self._suffix}") if self._suffix else path
+            working.write_bytes(data)
+            if self._suffix:
+                working.rename(path)
+        return len(data), f"{zlib.crc32(data):08x}"
 
     def _encoder(self, number: int) -> RankBytes:
         if number not in self._encoders:
@@ -208,7 +229,7 @@ def _holds(path: Path, data: bytes | memoryview) -> bool:
 
 
 def _remove_others(folder: Path, files: Mapping[str, object]) -> None:
-    """Remove what an interrupted run of another job left."""
+    """Remove what an interrupted run, or a lost worker, left."""
     for path in folder.iterdir():
         if path.name not in files:
             path.unlink()

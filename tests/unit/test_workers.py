@@ -1,0 +1,80 @@
+"""Worker processes: every unit once, whoever does it; what fails is told, and nobody is left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from itertools import pairwise
+
+import pytest
+
+from stagec.support.diagnostics import DiagnosticError
+from stagec.trace.workers import run_units
+
+
+def who(unit: int) -> tuple[int, int]:
+    time.sleep(0.01)
+    return unit, os.getpid()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+@pytest.mark.parametrize("workers", [1, 2, 3, 9])
+def test_every_unit_is_done_once(count: int, workers: int) -> None:
+    found = list(run_units(who, range(count), workers))
+    assert sorted(number for number, _ in found) == list(range(count))
+    assert all(number == unit for number, (unit, _) in found)
+    processes = {process for _, (_, process) in found}
+    assert len(processes) == min(workers, count)
+    assert (os.getpid() in processes) == (min(workers, count) == 1)
+    assert not multiprocessing.active_children()
+
+
+def test_neighbours_go_to_the_same_worker() -> None:
+    found = dict(run_units(who, range(40), 2))
+    in_order = [found[number][1] for number in range(40)]
+    changes = sum(a != b for a, b in pairwise(in_order))
+    assert changes < 10, "a program would be made by every worker again and again"
+
+
+def test_who_is_done_takes_over_from_who_is_slow() -> None:
+    def slow_at_first(unit: int) -> int:
+        time.sleep(0.5 if unit == 0 else 0.001)
+        return os.getpid()
+
+    found = dict(run_units(slow_at_first, range(20), 2))
+    assert sum(process == found[0] for process in found.values()) < 5
+
+
+def test_what_a_worker_raises_is_raised() -> None:
+    def failing(unit: int) -> int:
+        if unit == 3:
+            raise OSError(28, "No space left on device", "some file")
+        return unit
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        list(run_units(failing, range(8), 2))
+    assert (caught.value.errno, caught.value.filename) == (28, "some file")
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.02])
+def test_a_killed_worker_is_told(moment: float) -> None:
+    def dying(unit: int) -> int:
+        if unit == 2:
+            time.sleep(moment)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return unit
+
+    with pytest.raises(DiagnosticError, match="killed") as caught:
+        list(run_units(dying, range(8), 2))
+    assert "--jobs" in str(caught.value.diagnostics[0].remedy)
+    assert not multiprocessing.active_children()
+
+
+def test_who_stops_asking_leaves_no_worker() -> None:
+    results = run_units(who, range(50), 3)
+    next(results)
+    results.close()
+    assert not multiprocessing.active_children()
