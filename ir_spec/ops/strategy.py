@@ -118,6 +118,7 @@ class ShardParamsOp(Declaration):
     For stage 3, `reshard` says whether the gathered parameters of a block are dropped after forward
     and gathered again in backward (`always`), kept (`never`), or kept for the last block only,
     with which backward begins (`last`); `prefetch` says how many blocks ahead gathers are issued.
+    What stages of a pipeline keep is gathered once, before the microbatches.
     """
 
     name = "stg.shard_params"
