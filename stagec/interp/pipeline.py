@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -171,7 +171,7 @@ class _Stage(Machine):
 
     def first_iteration(self, op: Operation) -> int:
         """Layers are numbered through the whole model, so that their random masks are the same."""
-        for value in op.operands:
+        for value in _with_kept(op.operands):
             part = _CHUNK.fullmatch(value.name)
             if part is not None and self.arguments.get(value.name) is value:
                 return self._job.starts(part[1])[self._job.depth(self._number, int(part[2]))]
@@ -263,3 +263,12 @@ def _added(one: Locals | None, other: Sequence[Array]) -> Locals:
     if np.shape(one[0]) != np.shape(other[0]):
         raise DisagreementError("stages add up values of different shapes")
     return [a + b for a, b in zip(one, other, strict=True)]
+
+
+def _with_kept(values: Iterable[Value]) -> Iterator[Value]:
+    """Values, and the parameters that a repeat before the microbatches has gathered them from."""
+    for value in values:
+        yield value
+        op = value.producer
+        if op is not None and op.definition.carries and not op.integer("carry", 1):
+            yield from op.operands
