@@ -47,12 +47,12 @@ def staged_memory(
 
 
 def _turns(order: RankActions, works: _Works) -> Iterator[_Turn]:
-    for doing in turns(order, works.regions):
+    for doing in turns(order, works.regions, holds=works.holds):
         yield doing.states, tuple(w for w in doing.works if w[0])
 
 
 def _stashes(order: RankActions, works: _Works) -> Iterator[_Turn]:
-    for doing in turns(order, works.regions):
+    for doing in turns(order, works.regions, holds=works.holds):
         yield from ((after, ()) for after in doing.after())
 
 
@@ -80,6 +80,10 @@ class _Works:
     @property
     def regions(self) -> frozenset[Region]:
         return frozenset(r for runs, _ in self.peak for r in runs)
+
+    def holds(self, state: State) -> bool:
+        """Whether a microbatch in this state holds anything."""
+        return self.held[state] != ZERO
 
     def bytes(self, turn: _Turn) -> Expr:
         states, running = turn

@@ -102,7 +102,8 @@ def _works(module: Module, func: Operation, planner: Planner) -> list[Work]:
     """All works of the stages that run a function, in the order in which they first occur."""
     found: dict[Work, None] = {}
     for stage in stages_of(func):
-        for turn in turns(actions_of(module, func, stage), planner.regions):
+        order = actions_of(module, func, stage)
+        for turn in turns(order, planner.regions, holds=lambda _: False):
             found.update(dict.fromkeys(w for w in turn.works if w[0]))
     return list(found)
 

@@ -8,7 +8,7 @@ overlapped pair may each be at their worst moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,7 +47,7 @@ class Doing:
         """The states after each of the works; an overlapped pair begins with the first."""
         counts = Counter(self.states)
         for runs, before in self.works:
-            if before:
+            if before in counts:
                 counts[before] -= 1
             counts[before | frozenset(runs)] += 1
             yield {s: n for s, n in counts.items() if n}
@@ -58,21 +58,42 @@ def labels(part: Operation | None) -> Region | None:
     return (part.text("kind"), part.integer("chunk")) if part is not None else None
 
 
-def turns(order: RankActions, known: Iterable[Region]) -> Iterator[Doing]:
-    """The turns of a rank's schedule; of the regions of an action only the known ones are run."""
+def turns(
+    order: RankActions,
+    known: Iterable[Region],
+    *,
+    holds: Callable[[State], bool] | None = None,
+) -> Iterator[Doing]:
+    """The turns of a rank's schedule; of the regions of an action only the known ones are run.
+
+    With `holds`, which tells whether a microbatch in a state holds anything, only the first of the
+    turns that run and hold the same: one period of a steady state.
+    """
     regions = frozenset(known)
-    state: dict[int, State] = {}
+    runs: dict[tuple[str, int, bool], tuple[Region, ...]] = {}
+    done: dict[int, State] = {}
     counts: Mapping[State, int] = {}
+    same = {frozenset(counts.items()): counts}  # one object for equal counts, so `id` tells them
+    following: dict[tuple[int, tuple[Work, ...]], Mapping[State, int]] = {}
     for pair in steps(order):
+        for a in pair:
+            if (a.kind, a.chunk, a.split) not in runs:
+                run = tuple(r for r in regions_of(a) if r in regions)
+                runs[a.kind, a.chunk, a.split] = run
         works = tuple(
-            (tuple(r for r in regions_of(a) if r in regions), state.get(a.microbatch, State()))
-            for a in pair
+            (runs[a.kind, a.chunk, a.split], done.get(a.microbatch, State())) for a in pair
         )
+        key = id(counts), works
         doing = Doing(works, pair, counts)
-        yield doing
-        for action, (runs, before) in zip(pair, works, strict=True):
-            state[action.microbatch] = before | frozenset(runs)
-        *_, counts = doing.after()
+        if holds is None or key not in following:
+            yield doing
+        if key not in following:
+            *_, after = doing.after()
+            after = {s: n for s, n in after.items() if holds is None or holds(s)}
+            following[key] = same.setdefault(frozenset(after.items()), after)
+        counts = following[key]
+        for action, (run, before) in zip(pair, works, strict=True):
+            done[action.microbatch] = before | frozenset(run)
 
 
 class Planner:

@@ -7,7 +7,7 @@ each microbatch in the same state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -157,8 +157,8 @@ class Timeline:
                 yield self._point(str(moment.step.op.name), static, (moment,))
         around = Counter(static)
         self._planner.count(around, self._planner.around(), 1)
-        found = turns(self.order, self._planner.regions)
-        for doing in _distinct(found) if distinct else found:
+        holds = (lambda s: bool(self._planner.held(s))) if distinct else None
+        for doing in turns(self.order, self._planner.regions, holds=holds):
             rises = [self._planner.worst_rise(w) for w in doing.works]
             moments = tuple(r[0] for r in rises if r is not None)
             if not moments:
@@ -271,11 +271,3 @@ class Timeline:
             number = numbers.get((microbatch, buffer))
             if number is not None and buffer.space == space:
                 yield Event(False, number, buffer, step)
-
-
-def _distinct(found: Iterable[Doing]) -> Iterable[Doing]:
-    """The first of all turns that run and hold the same."""
-    first: dict[object, Doing] = {}
-    for doing in found:
-        first.setdefault((doing.works, frozenset(doing.states.items())), doing)
-    return first.values()
