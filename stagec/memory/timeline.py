@@ -157,7 +157,7 @@ class Timeline:
                 yield self._point(str(moment.step.op.name), static, (moment,))
         around = Counter(static)
         self._planner.count(around, self._planner.around(), 1)
-        holds = (lambda s: bool(self._planner.held(s))) if distinct else None
+        holds = self._holds if distinct else None
         for doing in turns(self.order, self._planner.regions, holds=holds):
             rises = [self._planner.worst_rise(w) for w in doing.works]
             moments = tuple(r[0] for r in rises if r is not None)
@@ -176,6 +176,10 @@ class Timeline:
             for rise in rises:
                 base.update(rise[1] if rise is not None else {})
             yield Point(title, moments[-1].step, dict(base), moments, doing.states)
+
+    def _holds(self, state: State) -> bool:
+        """Whether a microbatch in this state holds anything."""
+        return bool(self._planner.held(state))
 
     def _point(self, title: str, base: Counter[str], moments: Sequence[Moment]) -> Point:
         found = Counter(base)

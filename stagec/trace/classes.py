@@ -22,7 +22,8 @@ from stagec.schedule.attached import actions_of, stages_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import Axes, Channel, channel_of, coordinate, group_axes
 from stagec.trace.nodes import Program
-from stagec.trace.program import Layered, unroll
+from stagec.trace.program import unroll
+from stagec.trace.unroller import Layered
 
 
 @dataclass(frozen=True)

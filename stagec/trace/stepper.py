@@ -1,0 +1,273 @@
+"""Steps of accumulations and schedules: each is unrolled once, and stamped for every microbatch.
+
+A step is known by its regions, by the shapes of what they take from outside, and by what was
+computed right before; what it was when it was first seen is its template.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice, repeat
+
+import numpy as np
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.schedule.action import RankActions, steps
+from stagec.schedule.attached import regions_of
+from stagec.trace.buckets import Bucketed
+from stagec.trace.groups import Channel
+from stagec.trace.nodes import MICROBATCH, Ints, Node, Program, Ref
+from stagec.trace.stamp import (
+    INSIDE,
+    Held,
+    Made,
+    Part,
+    Placeholders,
+    Shape,
+    Template,
+    build,
+    captured,
+    cuts_buckets,
+    flat,
+    make_template,
+)
+from stagec.trace.unroller import Layered, Unroller, handle_of
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+class Stepper(Unroller):
+    """Makes the program of a rank from a graph and the actions of its stage."""
+
+    def __init__(
+        self,
+        env: Mapping[str, int],
+        order: RankActions,
+        channels: Mapping[Channel, int],
+        loads: Layered | None,
+    ) -> None:
+        super().__init__(env, channels, loads)
+        self._actions = order
+        self._templates: dict[Hashable, Template] = {}
+
+    def finish(self, name: str) -> Program:
+        """All nodes in their final order, with identifiers and control dependencies."""
+        return self._columns.program(
+            name, self._order, self._bucketed, self._templates.values(), self._channels
+        )
+
+    def accumulate(self, op: Operation, region: Region) -> list[Ref]:
+        """Run the step of each microbatch, or the actions of a schedule, from templates."""
+        if self._outside is not None:  # in a template there are nodes only
+            return super().accumulate(op, region)
+        inputs = [self._ref(v) for v in op.operands]
+        self._refs.update(zip(region.args, inputs, strict=True))
+        latest: dict[Value, Held] = {}
+        if "schedule" in op.attrs:
+            self._scheduled(region, latest)
+        else:
+            seen = _Seen(region, region.terminator.operands)
+            for i in range(self._number(op, "count")):
+                part = seen.part(f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0, i)
+                self._step([part], {}, latest)
+        # sums are complete with the last microbatch
+        self._refs.update(latest)
+        return [self._ref(v) for v in region.terminator.operands]
+
+    # -- actions of a pipeline schedule ------------------------------------------------------------
+
+    def _scheduled(self, region: Region, latest: dict[Value, Held]) -> None:
+        """Run the actions as ordered. What an action makes is there for later ones of its
+        microbatch; what the region yields is complete with the last action that adds to it."""
+        actions = {
+            (op.text("kind"), op.integer("chunk")): _Seen(op.body, op.results)
+            for op in region.ops[:-1]
+        }
+        held: dict[int, dict[Value, Held]] = {}
+        before: int | None = None
+        for step in steps(self._actions):
+            posted, before = before, next((handle_of(*c[:2]) for c in self._computations()), None)
+            numbers = list(dict.fromkeys(action.microbatch for action in step))
+            parts: list[Part] = []
+            for which, action in enumerate(step):
+                slot = numbers.index(action.microbatch)
+                chunk = f"c{action.chunk}/" if action.chunk else ""
+                prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{chunk}"
+                for seen in filter(None, map(actions.get, regions_of(action))):
+                    parts.append(seen.part(prefix, slot, which, action.microbatch))
+            if parts:
+                self._step(parts, held, latest, posted)
+
+    def _step(
+        self,
+        parts: Sequence[Part],
+        held: dict[int, dict[Value, Held]],
+        latest: dict[Value, Held],
+        posted: int | None = None,
+    ) -> None:
+        """Run the regions of one step: stamp what it was when it was first seen."""
+        inputs = self._inputs(parts, held)
+        shapes = [shape for shape, _ in inputs]
+        handles = [h for _, h in inputs]
+        front = self._front()
+        extra = [*(handle for handle, _ in front), *([] if posted is None else [posted])]
+        outside = np.concatenate([*handles, np.array(extra, dtype=np.int64)])
+        ranks = self._ranks(outside) if any(p.cuts for p in parts) else ()
+        fronts = tuple(product for _, product in front)
+        key = (
+            *((p.body.owner, p.prefix, p.slot, p.action) for p in parts),
+            *shapes,
+            fronts,
+            posted is not None,
+            ranks,
+        )
+        template = self._templates.get(key)
+        if template is None:
+            template = self._unrolled(parts, shapes, fronts, ranks, posted is not None)
+            self._templates[key] = template
+        for part, made in zip(parts, self._stamp(template, parts, outside), strict=True):
+            self._refs.update(made)
+            latest.update(made)
+            held.setdefault(part.microbatch, {}).update(made)
+
+    def _inputs(
+        self, parts: Sequence[Part], held: dict[int, dict[Value, Held]]
+    ) -> list[tuple[Shape, Ints]]:
+        """Shapes and nodes of what the parts of a step take from outside, part by part."""
+        made: set[Value] = set()
+        mine_made: set[tuple[Value, int]] = set()
+        found: list[tuple[Shape, Ints]] = []
+        for part in parts:
+            mine = held.setdefault(part.microbatch, {})
+            self._refs.update(mine)
+            for value in part.captured:
+                own = (value, part.slot) in mine_made
+                inside = own or (value in made and value not in mine)
+                found.append((INSIDE, _NONE) if inside else flat(self._refs.get(value)))
+            made.update(part.results)
+            mine_made.update((value, part.slot) for value in part.results)
+        return found
+
+    def _front(self) -> list[tuple[int, bool]]:
+        """What is seen of the computations before a step: the last one, the last matrix product
+        and the one right before that; in order, and whether they are matrix products."""
+        found: list[tuple[int, bool]] = []
+        for thing, place, product in self._computations():
+            after_product = bool(found) and found[-1][1]
+            if not found or product or after_product:
+                found.append((handle_of(thing, place), product))
+            if after_product:
+                break
+        return found[::-1]
+
+    def _ranks(self, handles: Ints) -> tuple[int, ...]:
+        """The order of nodes that were issued; -1 for buckets, whose place comes later."""
+        found = [self._columns.position(h) for h in handles.tolist()]
+        place = {h: i for i, h in enumerate(sorted(set(found) - {-1}))}
+        return tuple(place.get(h, -1) for h in found)
+
+    def _unrolled(
+        self,
+        parts: Sequence[Part],
+        shapes: Sequence[Shape],
+        fronts: Sequence[bool],
+        ranks: Sequence[int],
+        posted: bool,
+    ) -> Template:
+        """Unroll a step with placeholders for what comes from outside."""
+        kept = self._refs, self._order, self._bucketed, self._sent, self._posted, self._prefix
+        source = Placeholders()
+        refs = [None if s == INSIDE else build(s, source) for s in shapes]
+        front = [replace(next(source), matmul=int(product)) for product in fronts]
+        self._posted = next(source) if posted else None
+        self._outside = dict(zip(source.given, ranks or repeat(-1), strict=False))
+        self._refs, self._order, self._bucketed, self._sent = {}, [*front], [], Counter()
+        pieces: list[list[Node]] = []
+        made: list[Mapping[Value, Ref]] = []
+        start, given, last = len(front), iter(zip(shapes, refs, strict=True)), -1
+        by_slot: dict[int, dict[Value, Ref]] = {}
+        for part in parts:
+            mine = by_slot.setdefault(part.slot, {})
+            self._refs.update(mine)
+            for value, (shape, ref) in zip(
+                part.captured, islice(given, len(part.captured)), strict=True
+            ):
+                if shape != INSIDE:
+                    self._refs[value] = ref
+            if part.action != last:
+                pieces.append([])
+                last = part.action
+                del self._order[start:]
+            before = len(self._order)
+            self._prefix = part.prefix
+            yielded = self.region(part.body)
+            values = dict(zip(part.results, yielded, strict=False))
+            self._refs.update(values)
+            mine.update(values)
+            made.append(values)
+            pieces[-1] += [n for n in self._order[before:] if isinstance(n, Node)]
+        cut = [b for b in self._bucketed if isinstance(b, Bucketed)]
+        ordered = _interleaved(pieces)
+        template = make_template(ordered, cut, made, len(source.given), dict(self._sent))
+        template.first_prototype = self._columns.add_prototypes(template.nodes)
+        self._refs, self._order, self._bucketed, self._sent, self._posted, self._prefix = kept
+        self._outside = None
+        return template
+
+    def _stamp(
+        self, template: Template, parts: Sequence[Part], outside: Ints
+    ) -> list[dict[Value, Held]]:
+        """Add an instance; the values that each of its parts makes."""
+        slots = {p.slot: p.microbatch for p in parts}
+        tags = {stream: self._sent[stream] * len(self._channels) for stream in template.sent}
+        instance = self._columns.add_instance(template, outside, list(slots.values()), tags)
+        self._sent.update(template.sent)
+        self._order.append(instance)
+        if template.buckets:
+            self._bucketed.append(instance)
+        return [
+            {v: Made(shape, instance.table, places) for v, (shape, places) in values.items()}
+            for values in template.made
+        ]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A region that is run again and again, and what there is to know of it."""
+
+    body: Region
+    results: Sequence[Value]
+
+    @cached_property
+    def captured(self) -> tuple[Value, ...]:
+        return captured(self.body)
+
+    @cached_property
+    def cuts(self) -> bool:
+        return cuts_buckets(self.body)
+
+    def part(self, prefix: str, slot: int, action: int, microbatch: int) -> Part:
+        """One run of it."""
+        return Part(
+            self.body, self.results, self.captured, prefix, slot, action, microbatch, self.cuts
+        )
+
+
+def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:
+    """The nodes of an overlapped pair: one goes on where the other starts to communicate."""
+    queues = [_between_collectives(part) for part in parts]
+    longest = max((len(q) for q in queues), default=0)
+    return [n for i in range(longest) for q in queues if i < len(q) for n in q[i]]
+
+
+def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Pieces that end in a collective each."""
+    pieces: list[list[Node]] = [[]]
+    for node in nodes:
+        pieces[-1].append(node)
+        if node.is_collective:
+            pieces.append([])
+    return pieces
