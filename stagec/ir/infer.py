@@ -28,8 +28,10 @@ def infer_module(module: Module) -> None:
 
 def forget_types(op: Operation) -> None:
     """Drop the types of all values that an op makes, inside and out, but for those that are placed:
-    sizes change, and are inferred again."""
+    sizes change, and are inferred again. What nothing is known of keeps its types."""
     for inner in (op, *(op.region.walk() if op.region is not None else ())):
+        if isinstance(inner.definition, UnregisteredOp):
+            continue
         for value in (*inner.results, *(inner.region.args if inner.region is not None else ())):
             if isinstance(value.type, TensorType) and not value.type.placed:
                 value.type = None

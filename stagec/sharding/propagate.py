@@ -211,7 +211,7 @@ class _Propagation:
             arg = op.body.args[index]
             return self.split(arg) if arg in self._free or arg in self._pinned else None
         owner = op.parent_op
-        if owner is None or not owner.definition.has_region:
+        if owner is None or not owner.definition.has_region or not op.definition.ends_region:
             return None
         if op.parent is not self._region:
             return self._wanted_by_region(owner, index)
