@@ -48,7 +48,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "recompute": ("none", "selective", "full", "full-replay", "attention"),
     "reshard": ("always", "never", "last"),
     "offload": ("", "activations", "optimizer"),
-    "param_dtype": ("bf16", "f32"),
+    "types": (("bf16", ""), ("f32", ""), ("bf16", "hybrid")),
 }
 SIZES = {"L": 4, "S": 8}
 
@@ -81,7 +81,7 @@ def options_of(row: Mapping[str, Any]) -> dict[str, Any]:
     dp, ep = row["data"]
     given: dict[str, Any] = {"microbatches": microbatches, "tp": tp, "sp": sp, "dp": dp}
     given |= {"zero": row["zero"], "recompute": row["recompute"], "offload": row["offload"]}
-    given["param_dtype"] = row["param_dtype"]
+    given["param_dtype"], given["fp8"] = row["types"]
     if pp > 1:
         given |= {"pp": pp, "schedule": schedule, "chunks": chunks}
     if mode:
@@ -97,7 +97,7 @@ def options_of(row: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("row", rows(), ids=label)
 def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     batch = 8 * row["pipeline"][3] // 2 or 8
-    inputs, expected = plain(row["model"], batch, row["param_dtype"])
+    inputs, expected = plain(row["model"], batch, row["types"][0])
     module = tiny(row["model"], PLACED, sizes={**SIZES, "B": batch}, **options_of(row))
     found = run_named(module, module.env, inputs)
     assert len(found) == len(expected)

@@ -294,7 +294,7 @@ def test_a_step(model: str, name: str) -> None:
 @pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize("more", [{}, {"zero": 1, "dp": 2, "recompute": "selective"}], ids=str)
 def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
-    sizes = {"L": 32, "B": 16, "S": 8}
+    sizes = {"L": 16, "B": 16, "S": 8}
     check(GPT, pp=2, microbatches=8, tp=2, sp=True, sizes=sizes, **STAGED[name], **more)
 
 

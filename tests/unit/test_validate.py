@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 
 from stagec.analysis import published
+from stagec.driver import validate
 from stagec.models import library
 from tests.support import stagec
 
@@ -20,6 +21,20 @@ TABLE = {
     "1.7": 512, "3.6": 512, "7.5": 512, "18.4": 1024, "39.1": 1536, "76.1": 1792,
     "145.6": 2304, "310.1": 2160, "529.6": 2520, "1008.0": 3072,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All runs share what they compile."""
+    monkeypatch.setattr(validate, "Compiled", _compiled)
+
+
+@cache
+def _compiled() -> validate.Compiled:
+    return _CLASS()
+
+
+_CLASS = validate.Compiled
 
 
 @cache
