@@ -231,8 +231,9 @@ class CapacityOp(Declaration):
     example = "stg.capacity[factor = 5/4]"
 
     def verify(self, op: Operation) -> Iterator[str]:
-        if fraction(op.expr("factor")) < 1:
-            yield f"expects a factor of 1 or more, found {op.expr('factor')}"
+        factor = op.expr("factor")
+        if factor.symbols or fraction(factor) < 1:
+            yield f"expects a number of 1 or more as factor, found {factor}"
 
 
 class ExpertLoadOp(Declaration):

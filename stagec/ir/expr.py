@@ -277,13 +277,25 @@ def evaluate(value: Expr, env: Env) -> int:
     Raises `UnboundError` for a symbol without value, `NotAnIntegerError` if a division is not
     exact.
     """
-    missing = value.symbols - env.keys()
-    if missing:
-        raise UnboundError(missing)
-    result = _eval(value.node, env)
+    try:
+        values = tuple([env[name] for name in _names(value.node)])
+    except KeyError:
+        raise UnboundError(value.symbols - env.keys()) from None
+    result = _evaluated(value.node, values)
     if result.denominator != 1:
         raise NotAnIntegerError(str(value), result)
     return result.numerator
+
+
+@_remembered
+def _names(node: Any) -> tuple[str, ...]:
+    return tuple(sorted(_symbols(node)))
+
+
+@_remembered
+def _evaluated(node: Any, values: tuple[int | Fraction, ...]) -> Fraction:
+    """The number for these values of its symbols, in the order of their names."""
+    return _eval(node, dict(zip(_names(node), values, strict=True)))
 
 
 def _eval(node: Any, env: Env) -> Fraction:
