@@ -26,6 +26,7 @@ NODE = "node"
 #: A value that an earlier part of the same step makes.
 INSIDE = "inside"
 Stream = tuple[str, Channel]
+NO_NODES: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,8 @@ def leaves(ref: Ref) -> Iterator[Node]:
 
 def flat(ref: Held) -> tuple[Shape, Ints]:
     """The shape of a value and the handles of its nodes."""
+    if ref is None:
+        return None, NO_NODES
     if isinstance(ref, Made):
         return ref.shape, ref.handles
     return shape_of(ref), np.array([n.id for n in leaves(ref)], dtype=np.int64)

@@ -22,6 +22,7 @@ from stagec.trace.groups import Channel
 from stagec.trace.nodes import MICROBATCH, Ints, Node, Program, Ref
 from stagec.trace.stamp import (
     INSIDE,
+    NO_NODES,
     Held,
     Made,
     Part,
@@ -35,8 +36,6 @@ from stagec.trace.stamp import (
     make_template,
 )
 from stagec.trace.unroller import Layered, Unroller, handle_of
-
-_NONE = np.zeros(0, dtype=np.int64)
 
 
 class Stepper(Unroller):
@@ -111,7 +110,7 @@ class Stepper(Unroller):
         """Run the regions of one step: stamp what it was when it was first seen."""
         inputs = self._inputs(parts, held)
         shapes = [shape for shape, _ in inputs]
-        handles = [h for _, h in inputs]
+        handles = [h for _, h in inputs if len(h)]
         front = self._front()
         extra = [*(handle for handle, _ in front), *([] if posted is None else [posted])]
         outside = np.concatenate([*handles, np.array(extra, dtype=np.int64)])
@@ -146,7 +145,7 @@ class Stepper(Unroller):
             for value in part.captured:
                 own = (value, part.slot) in mine_made
                 inside = own or (value in made and value not in mine)
-                found.append((INSIDE, _NONE) if inside else flat(self._refs.get(value)))
+                found.append((INSIDE, NO_NODES) if inside else flat(self._refs.get(value)))
             made.update(part.results)
             mine_made.update((value, part.slot) for value in part.results)
         return found
