@@ -194,6 +194,8 @@ class _Unroller:
             self._refs.update(ready[step])
             self._replays = replays(op, i)
             again = frozenset(o for o in region.ops if o.phase == "recompute")
+            if not self._replays:
+                self._refs.update(dict.fromkeys(r for o in again - early for r in o.results))
             yielded = self.region(region, early if self._replays else early | again)
             carried = yielded[:carry]
             for stack, ref in zip(stacks, yielded[carry:], strict=True):

@@ -51,9 +51,12 @@ class Loads:
         return tuple(dict.fromkeys(a for axes in used for a in axes))
 
     def at(self, coords: Mapping[str, int], layer: int) -> dict[str, Fraction]:
-        """The values for ranks at these coordinates, in the n-th layer of each repeat."""
+        """The values for ranks at these coordinates, in the n-th layer of each repeat; of those
+        symbols that the coordinates tell."""
         found: dict[str, Fraction] = {}
         for symbol, op in self._rows.items():
+            if not coords.keys() >= set(op.names("over")):
+                continue
             parts = self._parts(symbol, layer)
             index = 0
             for axis in op.names("over"):

@@ -302,8 +302,12 @@ class _Runner:
 
     def _region(self, region: Region, skip: Sequence[Operation]) -> None:
         for op in region.ops[:-1]:
-            if op not in skip and (self._replays or op.phase != "recompute"):
+            if op in skip:
+                continue
+            if self._replays or op.phase != "recompute":
                 self._op(op)
+            else:
+                self._refs.update(dict.fromkeys(op.results))
 
     def _gather(self, gathers: Sequence[Operation], turn: int) -> dict[Value, Ref]:
         """Gather the parameters of a later iteration, unless forward has left them."""

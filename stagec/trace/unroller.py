@@ -105,6 +105,7 @@ class Unroller:
         order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
         stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
         ready: list[dict[Value, Ref]] = []
+        again = frozenset(o for o in region.ops if o.phase == "recompute")
         first, layer = self._first_layer(op), self._layer
         for step, i in enumerate(order):
             self._layer = layer if first is None else first + i
@@ -116,8 +117,9 @@ class Unroller:
             )
             self._refs.update(ready[step])
             self._replays = replays(op, i)
-            again = frozenset(o for o in region.ops if o.phase == "recompute")
-            yielded = self.region(region, early if self._replays else early | again)
+            idle = frozenset() if self._replays else again - early
+            self._refs.update(dict.fromkeys(r for o in idle for r in o.results))
+            yielded = self.region(region, early | idle)
             carried = yielded[:carry]
             for stack, ref in zip(stacks, yielded[carry:], strict=True):
                 stack[i] = ref

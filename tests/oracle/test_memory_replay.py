@@ -143,6 +143,9 @@ class Replay:
                 ready.append(found)
             self.refs.update(ready[turn])
             self.again = replays(op, i)
+            for o in region.ops:  # nothing is there unless it is computed again
+                if o.phase == "recompute" and o not in early:
+                    self.refs.update(dict.fromkeys(o.results))
             self.region(region, early)
             for o in early:
                 for a, r in zip(o.operands, o.results, strict=True):
@@ -309,6 +312,14 @@ def test_kept_parameters_of_stages(name: str) -> None:
     sizes = {"L": 16, "B": 16, "S": 8}
     kept = {"dp": 2, "zero": 3, "reshard_after_forward": "never"}
     check(LLAMA, pp=2, microbatches=8, sizes=sizes, **STAGED[name], **kept)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zbv"])
+@pytest.mark.parametrize("some", ["recompute_layers", "recompute_every"])
+def test_split_backward_of_some_layers_that_recompute(name: str, some: str) -> None:
+    """What a layer computes again is handed on to its weight gradients; others hand on nothing."""
+    more: dict[str, Any] = {some: 3, "recompute": "full", "sizes": {"L": 16, "B": 16, "S": 8}}
+    check(LLAMA, pp=2, microbatches=4, **STAGED[name], **more)
 
 
 def test_experts() -> None:

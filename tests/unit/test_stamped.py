@@ -47,7 +47,8 @@ def test_data_parallel(zero: int, microbatches: int) -> None:
     "schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
 )
 @pytest.mark.parametrize(
-    "more", [{}, {"zero": 2, "dp": 2, "ddp_bucket": 300}, {"recompute": "full"}]
+    "more",
+    [{}, {"zero": 2, "dp": 2, "ddp_bucket": 300}, {"recompute": "full", "recompute_layers": 1}],
 )
 def test_schedules(schedule: str, more: dict[str, Any]) -> None:
     chunks: dict[str, Any] = {"chunks": 2} if schedule == "interleaved" else {}
