@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import fraction
+from stagec.ir.expr import const, fraction
 from stagec.ir.opdef import Param
 from stagec.ir_spec.ops.structure import Declaration
 
@@ -19,6 +19,8 @@ RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
 DTYPES = ("f32", "bf16", "f16")
 FP8 = ("hybrid", "e4m3")
+#: Blocks ahead of which parameters may be gathered.
+MOST_AHEAD = 64
 
 
 class StrategyOp(Declaration):
@@ -137,6 +139,8 @@ class ShardParamsOp(Declaration):
         for name in ("reshard", "prefetch"):
             if name in op.attrs and stage < 3:
                 yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
+        if not 0 <= op.integer("prefetch", 1) <= MOST_AHEAD:
+            yield f"'prefetch' expects 0 to {MOST_AHEAD}, found {op.integer('prefetch')}"
 
 
 class MicrobatchesOp(Declaration):
@@ -184,10 +188,10 @@ class DtypesOp(Declaration):
     name = "stg.dtypes"
     params = (
         *(
-            Param(n, "name", f"of the {n}", choices=DTYPES)
+            Param(n, "name", f"element type: {n}", choices=DTYPES)
             for n in ("param", "grad", "reduce", "master")
         ),
-        Param("fp8", "name", "8-bit products", choices=FP8),
+        Param("fp8", "name", "recipe of 8-bit products", choices=FP8),
     )
     example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
 
@@ -350,6 +354,11 @@ class OptimizerOp(Declaration):
         Param("clip", "ratio", "the largest gradient norm (default 1)"),
     )
     example = "stg.optimizer[adamw, clip = 1]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        clip = op.expr("clip") if "clip" in op.attrs else const(1)
+        if clip.symbols or fraction(clip) < 0:
+            yield f"expects a number of 0 or more as clip, found {clip}"
 
 
 OPS = (

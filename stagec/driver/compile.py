@@ -201,7 +201,18 @@ def _roofline(given: dict[str, Any]) -> Roofline | None:
         raise error(
             "durations need both --peak-tflops and --memory-gbps", remedy="give the other one too"
         )
-    return Roofline(tflops * 1e12, bandwidth * 1e9) if tflops is not None else None
+    if tflops is None:
+        return None
+    if not all(_SLOWEST <= rate <= _FASTEST for rate in (tflops, bandwidth)):
+        raise error(
+            f"--peak-tflops {tflops:g} and --memory-gbps {bandwidth:g}: expected rates from "
+            f"{_SLOWEST:g} to {_FASTEST:g}",
+            remedy="an H100, for example, has 989 and 3350",
+        )
+    return Roofline(tflops * 1e12, bandwidth * 1e9)
+
+
+_SLOWEST, _FASTEST = 1e-6, 1e9
 
 
 def check_name(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +13,7 @@ import click
 
 from stagec.driver.expert_load import ExpertLoads, LoadFile, load_statements
 from stagec.ir.expr import MAX_INTEGER
-from stagec.ir_spec.ops.strategy import FP8, RECOMPUTE, RESHARD
+from stagec.ir_spec.ops.strategy import FP8, MOST_AHEAD, RECOMPUTE, RESHARD
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,6 +89,18 @@ class Sizes(click.ParamType[dict[str, int | None]]):
                 )
             found[name] = int(digits)
         return found
+
+
+def merged_sizes(
+    ctx: click.Context, param: click.Parameter, given: Sequence[dict[str, int | None]]
+) -> dict[str, int | None]:
+    """The sizes of several --set."""
+    found: dict[str, int | None] = {}
+    for sizes in given:
+        for name in found.keys() & sizes.keys():
+            raise click.BadParameter(f"{name} is given twice", ctx, param)
+        found |= sizes
+    return found
 
 
 class Layers(click.ParamType[tuple[int, ...]]):
@@ -170,7 +182,7 @@ class JobOptions:
     grad_dtype: str = "f32"
     reduce_dtype: str = "f32"
     master_dtype: str = "f32"
-    fp8: str = ""
+    fp8: str = "none"
     ddp_bucket: int = 0
     recompute: str = "none"
     recompute_layers: int = 0
@@ -207,7 +219,8 @@ _OPTIONS = (
         "--set",
         "sizes",
         type=Sizes(),
-        default="",
+        multiple=True,
+        callback=merged_sizes,
         help="Sizes of symbols; B is the global batch in sequences.",
     ),
     click.option(
@@ -297,7 +310,7 @@ _OPTIONS = (
     ),
     click.option(
         "--fsdp-prefetch",
-        type=click.IntRange(0, 64),
+        type=click.IntRange(0, MOST_AHEAD),
         default=1,
         metavar="N",
         help="ZeRO-3: gather parameters this many blocks ahead.",
@@ -335,9 +348,8 @@ _OPTIONS = (
     ),
     click.option(
         "--fp8",
-        type=click.Choice(["", *FP8]),
-        default="",
-        metavar="hybrid|e4m3",
+        type=click.Choice(["none", *FP8]),
+        default="none",
         help="8-bit products of the blocks: e4m3 forward, gradients in e5m2 (hybrid) or e4m3.",
     ),
     click.option(
@@ -506,7 +518,7 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         yield f"stg.offload[{what}{', nodes' if options.memory_nodes else ''}]"
     if options.ddp_bucket:
         yield f"stg.bucket[bytes = {options.ddp_bucket}]"
-    fp8 = f", fp8 = {options.fp8}" if options.fp8 else ""
+    fp8 = f", fp8 = {options.fp8}" if options.fp8 != "none" else ""
     yield (
         f"stg.dtypes[param = {options.param_dtype}, grad = {options.grad_dtype}, "
         f"reduce = {options.reduce_dtype}, master = {options.master_dtype}{fp8}]"

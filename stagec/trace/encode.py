@@ -136,7 +136,7 @@ class TraceWriter:
         kind = _KINDS[node.kind]
         attrs |= {
             "comm_type": int(kind),
-            "comm_size": self.comm_size(node),
+            "comm_size": max(1, self.comm_size(node)),
             "pg_name": group,
         }
         return TraceNode(node.id, node.name, NodeKind.COLL, data, control, attrs)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Literal, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from stagec.trace.columns import sorted_edges
 from stagec.trace.nodes import Events, Ints, Node, Program
@@ -51,14 +52,14 @@ def fused(program: Program, granularity: Granularity) -> Program:
         program.microbatch[kept],
         program.tag[kept],
         *sorted_edges(len(prototype), sources[outer], targets[outer], control[outer]),
-        _fused_events(program.events, order, np.concatenate([[0], runs])),
+        _fused_events(program.events, kept),
     )
 
 
-def _fused_events(events: Events | None, order: Ints, runs: Ints) -> Events | None:
-    if events is None:
-        return None
-    return replace(events, alloc=events.alloc[order], free=events.free[order]).merged(runs)
+def _fused_events(events: Events | None, kept: npt.NDArray[np.bool_]) -> Events | None:
+    """In the order of time: what joins a run from beyond other nodes counts at the last of
+    these."""
+    return events.merged(np.flatnonzero(kept)) if events is not None else None
 
 
 def _firsts(program: Program, *, split: bool) -> Ints:

@@ -103,6 +103,10 @@ def check_target(directory: Path, *, force: bool, resume: bool = False) -> None:
         raise error(
             f"'{directory}' is a symbolic link", remedy="give the directory that it points to"
         )
+    if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise error(
+            f"'{directory}' is or contains the working directory", remedy="choose another -o"
+        )
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     working = directory.with_name(f".{directory.name}.partial")
@@ -110,8 +114,6 @@ def check_target(directory: Path, *, force: bool, resume: bool = False) -> None:
         raise error(
             f"'{directory}' is not empty", remedy="choose another -o, or replace it with --force"
         )
-    if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
-        raise error(f"'{directory}' contains the working directory", remedy="choose another -o")
     _check_replaceable(directory)
 
 

@@ -117,7 +117,7 @@ class Unroller:
             )
             self._refs.update(ready[step])
             self._replays = replays(op, i)
-            idle = frozenset() if self._replays else again - early
+            idle = frozenset[Operation]() if self._replays else again - early
             self._refs.update(dict.fromkeys(r for o in idle for r in o.results))
             yielded = self.region(region, early | idle)
             carried = yielded[:carry]

@@ -326,6 +326,12 @@ class _Applier:
 
     def _exchange(self, name: str, into: tuple[str, ...]) -> None:
         """Move the split of `name` to the dimensions `into` around the ops concerned."""
+        if name in self._strategy.gathered:
+            raise error(
+                f"{name} is gathered and exchanged, expected one of them",
+                self._strategy.loc,
+                remedy="keep one of stg.gather and stg.exchange",
+            )
         found = special_ops(self._body, name)
         if not found:
             raise error(

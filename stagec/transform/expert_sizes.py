@@ -84,6 +84,12 @@ def _check_layers(module: Module, strategy: Strategy, count: Expr) -> None:
                 rule.loc,
                 remedy=f"they are counted from 0 to {known - 1}",
             )
+    even = known - len(given) if known is not None and None not in given else 0
+    if even:
+        module.diagnostics.remark(
+            f"{even} of {known} layers with experts have no loads: theirs are even",
+            strategy.loads[0].loc,
+        )
 
 
 def _known(module: Module, value: Expr, loc: Loc) -> int:

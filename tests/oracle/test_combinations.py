@@ -48,7 +48,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "recompute": ("none", "selective", "full", "full-replay", "attention"),
     "reshard": ("always", "never", "last"),
     "offload": ("", "activations", "optimizer"),
-    "types": (("bf16", ""), ("f32", ""), ("bf16", "hybrid")),
+    "types": (("bf16", "none"), ("f32", "none"), ("bf16", "hybrid")),
 }
 SIZES = {"L": 4, "S": 8}
 

@@ -55,7 +55,9 @@ def moved(entry: dict[str, Any], kind: str, **where: str) -> dict[str, int]:
 def test_bytes_of_a_dense_model() -> None:
     layers, tokens, width, hidden, tp = 32, 8192, 4096, 14336, 2
     options: dict[str, Any] = {"dp": 2, "tp": tp, "sp": True}
-    plain_, eight = (of_first(analyse("llama3-8b", fp8=fp8, **options)) for fp8 in ("", "hybrid"))
+    plain_, eight = (
+        of_first(analyse("llama3-8b", fp8=fp8, **options)) for fp8 in ("none", "hybrid")
+    )
     assert eight["flops"] == plain_["flops"]
     # Inputs of two products of normalized values and of the last of the feed-forward take a byte
     # less; attention keeps its result for itself, beside the one-byte copy for its projection.
@@ -78,13 +80,13 @@ def test_bytes_of_a_dense_model() -> None:
 def test_parameters_are_gathered_in_their_own_type(reshard: str) -> None:
     """So all that is known of them holds: one call for a block, ahead of it, kept or not."""
     options: dict[str, Any] = {"dp": 4, "zero": 3, "reshard_after_forward": reshard}
-    plain_, eight = (of_first(analyse("llama3-8b", fp8=f, **options)) for f in ("", "e4m3"))
+    plain_, eight = (of_first(analyse("llama3-8b", fp8=f, **options)) for f in ("none", "e4m3"))
     assert eight["collectives"] == plain_["collectives"]
 
 
 def test_tokens_are_dispatched_in_eight_bits_and_combined_in_sixteen() -> None:
     """As DeepSeek-V3 does (arXiv 2412.19437, section 3.3)."""
-    plain_, eight = (of_first(analyse("deepseek-v3", dp=8, ep=8, fp8=f)) for f in ("", "e4m3"))
+    plain_, eight = (of_first(analyse("deepseek-v3", dp=8, ep=8, fp8=f)) for f in ("none", "e4m3"))
     for phase in ("forward", "backward"):
         (whole,) = moved(plain_, "all_to_all", phase=phase).values()
         half = whole // 2

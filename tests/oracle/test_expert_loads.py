@@ -18,6 +18,7 @@ from stagec.driver.job import JobBuilder
 from stagec.trace.classes import RankClass, rank_classes
 from tests.oracle.test_experts import assert_same
 from tests.support import (
+    DEEPSEEK,
     DEEPSEEK_MTP,
     MIXTRAL,
     Outcome,
@@ -170,6 +171,34 @@ def test_an_expert_may_have_nothing_to_do(tmp_path: Path) -> None:
     done = stagec("compile", MIXTRAL, *map(str, options), "--expert-load", loads, "-o", out)
     assert done.code == 0, done.err
     assert "0 errors, 0 warnings" in stagec("check", out).out
+
+
+def test_a_rank_without_rows_takes_part_in_collectives(tmp_path: Path) -> None:
+    """Consumers stall on sizes of 0, so a byte is written."""
+    loads, out = tmp_path / "loads.json", tmp_path / "out"
+    loads.write_text("[0, 0, 1, 1, 1, 1, 1, 1]")
+    flags = ("--dp", 4, "--ep", 4, "--tp", 2, "--sp", "--set", "L=2,S=64,D=64,M=64,V=64,B=4")
+    done = stagec("compile", MIXTRAL, *map(str, flags), "--expert-load", loads, "-o", out)
+    assert done.code == 0, done.err
+    assert "0 errors, 0 warnings" in stagec("check", out).out
+
+
+def test_stages_without_experts() -> None:
+    """They do the same on all ranks, so they are one class."""
+    options: dict[str, Any] = {"dp": 2, "ep": 2, "pp": 2, "sizes": {"L": 2, "L_dense": 2, "B": 8}}
+    found = classes(DEEPSEEK, expert_load=(5, 1, 1, 1), **options)
+    assert [c.name for c in found] == ["stage0", "stage1-ep0", "stage1-ep1"]
+    assert len({work(c) for c in found}) == 3
+
+
+def test_layers_without_loads_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "loads.json"
+    path.write_text("[[2, 1, 1, 1, 1, 1, 1, 1]]")
+    done = stagec(
+        "analyze", MIXTRAL, "--dp", "2", "--ep", "2", "--set", "L=3", "--expert-load", path
+    )
+    assert done.code == 0
+    assert "2 of 3 layers with experts have no loads" in done.err
 
 
 def test_memory_is_that_of_the_fullest_rank() -> None:

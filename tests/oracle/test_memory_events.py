@@ -38,6 +38,7 @@ JOBS = {
     "1f1b": "--pp 2 --microbatches 8 --tp 2 --sp --recompute selective",
     "interleaved": "--pp 2 --schedule interleaved --chunks 2 --microbatches 4 --dp 2 --zero 2",
     "zb-h1": "--pp 2 --schedule zb-h1 --microbatches 4",
+    "sp zb-h1": "--pp 2 --schedule zb-h1 --microbatches 4 --tp 2 --sp --dp 2 --zero 3 --fp8 e4m3",
     "zbv": "--pp 2 --schedule zbv --microbatches 8",
 }
 OVERLAPPED = {
@@ -108,8 +109,9 @@ def test_overlapped_actions_are_within_the_bound(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("granularity", ["block", "layer"])
-def test_coarser_nodes_hold_what_is_in_them(granularity: str, tmp_path: Path) -> None:
-    for found, planned in checked(tmp_path / "out", JOBS["1f1b"], "--granularity", granularity):
+@pytest.mark.parametrize("name", ["fsdp", "recompute", "1f1b", "zbv", "sp zb-h1"])
+def test_coarser_nodes_hold_what_is_in_them(name: str, granularity: str, tmp_path: Path) -> None:
+    for found, planned in checked(tmp_path / "out", JOBS[name], "--granularity", granularity):
         assert found == planned
 
 

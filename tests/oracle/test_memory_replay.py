@@ -143,9 +143,7 @@ class Replay:
                 ready.append(found)
             self.refs.update(ready[turn])
             self.again = replays(op, i)
-            for o in region.ops:  # nothing is there unless it is computed again
-                if o.phase == "recompute" and o not in early:
-                    self.refs.update(dict.fromkeys(o.results))
+            self.forget(region, early)
             self.region(region, early)
             for o in early:
                 for a, r in zip(o.operands, o.results, strict=True):
@@ -157,6 +155,11 @@ class Replay:
                 stack[i] = ref
         self.again = outer
         self.refs.update(zip(op.results, [*carried, *stacks], strict=True))
+
+    def forget(self, region: Region, early: Sequence[Operation]) -> None:
+        """Nothing of what is to be computed again is there before."""
+        again = [o for o in region.ops if o.phase == "recompute" and o not in early]
+        self.refs.update(dict.fromkeys(r for o in again for r in o.results))
 
     def source(self, value: Value) -> Value:
         while isinstance(value.owner, Region) and value.owner.owner.name != "stg.func":

@@ -176,6 +176,7 @@ USAGE = {
     "huge size": ["--set", "L=99999999999999999999"],
     "no number": ["--set", "L=many"],
     "given twice": ["--set", "L=1,L=2"],
+    "given twice, apart": ["--set", "L=1", "--set", "S=4,L=2"],
     "zero ranks": ["--dp", "0"],
     "zero axis": ["--mesh", "dp=0"],
     "no such option": ["--tensor", "2"],
@@ -192,6 +193,37 @@ def test_wrong_usage(name: str, tmp_path: Path) -> None:
     assert "Error: " in ran.err
     assert "Traceback" not in ran.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rates", [("nan", "1"), ("1", "inf"), ("1e-300", "1e-300")])
+def test_no_rates(rates: tuple[str, str], tmp_path: Path) -> None:
+    given: list[str | Path] = [
+        "--peak-tflops",
+        rates[0],
+        "--memory-gbps",
+        rates[1],
+        "-o",
+        tmp_path / "out",
+    ]
+    ran = stagec(*COMPILE, *given)
+    assert_told(ran)
+    assert "expected rates from 1e-06 to 1e+09" in ran.err
+
+
+@pytest.mark.parametrize("folder", ["", ".", "..", "/"])
+def test_the_working_directory_is_not_written_to(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = stagec(*COMPILE, "-o", folder)
+    assert_told(ran)
+    assert "is or contains the working directory" in ran.err
+
+
+def test_sizes_of_several_flags_add_up() -> None:
+    once = stagec("analyze", "llama3-8b", "--set", "L=2,V=512,S=256")
+    apart = stagec("analyze", "llama3-8b", "--set", "L=2", "--set", "V=512,S=256")
+    assert apart == once
 
 
 def test_compile_without_a_folder_is_wrong_usage() -> None:

@@ -19,9 +19,7 @@ SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep.schema.json").r
 BASE = ["analyze", LLAMA, "--set", "L=4,B=32", "--pp", "2", "--sp"]
 SWEPT = ["--sweep", "tp=1,2,3", "--sweep", "S=1024,2048"]
 FLAGS = [
-    (["--tp", tp, "--set", f"L=4,B=32,S={s}"], {"tp": int(tp), "S": s})
-    for tp in "123"
-    for s in (1024, 2048)
+    (["--tp", tp, "--set", f"S={s}"], {"tp": int(tp), "S": s}) for tp in "123" for s in (1024, 2048)
 ]
 
 
