@@ -94,13 +94,8 @@ class Sizes(click.ParamType[dict[str, int | None]]):
 def merged_sizes(
     ctx: click.Context, param: click.Parameter, given: Sequence[dict[str, int | None]]
 ) -> dict[str, int | None]:
-    """The sizes of several --set."""
-    found: dict[str, int | None] = {}
-    for sizes in given:
-        for name in found.keys() & sizes.keys():
-            raise click.BadParameter(f"{name} is given twice", ctx, param)
-        found |= sizes
-    return found
+    """The sizes of several --set; of two for one symbol the later one counts."""
+    return {name: value for sizes in given for name, value in sizes.items()}
 
 
 class Layers(click.ParamType[tuple[int, ...]]):
