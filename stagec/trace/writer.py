@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 #: A worker takes about so many bytes at a time.
 _UNIT_BYTES = 64 << 20
 #: A smaller job is written without workers.
-_SMALL_JOB = 256 << 20
+_SMALL_JOB = 16 << 20
 #: The sizes of so many classes are an estimate for all.
 _SAMPLES = 4
 
