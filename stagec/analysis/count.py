@@ -3,19 +3,17 @@ repetition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import TypeAlias
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.expr import ONE, ZERO, Expr, call, const, evaluate, substitute, total
-from stagec.ir.loads import Loads
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, total
 from stagec.ir.module import Module
-from stagec.ir.replay import is_partial, replayed, replays
+from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.trace import MessageOp
-from stagec.schedule.attached import placement_of, stages_of
+from stagec.schedule.attached import placement_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import MIRROR, group_axes
 
@@ -23,7 +21,7 @@ FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
 MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak", "host")
 #: An attribute of an op, as a size.
-_Size: TypeAlias = Callable[[Operation, str], Expr]
+Size: TypeAlias = Callable[[Operation, str], Expr]
 _STEPS = {"all_reduce": 2}
 
 
@@ -105,14 +103,8 @@ def count_module(module: Module) -> Counts:
     return count_graph(module, graph)
 
 
-def count_graph(
-    module: Module, graph: Operation, coords: Mapping[str, int] | None = None
-) -> Counts:
-    """Count a graph: what one rank does that runs it, at these coordinates.
-
-    They count where experts have loads of their own; without them the load is the mean one.
-    """
-    size = _mean_over_layers(module, graph, coords) if coords is not None else Operation.expr
+def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -> Counts:
+    """Count a graph: what one rank does that runs it; `size` reads the attributes of its ops."""
     counts = Counts(
         graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO
     )
@@ -147,35 +139,12 @@ def _weighted(
         yield from _weighted(module, graph, op.region, inner)
 
 
-def _mean_over_layers(module: Module, graph: Operation, coords: Mapping[str, int]) -> _Size:
-    """Sizes at the mean load of the layers that run an op: they are linear in it."""
-    loads, env, stages = Loads(module), module.env, stages_of(graph)
-    slot = stages.index(coords[graph.text("over")]) if stages else 0
-
-    def size(op: Operation, name: str) -> Expr:
-        found, around = op.expr(name), op.parent_op
-        used = found.symbols & loads.symbols
-        if not used or around is None:
-            return found
-        layers: Sequence[int] = range(1)
-        if "first" in around.attrs:
-            first, count = around.exprs("first")[slot], around.expr("count")
-            layers = range(evaluate(first, env), evaluate(first + count, env))
-            if op.phase == "recompute" and is_partial(around):
-                layers = [n for n in layers if replays(around, n - layers[0])]
-        values = [loads.at(coords, n) for n in layers]
-        mean = {s: sum((v[s] for v in values), Fraction(0)) / max(1, len(values)) for s in used}
-        return substitute(found, {s: const(n.numerator) / n.denominator for s, n in mean.items()})
-
-    return size
-
-
 def _count_computation(
     counts: Counts,
     terms: dict[tuple[str, str], list[Expr]],
     op: Operation,
     times: Expr,
-    size: _Size,
+    size: Size,
 ) -> None:
     phase = "backward" if op.phase == "gradient" else op.phase
     counts.computations += times
@@ -185,7 +154,7 @@ def _count_computation(
         terms.setdefault(("matmul_executed", phase), []).append(size(op, "flops") * times)
 
 
-def _count_collective(counts: Counts, op: Operation, times: Expr, size: _Size) -> None:
+def _count_collective(counts: Counts, op: Operation, times: Expr, size: Size) -> None:
     axes = group_axes(op)
     key = CollectiveKey(op.text("kind"), axes, op.phase, op.text("dtype"))
     found = counts.collectives.setdefault(key, CollectiveCount())
@@ -196,7 +165,7 @@ def _count_collective(counts: Counts, op: Operation, times: Expr, size: _Size) -
     counts.communications += calls * times
 
 
-def _count_message(counts: Counts, op: Operation, times: Expr, size: _Size) -> None:
+def _count_message(counts: Counts, op: Operation, times: Expr, size: Size) -> None:
     sends = op.name == "et.send"
     by = op.integer("by")
     key = MessageKey(

@@ -4,6 +4,7 @@ expressions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from stagec.analysis.count import (
@@ -15,10 +16,11 @@ from stagec.analysis.count import (
     group_size,
     lowered_graphs,
 )
+from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.memory import staged_memory
 from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Env, Expr, evaluate, expand, total
-from stagec.ir.loads import Loads, planned_env
+from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
 from stagec.support.diagnostics import error
@@ -67,19 +69,23 @@ def _classes(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """One entry for each rank class that runs the graph, with its stage: numbers that do not differ
     are shared."""
-    counts, alike = count_graph(module, graph), dict[str, Any]()
-    axis, loads = graph.text("over"), Loads(module)
+    means, alike = MeanLoads(module, graph), dict[str, Any]()
+    counts = count_graph(module, graph, Operation.expr if symbolic else means.size)
+    memories: dict[int, dict[str, Any]] = {}
+    axis = graph.text("over")
     planned: Show = _text if symbolic else _in(planned_env(module), module)
     for coords in class_coordinates(module, graph):
         inner = {f"{a}_index": i for a, i in coords.items() if a != axis}
-        show: Show = _text if symbolic else _in({**module.env, **inner}, module)
-        if loads and not symbolic:
-            counts = count_graph(module, graph, coords)
+        loads = means.values(coords) if inner else dict[str, Fraction]()
+        env: Env = {**module.env, **inner, **loads}
+        show: Show = _text if symbolic else _in(env, module)
         if inner or not alike:
             alike = _class(counts, show, symbolic)
         stage = coords.get(axis, 0)
         rest = [f"{a}{i}" for a, i in coords.items() if a != axis]
-        memory = staged_memory(module, graph, counts.memory, stage)
+        if stage not in memories:
+            memory = staged_memory(module, graph, counts.memory, stage)
+            memories[stage] = {n: planned(memory.get(n, ZERO)) for n in MEMORY}
         yield (
             stage,
             {
@@ -88,7 +94,7 @@ def _classes(
                 "count": show(_ranks(module, coords)),
                 "example_rank": _first_rank(module, coords),
                 "coords": coords,
-                "memory": {n: planned(memory.get(n, ZERO)) for n in MEMORY},
+                "memory": memories[stage],
             },
         )
 

@@ -29,12 +29,14 @@ class Loads:
     def __init__(self, module: Module) -> None:
         self._env = module.env
         self._rows: dict[str, Operation] = {op.text("of"): op for op in module.ops("stg.rows")}
-        given = [op for op in module.walk() if op.name == "stg.expert_load"] if self._rows else []
+        statements = (op for strategy in module.ops("stg.strategy") for op in strategy.body.ops)
         self._loads: dict[int | None, tuple[int, ...]] = {
             op.integer("layer") if "layer" in op.attrs else None: op.integers("loads")
-            for op in given
+            for op in statements
+            if "loads" in op.attrs
         }
         self._parts = cache(self._parts_of_layer)
+        self._fullest = cache(self._fullest_of_layer)
 
     def __bool__(self) -> bool:
         """Whether ranks differ."""
@@ -61,7 +63,7 @@ class Loads:
             index = 0
             for axis in op.names("over"):
                 index = index * self._env[axis] + coords[axis]
-            found |= {symbol: parts[index], f"{symbol}_most": max(parts)}
+            found |= {symbol: parts[index], f"{symbol}_most": self._fullest(symbol, layer)}
         return found
 
     def most(self) -> dict[str, Fraction]:
@@ -73,7 +75,7 @@ class Loads:
         for symbol in self._rows:
             first = _first(symbol)
             inside = {max(0, n - first) for n in layers} | {max(layers, default=0) + 1}
-            most = max(max(self._parts(symbol, n)) for n in inside)
+            most = max(self._fullest(symbol, n) for n in inside)
             found |= {symbol: most, f"{symbol}_most": most}
         return found
 
@@ -87,6 +89,9 @@ class Loads:
         even, each = evaluate(op.expr("even"), self._env), len(loads) // parts
         shares = [sum(loads[i * each : (i + 1) * each]) for i in range(parts)]
         return tuple(Fraction(n, even) for n in _apportioned(even * parts, shares))
+
+    def _fullest_of_layer(self, symbol: str, layer: int) -> Fraction:
+        return max(self._parts(symbol, layer))
 
 
 def _symbols(op: Operation) -> frozenset[str]:

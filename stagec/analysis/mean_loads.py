@@ -1,0 +1,60 @@
+"""Loads of experts as counts see them: the mean over the layers that run an op, in which its costs
+are linear.
+
+A graph is counted once for all ranks: loads get names by the layers that they are of, and each rank
+class gives these names values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, evaluate, substitute, symbol
+from stagec.ir.loads import Loads
+from stagec.ir.module import Module
+from stagec.ir.replay import is_partial, replays
+from stagec.schedule.attached import stages_of
+
+#: A load, the repeat around, and whether only the layers that recompute count.
+_Name = tuple[str, Operation | None, bool]
+
+
+class MeanLoads:
+    """The loads of the ranks that run a graph."""
+
+    def __init__(self, module: Module, graph: Operation) -> None:
+        self._loads, self._env = Loads(module), module.env
+        self._stages, self._over = stages_of(graph), graph.text("over")
+        self._names: dict[_Name, str] = {}
+
+    def size(self, op: Operation, name: str) -> Expr:
+        """An attribute of an op, with loads named by its layers."""
+        found, around = op.expr(name), op.parent_op
+        again = op.phase == "recompute" and is_partial(around)
+        used = found.symbols & self._loads.symbols
+        named = {s: symbol(self._named((s, around, again))) for s in used}
+        return substitute(found, named) if named else found
+
+    def _named(self, name: _Name) -> str:
+        return self._names.setdefault(name, f"{name[0]}_{len(self._names)}")
+
+    def values(self, coords: Mapping[str, int]) -> dict[str, Fraction]:
+        """What these names stand for on the ranks at these coordinates."""
+        slot = self._stages.index(coords[self._over]) if self._stages else 0
+        found: dict[str, Fraction] = {}
+        for (load, around, again), name in self._names.items():
+            layers = self._layers(around, slot, again=again)
+            loads = (self._loads.at(coords, n)[load] for n in layers)
+            found[name] = sum(loads, Fraction(0)) / max(1, len(layers))
+        return found
+
+    def _layers(self, around: Operation | None, slot: int, *, again: bool) -> Sequence[int]:
+        """The layers that a repeat runs on a stage, by number; of one without loads any will do."""
+        if around is None or "first" not in around.attrs:
+            return range(1)
+        first, count = around.exprs("first")[slot], around.expr("count")
+        start = evaluate(first, self._env)
+        layers = range(start, evaluate(first + count, self._env))
+        return [n for n in layers if replays(around, n - start)] if again else layers
