@@ -87,9 +87,9 @@ class Einsum(OpDef):
 def _cast_again(b: Builder, value: Value) -> Value:
     """A parameter that forward has cast is cast again, and its copy not kept."""
     op = value.producer
-    if op is None or op.name != "stg.cast" or not is_parameter(op.operands[0]):
+    if op is None or not op.definition.recasts or not is_parameter(op.operands[0]):
         return value
-    return b.value("stg.cast", op.operands, {"to": value.tensor.dtype}, hint=value.name)
+    return b.value(op.name, op.operands, op.attrs, hint=value.name)
 
 
 def _operand_grad(
@@ -294,6 +294,7 @@ class Cast(Elementwise):
     new type."""
 
     name = "stg.cast"
+    recasts = True
     cost = 0
     linear = True
     params = (Param("to", "name", "the element type", required=True, positional=True),)

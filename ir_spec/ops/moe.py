@@ -40,6 +40,7 @@ class Route(OpDef):
     """
 
     name = "stg.route"
+    chooses = True
     operands = ("logits", "bias")
     variadic = True
     results = ("weights", "experts")

@@ -172,8 +172,9 @@ class RegionOp(OpDef):
         raise NotImplementedError
 
 
-#: Of repeats in which only some iterations recompute.
+#: Of repeats whose layers have loads of their own.
 FIRST = Param("first", "sizes", "where loads differ: the number of the first layer, by stage")
+#: Of repeats in which only some iterations recompute.
 REPLAY = (
     Param("replay_first", "int", "slices in which ops of phase recompute run, from the first"),
     Param("replay_every", "int", "they run in every n-th slice, beginning with slice n - 1"),

@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stagec.ir.core import Value
-from stagec.ir.expr import (
-    Expr,
-    const,
-    evaluate,
-    numerator_and_denominator,
-)
+from stagec.ir.expr import Expr, const, evaluate, numerator_and_denominator
 from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array

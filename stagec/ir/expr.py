@@ -41,6 +41,9 @@ class UnboundError(Exception):
         self.names = tuple(sorted(names))
         super().__init__(f"no value for {', '.join(self.names)}")
 
+    def __reduce__(self) -> tuple[type[UnboundError], tuple[tuple[str, ...]]]:
+        return UnboundError, (self.names,)  # errors cross processes
+
 
 class Expr:
     """An immutable symbolic integer; `/` is exact division (the caller has to know that it is)."""

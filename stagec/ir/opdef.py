@@ -62,6 +62,8 @@ class OpDef:
     inplace: ClassVar[Mapping[int, int]] = {}  # result i takes the buffer of operand inplace[i]
     computes: ClassVar[bool] = True  # works on values in device memory only
     aliases: ClassVar[bool] = False  # the result is a view of operand 0
+    recasts: ClassVar[bool] = False  # the result is operand 0 in another element type
+    chooses: ClassVar[bool] = False  # operand 0 are scores to choose by: not to be made coarser
     ends_region: ClassVar[bool] = False  # a yield or return
     carries: ClassVar[bool] = False  # its region repeats, values go from one iteration to the next
     recalls: ClassVar[bool] = False  # operand 0 where an iteration recomputes it, else operand 1

@@ -14,14 +14,15 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.types import DTYPE_BYTES
+from stagec.ir_spec.ops.comm import AllGather, AllToAll
 
-_MOVES = ("stg.all_gather", "stg.all_to_all")
+_MOVES = (AllGather, AllToAll)
 
 
 def order_casts(module: Module) -> None:
     """Exchange moves and casts to fewer bytes where one is all that becomes of the other."""
     for op in list(module.main.body.walk()):
-        if op.name not in _MOVES:
+        if not isinstance(op.definition, _MOVES):
             continue
         before, after = op.operands[0].producer, _only_user(op.result)
         if before is not None and _narrows(before) and _is_weight(before.operands[0]):
@@ -31,9 +32,9 @@ def order_casts(module: Module) -> None:
 
 
 def _narrows(op: Operation) -> bool:
-    if op.name != "stg.cast":
+    if not op.definition.recasts:
         return False
-    return DTYPE_BYTES[op.text("to")] < DTYPE_BYTES[op.operands[0].tensor.dtype]
+    return DTYPE_BYTES[op.result.tensor.dtype] < DTYPE_BYTES[op.operands[0].tensor.dtype]
 
 
 def _only_user(value: Value) -> Operation | None:
@@ -45,29 +46,29 @@ def _only_user(value: Value) -> Operation | None:
 def _is_weight(value: Value) -> bool:
     """Whether it is a parameter, or one that has moved."""
     op = value.producer
-    if op is not None and op.name in _MOVES:
+    if op is not None and isinstance(op.definition, _MOVES):
         return _is_weight(op.operands[0])
     return is_parameter(value)
 
 
 def _cast_before(module: Module, move: Operation, cast: Operation) -> None:
-    source, moved, dtype = move.operands[0], move.result, cast.text("to")
+    source, moved, dtype = move.operands[0], move.result, cast.result.tensor.dtype
     b = Builder.before(module.registry, move, loc=cast.loc, phase=cast.phase)
     type_, name = replace(source.tensor, dtype=dtype), cast.result.name
-    move.set_operand(0, b.value("stg.cast", [source], {"to": dtype}, type=type_, hint=name))
+    move.set_operand(0, b.value(cast.name, [source], cast.attrs, type=type_, hint=name))
     moved.type = replace(moved.tensor, dtype=dtype)
     cast.result.replace_with(moved)
     cast.erase()
 
 
 def _cast_after(module: Module, cast: Operation, move: Operation) -> None:
-    source, moved, dtype = cast.operands[0], move.result, cast.text("to")
+    source, moved = cast.operands[0], move.result
     b = Builder.after(module.registry, move, loc=cast.loc, phase=cast.phase)
     narrow = moved.tensor
     move.set_operand(0, source)
     moved.type = replace(narrow, dtype=source.tensor.dtype)
     users = list(moved.uses)
-    made = b.value("stg.cast", [moved], {"to": dtype}, type=narrow, hint=cast.result.name)
+    made = b.value(cast.name, [moved], cast.attrs, type=narrow, hint=cast.result.name)
     for user, index in users:
         user.set_operand(index, made)
     if not cast.result.uses:

@@ -66,6 +66,7 @@ class Dtypes:
     reduce: str = "f32"
     master: str = "f32"
     fp8: str = ""
+    loc: Loc = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _optimizer(op: Operation) -> dict[str, Any]:
 
 def _dtypes(op: Operation) -> dict[str, Any]:
     names = ("param", "grad", "reduce", "master", "fp8")
-    return {"dtypes": Dtypes(**{n: op.text(n) for n in names if n in op.attrs})}
+    return {"dtypes": Dtypes(**{n: op.text(n) for n in names if n in op.attrs}, loc=op.loc)}
 
 
 def _pipeline(op: Operation) -> dict[str, Any]:

@@ -154,3 +154,6 @@ class NotAnIntegerError(Exception):
     def __init__(self, text: str, value: Fraction) -> None:
         self.text, self.value = text, value
         super().__init__(f"'{text}' is {value}, not an integer")
+
+    def __reduce__(self) -> tuple[type[NotAnIntegerError], tuple[str, Fraction]]:
+        return NotAnIntegerError, (self.text, self.value)  # errors cross processes

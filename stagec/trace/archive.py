@@ -23,7 +23,7 @@ from stagec.support.diagnostics import error
 from stagec.trace.archive_index import Index, StoredClass, StoredVariant, parse_index
 from stagec.trace.chakra import TraceNode, decode_node, split_records
 from stagec.trace.emit import Job
-from stagec.trace.encode import Layout, Variant
+from stagec.trace.encode import Layout, Variant, decimal_width
 from stagec.trace.groups import Groups, number_groups
 from stagec.trace.nodes import Ints
 
@@ -97,8 +97,7 @@ def _widths(
     groups: Groups, axes: Sequence[tuple[str, ...]], members: Ints
 ) -> list[tuple[int, ...]]:
     """The combinations of widths of identifiers that occur among ranks."""
-    limits = np.array([10**i for i in range(1, 18)], dtype=np.int64)
-    digits = [np.searchsorted(limits, groups.number[a][members], side="right") + 1 for a in axes]
+    digits = [decimal_width(groups.number[a][members]) for a in axes]
     if not digits:
         return [()]
     rows = np.unique(np.stack(digits, axis=1), axis=0)

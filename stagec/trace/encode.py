@@ -232,7 +232,7 @@ def _same_layout(program: Program) -> Iterator[Ints]:
     edges = total[program.starts[1:]] - total[program.starts[:-1]]
     alike = _alike(program.prototypes)[program.prototype]
     marked = alike[:, 2] >= 0
-    digits = np.where(marked, _decimal_width(program.microbatch), 0)
+    digits = np.where(marked, decimal_width(program.microbatch), 0)
     single = np.where(numbers > _MOST_EDGES, np.arange(1, count + 1), 0)
     data = program.control - program.starts[:-1]
     tag = _varint_width(program.tag)
@@ -339,7 +339,8 @@ def _varint_width(numbers: Ints) -> Ints:
     return np.searchsorted(limits, numbers, side="right") + 1
 
 
-def _decimal_width(numbers: Ints) -> Ints:
+def decimal_width(numbers: Ints) -> Ints:
+    """Digits of each number."""
     limits = np.array([10**i for i in range(1, 18)], dtype=np.int64)
     return np.searchsorted(limits, numbers, side="right") + 1
 

@@ -136,9 +136,10 @@ class _Applier:
         self._body = module.main.body
 
     def run(self) -> None:
-        self._set_dtype(self._strategy.dtypes.param)
-        if self._strategy.dtypes.fp8:
-            use_eight_bits(self._module, self._strategy.dtypes.fp8, self._strategy.loc)
+        dtypes = self._strategy.dtypes
+        self._set_dtype(dtypes.param)
+        if dtypes.fp8:
+            use_eight_bits(self._module, dtypes.fp8, dtypes.loc)
         size_experts(self._module, self._strategy)
         if self._strategy.pipeline is not None:
             self._check_pipeline(self._strategy.pipeline)

@@ -22,46 +22,42 @@ def use_eight_bits(module: Module, recipe: str, loc: Loc) -> None:
 
     A remark says so if there is none. Raises `DiagnosticError` for blocks that compute in 32 bits.
     """
+    blocks = [op.body for op in module.main.body.walk() if op.definition.carries]
+    if not sum(_cast_operands(module, block, recipe, loc) for block in blocks):
+        module.diagnostics.remark("no block has a product with a parameter for 8 bits", loc)
+
+
+def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc) -> int:
+    """The number of products whose operands are now of 8 bits; each value is cast once."""
     forward, backward = RECIPES[recipe]
-    cast: dict[tuple[Value, Region], Value] = {}
-    found = [op for op in module.main.body.walk() if _is_layer(op)]
+    cast: dict[Value, Value] = {}
+    found = [op for op in block.ops if _is_layer(op)]
     for op in found:
-        dtype = op.results[0].tensor.dtype
+        dtype = op.result.tensor.dtype
         if dtype == "f32":
             raise error(
-                f"8-bit products have results of 16 bits, but %{op.results[0].name} is f32",
+                f"8-bit products have results of 16 bits, but %{op.result.name} is f32",
                 loc,
                 remedy="choose --param-dtype bf16, or leave fp8 out",
             )
         for index, value in enumerate(op.operands):
-            key = value, _region(op)
-            if key not in cast:
+            if value not in cast:
                 b = Builder.before(module.registry, op, loc=made_by(PASS, loc))
-                name = f"{value.name}_f8"
-                cast[key] = b.value("stg.cast", [value], {"to": forward}, hint=name)
-            op.set_operand(index, cast[key])
+                attrs = {"to": forward}
+                cast[value] = b.value("stg.cast", [value], attrs, hint=f"{value.name}_f8")
+            op.set_operand(index, cast[value])
         op.attrs |= {"to": dtype, "grad": backward}
-    if not found:
-        module.diagnostics.remark("no block has a product with a parameter for 8 bits", loc)
-
-
-def _region(op: Operation) -> Region:
-    assert op.parent is not None
-    return op.parent
+    return len(found)
 
 
 def _is_layer(op: Operation) -> bool:
-    """Whether it is a matrix product of an activation with a parameter of a block."""
-    around = op.parent_op
-    if op.name != "stg.einsum" or around is None or not around.definition.carries:
+    """Whether it multiplies an activation with a parameter, in any element type, and no choice
+    depends on the result."""
+    if not op.definition.params_by_name().keys() >= {"to", "grad"}:
         return False
-    if sum(map(is_parameter, op.operands)) != 1 or _chooses(op):
+    if sum(map(is_parameter, op.operands)) != 1:
+        return False
+    if any(user.definition.chooses for user, _ in op.result.uses):
         return False
     rule = op.definition.rule(op)
-    assert rule is not None
-    return op.definition.matmul_flops(op, factor_sizes(op, rule)) != ZERO
-
-
-def _chooses(op: Operation) -> bool:
-    """Whether its result are the scores of a router."""
-    return any(user.name == "stg.route" for user, _ in op.results[0].uses)
+    return rule is not None and op.definition.matmul_flops(op, factor_sizes(op, rule)) != ZERO

@@ -88,7 +88,7 @@ class _HandOver:
         if op is None or op.region is not None:
             return True
         if what.ops:
-            if op.name == "stg.cast" and op.operands[0].region is self._forward.body:
+            if op.definition.recasts and op.operands[0].region is self._forward.body:
                 op = op.operands[0].producer or op
             return op.name.partition(".")[2] not in what.ops
         if what.policy == "selective":
