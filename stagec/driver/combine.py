@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from stagec.driver.options import DATA_AXES, JobOptions, recomputed
+from stagec.driver.options import DATA_AXES, JobOptions
+from stagec.driver.strategy_text import recomputed
 from stagec.ir_spec.ops.strategy import RECOMPUTE
 from stagec.support.diagnostics import Diagnostic, error
 

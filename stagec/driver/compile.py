@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import shlex
 import sys
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec import __version__
-from stagec.driver.combine import AXES
 from stagec.driver.common import tell
 from stagec.driver.emission import emission_options, emit
 from stagec.driver.job import JobBuilder
-from stagec.driver.options import SHORTHANDS, JobOptions, job_options, take_options
+from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
+from stagec.driver.provenance import provenance
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -97,10 +93,12 @@ def command(**given: Any) -> int:
     result = analysis(module, builder.model_name)
     compiled = time.perf_counter() - began
     written = None
-    if output is not None and not given["dry_run"]:
-        written = _emit(builder, output, strategy, given, annotate)
-    if archive is not None and not given["dry_run"]:
-        _archive(builder, archive, strategy, given, annotate)
+    if not given["dry_run"]:
+        job, about = _job(builder, given, annotate), provenance(builder, strategy, given)
+        if output is not None:
+            written = emit(job, output, about, given)
+        if archive is not None:
+            _archive(job, archive, about, quiet=given["quiet"])
     for warning in written.warnings if written is not None else ():
         tell(f"warning: {warning}")
     if not given["quiet"]:
@@ -166,31 +164,13 @@ def _job(builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None) 
     return make_job(builder.module, name, *how)
 
 
-def _archive(
-    builder: JobBuilder,
-    path: Path,
-    strategy: str,
-    given: dict[str, Any],
-    annotate: Annotate | None,
-) -> None:
+def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
     from stagec.trace.archive import write_archive
 
-    job = _job(builder, given, annotate)
     began = time.perf_counter()
-    size = write_archive(job, path, manifest_head(builder, strategy, given))
-    if not given["quiet"]:
+    size = write_archive(job, path, about)
+    if not quiet:
         tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
-
-
-def _emit(
-    builder: JobBuilder,
-    output: Path,
-    strategy: str,
-    given: dict[str, Any],
-    annotate: Annotate | None,
-) -> Any:
-    about = manifest_head(builder, strategy, given)
-    return emit(_job(builder, given, annotate), output, about, given)
 
 
 def _roofline(given: dict[str, Any]) -> Roofline | None:
@@ -223,40 +203,3 @@ def check_name(name: str) -> None:
             f"'{name}' is no name for the files of a job",
             remedy="use letters, digits, '-', '_' and '.', not 'manifest': --name llama",
         )
-
-
-def manifest_head(
-    builder: JobBuilder, strategy: str, given: Mapping[str, Any]
-) -> dict[str, object]:
-    """What the manifest says of where the traces come from."""
-    texts = {
-        n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()
-    }
-    options: JobOptions = builder.options
-    defaults = (("names", "full"), ("granularity", "op"))
-    more = [f"--{flag} {given[flag]}" for flag, default in defaults if given[flag] != default]
-    more += ["--memory-events"] if given["memory_events"] else []
-    packages = ("lark", "numpy", "protobuf", "sympy")
-    return {
-        "model": builder.model_name,
-        "command": " ".join((_command(options), *more)),
-        "inputs": texts,
-        "symbols": builder.module.symbols,
-        "strategy": strategy,
-        "versions": {"stagec": __version__, **{p: version(p) for p in packages}},
-    }
-
-
-def _command(options: JobOptions) -> str:
-    """The command line that gives the same traces."""
-    words = ["stagec", "compile", options.model, *([options.strategy] if options.strategy else [])]
-    words += ["--preset", options.preset] if options.preset else []
-    default = JobOptions("")
-    for name in (*AXES, *SHORTHANDS):
-        value = getattr(options, name)
-        if value != getattr(default, name):
-            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    for flag, sizes in (("--mesh", options.mesh), ("--set", options.sizes)):
-        if sizes:
-            words += [flag, ",".join(n if v is None else f"{n}={v}" for n, v in sizes.items())]
-    return shlex.join(words)

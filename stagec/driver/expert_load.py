@@ -20,7 +20,8 @@ _WHOLE = range(MAX_INTEGER + 1)
 
 
 class LoadFile(click.ParamType[ExpertLoads]):
-    """A JSON file with a number for each expert, or a list of such lists, one for each layer."""
+    """A JSON file with a number for each expert, or a list of such lists, one for each layer; or
+    such a list itself."""
 
     name = "FILE"
 
@@ -28,44 +29,50 @@ class LoadFile(click.ParamType[ExpertLoads]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> ExpertLoads:
         """The loads."""
-        # click converts defaults too
-        return cast(ExpertLoads, value) if isinstance(value, tuple) else read_loads(Path(value))
+        if isinstance(value, tuple):  # click converts defaults too
+            return cast(ExpertLoads, value)
+        text = str(value)
+        return _parsed("--expert-load", text) if text.startswith("[") else read_loads(Path(text))
 
 
 def read_loads(path: Path) -> ExpertLoads:
     """The loads in a file. Raises `DiagnosticError` for what are no loads, `OSError`."""
     with path.open("rb") as file:
         text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise _wrong(str(path), f"more than {_MOST_BYTES:,} bytes")
+    return _parsed(str(path), text)
+
+
+def _parsed(where: str, text: str | bytes) -> ExpertLoads:
     try:
-        if len(text) > _MOST_BYTES:
-            raise _wrong(path, f"more than {_MOST_BYTES:,} bytes")
         found = cast(object, json.loads(text))
     except (ValueError, RecursionError) as e:
-        raise _wrong(path, f"no JSON ({e})") from None
+        raise _wrong(where, f"no JSON ({e})") from None
     rows = _list(found)
     if rows and all(isinstance(row, list) for row in rows):
-        return tuple(_row(path, row) for row in rows)
-    return _row(path, found)
+        return tuple(_row(where, row) for row in rows)
+    return _row(where, found)
 
 
 def _list(found: object) -> list[object]:
     return cast(list[object], found) if isinstance(found, list) else []
 
 
-def _row(path: Path, found: object) -> tuple[int, ...]:
+def _row(where: str, found: object) -> tuple[int, ...]:
     numbers: list[int] = []
     for number in _list(found):
         if isinstance(number, bool) or not isinstance(number, int) or number not in _WHOLE:
-            raise _wrong(path, f"{json.dumps(number)[:40]} among the loads")
+            raise _wrong(where, f"{json.dumps(number)[:40]} among the loads")
         numbers.append(number)
     if not numbers:
-        raise _wrong(path, "no list of numbers")
+        raise _wrong(where, "no list of numbers")
     return tuple(numbers)
 
 
-def _wrong(path: Path, found: str) -> Exception:
+def _wrong(where: str, found: str) -> Exception:
     return error(
-        f"{path}: expected whole numbers of 0 or more, one for each expert, found {found}",
+        f"{where}: expected whole numbers of 0 or more, one for each expert, found {found}",
         remedy="write [5, 1, 1, 1], or a list of such lists, one for each layer with experts",
     )
 

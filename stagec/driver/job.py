@@ -14,7 +14,8 @@ from stagec.driver.combine import Job, check, check_ranks, complete
 from stagec.driver.common import read_source, remember, report
 from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.instruments import instruments
-from stagec.driver.options import DATA_AXES, REPLICAS, SHORTHANDS, JobOptions, strategy_text
+from stagec.driver.options import DATA_AXES, REPLICAS, SHORTHANDS, JobOptions
+from stagec.driver.strategy_text import strategy_text
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module

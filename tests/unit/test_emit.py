@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from stagec.trace.emit import Job, emit_module, make_job, write_job
 from stagec.trace.nodes import Node, Program
 from stagec.trace.place import MANIFEST
 from stagec.trace.writer import Emission, Written
-from tests.support import LLAMA, assert_same_items, stagec, tiny_options
+from tests.support import LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -243,13 +244,37 @@ def test_the_manifest_names_every_file_with_size_and_checksum(tmp_path: Path) ->
     assert manifest["inputs"]["llama.stg"] == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_the_command_of_the_manifest_gives_the_same_traces(tmp_path: Path) -> None:
-    more = ["--zero", "2", "--sp", "--microbatches", "1", "--ddp-bucket", "512"]
-    first, second = tmp_path / "one", tmp_path / "two"
-    assert stagec(*arguments(first, *more)).code == 0
-    command = json.loads((first / "manifest.json").read_text())["command"].split()
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--zero", "2", "--sp", "--microbatches", "1", "--ddp-bucket", "512"],
+        ["--no-async-tp", "--names", "short", "--name", "mine", "--memory-events"],
+        ["--pp", "2", "--schedule", "interleaved", "--stage-layers", "1,2,1,0", "--set", "L=4,B=8"],
+        ["--peak-tflops", "900", "--memory-gbps", "3000", "--granularity", "layer"],
+    ],
+    ids=lambda more: more[0],
+)
+def test_the_command_of_the_manifest_gives_the_same_traces(more: list[str], tmp_path: Path) -> None:
+    same_again(arguments(tmp_path / "one", *more), tmp_path)
+
+
+def test_the_command_with_experts_gives_the_same_traces(tmp_path: Path) -> None:
+    sizes = "L=2,S=64,D=64,M=64,V=64,B=4"
+    loads = tmp_path / "loads.json"
+    loads.write_text("[[5, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 2]]")
+    given = ["--dp", "4", "--ep", "2", "--capacity-factor", "1", "--fp8", "e4m3", "--set", sizes]
+    out = ["--expert-load", str(loads), "-o", str(tmp_path / "one"), "--quiet"]
+    same_again(["compile", MIXTRAL, *given, *out], tmp_path)
+
+
+def same_again(arguments: list[str], folder: Path) -> None:
+    """The command that the manifest of `one` names writes the same."""
+    assert stagec(*arguments).code == 0
+    first, second = folder / "one", folder / "two"
+    command = shlex.split(json.loads((first / "manifest.json").read_text())["command"])
     assert command[:2] == ["stagec", "compile"]
-    assert stagec(*command[1:], "-o", second, "--quiet").code == 0
+    ran = stagec(*command[1:], "-o", second, "--quiet")
+    assert ran.code == 0, ran.err
     assert_same_files(content(first), content(second))
 
 

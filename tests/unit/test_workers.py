@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import signal
 import time
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
 
-from stagec.support.diagnostics import DiagnosticError
+from stagec.ir.expr import UnboundError
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
 from stagec.trace.workers import run_units
 
 
@@ -78,3 +80,22 @@ def test_who_stops_asking_leaves_no_worker() -> None:
     next(results)
     results.close()
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        NotAnIntegerError("B/3", Fraction(1, 3)),
+        UnboundError(["B", "S"]),
+        error("no such thing", remedy="make one"),
+    ],
+    ids=lambda problem: type(problem).__name__,
+)
+def test_errors_cross_processes(problem: Exception) -> None:
+    def failing(unit: int) -> int:
+        raise problem
+
+    with pytest.raises(type(problem)) as caught:
+        list(run_units(failing, range(4), 2))
+    assert str(caught.value) == str(problem)
+    assert vars(caught.value) == vars(problem)
