@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Value
-from stagec.ir.expr import const
+from stagec.ir.expr import ONE, Expr, const, substitute
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType, loads_of
 from stagec.sharding.strategy import read_strategy
@@ -21,33 +21,34 @@ def note_rows(module: Module) -> None:
     strategy = read_strategy(module)
     if not strategy.loads:
         return
-    rows: dict[str, Value] = {}
-    over: dict[str, tuple[str, ...]] = {}
+    rows: dict[str, dict[str, RawAttr]] = {}
     for value, symbol, name in _loaded(module):
         axes = next((d.axes for d in value.tensor.dims if d.size.symbol_name == name), ())
         if axes:
-            over.setdefault(symbol, axes)
+            rows.setdefault(symbol, {"over": axes, "even": _even_rows(value.tensor, symbol)})
             repeat = value.region.owner
             if repeat.definition.carries:
                 repeat.attrs.setdefault("first", (const(0),))
-        elif value.producer is not None and "capacity" in value.producer.attrs:
-            rows.setdefault(symbol, value)
-    if not over:
+    if not rows:
         module.diagnostics.remark(
             "every rank holds all experts, so their loads change nothing", strategy.loads[0].loc
         )
     place = module.main.position()
     b = Builder(module.registry, module.root.body, place, loc=made_by("loads", strategy.loc))
-    for symbol, axes in over.items():
-        type_ = rows[symbol].tensor
-        even = type_.local_elements / type_.local_shape[-1]
-        b.op("stg.rows", (), {"of": symbol, "over": axes, "even": even}, types=())
+    for symbol, attrs in rows.items():
+        b.op("stg.rows", (), {"of": symbol, **attrs}, types=())
+
+
+def _even_rows(type_: TensorType, symbol: str) -> Expr:
+    """The rows of a rank's experts under even load: those that come to them, each of all features,
+    the last dimension."""
+    return substitute(type_.local_elements / type_.local_shape[-1], {symbol: ONE})
 
 
 def _loaded(module: Module) -> Iterator[tuple[Value, str, str]]:
-    """Values whose sizes depend on a load: with its symbol and its dimension."""
+    """Values of one layer whose sizes depend on a load: with its symbol and its dimension."""
     for op in module.main.body.walk():
-        for value in op.results:
+        for value in op.results if op.region is None else ():
             if isinstance(value.type, TensorType):
                 for size in value.type.shape:
                     yield from ((value, *load) for load in loads_of(size).items())
