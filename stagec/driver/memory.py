@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import click
 
-from stagec.driver.common import tell, write_output
+from stagec.driver.common import kept_reports, tell, write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import PLAN
@@ -164,7 +163,7 @@ def _advise(options: JobOptions, worst: dict[str, Any], limit: int) -> None:
     size = bytes_text(worst["categories"][category])
     tell(f"{worst['name']} needs {bytes_text(worst['peak'])}, {over} more than the limit")
     tell(f"most of it is {category}: {size}; the peak is at {worst['at']}")
-    with _silence():
+    with kept_reports():
         options, sequences = _with_batch(options)
     fits = False
     for text, changed in _changes(options, sequences):
@@ -182,14 +181,8 @@ def _peak(options: JobOptions) -> int | None:
     from stagec.analysis.footprint import timelines
 
     try:
-        with _silence():
+        with kept_reports():
             module = JobBuilder(options).lower(PLAN)
             return max(t.peak().total for _, _, t in timelines(module))
     except DiagnosticError:
         return None
-
-
-@contextlib.contextmanager
-def _silence() -> Generator[None]:
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield

@@ -121,7 +121,7 @@ def _serve(
             unit = pipe.recv()
             try:
                 answer = True, function(unit)
-            except Exception as problem:
+            except Exception as problem:  # whatever it is, the parent raises it
                 answer = False, problem
             pipe.send(answer)
     except (EOFError, ConnectionError):
