@@ -37,13 +37,13 @@ demo: $(VENV)/.stamp-run
 	$(BIN)/stagec compile $(DEMO_ARGS)
 
 bless: $(VENV)/.stamp-test
-	STAGEC_BLESS=1 $(BIN)/python -m pytest -n 2 -q tests/test_lit.py
+	$(BIN)/stagec test tests/lit --bless
 
 lit: $(VENV)/.stamp-test
 	$(BIN)/lit -v tests/lit
 
 docs: $(VENV)/.stamp-run
-	$(BIN)/python tools/gen_docs.py
+	$(BIN)/python -m tools.gen_docs
 
 bench: $(VENV)/.stamp-run
 	$(BIN)/python tools/bench.py

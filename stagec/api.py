@@ -1,22 +1,23 @@
 """The stable surface for authors of passes and ops: import from here and nowhere else.
 
-What is listed in `__all__` changes only with a major version.
+What is listed in `__all__` changes only with a major version. docs/api.md has an example of each.
 """
 
 from __future__ import annotations
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
-from stagec.ir.expr import Expr, as_expr, const, product, symbol, total
+from stagec.ir.expr import Expr, as_expr, call, const, evaluate, product, symbol, total
 from stagec.ir.facts import Facts, Relation
-from stagec.ir.module import Mesh, Module
-from stagec.ir.opdef import NumericContext, OpDef, Param, Registry, Sizes, factor_sizes
+from stagec.ir.module import Mesh, Module, is_parameter
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Registry, Sizes, factor_sizes
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.types import AxisUse, Dim, OpaqueType, Partial, TensorType, Type
+from stagec.ir.types import AxisUse, Dim, Load, OpaqueType, Partial, TensorType, Type, axis_size
 from stagec.ir_spec.phases import Phase
 from stagec.pipeline.instrument import Hooks, Instrument
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass, Plugin
+from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import Pipeline, parse_pipeline, print_pipeline
 from stagec.pipeline.verify import verify_module
 from stagec.schedule.action import Action, Home, Placement
@@ -29,6 +30,7 @@ from stagec.text.printer import print_module, print_op
 
 __all__ = [
     "Action",
+    "Array",
     "Attr",
     "AxisUse",
     "Builder",
@@ -42,6 +44,8 @@ __all__ = [
     "Home",
     "Hooks",
     "Instrument",
+    "Load",
+    "Loaded",
     "Loc",
     "Mesh",
     "Module",
@@ -71,10 +75,15 @@ __all__ = [
     "Type",
     "Value",
     "as_expr",
+    "axis_size",
+    "call",
     "const",
     "error",
+    "evaluate",
     "factor_sizes",
+    "is_parameter",
     "letters",
+    "load_plugins",
     "made_by",
     "make_rule",
     "note",

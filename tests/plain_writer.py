@@ -13,19 +13,15 @@ from itertools import islice
 import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, evaluate
+from stagec.ir.expr import evaluate
 from stagec.ir.replay import replays
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import actions_of, regions_of
-from stagec.support.diagnostics import error
 from stagec.trace.chakra import encode_metadata, encode_node, varint
 from stagec.trace.classes import RankClass
 from stagec.trace.encode import SCHEMA_VERSION, Roofline, TraceWriter
 from stagec.trace.groups import Channel, Groups, channel_of, group_axes, neighbours
 from stagec.trace.nodes import Node, Ref, Stack, item, last_node
-
-#: More calls than this in one reduction are a mistake.
-MOST_BUCKETS = 100_000
 
 
 @dataclass(slots=True)
@@ -44,17 +40,34 @@ class Bucketed:
     ready: list[Node | None]
 
 
-def cut_into_buckets(
-    values: Sequence[tuple[Ref, int]], bucket: int, order: Sequence[Node]
-) -> list[tuple[int, Node | None]]:
-    """Bytes of each bucket and the node that completes it, filled in the order of readiness.
+@dataclass(slots=True)
+class Piece:
+    """A gradient: the chunk of the model that it is of, its bytes, what completes it, its layer and
+    name."""
 
-    `values` are the operands with their bytes, `order` the nodes so far.
-    """
-    pieces = [piece for ref, size in values for piece in _pieces(ref, size)]
+    chunk: int
+    size: int
+    node: Node | None
+    layer: str
+    name: str
+
+
+def cut_into_buckets(
+    given: Sequence[Piece], bucket: int, order: Sequence[Node]
+) -> list[list[Piece]]:
+    """Gradients of a chunk fill buckets in the order of issue (`order`) of what completes them."""
     rank = {node: i for i, node in enumerate(order)}
-    pieces.sort(key=lambda p: rank.get(p[1], -1) if p[1] is not None else -1)
-    return _cut(pieces, bucket)
+    found: list[list[Piece]] = []
+    for chunk in sorted({p.chunk for p in given}):
+        held: list[Piece] = []
+        mine = (p for p in given if p.chunk == chunk)
+        for piece in sorted(mine, key=lambda p: rank.get(p.node, -1) if p.node else -1):
+            held.append(piece)
+            if sum(p.size for p in held) >= bucket:
+                found.append(held)
+                held = []
+        found += [held] if held else []
+    return sorted(found, key=lambda ps: rank.get(ps[-1].node, -1) if ps[-1].node else -1)
 
 
 def with_buckets(order: Sequence[Node], bucketed: Sequence[Bucketed]) -> list[Node]:
@@ -72,24 +85,23 @@ def with_buckets(order: Sequence[Node], bucketed: Sequence[Bucketed]) -> list[No
     return result
 
 
-def _pieces(ref: Ref, size: int) -> list[tuple[int, Node | None]]:
-    """The bytes of a value with the node that completes each part."""
+def _pieces(value: Value, ref: Ref, size: int) -> list[Piece]:
+    """The parts of a gradient: one for each layer, if it is stacked."""
+    chunk, name = 0, value.name
+    while (op := value.producer) is not None and op.region is not None:
+        chunk = op.integer("chunk", chunk)
+        value = op.body.terminator.operands[value.index]
     if not isinstance(ref, Stack):
-        return [(size, ref)]
-    return [(size // len(ref.items), last_node(part)) for part in ref.items]
+        return [Piece(chunk, size, ref, "", name)]
+    each = size // len(ref.items)
+    return [Piece(chunk, each, last_node(r), f"L{i}", name) for i, r in enumerate(ref.items)]
 
 
-def _cut(pieces: Sequence[tuple[int, Node | None]], bucket: int) -> list[tuple[int, Node | None]]:
-    """Buckets filled in order; each is ready with its last piece."""
-    found: list[tuple[int, Node | None]] = []
-    filled, ready = 0, None
-    for size, node in pieces:
-        ready = node
-        filled += size
-        while filled >= bucket:
-            found.append((bucket, ready))
-            filled -= bucket
-    return [*found, (filled, ready)] if filled else found
+def _label(inside: Sequence[Piece]) -> str:
+    one, other = inside[0], inside[-1]
+    layers = [one.layer] if one.layer == other.layer else [one.layer, other.layer]
+    names = one.name if len(inside) == 1 else f"{one.name}..{other.name}"
+    return "/".join(filter(None, ("..".join(filter(None, layers)), f"{names}.reduce")))
 
 
 def plain_program(
@@ -129,22 +141,23 @@ class _Unroller:
     def finish(self) -> list[Node]:
         """All nodes in their final order, with identifiers and control dependencies."""
         order = with_buckets(self._order, self._bucketed)
-        previous: dict[bool, Node] = {}
+        previous: dict[str, Node] = {}
         waiting: Node | None = None  # a blocking collective that no computation follows yet
         for number, node in enumerate(order, 1):
             node.id = number
             if node.is_message:
                 continue
             if node.blocking:
-                node.after += [previous[False]] if False in previous else []
+                node.after += [previous["comp"]] if "comp" in previous else []
                 waiting = node
-            elif waiting is not None and not node.is_collective:
+            elif waiting is not None and _computes(node):
                 node.after.append(waiting)
                 waiting = None
-            before = previous.get(node.is_collective)
+            stream = node.kind if node.to else "comp" if _computes(node) else "coll"
+            before = previous.get(stream)
             if before is not None:
                 node.after.append(before)
-            previous[node.is_collective] = node
+            previous[stream] = node
         for node in order:
             node.deps = list(dict.fromkeys(node.deps))
             node.after = [a for a in dict.fromkeys(node.after) if a not in node.deps]
@@ -223,8 +236,7 @@ class _Unroller:
         return found
 
     def _last_computation(self) -> Node | None:
-        kinds = (n for n in reversed(self._order) if not (n.is_collective or n.is_message))
-        return next(kinds, None)
+        return next(filter(_computes, reversed(self._order)), None)
 
     def _accumulate(self, op: Operation, region: Region) -> list[Ref]:
         inputs = [self._refs.get(v) for v in op.operands]
@@ -283,7 +295,23 @@ class _Unroller:
     def _node(self, op: Operation) -> Ref:
         if op.name == "et.comp":
             return self._computation(op)
+        if op.name == "et.copy":
+            return self._copy(op)
         return self._collective(op) if op.name == "et.coll" else self._message(op)
+
+    def _copy(self, op: Operation) -> Node:
+        kind, last = "store" if op.text("to") == "host" else "load", self._last_computation()
+        node = Node(
+            kind,
+            f"{self._name(op)}.{kind}",
+            op.phase,
+            self._number(op, "bytes"),
+            to=op.text("to"),
+            deps=[n for v in op.operands if (n := last_node(self._refs.get(v))) is not None],
+            after=[last] if last is not None else [],
+        )
+        self._order.append(node)
+        return node
 
     def _computation(self, op: Operation) -> Node:
         node = Node(
@@ -322,21 +350,20 @@ class _Unroller:
 
     def _before_last_product(self) -> list[Node]:
         """The computation right before the last matrix product, which starts when it is done."""
-        computations = (n for n in reversed(self._order) if not (n.is_collective or n.is_message))
+        computations = filter(_computes, reversed(self._order))
         for node in computations:
             if node.matmul:
                 return list(islice(computations, 1))
         return []
 
     def _collective(self, op: Operation) -> Ref:
-        size, bucket = self._number(op, "bytes"), self._number(op, "bucket")
-        if bucket and size > bucket:
-            return self._buckets(op, bucket)
+        if "bucket" in op.attrs:
+            return self._buckets(op)
         node = Node(
             op.text("kind"),
             self._name(op),
             op.phase,
-            size,
+            self._number(op, "bytes"),
             group=group_axes(op),
             blocking=op.flag("blocking"),
             deps=self._deps(op),
@@ -344,36 +371,29 @@ class _Unroller:
         self._order.append(node)
         return node
 
-    def _buckets(self, op: Operation, bucket: int) -> Ref:
-        """Cut a reduction into calls of `bucket` bytes, in the order of their readiness."""
-        count = -(-self._number(op, "bytes") // bucket)
-        if count > MOST_BUCKETS:
-            raise error(
-                f"buckets of {bucket:,} bytes cut a reduction into {count:,} calls",
-                op.loc,
-                remedy=f"choose larger ones: at most {MOST_BUCKETS:,} calls are written",
-            )
-        parts = op.attrs.get("parts")
-        sizes = (
-            [evaluate(p, self._env) for p in parts if isinstance(p, Expr)]
-            if isinstance(parts, tuple)
-            else []
-        )
-        values = [(self._refs.get(v), size) for v, size in zip(op.operands, sizes, strict=True)]
+    def _buckets(self, op: Operation) -> Ref:
+        """The calls of a reduction; the last one to be issued."""
+        sizes = [evaluate(part, self._env) for part in op.exprs("parts")]
+        values = zip(op.operands, sizes, strict=True)
+        given = [p for v, size in values for p in _pieces(v, self._refs.get(v), size)]
         cut = Bucketed([], [])
-        for number, (size, ready) in enumerate(cut_into_buckets(values, bucket, self._order)):
+        for inside in cut_into_buckets(given, self._number(op, "bucket"), self._order):
             node = Node(
                 op.text("kind"),
-                f"{self._name(op)}.{number}",
+                f"{op.phase}/{self._prefix}{_label(inside)}",
                 op.phase,
-                size,
+                sum(p.size for p in inside),
                 group=group_axes(op),
-                deps=[ready] if ready is not None else [],
+                deps=list({id(p.node): p.node for p in inside if p.node is not None}.values()),
             )
             cut.nodes.append(node)
-            cut.ready.append(ready)
+            cut.ready.append(inside[-1].node)
         self._bucketed.append(cut)
         return cut.nodes[-1]
+
+
+def _computes(node: Node) -> bool:
+    return not (node.group or node.over or node.to)
 
 
 def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:

@@ -1,8 +1,5 @@
-"""Lints what other checkers accept in silence.
-
-FileCheck ignores a directive without its colon and a prefix that no RUN line names: both are errors
-here, like a lit test without RUN, and a machine's own paths in a tracked file.
-"""
+"""Lints what other checkers accept in silence: misspelt directives of lit tests, and paths of one
+machine in a tracked file."""
 
 from __future__ import annotations
 
@@ -11,91 +8,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from stagec.testing.lint import Finding, lint_lit_text
+from stagec.testing.syntax import find_tests, read_test
+
 ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:  # run as a script
-    sys.path.insert(0, str(ROOT))
-
-from tools.golden import MARKER  # noqa: E402
-from tools.lit_syntax import find_tests, run_lines  # noqa: E402
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One complaint about one line (1-based)."""
-
-    path: Path
-    line: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.message}"
-
 
 # ------------------------------------------------------------------ lit tests
-
-_OTHER_KEYWORDS = {"RUN", "COM", "GOLDEN", "REQUIRES", "UNSUPPORTED", "XFAIL", "NOTE", "TODO"}
-_SUFFIX = r"-(?:NEXT|SAME|NOT|DAG|LABEL|EMPTY|COUNT-\d+)"
-_COMMENT = re.compile(
-    r"(?://|^\s*#)\s*(?P<word>[A-Z][A-Z0-9_-]*)(?![a-z])(?:\{LITERAL\})?(?P<colon>:?)"
-)
-_FILECHECK = re.compile(r"%filecheck\b([^|&;]*)")
-_PREFIX_OPTION = re.compile(r"-?-check-prefix(?:es)?[= ]\s*['\"]?([\w,-]+)")
-
-
-def known_prefixes(lines: Sequence[str]) -> set[str]:
-    """The check prefixes that the RUN lines name; `CHECK` where %filecheck names none."""
-    known: set[str] = set()
-    for arguments in (match[1] for line in lines for match in _FILECHECK.finditer(line)):
-        named = [name for group in _PREFIX_OPTION.findall(arguments) for name in group.split(",")]
-        known.update(named or ["CHECK"])
-    return known
-
-
-def directive_problem(word: str, has_colon: bool, known: set[str]) -> str:
-    """What is wrong with the first word of a comment; empty when nothing is.
-
-    | word         | colon | known   | problem        |
-    |--------------|-------|---------|----------------|
-    | `CHECK-NEXT` | yes   | `CHECK` |                |
-    | `CHECK-NEXT` | no    | `CHECK` | no colon       |
-    | `CHECK-NXT`  | yes   | `CHECK` | unknown        |
-    | `CHEK`       | yes   | `CHECK` | unknown        |
-    | `FSDP`       | no    | `CHECK` |                |
-    """
-    if word in _OTHER_KEYWORDS:
-        return ""
-    if any(re.fullmatch(rf"{re.escape(prefix)}(?:{_SUFFIX})?", word) for prefix in known):
-        return "" if has_colon else f"`{word}` has no colon: FileCheck ignores it"
-    looks_meant = has_colon or word.startswith(tuple(known)) or re.search(rf"{_SUFFIX}$", word)
-    names = ", ".join(sorted(known)) or "none"
-    return f"`{word}` is no known directive (prefixes of the RUN lines: {names})" * bool(
-        looks_meant
-    )
-
-
-def lint_lit_text(path: Path, text: str) -> Iterator[Finding]:
-    """Findings about one lit test."""
-    runs = run_lines(text)
-    if not runs:
-        yield Finding(path, 1, "no RUN line: the test runs nothing")
-    known = known_prefixes(runs)
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.rstrip() == MARKER:
-            return
-        if re.match(r"\s*(?://|#)\s*(?:RUN|COM):", line):
-            continue
-        for match in _COMMENT.finditer(line):
-            if problem := directive_problem(match["word"], bool(match["colon"]), known):
-                yield Finding(path, number, problem)
 
 
 def lint_lit(lit_root: Path) -> Iterator[Finding]:
     """Findings about every lit test below a directory."""
     for path in find_tests(lit_root):
-        yield from lint_lit_text(path, path.read_text(encoding="utf-8"))
+        yield from lint_lit_text(path, read_test(path))
 
 
 # ------------------------------------------------------------------ tracked files

@@ -11,12 +11,14 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     CAUSAL,
     backward,
     core_flops,
     core_rule,
     forward,
+    key_rows,
     masked,
     scores_of,
     unpack,
@@ -37,7 +39,18 @@ def _rule(op: Operation, text: str, before: int) -> Rule:
     return core_rule(op, text, before, factor, special=factor)
 
 
+def _computed(op: Operation, q: int, flops: Expr) -> Expr:
+    """What kernels compute, masks ignored; `q` is the operand with the queries. Where these are
+    split over n ranks, and keys are not, a causal mask hides from rank i all parts of the keys but
+    the first i + 1, and kernels leave them out: (n+1)/2 of n parts, in the mean over the ranks."""
+    rows, columns = key_rows(op, q)
+    n = axis_size(a for a in rows.axes if a not in columns.axes)
+    hides = op.flag("causal") and rows.size == columns.size
+    return flops * (n + 1) / (n * 2) if hides else flops
+
+
 def _executed(op: Operation, flops: Expr) -> Expr:
+    """What a causal mask leaves: half, in the mean over the ranks."""
     return flops / 2 if op.flag("causal") else flops
 
 
@@ -73,10 +86,10 @@ class Attention(OpDef):
             yield f"dimension 1 of kv holds keys and values, so it must be 2: {op.operands[1].type}"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _executed(op, self.matmul_flops(op, n))
+        return _executed(op, core_flops(n, 1, 1))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, 1, 1)
+        return _computed(op, 0, core_flops(n, 1, 1))
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -122,10 +135,10 @@ class AttentionGrad(OpDef):
         return _rule(op, "bs(gr){v},bs(gr){v},b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", 4)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _executed(op, self.matmul_flops(op, n))
+        return _executed(op, core_flops(n, 3, 2))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, 3, 2)
+        return _computed(op, 3, core_flops(n, 3, 2))
 
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]

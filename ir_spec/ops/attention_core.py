@@ -10,14 +10,15 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, Param, Sizes
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.types import Dim
 from stagec.ir_spec.ops.norm import visible
 
 CAUSAL = Param("causal", "flag", "mask the future")
 
 
 def core_flops(n: Sizes, keys: int, values: int) -> Expr:
-    """2 FLOPs per multiply-add of products with the whole score matrix: `keys` of them with head
-    size K, `values` with that of the values."""
+    """2 FLOPs per multiply-add of products with the whole score matrix of these queries and keys:
+    `keys` of them with head size K, `values` with that of the values."""
     scores = product(n[f] for f in "bgrs") * n.get("t", n["s"])
     return scores * (n["k"] * keys + n.get("v", n["k"]) * values) * 2
 
@@ -46,15 +47,21 @@ def scores_of(q: Array, k: Array) -> Array:
     return np.einsum("bsgrk,btgk->bgrst", q.reshape(b, s, g, h // g, d), k) / np.sqrt(d)
 
 
+def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:
+    """The dimensions along which queries and keys lie; `q` is the operand with the queries, which
+    keys follow."""
+    k = op.operands[q + 1].tensor.dims
+    return op.operands[q].tensor.dims[1], k[2 if len(k) == 5 else 1]
+
+
 def masked(
     op: Operation, ctx: NumericContext, keys: NumericContext, q: int, scores: Array
 ) -> Array:
     """Scores with -inf where a causal mask hides the key; `keys` is the rank they are of, `q` the
-    operand with the queries, which keys follow."""
+    operand with the queries."""
     if not op.flag("causal"):
         return scores
-    k = op.operands[q + 1].tensor.dims
-    rows, columns = op.operands[q].tensor.dims[1], k[2 if len(k) == 5 else 1]
+    rows, columns = key_rows(op, q)
     return np.where(visible(ctx.positions(rows), keys.positions(columns)), scores, -np.inf)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Expr, total
 from stagec.ir.opdef import Array, OpDef, Param
-from stagec.ir.types import AxisUse, Dim, Partial, TensorType, Type, at_fullest, loads_of
+from stagec.ir.types import AxisUse, Dim, Partial, TensorType, Type
 from stagec.support.diagnostics import error
 
 #: The local results of one group from its local operands.
@@ -66,7 +66,6 @@ class Collective(Movement):
     rank."""
 
     steps = 1
-    bucketed = False
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
         """The local results of one group from its local operands."""
@@ -115,7 +114,7 @@ def _split(dim: Dim, over: tuple[str, ...]) -> Dim:
 
 
 def _with_dim(type_: TensorType, d: int, dim: Dim) -> TensorType:
-    return replace(type_, dims=(*type_.dims[:d], dim, *type_.dims[d + 1 :]), placed=True, role="")
+    return replace(type_.inner, dims=(*type_.dims[:d], dim, *type_.dims[d + 1 :]), placed=True)
 
 
 def _reduced(type_: TensorType, over: tuple[str, ...], kind: str) -> TensorType:
@@ -126,12 +125,12 @@ def _reduced(type_: TensorType, over: tuple[str, ...], kind: str) -> TensorType:
     ):
         raise ValueError(f"expects a {kind} unreduced over {', '.join(over)}, found {type_}")
     rest = tuple(a for a in type_.partial.axes if a not in over)
-    return replace(type_, partial=Partial(kind, rest) if rest else None, placed=True, role="")
+    return replace(type_.inner, partial=Partial(kind, rest) if rest else None, placed=True)
 
 
 class AllReduce(Collective):
-    """Sum (or maximum) of a partial value over a group; everyone gets the whole. `bucket` splits it
-    by bytes."""
+    """Sum (or maximum) of a partial value over a group; everyone gets the whole. With `bucket` it
+    is several calls, see `stg.bucket`."""
 
     name = "stg.all_reduce"
     steps = 2
@@ -142,7 +141,7 @@ class AllReduce(Collective):
     params = (
         _OVER,
         Param("kind", "name", "sum or max (default sum)", choices=("sum", "max")),
-        Param("bucket", "int", "bytes of one call, the last one is shorter (default: one call)"),
+        Param("bucket", "int", "bytes with which a call is full (default: one call)"),
         Param(
             "stages", "flag", "the operand is the part of this pipeline stage in a sum over them"
         ),
@@ -154,7 +153,7 @@ class AllReduce(Collective):
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
         if op.flag("stages"):
-            return replace(type_, placed=True, role="")
+            return replace(type_.inner, placed=True)
         return _reduced(type_, op.names("over"), op.text("kind", "sum"))
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
@@ -173,7 +172,7 @@ class ReduceScatter(Collective):
     params = (
         _DIM,
         _OVER,
-        Param("bucket", "int", "bytes of one call, the last one is shorter"),
+        Param("bucket", "int", "bytes with which a call is full (default: one call)"),
         Param("whole", "flag", "the result stays in the buffer of the operand"),
     )
     example = "%y = stg.reduce_scatter[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
@@ -235,8 +234,9 @@ class AllToAll(Collective):
     def buffer(self, op: Operation) -> Expr:
         """What one rank sends; the same on all of them, so where their loads differ it is what the
         fullest one sends or gets."""
-        sides = [total(v.tensor.local_bytes for v in vs) for vs in (op.operands, op.results)]
-        return next((at_fullest(s) for s in sides if loads_of(s)), sides[0])
+        sides = ([v.tensor for v in op.operands], [v.tensor for v in op.results])
+        loaded = (types for types in sides if any(t.loads for t in types))
+        return total(t.fullest_bytes for t in next(loaded, sides[0]))
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
         for over, source, d in _moves(op, index):
@@ -304,7 +304,7 @@ class Shift(Collective):
         over = op.names("over")
         if not any(set(over) <= set(d.axes) for d in type_.dims):
             raise ValueError(f"expects a value split over {', '.join(over)}, found {type_}")
-        return replace(type_, role="")
+        return type_.inner
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
         by = op.integer("by", 1)

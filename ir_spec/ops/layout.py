@@ -1,4 +1,4 @@
-"""Ops that move or name data and compute nothing: reshape, unbind, stack, concat, place,
+"""Ops that move or name data and compute nothing: reshape, permute, unbind, stack, concat, place,
 gradient."""
 
 from __future__ import annotations
@@ -66,6 +66,48 @@ class Reshape(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         shape = [ctx.size(d.local) for d in op.result.tensor.dims]
         return [args[0].reshape(shape)]
+
+
+class Permute(OpDef):
+    """The dimensions in another order, "bshk->bhsk": a copy in memory, no FLOPs.
+
+    An einsum needs none before it: its rule names the dimensions of its operands as they are.
+    """
+
+    name = "stg.permute"
+    operands = ("x",)
+    params = (Param("spec", "str", "the rule", required=True, positional=True),)
+    example = '%y = stg.permute["bshk->bhsk"](%q) : bf16[B, H, S, K]'
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule(op.text("spec"), linear=[0])
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from whole_dimensions(op)
+        rule = self.rule(op)
+        if rule.contracted(0):
+            yield f"keeps all dimensions, found '{op.text('spec')}'; stg.sum and stg.max reduce"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        left, _, right = op.text("spec").partition("->")
+        spec = Quoted(f"{right.strip()}->{left.strip()}")
+        return [
+            dy and b.value("stg.permute", [dy], {"spec": spec}, hint=f"d_{op.operands[0].name}")
+        ]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        (left,), (right,) = parse_rule(op.text("spec"))
+        return [np.transpose(args[0], [left.index(g) for g in right])]
+
+
+def whole_dimensions(op: Operation) -> Iterator[str]:
+    """A message for a rule that joins dimensions."""
+    _, (joined, *_) = parse_rule(op.text("spec"))
+    if any(len(group) > 1 for group in joined):
+        yield f"expects one letter for each dimension, found '{op.text('spec')}'; stg.reshape joins"
 
 
 class Unbind(OpDef):
@@ -268,7 +310,7 @@ class Copy(OpDef):
         return pointwise(op, linear=True)
 
     def infer(self, op: Operation) -> list[Type]:
-        return [replace(op.operands[0].tensor, memory=op.text("to"), role="")]
+        return [replace(op.operands[0].tensor.inner, memory=op.text("to"))]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.memory == op.text("to"):
@@ -321,6 +363,18 @@ class Discard(OpDef):
     example = "stg.discard(%y)"
 
 
+class Reshard(Discard):
+    """Drops gathered parameters: each rank keeps its shard. All that one call has gathered is there
+    until here, used or not.
+
+    So FSDP ends a unit: a block after its forward and again after its backward, the root (what no
+    block holds) after the backward of the step, before its gradients are reduced.
+    """
+
+    name = "stg.reshard"
+    example = "stg.reshard(%w, %table)"
+
+
 class Gradient(Identity):
     """Marks the final gradient of a parameter, reduced and placed as the optimizer wants it."""
 
@@ -332,6 +386,7 @@ class Gradient(Identity):
 
 OPS = (
     Reshape(),
+    Permute(),
     Unbind(),
     Stack(),
     Concat(),
@@ -340,5 +395,6 @@ OPS = (
     Copy(),
     Recall(),
     Discard(),
+    Reshard(),
     Gradient(),
 )

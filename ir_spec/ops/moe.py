@@ -15,6 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.types import Load
 from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.structure import ratio
 
@@ -162,6 +163,7 @@ class Dispatch(OpDef):
     params = (
         Param("count", "size", "the number of experts", required=True),
         Param("capacity", "ratio", "the capacity factor (default 1)"),
+        Param("load_from", "int", "experts have loads, those of the layers from this one on"),
     )
     example = "%xs = stg.dispatch[count = E](%x, %experts) : bf16[E, B, S*T/E, D]"
 
@@ -173,7 +175,13 @@ class Dispatch(OpDef):
             whole="etc",
             linear=[0],
             sizes={"e": count, "c": k * capacity / count},
+            loads={"c": load} if (load := _load(op)) else {},
         )
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        count = op.expr("count")
+        if "load_from" in op.attrs and count.symbol_name is None:
+            yield f"expects a name for the number of experts that have loads, found {count}"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") if len(op.operands) == 3 else const(0)
@@ -275,7 +283,17 @@ def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
     count, _, rows, _ = y.tensor.shape
     _, tokens, k = experts.tensor.shape
     factor = rows * count / (tokens * k)
-    return {"count": count} if factor == 1 else {"count": count, "capacity": factor}
+    attrs: dict[str, RawAttr] = {"count": count}
+    if factor != 1:
+        attrs["capacity"] = factor
+    load = y.tensor.dims[2].load
+    return attrs | ({"load_from": load.first} if load is not None else {})
+
+
+def _load(op: Operation) -> Load | None:
+    """The load of the rows of each expert."""
+    name = op.expr("count").symbol_name
+    return Load(name, op.integer("load_from")) if name and "load_from" in op.attrs else None
 
 
 def _rows(experts: Array, buffers: Array) -> tuple[tuple[Array, Array, Array], Array]:

@@ -16,6 +16,10 @@ _BY = Param("by", "int", "coordinate of the receiver minus that of the sender", 
 _CHANNEL = Param("channel", "int", "which of several streams of messages (default 0)")
 
 
+#: Kinds of actions, in the order in which they run for a chunk.
+ACTIONS = ("forward", "backward", "weights")
+
+
 class ActionOp(OpDef):
     """What a rank does for one microbatch at one time: forward or backward of a chunk of the model.
 
@@ -36,7 +40,7 @@ class ActionOp(OpDef):
             "forward, backward or weights",
             required=True,
             positional=True,
-            choices=("forward", "backward", "weights"),
+            choices=ACTIONS,
         ),
         Param("chunk", "int", "the chunk of the model", required=True),
     )

@@ -9,7 +9,6 @@ again, and their gradients, summed up in fp32, along with them until they are ho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -32,11 +31,17 @@ from stagec.ir_spec.ops.attention_core import (
 from stagec.ir_spec.ops.strategy import ORDERS
 
 
-def _executed(op: Operation, flops: Expr) -> Expr:
-    """What a causal mask leaves of a step that is not left out: half of it in zigzag order, in
-    every step and on every rank; in plain order half of the first step and all of the others."""
-    halved = op.flag("home") or op.text("order") == "zigzag"
+def _computed(op: Operation, flops: Expr) -> Expr:
+    """What kernels compute in a step that is not left out, masks ignored. In zigzag order a causal
+    mask hides half of the keys, or all keys from half of the queries, in every step but the first:
+    kernels leave that half out."""
+    halved = not op.flag("home") and op.text("order") == "zigzag"
     return flops / 2 if op.flag("causal") and halved else flops
+
+
+def _executed(op: Operation, flops: Expr) -> Expr:
+    """What a causal mask leaves of that: half of the first step, and all of the others."""
+    return flops / 2 if op.flag("causal") and op.flag("home") else flops
 
 
 class _Step(OpDef):
@@ -64,8 +69,9 @@ class AttentionBlock(_Step):
     """A step of ring attention: queries with one rank's keys and values, and the log-sum-exp.
 
     Without `home`, in a repeat, keys and values come from one rank further back in every iteration.
-    Rows that see no key give 0 and -inf. FLOPs as `stg.attention`; under a causal mask half of
-    them in zigzag order, in every step.
+    Rows that see no key give 0 and -inf. FLOPs as `stg.attention`; under a causal mask, in zigzag
+    order, half of them in every step: of the first one the mask hides the rest, of the others
+    kernels compute no more.
     """
 
     name = "stg.attention_block"
@@ -87,7 +93,7 @@ class AttentionBlock(_Step):
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, 1, 1)
+        return _computed(op, core_flops(n, 1, 1))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         q, k, v = unpack(args)
@@ -116,7 +122,7 @@ class AttentionBlockGrad(_Step):
         return _executed(op, self.matmul_flops(op, n))
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return core_flops(n, 3, 2)
+        return _computed(op, core_flops(n, 3, 2))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         _, k, _ = unpack(args[3:])
@@ -229,7 +235,7 @@ def _go_round(
     attrs: dict[str, Expr] = {"count": axis_size(over) - 1, "carry": const(len(start))}
     loop = b.insert(Operation(b.registry["stg.repeat"], start, attrs, loc=b.loc))
     region = loop.make_region()
-    args = [region.add_arg(f"{v.name}_i", replace(v.tensor, role=""), v.loc) for v in start]
+    args = [region.add_arg(f"{v.name}_i", v.tensor.inner, v.loc) for v in start]
     inner = Builder(b.registry, region, loc=b.loc, phase=b.phase)
     inner.finish = b.finish
     inner.op("stg.yield", step(inner, args), types=())

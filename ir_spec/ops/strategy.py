@@ -303,7 +303,7 @@ class OffloadOp(Declaration):
     """What lives in host memory and is copied to the device where it is used.
 
     `activations`: what the blocks stash; `optimizer`: master copies and moments. With `nodes` the
-    copies are computations of the trace, of no FLOPs.
+    copies are nodes of the trace, which run beside computations.
     """
 
     name = "stg.offload"
@@ -327,10 +327,16 @@ class OffloadOp(Declaration):
 
 
 class BucketOp(Declaration):
-    """Gradient reductions of DDP and ZeRO-1 are cut into calls of this many bytes."""
+    """Gradients are reduced while backward goes on, under ZeRO 0 and 1: those that are complete go
+    together until a call has this many bytes. Without it there is one call after backward.
+
+    The rule is that of PyTorch's DDP and of Megatron-LM (`overlap_grad_reduce`): no gradient is
+    cut, and the one with which a call reaches its size closes it. Each chunk of a pipeline stage
+    has calls of its own. PyTorch's first call, of 1 MiB, is not modelled.
+    """
 
     name = "stg.bucket"
-    params = (Param("bytes", "int", "bytes of one call", required=True),)
+    params = (Param("bytes", "int", "bytes with which a call is full", required=True),)
     example = "stg.bucket[bytes = 26214400]"
 
     def verify(self, op: Operation) -> Iterator[str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, const, fraction, substitute, symbol
+from stagec.ir.expr import Expr, fraction, substitute, symbol
 from stagec.ir.facts import Relation
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param
 from stagec.ir.rule import Rule
-from stagec.ir.types import Dim, TensorType, Type, loads_of
+from stagec.ir.types import TensorType, Type
 
 
 class Declaration(OpDef):
@@ -52,12 +53,6 @@ class SymbolsOp(SizesDeclaration):
     name = "stg.symbols"
     noun = "symbol"
     example = "stg.symbols[B, S = 8192]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from super().verify(op)
-        for name, value in op.attrs.items():
-            if (of := loads_of(symbol(name)).get(name)) in op.attrs and value != const(1):
-                yield f"symbol {name} stands for the load of dimension {of} on a rank, and is 1"
 
 
 class AssumeOp(Declaration):
@@ -101,18 +96,21 @@ class ZigzagOp(Declaration):
 class RowsOp(Declaration):
     """Rows that a rank's part of an unevenly loaded dimension has if all parts are loaded alike.
 
-    `of` is the symbol of the load, `over` the axes that split the dimension, major first. Rank i of
-    these has `even` times the load of part i in the iteration that runs. Collective insertion makes
-    it where a strategy has `stg.expert_load`.
+    `of` is the dimension whose parts have loads, such as E, `over` the axes that split it, major
+    first. Rank i of these has `even` times the load of part i in the iteration that runs, which
+    lowered sizes call `E_load`; `E_load_most` is the largest of all parts. With `first` = 58 it is
+    of the repeats whose layers are counted from 58, and the symbols are `E_load58` and
+    `E_load58_most`. Collective insertion makes it where a strategy has `stg.expert_load`.
     """
 
     name = "stg.rows"
     params = (
-        Param("of", "name", "the symbol of the load", required=True),
+        Param("of", "name", "the dimension whose parts have loads", required=True),
+        Param("first", "int", "the layer that its repeat begins with (default 0)"),
         Param("over", "names", "mesh axes, major first", required=True),
         Param("even", "size", "rows under even load", required=True),
     )
-    example = "stg.rows[of = E_load, over = ep, even = B*S*T/ep]"
+    example = "stg.rows[of = E, over = ep, even = B*S*T/ep]"
 
 
 class FuncOp(Declaration):
@@ -204,8 +202,7 @@ class RepeatOp(RegionOp):
     def region_args(self, op: Operation) -> Sequence[Type]:
         carry = op.integer("carry", 1)
         return [
-            _at_rest(v.tensor) if i < carry else v.tensor.sliced()
-            for i, v in enumerate(op.operands)
+            v.tensor.inner if i < carry else v.tensor.sliced() for i, v in enumerate(op.operands)
         ]
 
     def infer(self, op: Operation) -> list[Type]:
@@ -254,7 +251,7 @@ class AccumulateOp(RegionOp):
     example = "%l = stg.accumulate[count = 4] (%t = %tokens) {\n  stg.yield(%t)\n}"
 
     def region_args(self, op: Operation) -> Sequence[Type]:
-        return [_at_rest(microbatch(op, v.tensor)) for v in op.operands]
+        return [microbatch(op, v.tensor) for v in op.operands]
 
     def infer(self, op: Operation) -> list[Type]:
         return [v.tensor for v in op.body.terminator.operands]
@@ -263,21 +260,12 @@ class AccumulateOp(RegionOp):
 def microbatch(op: Operation, type_: TensorType) -> TensorType:
     """The type of one microbatch of a value."""
     name, count = op.text("split", "B"), op.expr("count")
-    dims = [Dim(_divide(d.size, name, count), d.split, d.open) for d in type_.dims]
-    return TensorType(
-        type_.dtype, tuple(dims), type_.partial, type_.placed, type_.memory, type_.stage
-    )
+    dims = tuple(replace(d, size=_divide(d.size, name, count)) for d in type_.dims)
+    return replace(type_.inner, dims=dims)
 
 
 def _divide(size: Expr, name: str, count: Expr) -> Expr:
     return substitute(size, {name: symbol(name) / count}) if name in size.symbols else size
-
-
-def _at_rest(type_: TensorType) -> TensorType:
-    """The type without role, as seen inside a region."""
-    return TensorType(
-        type_.dtype, type_.dims, type_.partial, type_.placed, type_.memory, type_.stage
-    )
 
 
 class ConstantOp(OpDef):

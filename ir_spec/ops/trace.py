@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from stagec.ir.core import Operation
 from stagec.ir.opdef import OpDef, Param
 from stagec.ir.types import NODE, Type
+from stagec.ir_spec.ops.pipeline import ACTIONS
 from stagec.ir_spec.ops.structure import FIRST, REPLAY, Declaration, Terminator
 
 
@@ -47,20 +48,23 @@ class MemoryOp(Declaration):
 class WorkingOp(Declaration):
     """What an action holds of its microbatch, bytes on one rank.
 
-    `runs` names the actions, by kind and chunk, that run one after the other, `after` those that
-    have run before for the same microbatch.
+    `runs` are the kinds of actions of a chunk that run one after the other. Before them, forward,
+    backward and the gradients of weights of some chunks have run for the same microbatch.
     """
 
     name = "stg.working"
     params = (
-        Param("runs", "names", "the actions"),
-        Param("after", "names", "what was done of the microbatch before"),
+        Param("runs", "names", "kinds of the actions", required=True, choices=ACTIONS),
+        Param("chunk", "int", "their chunk of the model", required=True),
+        Param("forward", "ints", "the chunks whose forward has run before"),
+        Param("backward", "ints", "the chunks whose backward has run before"),
+        Param("weights", "ints", "the chunks whose gradients of weights have run before"),
         Param("peak", "size", "bytes at its worst moment, on top of those at its start"),
         Param("left", "size", "bytes after it less those before"),
         Param("host", "size", "the same in host memory"),
         Param("stages", "ints", "the pipeline stages that run it"),
     )
-    example = "stg.working[runs = backward_0, after = forward_0, peak = 3*B, left = -2*B]"
+    example = "stg.working[runs = backward, chunk = 0, forward = 0, peak = 3*B, left = -2*B]"
 
 
 class BufferOp(Declaration):
@@ -145,14 +149,14 @@ class NodeOp(OpDef):
 
 
 class CompOp(NodeOp):
-    """A computation: FLOPs executed, matmul FLOPs as counted, bytes read and written, bytes of the
-    results."""
+    """A computation: FLOPs executed, those of matrix products as other tools count them, bytes read
+    and written, bytes of the results."""
 
     name = "et.comp"
     params = (
         Param("kind", "name", "the op", required=True, positional=True),
         Param("flops", "size", "FLOPs executed", required=True),
-        Param("matmul", "size", "FLOPs of matrix products, masks ignored"),
+        Param("matmul", "size", "FLOPs of the matrix products in kernels, masks ignored"),
         Param("bytes", "size", "bytes read and written"),
         Param("out", "size", "bytes of the results", required=True),
     )
@@ -162,11 +166,12 @@ class CompOp(NodeOp):
 class CollOp(NodeOp):
     """A collective: the group's axes, bytes of the full buffer (the larger side), element type.
 
-    `bucket` cuts it into calls of that many bytes. `ahead = 1` lets it start one iteration early:
-    it waits for the computations of the iteration before the previous one only (FSDP prefetch);
-    with `ahead = 0` it is issued when its iteration begins. The first `kept` iterations of its
-    repeat have the result already, so there it is no call. A `blocking` one runs in the order of
-    the computations: it waits for the one before it, and the next waits for it.
+    With `bucket` it is several calls: operands, or a layer's part of each, go together in the order
+    in which they are complete, until a call has that many bytes. `ahead = 1` lets it start one
+    iteration early: it waits for the computations of the iteration before the previous one only
+    (FSDP prefetch); with `ahead = 0` it is issued when its iteration begins. The first `kept`
+    iterations of its repeat have the result already, so there it is no call. A `blocking` one runs
+    in the order of the computations: it waits for the one before it, and the next waits for it.
     """
 
     name = "et.coll"
@@ -175,14 +180,24 @@ class CollOp(NodeOp):
         Param("group", "names", "the mesh axes", required=True),
         Param("bytes", "size", "bytes of the full buffer", required=True),
         Param("dtype", "name", "element type"),
-        Param("bucket", "int", "bytes of one call"),
-        Param("parts", "sizes", "bytes of each operand, where a bucket cuts between them"),
+        Param("bucket", "int", "bytes with which a call is full"),
+        Param("parts", "sizes", "with `bucket`: bytes of each operand"),
         Param("ahead", "int", "iterations by which it may start early"),
         Param("among", "name", "mirror: coordinates i and n-1-i only", choices=("mirror",)),
         Param("kept", "int", "first iterations of the repeat that have the result already"),
         Param("blocking", "flag", "computations wait for it in the order of the text"),
     )
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """A call in buckets says how large each operand is."""
+        if "bucket" not in op.attrs:
+            return
+        if op.integer("bucket") < 1:
+            yield f"expects buckets of at least one byte, found {op.integer('bucket')}"
+        if len(op.exprs("parts")) != len(op.operands):
+            found = len(op.exprs("parts"))
+            yield f"has {len(op.operands)} operands, so 'parts' has as many sizes, found {found}"
 
 
 class MessageOp(NodeOp):
@@ -216,6 +231,22 @@ class RecvOp(MessageOp):
 
     name = "et.recv"
     example = "%h = et.recv[over = pp, by = 1, bytes = 2*B*D]() : node"
+
+
+class CopyOp(NodeOp):
+    """A copy of a value to host memory, or back to the device.
+
+    It runs beside computations and collectives: it starts when the value is there and the
+    computation above it is done, and only what uses its result waits for it. Copies in one
+    direction follow each other.
+    """
+
+    name = "et.copy"
+    params = (
+        Param("to", "name", "where it goes", required=True, choices=("host", "device")),
+        Param("bytes", "size", "bytes that move", required=True),
+    )
+    example = "%h = et.copy[to = host, bytes = 2*B*D](%x) : node"
 
 
 class EtRegionOp(OpDef):
@@ -275,7 +306,7 @@ class EtActionOp(EtRegionOp):
             "forward, backward or weights",
             required=True,
             positional=True,
-            choices=("forward", "backward", "weights"),
+            choices=ACTIONS,
         ),
         Param("chunk", "int", "the chunk of the model", required=True),
     )
@@ -316,6 +347,7 @@ OPS = (
     CollOp(),
     SendOp(),
     RecvOp(),
+    CopyOp(),
     EtRepeatOp(),
     EtAccumulateOp(),
     EtActionOp(),

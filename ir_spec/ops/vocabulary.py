@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, letters, make_rule
@@ -138,12 +138,10 @@ class CrossEntropy(OpDef):
         logits, labels = op.operands
         over = special["v"]
         kind: Mapping[str, tuple[str, ...]] = {"over": over}
-        top = b.value(
-            "stg.all_reduce",
-            [b.value("stg.reduce_max", [logits], hint="top")],
-            {**kind, "kind": "max"},
-            hint="row_max",
-        )
+        row = letters(logits.tensor.rank)
+        spec = Quoted(f"{row}->{row[:-1]}")
+        mine = b.value("stg.max", [logits], {"spec": spec, "to": "f32"}, hint="top")
+        top = b.value("stg.all_reduce", [mine], {**kind, "kind": "max"}, hint="row_max")
         part = b.value("stg.sum_exp", [logits, top], hint="part_sum")
         exp = b.value("stg.all_reduce", [part], kind, hint="row_sum")
         picked = b.value("stg.pick", [logits, labels], hint="part_target")
@@ -187,27 +185,6 @@ class CrossEntropyGrad(OpDef):
         onehot = labels[..., None] - ctx.start(op.operands[0].tensor.dims[-1]) == np.arange(words)
         scale = dloss / ctx.size(op.expr("mean"))
         return [(np.exp(logits - lse[..., None]) - onehot) * scale]
-
-
-class ReduceMax(OpDef):
-    """Maximum over the last dimension, in fp32; a split dimension leaves a partial maximum."""
-
-    name = "stg.reduce_max"
-    operands = ("x",)
-    example = "%m = stg.reduce_max(%logits) : f32[B, S]"
-
-    def rule(self, op: Operation) -> Rule:
-        row = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{row}->{row[:-1]}", reduction="max")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values())
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0].max(-1)]
 
 
 class SumExp(OpDef):
@@ -287,7 +264,6 @@ OPS = (
     EmbeddingGrad(),
     CrossEntropy(),
     CrossEntropyGrad(),
-    ReduceMax(),
     SumExp(),
     Pick(),
     Nll(),

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.expr import ONE, ZERO, Expr, call, const, total
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, evaluate, total
+from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.trace import MessageOp
 from stagec.schedule.attached import placement_of
 from stagec.support.diagnostics import error
+from stagec.trace.buckets import calls
 from stagec.trace.groups import MIRROR, group_axes
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
@@ -83,6 +85,7 @@ class Counts:
     )
     computations: Expr = ZERO
     communications: Expr = ZERO
+    copies: dict[str, Expr] = field(default_factory=dict[str, Expr])
 
 
 def lowered_graphs(module: Module) -> list[Operation]:
@@ -112,6 +115,9 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
     for op, times in _weighted(module, graph, graph.body, ONE):
         if op.name == "et.comp":
             _count_computation(counts, terms, op, times, size)
+        elif op.name == "et.copy":
+            to = op.text("to")
+            counts.copies[to] = counts.copies.get(to, ZERO) + times
         elif op.name == "et.coll":
             _count_collective(counts, op, times, size)
         elif isinstance(op.definition, MessageOp):
@@ -122,6 +128,20 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
         if op.attrs.get("stages") == graph.attrs.get("stages"):
             counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
     return counts
+
+
+def copied_bytes(module: Module) -> int:
+    """Bytes that a rank copies between device and host in a step, the most of any rank, of a
+    planned module whose sizes are known."""
+    env = planned_env(module)
+    return max(
+        sum(
+            evaluate(op.operands[0].tensor.local_bytes * times, env)
+            for op, times in _weighted(module, func, func.body, ONE)
+            if op.name == "stg.copy"
+        )
+        for func in module.functions
+    )
 
 
 def _weighted(
@@ -159,10 +179,10 @@ def _count_collective(counts: Counts, op: Operation, times: Expr, size: Size) ->
     key = CollectiveKey(op.text("kind"), axes, op.phase, op.text("dtype"))
     found = counts.collectives.setdefault(key, CollectiveCount())
     sent = size(op, "bytes")
-    calls = call("ceildiv", [sent, op.expr("bucket")]) if "bucket" in op.attrs else ONE
-    found.count += calls * times
+    number = calls(op) * times if "bucket" in op.attrs else times
+    found.count += number
     found.bytes += sent * times
-    counts.communications += calls * times
+    counts.communications += number
 
 
 def _count_message(counts: Counts, op: Operation, times: Expr, size: Size) -> None:

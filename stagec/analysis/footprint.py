@@ -24,7 +24,7 @@ def timelines(module: Module) -> Iterator[tuple[int, Operation, Timeline]]:
     is open."""
     found: dict[int, tuple[Operation, Timeline]] = {}
     for func in module.functions:
-        _check_sizes(module, func)
+        check_sizes(module, func)
         planner = Timeline.planner(module, func, read_strategy(module).prefetch)
         for stage in stages_of(func) or (0,):
             found[stage] = func, Timeline(module, func, stage, planner)
@@ -32,7 +32,8 @@ def timelines(module: Module) -> Iterator[tuple[int, Operation, Timeline]]:
         yield (stage, *found[stage])
 
 
-def _check_sizes(module: Module, func: Operation) -> None:
+def check_sizes(module: Module, func: Operation) -> None:
+    """Raise `DiagnosticError` if the size of an argument is open."""
     used = {s for a in func.body.args for s in a.tensor.local_bytes.symbols}
     missing = sorted(used - module.env.keys())
     if missing:
@@ -56,15 +57,20 @@ def footprint(module: Module, model: str, fit: str | None = None) -> dict[str, A
 def _class(
     module: Module, stage: int, func: Operation, timeline: Timeline, fit: str | None
 ) -> dict[str, Any]:
-    axes = module.mesh.axes if module.mesh else ()
-    ranks = evaluate(axis_size(a for a in axes if a != func.text("over")), module.env)
     return {
         "name": f"stage{stage}",
-        "ranks": ranks,
+        "stage": stage,
+        "ranks": ranks_of(module, func),
         **_worst(timeline),
         "host": sum(timeline.static(HOST).values()) + _most(timeline),
         "placement": _placed(timeline, fit) if fit else None,
     }
+
+
+def ranks_of(module: Module, func: Operation) -> int:
+    """How many ranks each stage that runs a function has."""
+    axes = module.mesh.axes if module.mesh else ()
+    return evaluate(axis_size(a for a in axes if a != func.text("over")), module.env)
 
 
 def worst_moments(module: Module) -> Mapping[int, dict[str, Any]]:
@@ -89,11 +95,15 @@ def _worst(timeline: Timeline) -> dict[str, Any]:
 
 def described(point: Point) -> str:
     """`B(chunk 0, microbatch 3): stg.einsum at llama.stg:30`, or the operation alone."""
-    op = point.step.op
+    what = operation_text(point.step.op)
+    return f"{point.title}: {what}" if point.title else what
+
+
+def operation_text(op: Operation) -> str:
+    """`stg.einsum at llama.stg:30`."""
     value = next(iter(op.results or op.operands), None)
     line = line_of(value) if value is not None else ""
-    what = op.name + (f" at {line}" if line else "")
-    return what if point.title == op.name else f"{point.title}: {what}"
+    return op.name + (f" at {line}" if line else "")
 
 
 def _most(timeline: Timeline) -> int:

@@ -10,6 +10,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Env, Expr, UnboundError, evaluate, maximum, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.ir_spec.ops.pipeline import ACTIONS
 from stagec.memory.step import Region, State, Work, turns
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
@@ -65,12 +66,7 @@ class _Works:
 
     @staticmethod
     def of(ops: list[Operation], what: str) -> _Works:
-        left = {
-            (_regions(o, "runs"), frozenset(_regions(o, "after"))): (
-                o.expr(what) if what in o.attrs else ZERO
-            )
-            for o in ops
-        }
+        left = {_work(o): o.expr(what) if what in o.attrs else ZERO for o in ops}
         peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
         held: dict[State, Expr] = {State(): ZERO}
         for runs, before in sorted(left, key=lambda w: len(w[1])):
@@ -108,9 +104,10 @@ class _Works:
         ]
 
 
-def _regions(op: Operation, name: str) -> tuple[Region, ...]:
-    split = [n.rpartition("_") for n in op.names(name) if n] if name in op.attrs else []
-    return tuple((kind, int(chunk)) for kind, _, chunk in split)
+def _work(op: Operation) -> Work:
+    """The actions that an `stg.working` is about, and what has run before them."""
+    runs = tuple((kind, op.integer("chunk")) for kind in op.names("runs"))
+    return runs, frozenset((kind, chunk) for kind in ACTIONS for chunk in op.integers(kind))
 
 
 def _largest(sizes: list[Expr], env: Env) -> list[Expr]:

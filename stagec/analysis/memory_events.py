@@ -2,28 +2,28 @@
 program, operation by operation.
 
 The plan is of functions, the program of the graphs that they were lowered to: `Plans` are taken in
-between. Both run in the same order, so each operation finds its nodes by what they are and are
-called. What an operation without a node makes counts at the next node, what it ends at the one
-before.
+between. Both run in the same order, and each node knows the operation that it comes from. What an
+operation without a node makes counts at the next node, what it ends at the one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
 
 import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Env, UnboundError, evaluate
+from stagec.ir.expr import Env, UnboundError, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.comm import Collective, Shift
-from stagec.ir_spec.ops.pipeline import SendOp
-from stagec.memory.lifetimes import Buffer, Step, lifetimes
+from stagec.memory.buffers import Buffer
+from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import device_bytes
-from stagec.memory.step import Planner, turns
+from stagec.memory.step import Planner, Run, turns
 from stagec.memory.timeline import DEVICE, Sized, Timeline
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of, stages_of
@@ -31,11 +31,6 @@ from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.trace.classes import RankClass
 from stagec.trace.nodes import Events, Ints, Node, Program
-
-#: The steps of an action, each with the buffers that end after it.
-_Run = Sequence[tuple[Step, tuple[Buffer, ...]]]
-#: What a node is, and the name of its value.
-Label = tuple[str, str]
 
 
 class Plans:
@@ -60,7 +55,7 @@ def _plan(module: Module, func: Operation, prefetch: int) -> _Plan:
         env = planned_env(module)
         planner = Sized(lifetimes(func.body, env, prefetch, whole=True), env)
         static = Timeline(module, func, 0, planner).static(DEVICE)
-        return _Plan(planner, func.body, env, sum(static.values()))
+        return _Plan(planner, env, sum(static.values()))
     except UnboundError as e:
         raise error(
             f"no value for {', '.join(e.names)}", func.loc, remedy=module.how_to_set(e.names)
@@ -75,18 +70,16 @@ class _Section:
     """Actions that run together (two of an overlapped pair), and what tells them from others."""
 
     key: Hashable
-    runs: Sequence[_Run]
+    runs: Sequence[Run]
 
 
 class _Plan:
     """What all stages that run a function share; every iteration of a repeat by itself."""
 
-    def __init__(self, planner: Planner, body: Region, env: Env, static: int) -> None:
+    def __init__(self, planner: Planner, env: Env, static: int) -> None:
         self.static = static
         self._planner, self._env = planner, env
         self._sizes: dict[Value, int] = {}
-        self._labels = {op: _labels(op) for op in body.walk()}
-        self._cut = {op for op in body.walk() if "bucket" in op.attrs and _is_cut(op, env)}
 
     def sections(self, order: RankActions) -> Iterator[_Section]:
         """The step of a rank with this schedule, in order."""
@@ -115,16 +108,12 @@ class _Plan:
             self._sizes[value] = evaluate(device_bytes(value), self._env)
         return self._sizes[value]
 
-    def labels(self, op: Operation) -> Sequence[Label]:
-        """What its nodes are, if it has any."""
-        return self._labels[op]
-
-    def interleaved(self, runs: Sequence[_Run]) -> _Run:
+    def interleaved(self, runs: Sequence[Run]) -> Run:
         """The order in which actions run together: one goes on where another communicates."""
         queues = [list(self._between_calls(run)) for run in runs]
         return [step for turn in zip_longest(*queues, fillvalue=()) for q in turn for step in q]
 
-    def _between_calls(self, run: _Run) -> Iterator[_Run]:
+    def _between_calls(self, run: Run) -> Iterator[Run]:
         start = 0
         for end, (step, _) in enumerate(run, 1):
             if self._is_call(step.op):
@@ -134,23 +123,7 @@ class _Plan:
 
     def _is_call(self, op: Operation) -> bool:
         collective = isinstance(op.definition, Collective)
-        return collective and not isinstance(op.definition, Shift) and op not in self._cut
-
-
-def _is_cut(op: Operation, env: Env) -> bool:
-    definition = op.definition
-    whole = definition.buffer(op) if isinstance(definition, Collective) else ZERO
-    return evaluate(whole, env) > evaluate(op.expr("bucket"), env)
-
-
-def _labels(op: Operation) -> Sequence[Label]:
-    values = op.results or op.operands
-    if not values:
-        return ()
-    name, kind = values[0].name, op.name.partition(".")[2]
-    if isinstance(op.definition, Shift):
-        return ("send", f"{name}.send"), ("recv", name)
-    return ((kind, f"{name}.send" if isinstance(op.definition, SendOp) else name),)
+        return collective and not isinstance(op.definition, Shift) and "bucket" not in op.attrs
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -158,26 +131,28 @@ def _labels(op: Operation) -> Sequence[Label]:
 
 @dataclass(frozen=True)
 class _Aligned:
-    """A section as nodes: which they are, and their events."""
+    """A section as nodes: the numbers of the operations that they come from, and their events."""
 
-    labels: Ints
+    origins: Ints
     events: Ints
 
 
 class _Overlay:
-    """Lays the sections of a plan over a program. The calls of a reduction that is cut into buckets
-    stand elsewhere, and have no events."""
+    """Lays the sections of a plan over a program. The calls of a reduction in buckets stand
+    elsewhere, and have no events."""
 
     def __init__(self, plan: _Plan, program: Program) -> None:
         self._plan, self._count = plan, len(program)
-        numbers: dict[Label, int] = {}
-        labels = map(_label, program.prototypes)
-        numbered = [numbers.setdefault(label, len(numbers)) for label in labels]
-        cut = np.array([_is_bucket(n) for n in program.prototypes], dtype=bool)
-        self._places = np.flatnonzero(~cut[program.prototype])
-        self._labels = np.array(numbered, dtype=np.int64)[program.prototype[self._places]]
-        self._numbers = numbers
+        self._numbers: dict[Operation | None, int] = {}
+        self._nodes_of: Counter[Operation] = Counter()
         self._known: dict[Hashable, _Aligned] = {}
+        origins = [n.op.origin if n.op is not None else None for n in program.prototypes]
+        numbered = [self._numbers.setdefault(op, len(self._numbers)) for op in origins]
+        cut = np.array([n.bucket for n in program.prototypes], dtype=bool)
+        self._places = np.flatnonzero(~cut[program.prototype])
+        self._origins = np.array(numbered, dtype=np.int64)[program.prototype[self._places]]
+        for made in _made_together(program.prototypes):
+            self._nodes_of |= made
 
     def events(self, sections: Iterator[_Section]) -> Events:
         """The events of all nodes. Raises `DiagnosticError` for nodes that were not planned."""
@@ -188,8 +163,8 @@ class _Overlay:
             if section.key not in self._known:
                 self._known[section.key] = self._aligned(section, at)
             known = self._known[section.key]
-            count = len(known.labels)
-            if not np.array_equal(self._labels[at : at + count], known.labels):
+            count = len(known.origins)
+            if not np.array_equal(self._origins[at : at + count], known.origins):
                 raise _other_than_planned(f"a node from {self._places[at] + 1} on is another one")
             if not count:
                 waiting = np.concatenate([waiting, known.events], axis=1)
@@ -208,14 +183,14 @@ class _Overlay:
         return Events(self._plan.static, found[0], found[1])
 
     def _aligned(self, section: _Section, at: int) -> _Aligned:
-        """The nodes of a section that starts at the `at`th: a step has those that are called as it
-        is, or none."""
+        """The nodes of a section that starts at the `at`th: a step has those that come from its
+        operation, or none."""
         steps: list[tuple[int, int]] = []
         starts: list[int] = []
-        labels: list[int] = []
+        origins: list[int] = []
         begun: int | None = None  # the first step that belongs to the next node
         for step, ends in self._plan.interleaved(section.runs):
-            mine = self._nodes(step.op, at + len(labels))
+            mine = self._nodes(step.op, at + len(origins))
             for _ in mine[1:]:
                 starts.append(len(steps) if begun is None else begun)
                 steps.append((0, 0))
@@ -227,17 +202,28 @@ class _Overlay:
             elif event[0] and begun is None:
                 begun = len(steps)
             steps.append(event)
-            labels += mine
+            origins += mine
         if starts:
             starts[0] = 0
         alone = np.array(steps, dtype=np.int64).reshape(-1, 2).T
         merged = _merged(alone, starts) if starts else alone
-        return _Aligned(np.array(labels, dtype=np.int64), merged)
+        return _Aligned(np.array(origins, dtype=np.int64), merged)
 
     def _nodes(self, op: Operation, at: int) -> list[int]:
-        wanted = [self._numbers.get(label, -1) for label in self._plan.labels(op)]
-        found: list[int] = self._labels[at : at + len(wanted)].tolist()
+        wanted = [self._numbers.get(op, -1)] * self._nodes_of[op]
+        found: list[int] = self._origins[at : at + len(wanted)].tolist()
         return found if found == wanted else []
+
+
+def _made_together(nodes: Sequence[Node]) -> Iterable[Counter[Operation]]:
+    """For each region, how many nodes come from an operation: two from one that sends and
+    receives."""
+    lowered = dict.fromkeys(n.op for n in nodes if n.op is not None)
+    regions: dict[Region | None, Counter[Operation]] = {}
+    for op in lowered:
+        if op.origin is not None:
+            regions.setdefault(op.parent, Counter())[op.origin] += 1
+    return regions.values()
 
 
 def _other_than_planned(what: str) -> DiagnosticError:
@@ -254,12 +240,3 @@ def _merged(events: Ints, starts: Sequence[int]) -> Ints:
 
 def _as_one(events: Ints) -> Ints:
     return _merged(events, [0])[:, 0]
-
-
-def _label(node: Node) -> Label:
-    return node.kind, node.name.rpartition("/")[2]
-
-
-def _is_bucket(node: Node) -> bool:
-    """Names of values have no dot."""
-    return node.is_collective and "." in node.name

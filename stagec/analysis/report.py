@@ -22,7 +22,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Env, Expr, evaluate, expand, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
-from stagec.ir.types import axis_size
+from stagec.ir.types import axis_size, index_name
 from stagec.support.diagnostics import error
 from stagec.trace.classes import class_coordinates
 
@@ -75,7 +75,7 @@ def _classes(
     axis = graph.text("over")
     planned: Show = _text if symbolic else _in(planned_env(module), module)
     for coords in class_coordinates(module, graph):
-        inner = {f"{a}_index": i for a, i in coords.items() if a != axis}
+        inner = {index_name(a): i for a, i in coords.items() if a != axis}
         loads = means.values(coords) if inner else dict[str, Fraction]()
         env: Env = {**module.env, **inner, **loads}
         show: Show = _text if symbolic else _in(env, module)
@@ -148,6 +148,8 @@ def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
             "coll": show(counts.communications),
             "send": show(_count_of(counts, "send")),
             "recv": show(_count_of(counts, "recv")),
+            "store": show(counts.copies.get("host", ZERO)),
+            "load": show(counts.copies.get("device", ZERO)),
         },
     }
 

@@ -11,9 +11,10 @@ import click
 
 from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
+from stagec.driver.limit import limit_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
-from stagec.driver.sweep import sweep, sweep_options
+from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.support.diagnostics import error
 
 
@@ -24,6 +25,7 @@ from stagec.support.diagnostics import error
     "--symbolic", is_flag=True, help="Print expressions in the symbols instead of numbers."
 )
 @sweep_options
+@limit_option("Of --sweep: say what holds no more, of a size or a device such as h100.")
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
     """Count parameters, FLOPs, communication and memory of one training step, per rank.
@@ -32,9 +34,12 @@ def command(**given: Any) -> int:
     """
     options = take_options(given)
     if given["sweep"]:
-        return sweep(options, given["sweep"], given)
-    if given["jobs"] is not None or given["scheduler"] is not None:
-        raise error("--jobs and --scheduler are for many configurations", remedy="add --sweep")
+        from stagec.driver.sweep_table import ANALYSIS
+
+        return sweep(options, given, ANALYSIS)
+    check_alone(given)
+    if given["limit"] is not None:
+        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     builder = JobBuilder(options, symbolic=given["symbolic"])
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])

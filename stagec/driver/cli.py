@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "presets": ("stagec.driver.presets", "List published runs, or print the strategy of one."),
     "passes": ("stagec.driver.passes", "List passes and pipelines, or describe one."),
     "ops": ("stagec.driver.ops", "List ops, or describe one."),
+    "test": ("stagec.testing.command", "Run the lit and golden tests of a folder."),
 }
 
 

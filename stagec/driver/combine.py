@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from stagec.driver.options import DATA_AXES, JobOptions
-from stagec.driver.strategy_text import recomputed
+from stagec.driver.options import DATA_AXES, REDUCED, JobOptions
+from stagec.driver.strategy_text import microbatches, recomputed
 from stagec.ir_spec.ops.strategy import RECOMPUTE
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -208,7 +208,7 @@ def _pipeline(job: Job) -> Iterator[Diagnostic]:
     options, stages = job.options, job.ranks("pp")
     if stages == 1:
         return
-    count = options.microbatches or 2 * stages
+    count = microbatches(options, stages)
     sharded = options.zero == 3 and options.reshard_after_forward != "never"
     if sharded and {"dp", "dp_shard", "ep", "cp"} & job.axes.keys():
         yield _warning(
@@ -257,7 +257,8 @@ _OF_AXIS = {
 }
 
 
-def _no_effect(job: Job) -> Iterator[Diagnostic]:
+def without_effect(job: Job) -> Iterator[Diagnostic]:
+    """Options that change nothing here."""
     options, axes = job.options, job.axes.keys()
     default = JobOptions("")
     if options.zero and not {"dp", "dp_shard", "ep", "cp"} & axes:
@@ -267,10 +268,12 @@ def _no_effect(job: Job) -> Iterator[Diagnostic]:
             if getattr(options, name) != getattr(default, name):
                 shown = "--no-async-tp" if name == "async_tp" else flag(name)
                 yield _warning(f"{shown} has no effect without --{axis}")
-    if options.ddp_bucket and options.zero >= 2:
+    if options.ddp_bucket != default.ddp_bucket and options.zero >= 2:
         yield _warning(
             "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"
         )
+    elif options.ddp_bucket != default.ddp_bucket and axes.isdisjoint(REDUCED):
+        yield _warning("--ddp-bucket has no effect without --dp")
     if options.memory_nodes and not options.offload:
         yield _warning("--memory-nodes has no effect without --offload")
 
@@ -284,7 +287,7 @@ RULES: tuple[Rule, ...] = (
     _pipeline,
     _fsdp,
     _recompute,
-    _no_effect,
+    without_effect,
 )
 
 

@@ -16,12 +16,12 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
 from stagec.driver.provenance import provenance
+from stagec.driver.rates import rate_options, roofline
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.trace.emit import Annotate, Job
-    from stagec.trace.encode import Roofline
 
 
 @click.command("compile")
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     type=click.Choice(["op", "block", "layer"]),
     default="op",
     help="One node for each op, each matrix product and what follows it, or as much of a layer as "
-    "communication lets be one.",
+    "communication lets be one. FLOPs and bytes of a merged node are sums, and a roofline over "
+    "sums is too fast: with --peak-tflops its duration is the sum of its parts'.",
 )
 @click.option(
     "--names",
@@ -60,16 +61,7 @@ if TYPE_CHECKING:
 @emission_options
 @click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
 @click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
-@click.option(
-    "--peak-tflops",
-    type=click.FloatRange(min=0, min_open=True),
-    help="With --memory-gbps: write durations by a roofline.",
-)
-@click.option(
-    "--memory-gbps",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Memory bandwidth for durations, GB/s.",
-)
+@rate_options("write durations by a roofline")
 def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
     manifest.
@@ -80,7 +72,7 @@ def command(**given: Any) -> int:
     output: Path | None = given["output"]
     archive: Path | None = given["archive"]
     _check_outputs(output, archive, given, writes=not options.print_strategy)
-    _roofline(given)
+    roofline(given)
     began = time.perf_counter()
     builder = JobBuilder(options)
     if options.print_strategy:
@@ -160,7 +152,7 @@ def _job(builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None) 
 
     name = given["name"] or builder.model_name
     check_name(name)
-    how = _roofline(given), given["names"], given["granularity"], annotate
+    how = roofline(given), given["names"], given["granularity"], annotate
     return make_job(builder.module, name, *how)
 
 
@@ -171,28 +163,6 @@ def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) 
     size = write_archive(job, path, about)
     if not quiet:
         tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
-
-
-def _roofline(given: dict[str, Any]) -> Roofline | None:
-    from stagec.trace.encode import Roofline
-
-    tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
-    if (tflops is None) != (bandwidth is None):
-        raise error(
-            "durations need both --peak-tflops and --memory-gbps", remedy="give the other one too"
-        )
-    if tflops is None:
-        return None
-    if not all(_SLOWEST <= rate <= _FASTEST for rate in (tflops, bandwidth)):
-        raise error(
-            f"--peak-tflops {tflops:g} and --memory-gbps {bandwidth:g}: expected rates from "
-            f"{_SLOWEST:g} to {_FASTEST:g}",
-            remedy="an H100, for example, has 989 and 3350",
-        )
-    return Roofline(tflops * 1e12, bandwidth * 1e9)
-
-
-_SLOWEST, _FASTEST = 1e-6, 1e9
 
 
 def check_name(name: str) -> None:

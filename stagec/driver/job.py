@@ -46,7 +46,7 @@ class JobBuilder:
         self.options, self._symbolic = complete(options), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
-        self._from_texts = False
+        self.from_texts = False  # whether a text says how to parallelize, and not flags
         self.loaded: Loaded = load_plugins(options.plugin)
         self.model_name = Path(options.model).stem if is_file_name(options.model) else options.model
         self.module = self._load()
@@ -77,10 +77,10 @@ class JobBuilder:
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
         self._kv_parts = self._too_few_kv_heads(module)
         options = self.options
-        self._from_texts = bool(
+        self.from_texts = bool(
             options.strategy or self._preset is not None or module.ops("stg.strategy")
         )
-        if self._from_texts:
+        if self.from_texts:
             self._refuse_shorthands()
         else:
             check_experts(options, module.symbols)
@@ -130,14 +130,11 @@ class JobBuilder:
     # -- the strategy ------------------------------------------------------------------------------
 
     def _axes(self) -> dict[str, int | None]:
-        if self.options.mesh is not None:
-            return dict(self.options.mesh)
-        if self._from_texts:  # the axes are those of the text: one that is given changes
+        if self.from_texts and self.options.mesh is None:
+            # the axes are those of the text: one that is given changes
             given = {a: int(getattr(self.options, a)) for a in AXES}
             return {a: n for a, n in given.items() if n > 1 or a in self.options.explicit}
-        sizes = folded_axes(self.options, AXES)
-        axes: dict[str, int | None] = {a: n for a, n in sizes.items() if n > 1}
-        return axes | self._kv_parts
+        return mesh_axes(self.options) | self._kv_parts
 
     def _add_strategy(self, module: Module) -> None:
         """Put mesh and strategy in front of the functions; a strategy in the model's own text
@@ -219,9 +216,15 @@ class JobBuilder:
 
     # -- compiling ---------------------------------------------------------------------------------
 
-    def lower(self, until: str | None = None, watching: Iterable[Instrument] = ()) -> Module:
+    def lower(
+        self,
+        until: str | None = None,
+        watching: Iterable[Instrument] = (),
+        *,
+        verify: bool = True,
+    ) -> Module:
         """Run the pipeline up to the lowered module, or up to the pass `until`, with further
-        instruments.
+        instruments; without `verify` the module is not verified after each pass.
 
         Raises `DiagnosticError`."""
         pipeline = self.loaded.pipeline(self.pipeline_text())
@@ -231,7 +234,7 @@ class JobBuilder:
             pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
         known = self.loaded.passes.values()
         around = [*instruments(self.options, pipeline), *watching]
-        PassManager(pipeline, around, known=known).run(self.module)
+        PassManager(pipeline, around, known=known, verify=verify).run(self.module)
         for diagnostic in self.module.diagnostics.items:
             report(diagnostic)
         return self.module
@@ -254,6 +257,14 @@ class JobBuilder:
         ops = [*self.module.ops("stg.mesh"), *self._assumed, *self.module.ops("stg.strategy")]
         body = "".join("  " + line + "\n" for op in ops for line in print_op(op).splitlines())
         return f"stg.module @strategy {{\n{body}}}\n"
+
+
+def mesh_axes(options: JobOptions) -> dict[str, int | None]:
+    """The axes that options give the mesh of a strategy of flags, as far as the model leaves them
+    whole."""
+    if options.mesh is not None:
+        return dict(options.mesh)
+    return {a: n for a, n in folded_axes(options, AXES).items() if n > 1}
 
 
 def find_preset(options: JobOptions) -> Preset:

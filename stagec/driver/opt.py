@@ -50,7 +50,11 @@ class Options:
 @click.command("opt")
 @click.argument("file", default="-")
 @click.option(
-    "-p", "--pipeline", default="", metavar="PASSES", help="Run these passes: 'a,b{x=1}'."
+    "-p",
+    "--pipeline",
+    default="",
+    metavar="PASSES",
+    help="Run these passes: 'a,b{x=1}'; '+after(a):c', '+before(a):c' and '-a' edit those before.",
 )
 @click.option(
     "--print-after", multiple=True, metavar="NAME|all|change", help="Print the module after passes."

@@ -19,11 +19,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Axes over which the batch is split.
 DATA_AXES = ("dp_replicate", "dp_shard", "dp")
+#: Axes over which all gradients are reduced.
+REDUCED = (*DATA_AXES, "ep", "cp")
 #: What tensor parallelism splits: heads, KV heads, feed-forward widths (dense, of an expert, of
 #: shared experts), vocabulary.
 TENSOR_PARALLEL = ("H", "G", "F", "M", "F_shared", "V")
 #: The part of tensor parallelism over which KV heads are replicated, where there are too few.
 REPLICAS = "tpr"
+#: Bytes of a call that reduces gradients, as in PyTorch's DDP (`bucket_cap_mb`).
+BUCKET = 25 << 20
 SHORTHANDS = (
     "etp",
     "capacity_factor",
@@ -178,7 +182,7 @@ class JobOptions:
     reduce_dtype: str = "f32"
     master_dtype: str = "f32"
     fp8: str = "none"
-    ddp_bucket: int = 0
+    ddp_bucket: int = BUCKET
     recompute: str = "none"
     recompute_layers: int = 0
     recompute_every: int = 0
@@ -351,9 +355,10 @@ _OPTIONS = (
     click.option(
         "--ddp-bucket",
         type=click.IntRange(min=0),
-        default=0,
+        default=BUCKET,
         metavar="BYTES",
-        help="Cut gradient reductions into calls of this size (0: one call).",
+        help="ZeRO 0 and 1: reduce gradients in calls of this size, as soon as they are there "
+        "(default 25 MiB; 0: in one call after backward).",
     ),
     click.option(
         "--recompute",
@@ -382,12 +387,15 @@ _OPTIONS = (
         help="Keep what the blocks stash, or the optimizer's state, in host memory.",
     ),
     click.option(
-        "--memory-nodes", is_flag=True, help="Write the copies of --offload as nodes of the trace."
+        "--memory-nodes",
+        is_flag=True,
+        help="Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).",
     ),
     click.option(
         "--pipeline",
         metavar="PASSES",
-        help="Passes to run (default: train; forward if no argument is a param).",
+        help="Passes to run (default: train; forward if no argument is a param), such as "
+        "'train,+after(infer-shapes):my-pass'.",
     ),
     click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
     click.option(

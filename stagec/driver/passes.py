@@ -16,16 +16,19 @@ from stagec.support.diagnostics import did_you_mean, error
 
 
 @click.command("passes")
-@click.option("--help-pass", metavar="NAME", help="Describe one pass with its options.")
+@click.argument("name", required=False)
+@click.option("--help-pass", hidden=True, help="The same as NAME, for older scripts.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
-def command(help_pass: str | None, as_json: bool, plugin: tuple[Path, ...]) -> None:
-    """List the passes and the named pipelines."""
+def command(
+    name: str | None, help_pass: str | None, as_json: bool, plugin: tuple[Path, ...]
+) -> None:
+    """List the passes and the named pipelines, or describe the one called NAME."""
     loaded = load_plugins(plugin)
     if as_json:
         write_output(json.dumps(_data(loaded), indent=2) + "\n", None)
-    elif help_pass:
-        write_output(_description(loaded, help_pass), None)
+    elif name := name or help_pass:
+        write_output(_description(loaded, name), None)
     else:
         write_output(_listing(loaded), None)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 from stagec import __version__
-from stagec.driver.job import AXES, JobBuilder
-from stagec.driver.options import SHORTHANDS, JobOptions
+from stagec.driver.command_line import flag_words, job_words
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
 
 #: What `compile` takes beside the options of a job and makes traces differ, with the defaults.
 _OF_TRACES: Mapping[str, object] = {
@@ -42,35 +42,7 @@ def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> 
 
 def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
     """The words of the command line that gives the same traces."""
-    yield from filter(None, ("stagec", "compile", options.model, options.strategy))
-    default = JobOptions("")
-    for name in ("preset", *AXES, *SHORTHANDS, "pipeline"):
-        value = getattr(options, name)
-        if value != getattr(default, name) or name in options.explicit:
-            yield from _flag(name, value)
-    for name, sizes in (("mesh", options.mesh), ("set", options.sizes)):
-        if sizes:
-            yield from (f"--{name}", ",".join(_size(*size) for size in sizes.items()))
-    for path in options.plugin:
-        yield from ("--plugin", str(path))
+    yield from ("stagec", "compile", *job_words(options))
     for name, usual in _OF_TRACES.items():
         if given[name] != usual:
-            yield from _flag(name, given[name])
-
-
-def _flag(name: str, value: object) -> Iterator[str]:
-    shown = name.replace("_", "-")
-    if isinstance(value, bool):
-        yield f"--{shown}" if value else f"--no-{shown}"
-        return
-    yield f"--{shown}"
-    if name == "expert_load":
-        yield json.dumps(value)
-    elif isinstance(value, tuple):
-        yield ",".join(map(str, cast("tuple[object, ...]", value)))
-    else:
-        yield str(value)
-
-
-def _size(name: str, value: int | None) -> str:
-    return name if value is None else f"{name}={value}"
+            yield from flag_words(name, given[name])

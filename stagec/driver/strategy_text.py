@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from stagec.driver.expert_load import load_statements
-from stagec.driver.options import DATA_AXES, REPLICAS, TENSOR_PARALLEL, JobOptions
+from stagec.driver.options import DATA_AXES, REDUCED, REPLICAS, TENSOR_PARALLEL, JobOptions
 from stagec.ir_spec.ops.strategy import RECOMPUTE
 
 
@@ -81,8 +81,7 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
         yield f"stg.tp_inputs[{options.tp_inputs.replace('-', '_')}]"
     if "tp" in axes and not options.async_tp:
         yield f"stg.blocking[over = {_tuple(a for a in ('tp', REPLICAS) if a in axes)}]"
-    stages = axes.get("pp", 1) or 1
-    count = options.microbatches or (2 * stages if stages > 1 else 1)
+    count = microbatches(options, axes.get("pp", 1) or 1)
     if count > 1:
         yield f"stg.microbatches[count = {count}]"
     if "pp" in axes:
@@ -95,7 +94,7 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
     if options.offload:
         what = _tuple(n.strip() for n in options.offload.split(","))
         yield f"stg.offload[{what}{', nodes' if options.memory_nodes else ''}]"
-    if options.ddp_bucket:
+    if options.ddp_bucket and options.zero < 2 and not axes.keys().isdisjoint(REDUCED):
         yield f"stg.bucket[bytes = {options.ddp_bucket}]"
     fp8 = f", fp8 = {options.fp8}" if options.fp8 != "none" else ""
     yield (
@@ -110,6 +109,11 @@ def _pipeline(options: JobOptions) -> str:
     layers = ", ".join(map(str, options.stage_layers))
     layers = f", layers = ({layers})" if layers else ""
     return f'stg.pipeline[over = pp, schedule = "{options.schedule}"{chunks}{layers}]'
+
+
+def microbatches(options: JobOptions, stages: int) -> int:
+    """How many microbatches a job has, with so many pipeline stages."""
+    return options.microbatches or (2 * stages if stages > 1 else 1)
 
 
 def recomputed(options: JobOptions) -> list[str]:

@@ -1,4 +1,4 @@
-"""`stagec analyze --sweep`: one job in many configurations, a row for each.
+"""`--sweep` of `analyze` and `memory`: one job in many configurations, a row for each.
 
 Rows are computed by worker processes or by a cluster. A configuration that is none is a row too,
 with the reason.
@@ -10,106 +10,99 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import StringIO
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stagec.driver.common import kept_reports, write_output
+from stagec.driver.common import kept_reports, report, write_output
 from stagec.driver.emission import progress_bar, worker_options, workers
-from stagec.driver.job import AXES, JobBuilder, is_file_name
-from stagec.driver.options import SHORTHANDS, JobOptions, Sizes
+from stagec.driver.job import is_file_name
+from stagec.driver.limit import Limit
+from stagec.driver.options import JobOptions
+from stagec.driver.sweep_axes import Axis, Choice, SweepType, conflicts
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, did_you_mean, error
 
-F = TypeVar("F", bound=Callable[..., Any])
-Numbered = tuple[int, dict[str, Any]]
+if TYPE_CHECKING:
+    from stagec.driver.sweep_table import Column
 
-#: What can be swept, beside the sizes of symbols.
-_NAMES = (*AXES, *SHORTHANDS, "preset", "ranks")
+F = TypeVar("F", bound=Callable[..., Any])
+SweepRow = dict[str, Any]
+Numbered = tuple[int, SweepRow]
+
 #: What is about one job.
-_ALONE = ("symbolic", "print_strategy", "print_after", "dump_dir", "time_passes", "reproducer")
+_ALONE = (
+    "symbolic",
+    "print_strategy",
+    "print_after",
+    "dump_dir",
+    "time_passes",
+    "reproducer",
+    "fit",
+    "html",
+    "snapshot",
+    "stage",
+)
 _MOST_ROWS = 100_000
 #: The compiler takes a worker of a cluster for one thread.
 _one_at_a_time = threading.Lock()
 
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """What is swept: an option or a symbol, and its values with how they are written."""
-
-    name: str
-    option: str | None
-    values: tuple[tuple[str, Any], ...]
-
-    def chosen(self, options: JobOptions, value: Any) -> JobOptions:
-        """The options with one of the values."""
-        if self.option is None:
-            return replace(options, sizes={**options.sizes, self.name: value})
-        given: dict[str, Any] = {self.option: value}
-        return replace(options, **given, explicit=options.explicit | {self.option})
-
-
-class _Sweep(click.ParamType[Axis]):
-    name = "NAME=VALUE,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Axis:
-        name, _, rest = (part.strip() for part in str(value).partition("="))
-        texts = [text.strip() for text in rest.split(",")]
-        if not name or not all(texts):
-            self.fail(f"'{value}' is not NAME=VALUE,...", param, ctx)
-        attribute = name.replace("-", "_")
-        if attribute in _NAMES and ctx is not None:
-            found = next(p for p in ctx.command.params if p.name == attribute)
-            return Axis(
-                name, attribute, tuple((text, found.type(text, found, ctx)) for text in texts)
-            )
-        if not name[0].isupper():
-            hint = did_you_mean(name, (n.replace("_", "-") for n in _NAMES))
-            self.fail(f"no flag '{name}' to sweep, nor a symbol; {hint or 'tp=1,2'}", param, ctx)
-        sizes = (Sizes()(f"{name}={text}", param, ctx)[name] for text in texts)
-        return Axis(name, None, tuple(zip(texts, sizes, strict=True)))
+_OPTIONS = (
+    click.option(
+        "--sweep",
+        type=SweepType(),
+        multiple=True,
+        help="One row for each of these values of a flag (sp=on,off) or symbol (S=4096,8192), or "
+        "each table of a file; several: for each combination.",
+    ),
+    click.option("--sort", metavar="KEY", help="Of --sweep: the rows by this column, least first."),
+    click.option("--csv", "as_csv", is_flag=True, help="Of --sweep: print comma-separated values."),
+)
 
 
 def sweep_options(function: F) -> F:
     """Give a command the options of a sweep."""
-    option = click.option(
-        "--sweep",
-        type=_Sweep(),
-        multiple=True,
-        help="One row for each of these values of a flag (sp=on,off) or symbol (S=4096,8192); "
-        "several: for each combination.",
-    )
-    return option(worker_options(function))
+    function = worker_options(function)
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
 
 
-def sweep(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) -> int:
-    """Print a row for each combination; 1 if none of them is a job. Raises `DiagnosticError`."""
+def check_alone(given: Mapping[str, Any]) -> None:
+    """Raise `DiagnosticError` for options of a sweep where there is none."""
+    wrong = [n for n in ("sort", "as_csv", "jobs", "scheduler") if given[n]]
+    if wrong:
+        flag = wrong[0].removeprefix("as_")
+        raise error(f"--{flag} is for many configurations", remedy="add --sweep")
+
+
+def sweep(options: JobOptions, given: Mapping[str, Any], columns: Sequence[Column]) -> int:
+    """Print a row for each combination, in a table with these columns; 1 if none of them is a job,
+    or holds no more than the limit. Raises `DiagnosticError`."""
+    axes: Sequence[Axis] = given["sweep"]
     _check(options, axes, given)
-    choices = list(product(*(axis.values for axis in axes)))
-    units = [_configured(options, axes, choice) for choice in choices]
+    if given["limit"] is not None:
+        from stagec.driver.sweep_table import FITS
+
+        columns = [*columns, FITS]
+    key = _key(given["sort"], axes, columns) if given["sort"] is not None else None
+    choices = list(product(*(axis.choices for axis in axes)))
+    units = [_configured(options, choice) for choice in choices]
     with workers(given) as run:
         results = dict(_with_progress(run(row, units), len(units)))
-    rows: list[dict[str, Any]] = []
+    rows: list[SweepRow] = []
     for number, choice in enumerate(choices):
-        chosen = {a.name: _plain(*v) for a, v in zip(axes, choice, strict=True)}
-        rows.append({"configuration": chosen, **results[number]})
-    if given["as_json"]:
-        text = json.dumps(rows, indent=1) + "\n"
-    else:
-        from stagec.driver.tables import print_sweep
-
-        table = StringIO()
-        print_sweep(rows, table if given["output"] or not sys.stdout.isatty() else sys.stdout)
-        text = table.getvalue()
-    write_output(text, given["output"])
-    return 0 if any("error" not in found for found in rows) else 1
+        shown = {a.name: c.shown for a, c in zip(axes, choice, strict=True)}
+        rows.append({"configuration": shown, **_judged(results[number], given["limit"])})
+    _print(sorted(rows, key=key) if key is not None else rows, columns, given)
+    return 0 if any(found.get("fits", "error" not in found) for found in rows) else 1
 
 
-def row(options: JobOptions) -> dict[str, Any]:
+def row(options: JobOptions) -> SweepRow:
     """What is known of a job in a line: the most that any of its ranks has, or why it is none."""
     with _one_at_a_time, kept_reports() as told:
         try:
@@ -122,40 +115,80 @@ def row(options: JobOptions) -> dict[str, Any]:
     return {**found, "warnings": [d.message for d in told]}
 
 
-def _summary(options: JobOptions) -> dict[str, Any]:
-    from stagec.analysis.report import analysis
+def _summary(options: JobOptions) -> SweepRow:
+    from stagec.driver.figures import figures
 
-    builder = JobBuilder(options)
-    result = analysis(builder.lower(), builder.model_name)
-    classes: list[dict[str, Any]] = result["classes"]
+    found = figures(options)
     return {
-        "model": result["model"],
-        "ranks": result["ranks"],
-        "mesh": result["mesh"],
-        "parameters": result["parameters"],
-        "flops": max(sum(c["flops"].values()) for c in classes),
-        "sent_bytes": max(_sent(c) for c in classes),
-        "peak_bytes": max(c["memory"]["peak"] for c in classes),
+        "model": found.model,
+        "ranks": found.ranks,
+        "mesh": found.mesh,
+        "parameters": found.parameters,
+        "flops": found.flops,
+        "sent_bytes": found.sent,
+        "peak_bytes": found.peak,
+        "host_bytes": found.host,
+        "memory": found.memory,
     }
 
 
-def _sent(entry: Mapping[str, Any]) -> int:
-    sent: list[int] = [c["wire_bytes"] for c in entry["collectives"]]
-    return sum(sent + [m["bytes"] for m in entry["p2p"] if m["dir"] == "send"])
+def _judged(found: SweepRow, limit: Limit | None) -> SweepRow:
+    """A row that says whether it fits, if there is a limit and it is a job."""
+    if limit is None or "error" in found:
+        return found
+    return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"])}
+
+
+def _key(wanted: str, axes: Sequence[Axis], columns: Sequence[Column]) -> Callable[[SweepRow], Any]:
+    """What rows are sorted by, those that are no jobs last. Raises `DiagnosticError`."""
+    names = [*(axis.name for axis in axes), *(column.name for column in columns)]
+    if wanted not in names:
+        remedy = did_you_mean(wanted, names) or f"choose among {', '.join(names)}"
+        raise error(f"--sort {wanted}: there is no such column", remedy=remedy)
+
+    from stagec.driver.sweep_table import value_of
+
+    def key(found: SweepRow) -> tuple[bool, bool, Any]:
+        if "error" in found:
+            return True, False, 0
+        value = value_of(found, wanted, columns)
+        return False, isinstance(value, str), value  # a swept value may be a number or a text
+
+    return key
+
+
+def _print(rows: Sequence[SweepRow], columns: Sequence[Column], given: Mapping[str, Any]) -> None:
+    from stagec.driver.sweep_table import csv_text, print_sweep
+
+    limit: Limit | None = given["limit"]
+    for remark in limit.remarks() if limit is not None else ():
+        report(remark)
+    if given["as_json"]:
+        text = json.dumps(rows, indent=1) + "\n"
+    elif given["as_csv"]:
+        text = csv_text(rows)
+    else:
+        table = StringIO()
+        print_sweep(
+            rows, columns, table if given["output"] or not sys.stdout.isatty() else sys.stdout
+        )
+        text = table.getvalue()
+    write_output(text, given["output"])
 
 
 def _check(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
-    names = [axis.name for axis in axes]
-    for name in names:
-        if names.count(name) > 1:
-            raise error(f"--sweep {name} is given twice", remedy=f"one --sweep {name}=VALUE,...")
-    alone = [n for n in _ALONE if given.get(n) or getattr(options, n, None)]
+    for name in conflicts(axes):
+        flag = name.replace("_", "-")
+        raise error(f"--sweep {flag} is given twice", remedy=f"one --sweep {flag}=VALUE,...")
+    alone = [n for n in _ALONE if _is_given(given.get(n)) or getattr(options, n, None)]
     if alone:
         flag = alone[0].replace("_", "-")
         raise error(f"--{flag} is about one job, --sweep about many", remedy=f"leave out --{flag}")
+    if given["as_json"] and given["as_csv"]:
+        raise error("--json and --csv are two forms of the rows", remedy="choose one of them")
     if "-" in (options.model, options.strategy):
         raise error("--sweep reads a text many times", remedy="give a file instead of '-'")
-    count = prod(len(axis.values) for axis in axes)
+    count = prod(len(axis.choices) for axis in axes)
     if count > _MOST_ROWS:
         raise error(
             f"--sweep asks for {count:,} configurations, expected at most {_MOST_ROWS:,}",
@@ -163,12 +196,15 @@ def _check(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) 
         )
 
 
-def _configured(
-    options: JobOptions, axes: Sequence[Axis], choice: Sequence[tuple[str, Any]]
-) -> JobOptions:
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _configured(options: JobOptions, choices: Sequence[Choice]) -> JobOptions:
     """The options of a combination, for a process with another working directory."""
-    for axis, (_, value) in zip(axes, choice, strict=True):
-        options = axis.chosen(options, value)
+    for choice in choices:
+        for setting in choice.settings:
+            options = setting.chosen(options)
     return replace(
         options,
         model=_absolute(options.model) or "",
@@ -179,10 +215,6 @@ def _configured(
 
 def _absolute(name: str | None) -> str | None:
     return str(Path(name).resolve()) if name and is_file_name(name) else name
-
-
-def _plain(text: str, value: Any) -> int | str:
-    return value if isinstance(value, int) else text
 
 
 def _with_progress(results: Iterator[Numbered], total: int) -> Iterator[Numbered]:

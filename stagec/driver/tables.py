@@ -7,12 +7,10 @@ from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _LONG = 300
-_SWITCH = {"True": "on", "False": "off"}
 _COUNT_UNITS = ("", "K", "M", "G", "T", "P", "E", "Z")
 
 
@@ -187,30 +185,13 @@ def _print_class(group: list[dict[str, Any]], out: Console) -> None:
     nodes = entry["nodes"]
     out.print(
         f"Nodes: {nodes['comp']} computations, {nodes['coll']} collectives, {nodes['send']} sends, "
-        f"{nodes['recv']} receives"
+        f"{nodes['recv']} receives{_copies(nodes)}"
     )
 
 
-def print_sweep(rows: list[dict[str, Any]], stream: TextIO) -> None:
-    """A line for each configuration; below, why some are none, and what there is to know."""
-    names = list(rows[0]["configuration"])
-    columns = (*names, "ranks", "FLOPs executed", "sent", "peak")
-    made = table("Configurations; the most of any rank and step", *columns, "", text_columns=0)
-    made.columns[-1].justify = "left"
-    notes: dict[str, int] = {}
-    for entry in rows:
-        told = [f"error: {entry['error']}"] if "error" in entry else entry["warnings"]
-        marks = " ".join(f"[{notes.setdefault(text, len(notes) + 1)}]" for text in told)
-        numbers = ("-",) * 4
-        if "error" not in entry:
-            flops, sent = count_text(entry["flops"], "FLOP"), bytes_text(entry["sent_bytes"])
-            numbers = str(entry["ranks"]), flops, sent, bytes_text(entry["peak_bytes"])
-        chosen = (_SWITCH.get(str(v), str(v)) for v in entry["configuration"].values())
-        made.add_row(*chosen, *numbers, escape(marks))
-    out = console(stream)
-    out.print(made)
-    for text, number in notes.items():
-        out.print(f"[{number}] {text}", markup=False)
+def _copies(nodes: dict[str, Any]) -> str:
+    copied = any(nodes[kind] not in (0, "0") for kind in ("store", "load"))
+    return f", {nodes['store']} stores, {nodes['load']} loads" if copied else ""
 
 
 def print_footprint(result: dict[str, Any], stream: TextIO) -> None:

@@ -16,6 +16,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array, NumericContext
+from stagec.ir.own_gathers import own_gathers
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
 from stagec.support.diagnostics import error
@@ -139,11 +140,25 @@ class Machine:
             )
 
     def _local(self, op: Operation, operands: list[Locals]) -> list[Locals]:
+        operands = self._gathered(op, operands)
         per_rank: list[Sequence[Array]] = []
         for r, coords in enumerate(self.ranks):
             ctx = NumericContext(self.env, coords, self._iteration, self._microbatch, self._zigzag)
             per_rank.append(op.definition.reference(op, ctx, *(parts[r] for parts in operands)))
         return [list(parts) for parts in zip(*per_rank, strict=True)]
+
+    def _gathered(self, op: Operation, operands: list[Locals]) -> list[Locals]:
+        """The operands with what the op gathers itself."""
+        rule = op.definition.rule(op)
+        gathered = list(operands)
+        for own in own_gathers(op, rule) if rule is not None else ():
+            parts = gathered[own.operand]
+            gathered[own.operand] = [*parts]
+            for group in self.groups(own.over):
+                whole = np.concatenate([parts[r] for r in group], axis=own.dim)
+                for r in group:
+                    gathered[own.operand][r] = whole
+        return gathered
 
     def _movement(
         self, op: Operation, definition: Movement, operands: list[Locals]

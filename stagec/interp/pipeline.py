@@ -4,7 +4,6 @@ schedule, with messages between them. A stage waits for what it receives, so a d
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -16,12 +15,11 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.schedule.action import Action, Placement
 from stagec.schedule.attached import actions_of, placement_of, regions_of, stages_of
 
-#: What a chunk holds of a value; passes append to the name of what they make of it.
-_CHUNK = re.compile(r"(.+)_c(\d+)((?:_[a-z]+)*)")
 _TOLERANCE = 1e-8
 _K = TypeVar("_K")
 #: sender's stage, channel of the message
@@ -90,15 +88,11 @@ class _Job:
                 raise DisagreementError(f"stages {sorted(tasks)} wait for each other")
         return self._results()
 
-    def starts(self, base: str) -> dict[int, int]:
-        """The first layer of a stacked value in each part of the model."""
-        found, start = dict[int, int](), 0
-        for depth in range(self.placement.depth):
-            rank, chunk = self.placement.homes[depth]
-            found[depth] = start
-            arg = self.stages[rank].arguments.get(f"{base}_c{chunk}")
-            start += evaluate(arg.tensor.dims[0].size, self.env) if arg is not None else 0
-        return found
+    def start(self, base: str, stage: int, chunk: int) -> int:
+        """The first layer of a stacked value that a chunk holds."""
+        before = self.placement.homes[: self.depth(stage, chunk)]
+        args = (self.stages[rank].parts.get((base, part)) for rank, part in before)
+        return sum(evaluate(a.tensor.dims[0].size, self.env) for a in args if a is not None)
 
     def depth(self, stage: int, chunk: int) -> int:
         """Which part of the model a chunk is."""
@@ -108,11 +102,9 @@ class _Job:
         stacked: dict[str, dict[int, Array]] = defaultdict(dict)
         whole: dict[str, Array] = {}  # the loss comes first: it is the first scalar
         for number, stage in self.stages.items():
-            for name, value in stage.results():
-                part = _CHUNK.fullmatch(name)
-                if part:
-                    depth = self.depth(number, int(part[2]))
-                    _agree(name, stacked[part[1] + part[3]], depth, value)
+            for name, part, value in stage.results():
+                if part is not None:
+                    _agree(name, stacked[part[0]], self.depth(number, part[1]), value)
                 elif np.ndim(value):
                     _agree(name, whole, name, value)
                 else:
@@ -139,24 +131,26 @@ class _Stage(Machine):
         self._job, self._func, self._number = job, func, stage
         self._actions = actions_of(module, func, stage)
         self._met: dict[tuple[int, ...], int] = defaultdict(int)
-        self.arguments = {a.name: a for a in func.body.args}
+        self.parts = {a.tensor.part: a for a in func.body.args if a.tensor.part is not None}
 
     def load(self, inputs: Mapping[str, Array]) -> None:
         """Take the stage's part of every input."""
-        for name, arg in self.arguments.items():
-            part = _CHUNK.fullmatch(name)
-            if part is None or name in inputs:
-                whole = inputs[name]
+        for arg in self._func.body.args:
+            part = arg.tensor.part
+            if part is None:
+                whole = inputs[arg.name]
             else:
-                start = self._job.starts(part[1])[self._job.depth(self._number, int(part[2]))]
+                start = self._job.start(part[0], self._number, part[1])
                 count = evaluate(arg.tensor.dims[0].size, self.env)
-                whole = inputs[part[1]][start : start + count]
+                whole = inputs[part[0]][start : start + count]
             self._values[arg] = self.scatter(whole, arg.tensor)
 
-    def results(self) -> Iterator[tuple[str, Array]]:
-        """The whole arrays that the stage returns."""
-        for value in self._func.body.terminator.operands:
-            yield value.name, self.gather(self._values[value], value.tensor, value.name)
+    def results(self) -> Iterator[tuple[str, tuple[str, int] | None, Array]]:
+        """The whole arrays that the stage returns: each with its name, and which part it is."""
+        body = self._func.body
+        for value, type_ in zip(body.terminator.operands, body.returns, strict=True):
+            part = type_.part if isinstance(type_, TensorType) else None
+            yield value.name, part, self.gather(self._values[value], value.tensor, value.name)
 
     def tasks(self) -> Iterator[bool]:
         """Runs on with every step; false while it has to wait."""
@@ -172,9 +166,8 @@ class _Stage(Machine):
     def first_iteration(self, op: Operation) -> int:
         """Layers are numbered through the whole model, so that their random masks are the same."""
         for value in _with_kept(op.operands):
-            part = _CHUNK.fullmatch(value.name)
-            if part is not None and self.arguments.get(value.name) is value:
-                return self._job.starts(part[1])[self._job.depth(self._number, int(part[2]))]
+            if value.tensor.part is not None:
+                return self._job.start(value.tensor.part[0], self._number, value.tensor.part[1])
         return 0
 
     # -- actions -----------------------------------------------------------------------------------

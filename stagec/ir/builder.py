@@ -14,7 +14,8 @@ RawAttr = Attr | int | Sequence[int]
 
 
 class Builder:
-    """Creates operations at a place in a region, one after the other."""
+    """Creates operations before a place in a region, one after the other; the place stays right
+    when others insert operations around it."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class Builder:
         phase: str = "forward",
     ) -> None:
         self.registry, self.region, self.loc, self.phase = registry, region, loc, phase
-        self._index = len(region.ops) if index is None else index
+        self._next = region.ops[index] if index is not None and index < len(region.ops) else None
         self.finish: Callable[[Operation], None] | None = (
             None  # called with each new op, to place its results
         )
@@ -45,9 +46,10 @@ class Builder:
         cls, registry: Registry, op: Operation, *, loc: Loc | None = None, phase: str | None = None
     ) -> Builder:
         """A builder that inserts just after `op`."""
-        builder = cls.before(registry, op, loc=loc, phase=phase)
-        builder._index += 1
-        return builder
+        if op.parent is None:
+            raise ValueError(f"'{op.name}' is not in a region")
+        place = op.position() + 1
+        return cls(registry, op.parent, place, loc=loc or op.loc, phase=phase or op.phase)
 
     def op(
         self,
@@ -90,8 +92,8 @@ class Builder:
 
     def insert(self, op: Operation) -> Operation:
         """Insert a ready operation at the insertion point, in this builder's phase."""
-        self.region.insert(self._index, op)
-        self._index += 1
+        place = len(self.region.ops) if self._next is None else self._next.position()
+        self.region.insert(place, op)
         parent = op.parent_op
         if (parent.phase if parent else "forward") != self.phase and op.definition.params_by_name()[
             "phase"

@@ -138,7 +138,10 @@ class Region:
 
 
 class Operation:
-    """`results = name @symbol [attrs] (operands) region`."""
+    """`results = name @symbol [attrs] (operands) region`.
+
+    `origin` is the operation that it was lowered from, while both are at hand: no part of the text.
+    """
 
     __slots__ = (
         "_operands",
@@ -146,6 +149,7 @@ class Operation:
         "definition",
         "loc",
         "name",
+        "origin",
         "parent",
         "region",
         "results",
@@ -166,6 +170,7 @@ class Operation:
         self.results: list[Value] = []
         self.region: Region | None = None
         self.parent: Region | None = None
+        self.origin: Operation | None = None
         self._operands: list[Value] = []
         for value in operands:
             self.add_operand(value)

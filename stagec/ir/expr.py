@@ -13,20 +13,22 @@ expressions are built from tokens, operator by operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, lru_cache, reduce
 from typing import Any, TypeAlias
 
 import sympy
 
+from stagec.ir.buckets import count_buckets
 from stagec.support.diagnostics import NotAnIntegerError
 
 #: Integers in a program are bounded, so that hostile text cannot make arithmetic slow.
 MAX_INTEGER = 2**63 - 1
 MAX_EXPONENT = 64
 MAX_EXPONENT_OF_SUMS = 8
-FUNCTIONS = ("max", "min", "ceildiv")
+BUCKETS = "buckets"
+FUNCTIONS = ("max", "min", "ceildiv", BUCKETS)
 _MOD = "mod"
 
 
@@ -200,6 +202,14 @@ def call(function: str, arguments: Iterable[Expr]) -> Expr:
     return _apply(function, tuple(a.node for a in arguments))
 
 
+def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
+    """How many buckets these sizes fill one after the other, `count_buckets`: rows of sizes, each
+    with how often it comes. In text `buckets(25, (1, 4*D), (L, 8*D, 2*D))`."""
+    rows = (sympy.Tuple(times.node, *(s.node for s in sizes)) for times, sizes in runs)
+    node = sympy.Function(BUCKETS)(full.node, *rows)
+    return Expr(node) if node.free_symbols else const(int(_eval(node, {})))
+
+
 def expand(value: Expr) -> Expr:
     """Products multiplied out: the normal form in which equal polynomials are the same."""
     return Expr(sympy.expand(value.node))
@@ -211,6 +221,9 @@ def same(left: Expr, right: Expr) -> bool:
 
 
 def _apply(function: str, arguments: tuple[Any, ...]) -> Expr:
+    if function == BUCKETS:
+        full, *rows = arguments
+        return buckets(Expr(full), [(Expr(r[0]), [Expr(s) for s in r[1:]]) for r in rows])
     if all(isinstance(a, sympy.Integer) for a in arguments):
         return const(int(_compute(function, [Fraction(int(a)) for a in arguments])))
     if function in ("max", "min"):
@@ -306,6 +319,10 @@ def _eval(node: Any, env: Env) -> Fraction:
         return Fraction(env[node.name])
     if isinstance(node, sympy.Rational):
         return Fraction(int(node.p), int(node.q))
+    if node.func.__name__ == BUCKETS:
+        rows = [[_eval(a, env) for a in row] for row in node.args[1:]]
+        full = _eval(node.args[0], env)
+        return Fraction(count_buckets(full, [(row[0], row[1:]) for row in rows]))
     values = [_eval(a, env) for a in node.args]
     if isinstance(node, sympy.Add):
         return sum(values, Fraction(0))
@@ -321,6 +338,8 @@ def _eval(node: Any, env: Env) -> Fraction:
 
 @_remembered
 def _print(node: Any) -> str:
+    if isinstance(node, sympy.Tuple):
+        return f"({', '.join(map(_print, node))})"
     if isinstance(node, sympy.Add):
         terms = sorted(
             (_print_term(t) for t in node.args), key=lambda t: (t[0] < 0, t[1].isdigit(), t[1])
@@ -411,7 +430,7 @@ def _terms(node: Any, limit: int) -> int:
         for a in node.args:
             count = min(limit + 1, count * _terms(a, limit))
         return count
-    if isinstance(node, sympy.core.function.AppliedUndef):
+    if isinstance(node, sympy.core.function.AppliedUndef | sympy.Tuple):
         return max(_terms(a, limit) for a in node.args)
     return 1
 
@@ -434,6 +453,40 @@ def fraction(value: Expr) -> Fraction:
     if value.symbols:
         raise UnboundError(value.symbols)
     return _eval(value.node, {})
+
+
+@lru_cache(maxsize=1 << 16)
+def is_integral(value: Expr) -> bool:
+    """Whether it is an integer by its form: no term divides by anything.
+
+    | expression      | integral |
+    |-----------------|----------|
+    | `2*S`           | yes      |
+    | `(S + S^2)/S`   | yes      |
+    | `ceildiv(S, 2)` | yes      |
+    | `S/2`           | no       |
+    | `max(S/2, B)`   | no       |
+    """
+    return _is_integral(sympy.expand(value.node))
+
+
+@_remembered
+def _is_integral(node: Any) -> bool:
+    if isinstance(node, sympy.Symbol):
+        return True
+    if isinstance(node, sympy.Rational):
+        return bool(node.q == 1)
+    if isinstance(node, sympy.Pow):
+        return bool(node.exp > 0) and _is_integral(node.base)
+    if node.func.__name__ in ("ceildiv", BUCKETS):
+        return True
+    return all(_is_integral(a) for a in node.args)
+
+
+def is_quadratic(value: Expr) -> bool:
+    """Whether it grows with the square of some symbol: `B*S^2`."""
+    powers = sympy.expand(value.node).atoms(sympy.Pow)
+    return any(isinstance(p.base, sympy.Symbol) and p.exp > 1 for p in powers)
 
 
 def terms(value: Expr) -> dict[str, Fraction]:

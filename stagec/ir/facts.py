@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product as combinations
 from typing import Literal
 
-from stagec.ir.expr import Expr, as_expr, const, evaluate, expand, substitute, symbol
+from stagec.ir.expr import Expr, as_expr, const, evaluate, is_integral, substitute, symbol
 
 Comparison = Literal["==", ">=", "<="]
 _MAX_COMBINATIONS = 256
@@ -101,8 +101,8 @@ class Facts:
             return
         self._known.add((left, modulus))
         name = left.symbol_name
-        if name:  # name = modulus * a fresh integer
-            fresh = symbol(f"{name}_over_{len(self._quotients.get(name, []))}")
+        if name:  # name = modulus * a fresh integer, under a name that no text can give
+            fresh = symbol(f"{name}/{len(self._quotients.get(name, []))}")
             self._quotients.setdefault(name, []).append(modulus * fresh)
 
     @property
@@ -118,9 +118,9 @@ class Facts:
         return self._cache[key]
 
     def _decide(self, divisor: Expr, size: Expr) -> bool:
-        if divisor == 1 or (size, divisor) in self._known or _is_integral(size / divisor):
+        if divisor == 1 or (size, divisor) in self._known or is_integral(size / divisor):
             return True
-        if any(_is_integral(size * m / (n * divisor)) for n, m in self._known):
+        if any(is_integral(size * m / (n * divisor)) for n, m in self._known):
             return True  # n / m is an integer, and so is what it is multiplied by
         names = sorted(size.symbols & self._quotients.keys())
         options = [[None, *self._quotients[n]] for n in names]
@@ -128,7 +128,7 @@ class Facts:
             if tried > _MAX_COMBINATIONS:
                 return False
             env = {n: c for n, c in zip(names, choice, strict=True) if c is not None}
-            if env and _is_integral(substitute(size, env) / divisor):
+            if env and is_integral(substitute(size, env) / divisor):
                 return True
         return self._decide_with_values(divisor, size)
 
@@ -141,9 +141,3 @@ class Facts:
             return self._bound.divides(substitute(divisor, self._env), substitute(size, self._env))
         except ZeroDivisionError:
             return False
-
-
-def _is_integral(value: Expr) -> bool:
-    """Whether every term of the expanded expression is an integer times non-negative powers."""
-    text = str(expand(value)) if "+" in str(value) or "-" in str(value) else str(value)
-    return "/" not in text

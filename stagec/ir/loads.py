@@ -14,6 +14,7 @@ from math import prod
 from stagec.ir.core import Operation
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
+from stagec.ir.types import Load
 
 
 def planned_env(module: Module) -> dict[str, int | Fraction]:
@@ -28,7 +29,7 @@ class Loads:
 
     def __init__(self, module: Module) -> None:
         self._env = module.env
-        self._rows: dict[str, Operation] = {op.text("of"): op for op in module.ops("stg.rows")}
+        self._rows = module.loads
         statements = (op for strategy in module.ops("stg.strategy") for op in strategy.body.ops)
         self._loads: dict[int | None, tuple[int, ...]] = {
             op.integer("layer") if "layer" in op.attrs else None: op.integers("loads")
@@ -45,25 +46,25 @@ class Loads:
     @cached_property
     def symbols(self) -> frozenset[str]:
         """All symbols that it gives values to."""
-        return frozenset(n for s in self._rows for n in (s, f"{s}_most"))
+        return frozenset(name for load in self._rows for name in load.names)
 
     def axes(self, symbols: Collection[str]) -> tuple[str, ...]:
         """The axes whose coordinates the values of these symbols depend on."""
-        used = [op.names("over") for s, op in self._rows.items() if s in symbols]
+        used = [op.names("over") for load, op in self._rows.items() if load.names[0] in symbols]
         return tuple(dict.fromkeys(a for axes in used for a in axes))
 
     def at(self, coords: Mapping[str, int], layer: int) -> dict[str, Fraction]:
         """The values for ranks at these coordinates, in the n-th layer of each repeat; of those
         symbols that the coordinates tell."""
         found: dict[str, Fraction] = {}
-        for symbol, op in self._rows.items():
+        for load, op in self._rows.items():
             if not coords.keys() >= set(op.names("over")):
                 continue
-            parts = self._parts(symbol, layer)
             index = 0
             for axis in op.names("over"):
                 index = index * self._env[axis] + coords[axis]
-            found |= {symbol: parts[index], f"{symbol}_most": self._fullest(symbol, layer)}
+            here = self._parts(load, layer)[index]
+            found |= zip(load.names, (here, self._fullest(load, layer)), strict=True)
         return found
 
     def most(self) -> dict[str, Fraction]:
@@ -72,35 +73,29 @@ class Loads:
             return {}
         layers = {layer or 0 for layer in self._loads}
         found: dict[str, Fraction] = {}
-        for symbol in self._rows:
-            first = _first(symbol)
-            inside = {max(0, n - first) for n in layers} | {max(layers, default=0) + 1}
-            most = max(self._fullest(symbol, n) for n in inside)
-            found |= {symbol: most, f"{symbol}_most": most}
+        for load in self._rows:
+            inside = {max(0, n - load.first) for n in layers} | {max(layers, default=0) + 1}
+            most = max(self._fullest(load, n) for n in inside)
+            found |= dict.fromkeys(load.names, most)
         return found
 
-    def _parts_of_layer(self, symbol: str, layer: int) -> tuple[Fraction, ...]:
+    def _parts_of_layer(self, load: Load, layer: int) -> tuple[Fraction, ...]:
         """The load of each part of the experts over the mean one, in whole rows."""
-        op = self._rows[symbol]
+        op = self._rows[load]
         parts = prod(self._env[a] for a in op.names("over"))
-        loads = self._loads.get(_first(symbol) + layer, self._loads.get(None))
+        loads = self._loads.get(load.first + layer, self._loads.get(None))
         if loads is None:
             return (Fraction(1),) * parts
         even, each = evaluate(op.expr("even"), self._env), len(loads) // parts
         shares = [sum(loads[i * each : (i + 1) * each]) for i in range(parts)]
         return tuple(Fraction(n, even) for n in _apportioned(even * parts, shares))
 
-    def _fullest_of_layer(self, symbol: str, layer: int) -> Fraction:
-        return max(self._parts(symbol, layer))
+    def _fullest_of_layer(self, load: Load, layer: int) -> Fraction:
+        return max(self._parts(load, layer))
 
 
 def _symbols(op: Operation) -> frozenset[str]:
     return op.expr("even").symbols | frozenset(op.names("over"))
-
-
-def _first(symbol: str) -> int:
-    """The layer that a symbol's iterations are counted from: 58 for `E_load58`."""
-    return int(symbol.rpartition("_load")[2] or 0)
 
 
 def _apportioned(total: int, shares: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
-from stagec.ir.types import TensorType
+from stagec.ir.types import Load, TensorType
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Source
 
@@ -104,11 +104,17 @@ class Module:
         }
 
     @property
+    def loads(self) -> dict[Load, Operation]:
+        """The loads that local sizes depend on, each with the `stg.rows` that says of what."""
+        return {Load(op.text("of"), op.integer("first", 0)): op for op in self.ops("stg.rows")}
+
+    @property
     def env(self) -> dict[str, int]:
-        """The values that are known: symbols with defaults and axes with sizes."""
+        """The values that are known: symbols with defaults, axes with sizes, and even loads."""
         mesh = self.mesh
         sizes = {**self.symbols, **(mesh.sizes if mesh else {})}
-        return {n: v for n, v in sizes.items() if v is not None}
+        even = {name: 1 for load in self.loads for name in load.names}
+        return {n: v for n, v in sizes.items() if v is not None} | even
 
     def how_to_set(self, names: Iterable[str]) -> str:
         """A remedy for sizes that are open: the options that give them."""

@@ -13,8 +13,9 @@ from stagec.ir.core import Attr, Operation, Quoted, SymbolRef, Value
 from stagec.ir.expr import ZERO, Expr, const, product
 from stagec.ir.facts import Relation
 from stagec.ir.numeric import NumericContext
+from stagec.ir.own_gathers import own_gathers
 from stagec.ir.rule import Rule, Shape, shape_text
-from stagec.ir.types import Dim, TensorType, Type
+from stagec.ir.types import Dim, Load, TensorType, Type
 from stagec.support.diagnostics import DiagnosticError, did_you_mean, error, note
 from stagec.support.source import Loc
 
@@ -48,14 +49,14 @@ class OpDef:
     """Base of all op definitions; a subclass states what differs. The docstring is the
     documentation."""
 
-    name: ClassVar[str] = ""
-    operands: ClassVar[tuple[str, ...]] = ()
-    results: ClassVar[tuple[str, ...]] = ("result",)
+    name: ClassVar[str] = ""  # as it stands in a text: dialect.name
+    operands: ClassVar[tuple[str, ...]] = ()  # what they are called; so many are expected
+    results: ClassVar[tuple[str, ...]] = ("result",)  # the same of results
     required_results: ClassVar[int | None] = None  # trailing results beyond these may be left out
-    params: ClassVar[tuple[Param, ...]] = ()
+    params: ClassVar[tuple[Param, ...]] = ()  # what may stand in brackets
     variadic: ClassVar[bool] = False  # the last operand may stand any number of times
     variadic_results: ClassVar[bool] = False  # as many results as operands
-    has_region: ClassVar[bool] = False
+    has_region: ClassVar[bool] = False  # operations stand in braces behind it
     open_params: ClassVar[bool] = False  # any parameter is accepted (declarations)
     pure: ClassVar[bool] = True  # may be removed if unused, merged if equal
     free: ClassVar[bool] = False  # costs nothing at run time: a view or a declaration
@@ -68,12 +69,10 @@ class OpDef:
     carries: ClassVar[bool] = False  # its region repeats, values go from one iteration to the next
     recalls: ClassVar[bool] = False  # operand 0 where an iteration recomputes it, else operand 1
     sums_yields: ClassVar[bool] = False  # its region runs several times; what it yields is added up
-    collective_phase: ClassVar[str] = (
-        ""  # phase of collectives that its operands need (default: its own)
-    )
+    collective_phase: ClassVar[str] = ""  # of the collectives that it needs (default: its own)
     ends_lifetime: ClassVar[bool] = False  # its operands' buffers end here
     symbol: ClassVar[str] = ""  # "required" if the op needs an @name
-    example: ClassVar[str] = ""
+    example: ClassVar[str] = ""  # a line of text with it, run as a test
 
     # -- shape -------------------------------------------------------------------------------------
 
@@ -94,6 +93,12 @@ class OpDef:
         """The result types from the operand types: shapes from the rule. Raises
         `DiagnosticError`."""
         rule = self.rule(op)
+        if rule is None and op.results and not self.open_params:
+            raise error(
+                f"'{op.name}' has no rule, so its results have no types",
+                op.loc,
+                remedy="define 'rule' in its op definition, or 'infer'",
+            )
         if rule is None:
             return []
         sizes = factor_sizes(op, rule)
@@ -104,9 +109,9 @@ class OpDef:
                 op.loc,
                 remedy="use letters of the operands only",
             )
-        dtypes = self.dtypes(op)
+        dtypes, loads = self.dtypes(op), factor_loads(op, rule)
         return [
-            TensorType(dtype, tuple(Dim(product(sizes[f] for f in g)) for g in shape))
+            TensorType(dtype, _result_dims(op, shape, sizes, loads))
             for dtype, shape in zip(dtypes, rule.results, strict=True)
         ]
 
@@ -125,13 +130,17 @@ class OpDef:
         return ZERO
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        """FLOPs of matrix products with masks ignored, as PyTorch's FlopCounterMode counts them."""
+        """FLOPs of the matrix products that kernels compute, with masks inside of them ignored, as
+        PyTorch's FlopCounterMode counts them."""
         return ZERO
 
     def bytes_touched(self, op: Operation) -> Expr:
-        """Bytes read and written once each on one rank; by default all operands and all results."""
-        values = [v.tensor for v in (*op.operands, *op.results)]
-        return sum((t.local_bytes for t in values), ZERO)
+        """Bytes read and written once each on one rank; by default all operands and all results,
+        an operand that the op gathers itself as it is then."""
+        rule = self.rule(op)
+        gathered = {g.operand: g.whole(op) for g in own_gathers(op, rule)} if rule else {}
+        read = [gathered.get(i, v.tensor.local_bytes) for i, v in enumerate(op.operands)]
+        return sum((v.tensor.local_bytes for v in op.results), sum(read, ZERO))
 
     def active(self, op: Operation) -> Expr | None:
         """In a repeat: the number of its first iterations in which a rank runs the op. None: in
@@ -264,6 +273,8 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
         sizes_here = value.tensor.local_shape if local else value.tensor.shape
         for size, group in zip(sizes_here, shape, strict=True):
             factor = "".join(group)
+            if local and factor in rule.gathered:
+                continue  # it works on more than the operand has: on what the result has
             if len(group) > 1:
                 compound.append((group, size, value))
             elif factor not in found:
@@ -276,6 +287,50 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
     if local:
         _sizes_from_results(op, rule, sizes)
     return sizes
+
+
+def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
+    """The loads of factors, from the rule and the operand types.
+
+    Where a dimension has several factors, the load is of those that no operand has evenly. Raises
+    `DiagnosticError` if an operand has a factor evenly that another one has with a load.
+    """
+    dims = [
+        (group, d, value)
+        for value, shape in zip(op.operands, rule.operands, strict=True)
+        for group, d in zip(shape, value.tensor.dims, strict=True)
+    ]
+    even = {group[0]: value for group, d, value in dims if len(group) == 1 and d.load is None}
+    found = dict(rule.loads)
+    for group, d, value in dims:
+        if d.load is None:
+            continue
+        if len(group) == 1 and group[0] in even:
+            raise error(
+                f"'{op.name}' expects the same load for factor '{group[0]}': %{value.name} has "
+                f"{value.type}, %{even[group[0]].name} has {even[group[0]].type}",
+                op.loc,
+                remedy="give both operands the clause load(...), or neither",
+            )
+        found |= {f: d.load for f in group if f not in even}
+    return found
+
+
+def _result_dims(
+    op: Operation, shape: Shape, sizes: Sizes, loads: Mapping[str, Load]
+) -> tuple[Dim, ...]:
+    dims = [
+        Dim(product(sizes[f] for f in g), load=next((loads[f] for f in g if f in loads), None))
+        for g in shape
+    ]
+    loaded = [d.load for d in dims if d.load is not None]
+    if len(set(loaded)) < len(loaded):
+        raise error(
+            f"'{op.name}' splits a dimension whose rows differ between ranks",
+            op.loc,
+            remedy="leave it whole, or leave out stg.expert_load",
+        )
+    return tuple(dims)
 
 
 def _sizes_from_results(op: Operation, rule: Rule, sizes: dict[str, Expr]) -> None:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from stagec.ir.expr import Expr
+from stagec.ir.types import Load
 
 _LONGEST = 400
 Group: TypeAlias = tuple[str, ...]
@@ -28,20 +29,24 @@ class Rule:
     """The factors of each operand and result dimension, and what may be done to them.
 
     `whole` factors must not be split. `special` ones may, but then the op has to be rewritten
-    (`OpDef.partition`). `linear`: partial sums may pass if *all* operands named here are partial
-    over the same axes; `each`: from each of these operands alone, which strategies ask for by
-    deferring axes. `reduction` is the kind of partial value that a split contracted factor
-    leaves. `sizes` gives factors that appear in no operand.
+    (`OpDef.partition`). Along `gathered` ones an operand may be split further than the result: the
+    op gathers what it lacks while it computes. `linear`: partial sums may pass if *all* operands
+    named here are partial over the same axes; `each`: from each of these operands alone, which
+    strategies ask for by deferring axes. `reduction` is the kind of partial value that a split
+    contracted factor leaves. `sizes` gives factors that appear in no operand, `loads` those whose
+    rows differ between ranks.
     """
 
     operands: tuple[Shape, ...]
     results: tuple[Shape, ...]
     whole: frozenset[str] = frozenset()
     special: frozenset[str] = frozenset()
+    gathered: frozenset[str] = frozenset()
     linear: frozenset[int] = frozenset()
     each: frozenset[int] = frozenset()
     reduction: str = "sum"
     sizes: Mapping[str, Expr] = field(default_factory=dict[str, Expr], hash=False)
+    loads: Mapping[str, Load] = field(default_factory=dict[str, Load], hash=False)
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -67,25 +72,36 @@ def make_rule(
     *,
     whole: str = "",
     special: str = "",
+    gathered: str = "",
     linear: Iterable[int] = (),
     each: Iterable[int] = (),
     reduction: str = "sum",
     sizes: Mapping[str, Expr] | None = None,
+    loads: Mapping[str, Load] | None = None,
 ) -> Rule:
     """A rule from its text, `operand,operand->result,result`.
 
-    Raises `RuleSyntaxError`.
+    Raises `RuleSyntaxError`, also for a gathered factor that is not a dimension of a result, alone.
     """
     operands, results = parse_rule(text)
+    groups = {group for shape in (*operands, *results) for group in shape}
+    for factor in gathered:
+        alone = all(factor not in group for group in groups - {(factor,)})
+        if not alone or not any((factor,) in shape for shape in results):
+            raise RuleSyntaxError(
+                f"'{text}': '{factor}' is gathered, so it must be a dimension of a result, alone"
+            )
     return Rule(
         operands,
         results,
         frozenset(whole),
         frozenset(special),
+        frozenset(gathered),
         frozenset(linear),
         frozenset(each),
         reduction,
         sizes or {},
+        loads or {},
     )
 
 

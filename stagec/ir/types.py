@@ -6,7 +6,6 @@ immutable.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -48,12 +47,46 @@ class AxisUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """The rows of a dimension differ between the parts of another one, `of`: those of experts.
+
+    A part has `load` times its even share of rows, a number that is 1 on average and differs from
+    layer to layer; the layers of a repeat are counted from `first`. The symbol of the load stands
+    in local sizes only, and only where `of` is split.
+    """
+
+    of: str
+    first: int = 0
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of its symbols: the load of a rank's part in one layer (`E_load`, in later
+        repeats `E_load58`), and the largest one of all parts in that layer."""
+        name = f"{self.of}_load{self.first or ''}"
+        return name, f"{name}_most"
+
+    @property
+    def symbol(self) -> Expr:
+        """The load of a rank's part."""
+        return symbol(self.names[0])
+
+    @property
+    def fullest(self) -> Expr:
+        """The largest load of all parts."""
+        return symbol(self.names[1])
+
+
+@dataclass(frozen=True, slots=True)
 class Dim:
-    """One dimension: its global size, and the axes that split it, major first."""
+    """One dimension: its global size, and the axes that split it, major first.
+
+    `size` is that under even load; `load` says that it differs between ranks.
+    """
 
     size: Expr
     split: tuple[AxisUse, ...] = ()
     open: bool = False
+    load: Load | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -86,36 +119,17 @@ def _axis_size(axes: tuple[str, ...]) -> Expr:
     return product(symbol(a) for a in axes)
 
 
+def index_name(axis: str) -> str:
+    """The symbol that stands for the coordinate of a rank along an axis, in lowered sizes."""
+    return f"{axis}_index"
+
+
 def axis_index(axes: Iterable[str]) -> Expr:
-    """The number of a rank along these axes, from 0: its coordinate along an axis a is the symbol
-    `a_index`."""
+    """The number of a rank along these axes, from 0."""
     index = const(0)
     for axis in axes:
-        index = index * symbol(axis) + symbol(f"{axis}_index")
+        index = index * symbol(axis) + symbol(index_name(axis))
     return index
-
-
-def load_symbol(dim: str, first: int = 0) -> Expr:
-    """`E_load`: how much of dimension E falls to a rank, over what does on average.
-
-    It is a factor of the size of another dimension, and is 1 where E is whole. Repeats after the
-    first that have such a dimension go by the number of their first layer: `E_load58`.
-    """
-    return symbol(f"{dim}_load{first or ''}")
-
-
-@_remembered
-def loads_of(size: Expr) -> Mapping[str, str]:
-    """The symbols of loads in a size, each with its dimension."""
-    return {s: m[1] for s in size.symbols if (m := _LOAD.fullmatch(s))}
-
-
-def at_fullest(size: Expr) -> Expr:
-    """The size where loads are those of the fullest rank: `E_load_most`."""
-    return substitute(size, {s: symbol(f"{s}_most") for s in loads_of(size)})
-
-
-_LOAD = re.compile(r"(.+)_load\d*")
 
 
 def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
@@ -126,14 +140,19 @@ def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
 
 
 @_remembered
-def _local_shape(dims: tuple[Dim, ...]) -> tuple[Expr, ...]:
-    sizes = tuple(d.local for d in dims)
-    loads = {s: name for size in sizes for s, name in loads_of(size).items()}
-    if not loads:
-        return sizes
+def _loads(dims: tuple[Dim, ...]) -> tuple[Load | None, ...]:
+    """The load of each dimension; None where all its parts are on every rank."""
     whole = {d.size.symbol_name for d in dims if not d.split}
-    even = {s: const(1) for s, name in loads.items() if name in whole}
-    return tuple(substitute(size, even) for size in sizes)
+    return tuple(d.load if d.load and d.load.of not in whole else None for d in dims)
+
+
+@_remembered
+def _local_shape(dims: tuple[Dim, ...], fullest: bool = False) -> tuple[Expr, ...]:
+    loads = zip(dims, _loads(dims), strict=True)
+    return tuple(
+        d.local * (load.fullest if fullest else load.symbol) if load else d.local
+        for d, load in loads
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +168,11 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A tensor in global view. `placed` tells `replicated` from `not placed yet`."""
+    """A tensor in global view. `placed` tells `replicated` from `not placed yet`.
+
+    `role` and `part` stand on arguments and results of functions only. A part is what one chunk of
+    a pipeline stage holds of a value of the whole step: its name, and the number of the chunk.
+    """
 
     dtype: str
     dims: tuple[Dim, ...] = ()
@@ -158,6 +181,7 @@ class TensorType:
     memory: str = "device"
     stage: tuple[str, int] | None = None
     role: str = ""
+    part: tuple[str, int] | None = None
 
     @property
     def shape(self) -> tuple[Expr, ...]:
@@ -190,6 +214,26 @@ class TensorType:
         return self.local_elements * DTYPE_BYTES[self.dtype]
 
     @property
+    def loads(self) -> tuple[Load, ...]:
+        """The loads that the local sizes depend on."""
+        return tuple(load for load in _loads(self.dims) if load is not None)
+
+    @property
+    def fullest_bytes(self) -> Expr:
+        """Bytes on the rank that has most."""
+        return product(_local_shape(self.dims, True)) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def inner(self) -> TensorType:
+        """The type inside a function: without role and part."""
+        return replace(self, role="", part=None)
+
+    @property
+    def even(self) -> TensorType:
+        """The type under even load."""
+        return replace(self, dims=tuple(replace(d, load=None) for d in self.dims))
+
+    @property
     def partial_axes(self) -> tuple[str, ...]:
         """Axes over which the value is unreduced."""
         return self.partial.axes if self.partial else ()
@@ -201,22 +245,25 @@ class TensorType:
 
     def unplaced(self) -> TensorType:
         """Shape and dtype alone."""
-        return TensorType(self.dtype, tuple(Dim(d.size) for d in self.dims))
+        return TensorType(self.dtype, tuple(Dim(d.size, load=d.load) for d in self.dims))
 
     def with_splits(
         self, splits: Iterable[tuple[str, ...]], partial: Partial | None = None
     ) -> TensorType:
         """The same tensor placed: dimension i split over `splits[i]`."""
-        dims = tuple(dim(d.size, *axes) for d, axes in zip(self.dims, splits, strict=True))
+        dims = tuple(
+            replace(d, split=tuple(map(AxisUse, axes)), open=False)
+            for d, axes in zip(self.dims, splits, strict=True)
+        )
         return TensorType(self.dtype, dims, partial, True, self.memory, self.stage)
 
     def sliced(self) -> TensorType:
         """One slice along the first dimension, as a repeat sees it."""
-        return replace(self, dims=self.dims[1:], role="")
+        return replace(self.inner, dims=self.dims[1:])
 
     def stacked(self, count: Expr) -> TensorType:
         """`count` of these along a new first dimension."""
-        return replace(self, dims=(Dim(count), *self.dims), role="")
+        return replace(self.inner, dims=(Dim(count), *self.dims))
 
     def substitute(self, env: Mapping[str, Expr]) -> TensorType:
         """Sizes with symbols replaced (axis names stay)."""
@@ -229,14 +276,22 @@ class TensorType:
             clauses.append(str(self.partial))
         if self.placed and not self.partial and not any(d.split for d in self.dims):
             clauses.append("rep")
+        clauses += [_load_clause(i, d.load) for i, d in enumerate(self.dims) if d.load]
         if self.role:
             clauses.append(self.role)
+        if self.part:
+            clauses.append(f"part({self.part[0]}={self.part[1]})")
         if self.memory != "device":
             clauses.append(f"mem({self.memory})")
         if self.stage:
             clauses.append(f"on({self.stage[0]}={self.stage[1]})")
         bar = " | " + " ".join(clauses) if clauses else ""
         return f"{self.dtype}[{', '.join(map(str, self.dims))}{bar}]".replace("[ |", "[|")
+
+
+def _load_clause(index: int, load: Load) -> str:
+    first = f", first={load.first}" if load.first else ""
+    return f"load({load.of}={index}{first})"
 
 
 @dataclass(frozen=True, slots=True)

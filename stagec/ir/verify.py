@@ -15,7 +15,7 @@ from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
-from stagec.ir.types import TensorType
+from stagec.ir.types import TensorType, index_name
 from stagec.ir.verify_signature import check_signature
 from stagec.ir.verify_structure import check_structure
 from stagec.ir.verify_types import TypeChecker
@@ -52,8 +52,9 @@ class _Checker:
         self._module, self._problems, self._typed = module, problems, typed
         mesh = module.mesh
         self._axes = frozenset(mesh.axes if mesh else ())
-        indices = {f"{a}_index" for a in self._axes} if module.phase == "lowered" else set[str]()
-        self._declared = frozenset(module.symbols) | self._axes | indices
+        indices = {index_name(a) for a in self._axes} if module.phase == "lowered" else set[str]()
+        loads = {name for load in module.loads for name in load.names}
+        self._declared = frozenset(module.symbols) | self._axes | indices | loads
         self._env = module.env
         self._types = TypeChecker(module, problems)
         self._visible: set[Value] = set()
@@ -152,6 +153,7 @@ class _Checker:
     def _symbols_of_type(self, type_: TensorType, loc: Loc) -> None:
         for dim in type_.dims:
             self._declared_symbols(dim.size.symbols, loc)
+            self._declared_symbols(frozenset({dim.load.of} if dim.load else ()), loc)
         for axis in type_.axes:
             self._axis(axis, loc)
         if type_.stage is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stagec.ir.core import Operation, Region
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
+from stagec.ir.types import index_name
 from stagec.support.diagnostics import DiagnosticList, note
 from stagec.support.source import Loc
 
@@ -97,6 +98,21 @@ def _check_names(module: Module, problems: DiagnosticList) -> None:
             _claim("stg.mesh", "the module has two meshes", op, seen, problems)
         if op.symbol:
             _claim(f"@{op.symbol}", f"@{op.symbol} is defined twice", op, seen, problems)
+    _check_reserved(module, problems)
+
+
+def _check_reserved(module: Module, problems: DiagnosticList) -> None:
+    """Symbols that lowered sizes contain are not those of the text."""
+    axes = module.mesh.axes if module.mesh else ()
+    reserved = {index_name(a): f"the coordinate of a rank along axis '{a}'" for a in axes}
+    reserved |= {n: f"the load of {load.of}" for load in module.loads for n in load.names}
+    for op in module.ops("stg.symbols"):
+        for name in op.attrs.keys() & reserved.keys():
+            problems.error(
+                f"'{name}' is {reserved[name]} in lowered programs",
+                op.loc,
+                remedy="give the symbol another name",
+            )
 
 
 def _claim(

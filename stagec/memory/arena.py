@@ -17,7 +17,7 @@ from stagec.support.source import made_by
 
 def requests(timeline: Timeline, space: str = DEVICE) -> Iterator[Request]:
     """All buffers of a step in their order: static ones first, with numbers below 0."""
-    for number, (_, size) in enumerate(timeline.fixed(space), 1):
+    for number, (_, _, size) in enumerate(timeline.fixed(space), 1):
         yield Request(-number, size)
     for event in timeline.events(space):
         yield Request(event.number, timeline.size(event.buffer) if event.starts else 0)
@@ -80,7 +80,7 @@ def _lifetimes(
     times: dict[int, tuple[int, int]] = {}
     values: dict[int, Value] = {}
     events = list(timeline.events(space))
-    for number, (value, _) in enumerate(timeline.fixed(space), 1):
+    for number, (value, *_) in enumerate(timeline.fixed(space), 1):
         times[-number], values[-number] = (0, len(events)), value
     for time, event in enumerate(events, 1):
         first = time if event.starts else times[event.number][0]

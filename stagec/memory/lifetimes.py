@@ -2,195 +2,83 @@
 uses.
 
 A buffer lives from the operation that makes it to the last one that uses it, however it is named in
-between: views, slices of a stack and in-place results are the buffer that they are of. Repeats run
-abstractly: the first and last iterations by themselves, and one for all between them, which differ
-from it by what they leave on the stacks only; so the bytes between grow or fall evenly and are
-never above those of the iterations around. Of microbatches one runs, each action of it once.
+between: views, slices of a stack and in-place results are the buffer that they are of. Of
+
+    %a = stg.gelu(%x)                           step 0 makes a
+    %b = stg.reshape["b(fg)->bfg"](%a)          no step: the buffer a
+    %c = stg.einsum["bfg,fgd->bd"](%b, %w)      step 1 makes c, uses a for the last time
+    stg.return(%c)                              step 2 uses c
+
+a lives in steps 0 and 1, c in 1 and 2. Repeats run abstractly: the first and last iterations by
+themselves, and one for all between them, which differ from it by what they leave on the stacks
+only; so the bytes between grow or fall evenly and are never above those of the iterations around.
+A body that would run very often, in repeats inside of repeats, runs once for all iterations, with
+bytes that are never below theirs. Of microbatches one runs, each action of it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
-from stagec.ir.module import is_parameter
-from stagec.ir.replay import EVERY, FIRST, replays
+from stagec.ir.replay import replays
+from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective
-from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp
-from stagec.memory.liveness import Sets, classify, root
+from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.memory.buffers import Buffer, Lifetimes, Ref, Step, Together, buffers_of
+from stagec.memory.iterations import Slice, patterns, slices
+from stagec.memory.liveness import Roots, Sets, classify, is_gathered
+from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
-LATER = frozenset({"backward", "gradient", "recompute", "optimizer"})
-_FREES = "stg.free"
-
-
-@dataclass(eq=False, slots=True)
-class Buffer:
-    """Memory of one value; `copies` > 1 are those of iterations that are not run one by one.
-
-    `last` is the step of the last use in each part (action) of the step that uses it. A static
-    buffer is there before the step and after it.
-    """
-
-    value: Value
-    copies: Expr = ONE
-    static: bool = False
-    part: Operation | None = None
-    first: int = -1
-    last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
-    phases: set[str] = field(default_factory=set[str])
-
-    @property
-    def size(self) -> Expr:
-        """Bytes on one rank."""
-        return expand(self.value.tensor.local_bytes * self.copies)
-
-    @property
-    def space(self) -> str:
-        """The memory that it is in."""
-        return self.value.tensor.memory
-
-    @property
-    def category(self) -> str:
-        """What it is there for."""
-        op = self.value.producer
-        if op is None:
-            return "activations"
-        collective = isinstance(op.definition, Collective)
-        if collective and all(map(is_parameter, op.operands)):
-            return "gathered weights"
-        if (op.phase == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
-            return "stash"
-        if collective or isinstance(op.definition, RecvOp):
-            return "communication"
-        return CATEGORY_OF_PHASE.get(op.phase, "activations")
-
-
-CATEGORY_OF_PHASE: Mapping[str, str] = {
-    "backward": "activation gradients",
-    "recompute": "recompute",
-    "gradient": "unreduced gradients",
-    "optimizer": "update",
-}
-#: Of all buffers that are not static, in the order in which they are shown.
-CATEGORIES = (
-    "stash",
-    "gathered weights",
-    "communication",
-    "activations",
-    "recompute",
-    *(c for c in CATEGORY_OF_PHASE.values() if c != "recompute"),
-)
-
-Ref: TypeAlias = "Buffer | tuple[Ref, ...] | None"
-
-
-@dataclass(slots=True)
-class Step:
-    """One operation as it runs: `part` is the action that it belongs to.
-
-    In one without `counts` nothing runs: it stands for the iterations that are left out.
-    """
-
-    op: Operation
-    part: Operation | None
-    made: list[Buffer]
-    counts: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """An iteration of a repeat, or `copies` alike ones: `index` is the number of (the first)."""
-
-    index: int
-    copies: Expr = ONE
-
-
-@dataclass(slots=True)
-class Lifetimes:
-    """The steps of a function, and every buffer that is not static."""
-
-    steps: list[Step] = field(default_factory=list[Step])
-    buffers: list[Buffer] = field(default_factory=list[Buffer])
-    scheduled: int | None = None  # the step at which the actions of a schedule run
+#: A body runs no more often than this: as often as one in three repeats of many iterations.
+MOST_RUNS = 343
 
 
 def lifetimes(body: Region, env: Env, prefetch: int = 1, *, whole: bool = False) -> Lifetimes:
     """Run a function once. Sizes that `env` does not tell stay open: a repeat is then taken to be
     long. `prefetch` is how many iterations ahead parameters are gathered. With `whole` every
-    iteration runs by itself; raises `UnboundError` if their number is open."""
+    iteration runs by itself; raises `UnboundError` if their number is open, and `DiagnosticError`
+    if there are too many."""
     runner = _Runner(body, env, prefetch, whole=whole)
     runner.run(body)
     return runner.found
-
-
-# -- iterations ------------------------------------------------------------------------------------
-
-
-def slices(count: Expr, env: Env, edge: int, first: int = 0, every: int = 1) -> tuple[Slice, ...]:
-    """The iterations of a repeat that run by themselves, `edge` periods at either end, and between
-    them one period for all others. From iteration `first` on all are alike but for a pattern of
-    `every`, as they are before it."""
-    known = count.symbols <= env.keys()
-    number = evaluate(count, env) if known else first + every * (2 * edge + 2)
-    cut = min(first, number)
-    head = _segment(0, cut, const(cut), edge, every)
-    return (*head, *_segment(cut, number, count - cut, edge, every))
-
-
-def _segment(start: int, end: int, length: Expr, edge: int, every: int) -> Iterator[Slice]:
-    periods = (end - start) // every - 2 * edge
-    if periods < 2:
-        middle = (start + end) // 2 if length.value is None else -1
-        others = length - (end - start - 1)  # of value 1, so that expressions hold for any length
-        yield from (Slice(i, others if i == middle else ONE) for i in range(start, end))
-        return
-    begin = start + (-start) % every + edge * every
-    rest = begin + periods * every
-    left = length - (begin - start) - max(end - rest, 0)
-    yield from (Slice(i) for i in range(start, begin))
-    yield from (Slice(i, left / every) for i in range(begin, begin + every))
-    yield from (Slice(i) for i in range(rest, end))
-
-
-def _patterns(body: Region) -> dict[Expr, tuple[int, int]]:
-    """For the count of each repeat: from where on iterations are alike, and in which pattern."""
-    found: dict[Expr, tuple[int, int]] = {}
-    for op in body.walk():
-        if op.definition.carries:
-            count = op.expr("count")
-            first, every = found.get(count, (0, 1))
-            found[count] = (
-                max(first, op.integer(FIRST, 0)),
-                max(every, op.integer(EVERY, 1)),
-            )
-    return found
-
-
-# -- running ---------------------------------------------------------------------------------------
 
 
 class _Runner:
     def __init__(self, body: Region, env: Env, prefetch: int, *, whole: bool = False) -> None:
         self.found = Lifetimes()
         self._env, self._prefetch, self._whole = env, prefetch, whole
-        self._sets: Sets = classify(body)
-        self._patterns = _patterns(body)
+        self._roots = Roots()
+        self._sets: Sets = classify(body, self._roots)
+        self._patterns = patterns(body)
+        self._orders: dict[Expr, tuple[Slice, ...]] = {}
+        self._homes: dict[Value, Value | None] = {}
         self._refs: dict[Value, Ref] = {}
         self._part: Operation | None = None
         self._replays = True
-        self._kept: dict[tuple[int, str], list[Ref]] = {}
+        self._runs = 1  # how often the region at hand runs
+        self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
         self._sums: dict[Value, Buffer] = {}
+        self._adds = False  # inside an accumulation of several microbatches
+        self._budget = Budget(
+            MAX_PLAN_STEPS,
+            "the memory plan",
+            "shorten the program, or choose a smaller --fsdp-prefetch or --recompute-every; with "
+            "--memory-events every iteration counts",
+        )
         for arg in body.args:
             self._refs[arg] = self._fixed(arg)
 
     def run(self, body: Region) -> None:
         for op in body.ops[:-1]:
             self._op(op)
-        self._use(body.terminator, self._step(body.terminator, (), counts=False))
+        end = self._step(body.terminator, (), counts=False)
+        for value in body.terminator.operands:
+            self._touch(self._refs.get(value), end)
 
     def _fixed(self, value: Value) -> Buffer:
         return self._static.setdefault(value, Buffer(value, static=True))
@@ -200,25 +88,28 @@ class _Runner:
     def _step(self, op: Operation, made: Sequence[Value], *, counts: bool = True) -> int:
         """A step that makes the buffers of these values."""
         number = len(self.found.steps)
-        step = Step(op, self._part, [], counts)
-        self.found.steps.append(step)
+        self.found.steps.append(Step(op, self._part, [], counts))
         for value in made:
-            buffer = Buffer(value, part=self._part, first=number, last={self._part: number})
-            self._add(step, buffer)
-            self._refs[value] = buffer
+            self._refs[value] = self._make(value, number, number)
         return number
 
-    def _add(self, step: Step, buffer: Buffer) -> None:
-        step.made.append(buffer)
+    def _make(self, value: Value, first: int, last: int, copies: Expr = ONE) -> Buffer:
+        """A buffer that a step of this part makes."""
+        buffer = Buffer(value, copies, False, self._part, first, {self._part: last})
+        self.found.steps[first].made.append(buffer)
         self.found.buffers.append(buffer)
+        return buffer
 
-    def _use(self, op: Operation, number: int) -> None:
-        for value in op.operands:
-            for buffer in buffers_of(self._refs.get(value)):
-                buffer.last[self._part] = number
-                buffer.phases.add(op.phase)
+    def _touch(self, ref: Ref, number: int, phase: str | None = None) -> None:
+        """A step uses a value; what hands it on, as a return does, is of no phase."""
+        for buffer in buffers_of(ref):
+            self._budget.spend()
+            buffer.last[self._part] = number
+            if phase is not None:
+                buffer.phases.add(phase)
 
     def _op(self, op: Operation) -> None:
+        self._budget.spend(1 + len(op.operands), op.loc)
         if op.definition.recalls:
             self._refs[op.result] = self._refs[op.operands[0 if self._replays else 1]]
         elif op.region is not None:
@@ -227,7 +118,7 @@ class _Runner:
         elif op.definition.aliases:
             for r in op.results:
                 self._refs[r] = self._refs[op.operands[min(r.index, len(op.operands) - 1)]]
-        elif op.name != _FREES:
+        elif not op.definition.ends_lifetime:
             self._computation(op)
 
     def _computation(self, op: Operation) -> None:
@@ -235,41 +126,80 @@ class _Runner:
         for value in op.results:
             home, slot = self._home(value), op.definition.reuses(op, value.index)
             if home is not None:
-                self._refs[value] = home
+                self._refs[value] = self._sums.get(home) or self._fixed(home)
             elif slot is not None:
                 self._refs[value] = self._refs[op.operands[slot]]
             else:
                 made.append(value)
-        self._use(op, self._step(op, made))
+        number, phase = self._step(op, made), op.phase
+        for value in op.operands:
+            self._touch(self._refs.get(value), number, phase)
 
-    def _home(self, value: Value) -> Buffer | None:
-        """The static buffer that a value is written to: a gradient, or what an update replaces."""
-        base = root(value)
-        if base in self._sums:
-            return self._sums[base]
-        if base in self._sets.gradients or (base in self._sets.static and base.producer):
-            return self._fixed(base)
-        for user, index in value.uses:
-            owner = user.parent_op
-            if owner is not None and _is_stacked(user, owner, index):
-                return self._home(owner.results[index])
-        return None
+    def _home(self, value: Value) -> Value | None:
+        """Whose static buffer a value is written to: of a gradient, or of what an update replaces.
+
+        What a collective makes of one microbatch is added to a sum, so it is a buffer beside it.
+        """
+        path, found = list[Value](), None
+        while value not in self._homes:
+            path.append(value)
+            found = self._base(value)
+            heir = next(_heirs(value), None) if not (found or self._is_added(value)) else None
+            if heir is None:
+                break
+            value = heir
+        else:
+            found = self._homes[value]
+        self._homes.update(dict.fromkeys(path, found))
+        return found
+
+    def _base(self, value: Value) -> Value | None:
+        """The static buffer that a value is."""
+        base = self._roots(value)
+        updated = base in self._sets.static and base.producer is not None
+        known = base in self._sums or base in self._sets.gradients or updated
+        return base if known else None
+
+    def _is_added(self, value: Value) -> bool:
+        op = value.producer
+        return self._adds and op is not None and isinstance(op.definition, Collective)
 
     # -- repeats -----------------------------------------------------------------------------------
 
     def _repeat(self, op: Operation, region: Region) -> None:
-        count, carry = op.expr("count"), op.integer("carry", 1)
-        order = self._order(count)
+        order, outer = self._order(op.expr("count")), (self._runs, self._replays)
+        inner = self._runs > 1 and not self._whole
+        if inner and self._runs * len(order) > MOST_RUNS:
+            self._all_at_once(op, region)
+        else:
+            self._runs *= len(order)
+            self._one_by_one(op, region, order)
+        self._runs, self._replays = outer
+
+    def _order(self, count: Expr) -> tuple[Slice, ...]:
+        """The iterations of all repeats of a count: they hand stacks to each other."""
+        if count not in self._orders:
+            number = evaluate(count, self._env) if self._whole else 0
+            edge = 2 + self._prefetch
+            found = slices(count, self._env, edge, self._patterns[count])
+            self._orders[count] = tuple(
+                self._budget.counted(map(Slice, range(number)) if self._whole else found)
+            )
+        return self._orders[count]
+
+    def _one_by_one(self, op: Operation, region: Region, order: Sequence[Slice]) -> None:
+        carry = op.integer("carry", 1)
         positions = list(range(len(order)))[:: -1 if op.flag("reverse") else 1]
         inputs = [self._refs[v] for v in op.operands]
-        carried, outer, made = inputs[:carry], self._replays, dict[int, list[Ref]]()
+        carried, made = inputs[:carry], dict[int, list[Ref]]()
         gathers = [o for o in region.ops if _is_ahead(o)]
         ready: list[dict[Value, Ref]] = []
         pending: list[_Turn] = []
         for turn, position in enumerate(positions):
             start = len(self.found.steps)
             self._refs.update(zip(region.args, carried, strict=False))
-            self._bind(region.args[carry:], inputs[carry:], position)
+            for arg, ref in zip(region.args[carry:], inputs[carry:], strict=True):
+                self._refs[arg] = _taken(ref, position, len(order))
             while len(ready) < min(turn + self._prefetch + 1, len(positions)):
                 ready.append(self._gather(gathers, len(ready)))
             self._refs.update(ready[turn])
@@ -279,26 +209,15 @@ class _Runner:
             yielded = [self._refs[v] for v in region.terminator.operands]
             carried, made[position] = yielded[:carry], yielded[carry:]
             if order[position].copies != 1:
-                slots = [r[position] for r in inputs[carry:] if isinstance(r, tuple)]
+                slots = [r[position] for r in inputs[carry:] if _is_stack(r, len(order))]
                 pending.append(_Turn(position, start, order[position].copies - 1, slots))
             elif pending:
                 self._others(op, pending, made)
                 pending = []
         if pending:
             self._others(op, pending, made)
-        self._replays = outer
         stacks = (tuple(made[p][k] for p in sorted(made)) for k in range(len(op.results) - carry))
         self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
-
-    def _order(self, count: Expr) -> tuple[Slice, ...]:
-        if self._whole:
-            return tuple(map(Slice, range(evaluate(count, self._env))))
-        return slices(count, self._env, 2 + self._prefetch, *self._patterns[count])
-
-    def _bind(self, args: Sequence[Value], inputs: Sequence[Ref], position: int) -> None:
-        for arg, ref in zip(args, inputs, strict=True):
-            slot = ref[position] if isinstance(ref, tuple) else ref
-            self._refs[arg] = slot[0] if isinstance(slot, _Many) else slot
 
     def _region(self, region: Region, skip: Sequence[Operation]) -> None:
         for op in region.ops[:-1]:
@@ -325,8 +244,8 @@ class _Runner:
                 for operand, result in zip(op.operands, op.results, strict=True):
                     self._kept.setdefault(self._key(operand, result), []).append(self._refs[result])
 
-    def _key(self, operand: Value, result: Value) -> tuple[int, str]:
-        return id(self._refs[operand]), str(result.type)
+    def _key(self, operand: Value, result: Value) -> tuple[int, Type | None]:
+        return id(self._refs[operand]), result.type
 
     def _others(self, op: Operation, turns: Sequence[_Turn], made: dict[int, list[Ref]]) -> None:
         """The iterations that those of `turns` stand for: what they take from the stacks and what
@@ -335,7 +254,7 @@ class _Runner:
         for turn in turns:
             twins: dict[Buffer, Buffer] = {}
             for slot in turn.slots:
-                if isinstance(slot, _Many):
+                if isinstance(slot, Together):
                     twins.update(zip(buffers_of(slot[0]), buffers_of(slot[1:]), strict=True))
             for buffer, twin in twins.items():
                 if buffer.last.get(self._part, -1) >= turn.start:
@@ -350,36 +269,66 @@ class _Runner:
         for buffer in buffers_of(ref):
             if buffer not in twins:
                 size = expand(copies * buffer.copies)
-                last = {self._part: number}
-                twins[buffer] = Buffer(buffer.value, size, False, self._part, number, last)
-                self._add(self.found.steps[number], twins[buffer])
-        return _Many((ref, *(twins[b] for b in buffers_of(ref))))
+                twins[buffer] = self._make(buffer.value, number, number, size)
+        return Together((ref, *(twins[b] for b in buffers_of(ref))))
+
+    # -- repeats inside of repeats -----------------------------------------------------------------
+
+    def _all_at_once(self, op: Operation, region: Region) -> None:
+        """One iteration for all: what any of the others has left is there before it, what any of
+        them takes is there until its end."""
+        carry, inputs = op.integer("carry", 1), [self._refs[v] for v in op.operands]
+        start = self._step(op, (), counts=False)
+        self._refs.update(zip(region.args, inputs[:carry], strict=False))
+        for arg, ref in zip(region.args[carry:], inputs[carry:], strict=True):
+            self._refs[arg] = Together(ref) if isinstance(ref, tuple) else ref
+        self._replays = True
+        gathers = [o for o in region.ops if _is_ahead(o)]
+        ahead = list(self._gather(gathers, 0).values())
+        self._region(region, gathers)
+        self._keep(gathers, 1)
+        end = self._step(op, (), counts=False)
+        for ref in inputs:
+            self._touch(ref, end, op.phase)
+        others = op.expr("count") - 1
+        yielded = [self._refs[v] for v in region.terminator.operands]
+        self._beside(yielded[:carry], start, end, ONE)
+        self._beside(ahead, start, end, const(self._prefetch))
+        twins = [self._beside([ref], start, end, others) for ref in yielded[carry:]]
+        stacks = ((Together((r, *t)),) for r, t in zip(yielded[carry:], twins, strict=True))
+        self._refs.update(zip(op.results, [*yielded[:carry], *stacks], strict=True))
+
+    def _beside(self, refs: Sequence[Ref], start: int, end: int, copies: Expr) -> list[Buffer]:
+        """So many more of what has been made since a step."""
+        new = (b for ref in refs for b in buffers_of(ref) if b.first >= start and copies != 0)
+        return [self._make(b.value, start, end, expand(copies * b.copies)) for b in list(new)]
 
     # -- microbatches ------------------------------------------------------------------------------
 
     def _accumulate(self, op: Operation, region: Region) -> None:
         """One microbatch, or each action of it; the sums are there from the start."""
         number = self._step(op, [r for r in op.results if self._home(r) is None])
-        sums = self.found.steps[number].made
+        sums = list(self.found.steps[number].made)
         self._sums.update((b.value, b) for b in sums)
-        self._refs.update((r, self._home(r)) for r in op.results)
+        for result in op.results:
+            home = self._home(result)
+            self._refs[result] = self._refs[result] if home is None else self._fixed(home)
         for arg, value in zip(region.args, op.operands, strict=True):
             self._refs[arg] = self._refs[value]
-        outer = list(self.found.buffers)
+        outer = list(self._budget.counted(self.found.buffers))
         if "schedule" in op.attrs:
             self.found.scheduled = number
+        self._adds = op.expr("count") != ONE
         for inner in region.ops[:-1]:
             if isinstance(inner.definition, ActionOp):
                 self._action(inner)
             else:
                 self._op(inner)
+        self._adds = False
         end = self._step(op, (), counts=False)
         for buffer in outer:
-            if (
-                buffer in sums
-                or any(part is not None for part in buffer.last)
-                or buffer.last[None] > number
-            ):
+            inside = any(part is not None for part in buffer.last) or buffer.last[None] > number
+            if buffer in sums or inside:
                 buffer.last = {None: end}
 
     def _action(self, op: Operation) -> None:
@@ -388,12 +337,6 @@ class _Runner:
         for result, value in zip(op.results, op.body.terminator.operands, strict=True):
             self._refs[result] = self._refs[value]
         self._part = None
-
-
-class _Many(tuple["Ref", ...]):
-    """A slot of several iterations: what the one that runs sees, then the rest."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +349,33 @@ class _Turn:
     slots: Sequence[Ref]
 
 
+def _is_stack(ref: Ref, count: int) -> TypeGuard[tuple[Ref, ...]]:
+    """Whether a value has a slot for each of so many iterations."""
+    return isinstance(ref, tuple) and not isinstance(ref, Together) and len(ref) == count
+
+
+def _taken(ref: Ref, position: int, count: int) -> Ref:
+    """What an iteration takes of a bound value: its slice, or all where slices are not told
+    apart."""
+    if not _is_stack(ref, count):
+        return Together(ref) if isinstance(ref, tuple) else ref
+    slot = ref[position]
+    return slot[0] if isinstance(slot, Together) else slot
+
+
+def _heirs(value: Value) -> Iterator[Value]:
+    """The values that this one becomes as it is: stacks of which it is a slice, views of all of it,
+    results in its place."""
+    for user, index in value.uses:
+        owner = user.parent_op
+        if owner is not None and _is_stacked(user, owner, index):
+            yield owner.results[index]
+        for result in user.results:
+            takes = user.definition.aliases or user.definition.reuses(user, result.index) == index
+            if takes and result.tensor.local_bytes == value.tensor.local_bytes:
+                yield result
+
+
 def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
     """Whether what is used at `index` is a slice of a stack that a repeat makes."""
     ends = user.definition.ends_region and repeat.definition.carries
@@ -414,18 +384,4 @@ def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
 
 def _is_ahead(op: Operation) -> bool:
     """Whether a repeat issues the op iterations ahead: a gather of parameters."""
-    return (
-        isinstance(op.definition, Collective)
-        and bool(op.operands)
-        and all(map(is_parameter, op.operands))
-    )
-
-
-def buffers_of(ref: Ref) -> Iterator[Buffer]:
-    """All buffers of a value that are not static."""
-    if isinstance(ref, Buffer):
-        if not ref.static:
-            yield ref
-    elif ref is not None:
-        for inner in ref:
-            yield from buffers_of(inner)
+    return op.region is None and any(map(is_gathered, op.results))

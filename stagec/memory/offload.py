@@ -16,7 +16,7 @@ from stagec.ir.module import Module, is_parameter
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
-from stagec.memory.lifetimes import LATER
+from stagec.memory.buffers import LATER
 from stagec.support.source import made_by
 
 PASS = "offload"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from stagec.ir.core import Operation
-from stagec.memory.lifetimes import Buffer, Lifetimes, Step
+from stagec.memory.buffers import Buffer, Lifetimes, Step
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
 
@@ -24,14 +24,51 @@ State = frozenset[Region]
 Work = tuple[tuple[Region, ...], State]
 
 
+#: The steps of a work, or of all outside of actions, each with the buffers that end after it.
+Run = Sequence[tuple[Step, tuple[Buffer, ...]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """While a step runs: the buffers that have been made since the start of the work and live, and
-    those that were there at the start and are gone."""
+    """While the step at a place of a run runs."""
 
-    step: Step
-    made: frozenset[Buffer]
-    gone: frozenset[Buffer]
+    run: Run
+    place: int
+
+    @property
+    def step(self) -> Step:
+        """The step."""
+        return self.run[self.place][0]
+
+    @property
+    def made(self) -> frozenset[Buffer]:
+        """The buffers that have been made since the start of the run and live."""
+        made = {b for step, _ in self.run[: self.place + 1] for b in step.made}
+        return frozenset(made - self._ended())
+
+    @property
+    def gone(self) -> frozenset[Buffer]:
+        """Those that were there at the start and are gone."""
+        made = {b for step, _ in self.run[: self.place] for b in step.made}
+        return frozenset(self._ended() - made)
+
+    def _ended(self) -> set[Buffer]:
+        return {b for _, ends in self.run[: self.place] for b in ends}
+
+
+def highest(runs: Iterable[Run], size: Callable[[Buffer], int]) -> Moment | None:
+    """The first moment of these runs at which most is held beside what was there at the start of
+    the run, by the sizes of buffers; None if nothing runs."""
+    best: Moment | None = None
+    most = 0
+    for run in runs:
+        held = 0
+        for place, (step, ends) in enumerate(run):
+            held += sum(map(size, step.made))
+            if step.counts and (best is None or held > most):
+                best, most = Moment(run, place), held
+            held -= sum(map(size, ends))
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +143,7 @@ class Planner:
         for number, step in enumerate(found.steps):
             self._steps.setdefault(step.part, []).append(number)
         self.held = cache(self._held)
-        self.moments = cache(self._moments)
-        self.run = cache(self.events)
+        self.run = cache(self._run)
 
     @property
     def buffers(self) -> Sequence[Buffer]:
@@ -128,23 +164,11 @@ class Planner:
             if b.part is not None and b.part in done and not b.last.keys() <= done
         )
 
-    def whole(self) -> tuple[Moment, ...]:
-        """Moments of the step outside the actions of a schedule: of all, if there is none."""
-        return tuple(self._run((None,), {None}))
-
     def around(self) -> frozenset[Buffer]:
         """What is there while the actions of a schedule run."""
-        at = self._found.scheduled
-        return frozenset(m for moment in self._run((None,), {None}, every=True)
-                         if moment.step is self._found.steps[at or 0]
-                         for m in moment.made)  # fmt: skip
-
-    def _moments(self, work: Work) -> tuple[Moment, ...]:
-        """The moments of a work, and one after it, at which nothing runs."""
-        runs, before = work
-        parts = [self._parts[r] for r in runs]
-        done = {self._parts[r] for r in before} | set(parts)
-        return tuple(self._run(parts, done))
+        run = self.run(None)
+        place = next((i for i, (step, _) in enumerate(run) if self.is_scheduled(step)), 0)
+        return Moment(run, place).made
 
     def ending(
         self, parts: Sequence[Operation | None], done: set[Operation | None]
@@ -158,12 +182,20 @@ class Planner:
                 found.setdefault(last, []).append(buffer)
         return found
 
-    def events(self, work: Work | None) -> tuple[tuple[Step, tuple[Buffer, ...]], ...]:
+    def _run(self, work: Work | None) -> Run:
         """The steps of a work, or of all outside of actions, each with what ends after it."""
         runs, before = work or ((), State())
         parts = [self._parts[r] for r in runs] if work else [None]
-        ending = self.ending(parts, {self._parts[r] for r in before} | set(parts))
-        steps_ = self._found.steps
+        return self._between(parts, {self._parts[r] for r in before} | set(parts))
+
+    def alone(self) -> Iterator[Run]:
+        """Every action by itself, when all others of its microbatch have run."""
+        done = set(self._parts.values())
+        for part in (p for p in self._parts.values() if p is not None):
+            yield self._between([part], done)
+
+    def _between(self, parts: Sequence[Operation | None], done: set[Operation | None]) -> Run:
+        ending, steps_ = self.ending(parts, done), self._found.steps
         numbers = (n for p in parts for n in self._steps.get(p, ()))
         return tuple((steps_[n], tuple(ending.get(n, ()))) for n in numbers)
 
@@ -171,24 +203,3 @@ class Planner:
         """Whether the actions of a schedule run right after a step."""
         at = self._found.scheduled
         return at is not None and step is self._found.steps[at]
-
-    def _run(
-        self,
-        parts: Sequence[Operation | None],
-        done: set[Operation | None],
-        *,
-        every: bool = False,
-    ) -> Iterator[Moment]:
-        ending = self.ending(parts, done)
-        made: set[Buffer] = set()
-        gone: set[Buffer] = set()
-        for number in (n for p in parts for n in self._steps.get(p, ())):
-            step = self._found.steps[number]
-            made |= set(step.made)
-            if step.counts or every:
-                yield Moment(step, frozenset(made), frozenset(gone))
-            for buffer in ending.get(number, ()):
-                if buffer in made:
-                    made.remove(buffer)
-                else:
-                    gone.add(buffer)

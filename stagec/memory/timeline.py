@@ -7,19 +7,21 @@ each microbatch in the same state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
-from stagec.memory.lifetimes import CATEGORIES, Buffer, Lifetimes, Step, lifetimes
+from stagec.memory.buffers import CATEGORIES, Buffer, Lifetimes, Step
+from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
-from stagec.memory.step import Doing, Moment, Planner, State, Work, turns
+from stagec.memory.step import Doing, Moment, Planner, Run, State, Work, highest, turns
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
+from stagec.support.diagnostics import error
 from stagec.support.source import file_loc
 
 STATIC = ("parameters", "gradients", "optimizer")
@@ -41,7 +43,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A moment of the step: what runs, and the bytes of each category."""
+    """A moment of the step: the actions that run ("" outside of a schedule), the operation, and the
+    bytes of each category."""
 
     title: str
     step: Step
@@ -76,15 +79,15 @@ class Sized(Planner):
 
     def __init__(self, found: Lifetimes, env: Env) -> None:
         super().__init__(found)
-        self._env = env
+        self.env = env
         self.size = cache(self._size)
         self.held_bytes = cache(self._held_bytes)
         self.worst_rise = cache(self._worst_rise)
 
     def _size(self, buffer: Buffer) -> int:
-        return evaluate(buffer.size, self._env)
+        return evaluate(buffer.size, self.env)
 
-    def count(self, found: Counter[str], buffers: frozenset[Buffer], sign: int) -> None:
+    def count(self, found: Counter[str], buffers: Iterable[Buffer], sign: int) -> None:
         """Add the bytes in device memory to those of each category."""
         for buffer in buffers:
             if buffer.space == DEVICE:
@@ -98,22 +101,32 @@ class Sized(Planner):
 
     def _worst_rise(self, work: Work) -> tuple[Moment, Counter[str]] | None:
         """The moment of a work at which most is held on top of what was held before."""
-        best: tuple[Moment, Counter[str]] | None = None
-        most = -1
-        for moment in self.moments(work):
-            found: Counter[str] = Counter()
-            self.count(found, moment.made, 1)
-            self.count(found, moment.gone, -1)
-            if (size := sum(found.values())) > most:
-                best, most = (moment, found), size
-        return best
+        best = highest([self.run(work)], self._device_size)
+        if best is None:
+            return None
+        found: Counter[str] = Counter()
+        self.count(found, best.made, 1)
+        self.count(found, best.gone, -1)
+        return best, found
+
+    def _device_size(self, buffer: Buffer) -> int:
+        return self.size(buffer) if buffer.space == DEVICE else 0
+
+    def along(self, run: Run, base: Mapping[str, int]) -> Iterator[tuple[Moment, Counter[str]]]:
+        """What is held at each moment of a run, by category, on top of what there was before."""
+        held = Counter(base)
+        for place, (step, ends) in enumerate(run):
+            self.count(held, step.made, 1)
+            if step.counts:
+                yield Moment(run, place), Counter(held)
+            self.count(held, ends, -1)
 
 
 class Timeline:
     """The step of the ranks of one stage (0 without a pipeline)."""
 
     def __init__(self, module: Module, func: Operation, stage: int, planner: Sized) -> None:
-        self._env, self._planner = planned_env(module), planner
+        self._env, self._planner, self._loc = planned_env(module), planner, func.loc
         self.order: RankActions = actions_of(module, func, stage)
         body = func.body
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
@@ -123,10 +136,11 @@ class Timeline:
         self.size = planner.size
 
     @staticmethod
-    def planner(module: Module, func: Operation, prefetch: int) -> Sized:
-        """What all stages that run a function share."""
+    def planner(module: Module, func: Operation, prefetch: int, *, whole: bool = False) -> Sized:
+        """What all stages that run a function share; with `whole` every iteration runs by
+        itself."""
         env = planned_env(module)
-        return Sized(lifetimes(func.body, env, prefetch), env)
+        return Sized(lifetimes(func.body, env, prefetch, whole=whole), env)
 
     def static(self, space: str = DEVICE) -> dict[str, int]:
         """Bytes that are there from start to end, by category."""
@@ -136,25 +150,25 @@ class Timeline:
                 found[category] += evaluate(value.tensor.local_bytes, self._env)
         return found
 
-    def fixed(self, space: str = DEVICE) -> Iterator[tuple[Value, int]]:
-        """Buffers that are there from start to end, with their bytes."""
-        for value, _ in self._fixed:
+    def fixed(self, space: str = DEVICE) -> Iterator[tuple[Value, str, int]]:
+        """Buffers that are there from start to end, with their categories and bytes."""
+        for value, category in self._fixed:
             size = evaluate(value.tensor.local_bytes, self._env)
             if value.tensor.memory == space and size:
-                yield value, size
+                yield value, category, size
 
     # -- over the step -----------------------------------------------------------------------------
 
-    def points(self, *, every: bool = False, distinct: bool = False) -> Iterator[Point]:
-        """The worst moment of every turn of the schedule, and every moment outside of it.
-
-        With `every` also those within turns, but for overlapped pairs; with `distinct` none of
-        turns that hold the same as an earlier one.
-        """
+    def points(self, *, distinct: bool = False) -> Iterator[Point]:
+        """The worst moment of every turn of the schedule, and every moment outside of it, in the
+        order of execution; with `distinct` none of turns that hold the same as an earlier one."""
         static = Counter(self.static())
-        for moment in self._planner.whole():
-            if moment.step.counts:
-                yield self._point(str(moment.step.op.name), static, (moment,))
+        for moment, held in self._planner.along(self._planner.run(None), static):
+            yield Point("", moment.step, dict(held), (moment,))
+            if self._planner.is_scheduled(moment.step):
+                yield from self._turns(static, distinct=distinct)
+
+    def _turns(self, static: Counter[str], *, distinct: bool) -> Iterator[Point]:
         around = Counter(static)
         self._planner.count(around, self._planner.around(), 1)
         holds = self._holds if distinct else None
@@ -167,30 +181,25 @@ class Timeline:
             for state, number in doing.states.items():
                 for category, size in self._planner.held_bytes(state).items():
                     base[category] += number * size
-            title = " with ".join(str(a) for a in doing.actions)
-            if every and len(doing.works) == 1:
-                for moment in self._planner.moments(doing.works[0]):
-                    point = self._point(title, base, (moment,))
-                    yield replace(point, states=doing.states)
-                continue
             for rise in rises:
                 base.update(rise[1] if rise is not None else {})
+            title = " with ".join(str(a) for a in doing.actions)
             yield Point(title, moments[-1].step, dict(base), moments, doing.states)
 
     def _holds(self, state: State) -> bool:
         """Whether a microbatch in this state holds anything."""
         return bool(self._planner.held(state))
 
-    def _point(self, title: str, base: Counter[str], moments: Sequence[Moment]) -> Point:
-        found = Counter(base)
-        for moment in moments:
-            self._planner.count(found, moment.made, 1)
-            self._planner.count(found, moment.gone, -1)
-        return Point(title, moments[-1].step, dict(found), tuple(moments))
-
     def peak(self) -> Point:
-        """The point at which most is held."""
-        return max(self.points(distinct=True), key=lambda p: p.total)
+        """The point at which most is held. Raises `DiagnosticError` if nothing runs."""
+        found = max(self.points(distinct=True), key=lambda p: p.total, default=None)
+        if found is None:
+            raise error(
+                "no operation runs, so no moment is the worst",
+                self._loc,
+                remedy="compute something in the function",
+            )
+        return found
 
     def expression(self, point: Point) -> Expr:
         """What is held at a point in symbols; microbatches in flight are counted."""

@@ -1,13 +1,14 @@
 """Pipelines as text: `a,b{x=1,y=2},c`, read with caret positions and printed back.
 
-Named pipelines stand like a pass and are replaced by what they are made of.
+Named pipelines stand like a pass and are replaced by what they are made of. `+after(a):p` and
+`+before(a):p` put a pass into what stands to the left, `-a` leaves one out of it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from stagec.pipeline.passes import Pass
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, did_you_mean, error
@@ -17,17 +18,33 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(r'"([^"\n]*)"')
 _PLAIN = re.compile(r"[^\s,{}()\"=]+")
+_WHERE = re.compile(r"after\b|before\b")
+_FORM = "a pipeline reads pass-a,pass-b{option=value}"
+_INSERTION = "an insertion reads train,+after(insert-collectives):my-pass{option=value}"
 #: The name by which diagnostics call the text of a pipeline.
 PIPELINE = "<pipeline>"
 
 
 @dataclass(frozen=True)
+class Edit:
+    """What is to be done at a pass that stands to the left: `after`, `before` or `without` it."""
+
+    kind: str
+    anchor: str
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True)
 class PassSpec:
-    """A pass or a named pipeline as written, with its options and its place."""
+    """A pass or a named pipeline as written, with its options and its place in the text.
+
+    With an `edit` it does not stand at the end; `without` a pass the name is that pass.
+    """
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict[str, str])
     loc: Loc = UNKNOWN
+    edit: Edit | None = None
 
 
 @dataclass(frozen=True)
@@ -60,12 +77,36 @@ class _Parser:
     def pipeline(self) -> list[PassSpec]:
         specs: list[PassSpec] = []
         while self._at < len(self._text):
-            specs.append(self._pass())
+            specs.append(self._item())
             if self._at < len(self._text):
                 self._expect(",", "',' or '{'" if not specs[-1].options else "','")
                 if self._at == len(self._text):
                     raise self._error("a pass after ','")
         return specs
+
+    def _item(self) -> PassSpec:
+        if self._peek() == "+":
+            self._take()
+            edit = self._insertion()
+            return replace(self._pass(), edit=edit)
+        if self._peek() == "-":
+            self._take()
+            start = self._at
+            name = self._match(_NAME, "the name of a pass to leave out")[0]
+            loc = self._loc(start, len(name))
+            return PassSpec(name, loc=loc, edit=Edit("without", name, loc))
+        return self._pass()
+
+    def _insertion(self) -> Edit:
+        """`after(NAME):` or `before(NAME):`."""
+        kind = self._match(_WHERE, "'after(PASS):' or 'before(PASS):'", _INSERTION)[0]
+        self._expect("(", "'('", _INSERTION)
+        start = self._at
+        anchor = self._match(_NAME, "the name of a pass", _INSERTION)[0]
+        loc = self._loc(start, len(anchor))
+        self._expect(")", "')'", _INSERTION)
+        self._expect(":", "':' and a pass", _INSERTION)
+        return Edit(kind, anchor, loc)
 
     def _pass(self) -> PassSpec:
         start = self._at
@@ -120,26 +161,22 @@ class _Parser:
         self._at += 1
         self._skip()
 
-    def _expect(self, char: str, what: str) -> None:
+    def _expect(self, char: str, what: str, form: str = _FORM) -> None:
         if self._peek() != char:
-            raise self._error(what)
+            raise self._error(what, form)
         self._take()
 
-    def _match(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+    def _match(self, pattern: re.Pattern[str], what: str, form: str = _FORM) -> re.Match[str]:
         match = pattern.match(self._text, self._at)
         if match is None:
-            raise self._error(what)
+            raise self._error(what, form)
         self._at = match.end()
         self._skip()
         return match
 
-    def _error(self, expected: str) -> DiagnosticError:
+    def _error(self, expected: str, form: str = _FORM) -> DiagnosticError:
         found = f"'{self._peek()}'" if self._peek() else "the end"
-        return error(
-            f"expected {expected}, found {found}",
-            self._loc(self._at, 1),
-            remedy="a pipeline reads pass-a,pass-b{option=value}",
-        )
+        return error(f"expected {expected}, found {found}", self._loc(self._at, 1), remedy=form)
 
     def _loc(self, start: int, width: int) -> FileLoc:
         before = self._text[:start]
@@ -155,11 +192,11 @@ def build_pipeline(
     passes: Mapping[str, type[Pass]],
     pipelines: Mapping[str, str] | None = None,
 ) -> Pipeline:
-    """The passes of the specs, named pipelines expanded.
+    """The passes of the specs, named pipelines expanded, insertions and omissions done.
 
     Raises `DiagnosticError` for an unknown name or option.
     """
-    built = [(p, loc) for spec in specs for p, loc in _expand(spec, passes, pipelines or {}, ())]
+    built = _Assembler(passes, pipelines or {}).build(specs)
     return Pipeline(tuple(p for p, _ in built), tuple(loc for _, loc in built))
 
 
@@ -174,33 +211,87 @@ def parse_pipeline(
     return build_pipeline(parse_specs(text, file), passes, pipelines)
 
 
-def _expand(
-    spec: PassSpec,
-    passes: Mapping[str, type[Pass]],
-    pipelines: Mapping[str, str],
-    outer: tuple[str, ...],
-) -> Iterator[tuple[Pass, Loc]]:
-    if spec.name in passes:
-        yield _with_place(passes[spec.name], spec), spec.loc
-        return
-    if spec.name not in pipelines:
+_Placed = tuple[Pass, Loc]
+
+
+class _Assembler:
+    def __init__(
+        self,
+        passes: Mapping[str, type[Pass]],
+        pipelines: Mapping[str, str],
+        outer: Sequence[str] = (),
+    ) -> None:
+        self._passes, self._pipelines, self._outer = passes, pipelines, tuple(outer)
+
+    def build(self, specs: Sequence[PassSpec]) -> list[_Placed]:
+        built: list[_Placed] = []
+        for spec in specs:
+            if spec.edit is None:
+                built += self._expanded(spec)
+            elif spec.edit.kind == "without":
+                _found(built, spec.edit)
+                built = [b for b in built if b[0].name != spec.edit.anchor]
+            else:
+                at = _only(built, spec.edit) + (spec.edit.kind == "after")
+                built[at:at] = self._expanded(spec)
+        return built
+
+    def _expanded(self, spec: PassSpec) -> list[_Placed]:
+        if spec.name in self._passes:
+            return [(_with_place(self._passes[spec.name], spec), spec.loc)]
+        text = self._text_of(spec)
+        inner = parse_specs(text, f"<pipeline {spec.name}>")
+        located = [
+            replace(s, loc=spec.loc, edit=s.edit and replace(s.edit, loc=spec.loc)) for s in inner
+        ]
+        return _Assembler(self._passes, self._pipelines, (*self._outer, spec.name)).build(located)
+
+    def _text_of(self, spec: PassSpec) -> str:
+        """The text of a named pipeline."""
+        if spec.name not in self._pipelines:
+            raise error(
+                f"unknown pass '{spec.name}'",
+                spec.loc,
+                remedy=did_you_mean(spec.name, {**self._passes, **self._pipelines})
+                or "'stagec passes' lists the passes",
+            )
+        if spec.name in self._outer:
+            raise error(
+                f"pipeline '{spec.name}' contains itself", spec.loc, remedy="remove the cycle"
+            )
+        if spec.options:
+            raise error(
+                f"'{spec.name}' is a named pipeline and takes no options",
+                spec.loc,
+                remedy=f"write its passes: {self._pipelines[spec.name]}",
+            )
+        return self._pipelines[spec.name]
+
+
+def _found(built: Sequence[_Placed], edit: Edit) -> list[int]:
+    """Where the pass of an edit stands."""
+    names = [pass_.name for pass_, _ in built]
+    if edit.anchor not in names:
+        shown = f"to its left stand {', '.join(names)}" if names else "name a pipeline to its left"
         raise error(
-            f"unknown pass '{spec.name}'",
-            spec.loc,
-            remedy=did_you_mean(spec.name, {**passes, **pipelines})
-            or "'stagec passes' lists the passes",
+            f"no pass '{edit.anchor}' stands to the left of this",
+            edit.loc,
+            remedy=did_you_mean(edit.anchor, names) or shown,
         )
-    if spec.name in outer:
-        raise error(f"pipeline '{spec.name}' contains itself", spec.loc, remedy="remove the cycle")
-    if spec.options:
+    return [i for i, name in enumerate(names) if name == edit.anchor]
+
+
+def _only(built: Sequence[_Placed], edit: Edit) -> int:
+    first, *more = _found(built, edit)
+    if more:
+        names = [pass_.name for pass_, _ in built]
+        once = ", ".join(name for name in names if names.count(name) == 1)
         raise error(
-            f"'{spec.name}' is a named pipeline and takes no options",
-            spec.loc,
-            remedy=f"write its passes: {pipelines[spec.name]}",
+            f"pass '{edit.anchor}' stands {1 + len(more)} times to the left of this",
+            edit.loc,
+            remedy=f"name one that stands there once: {once or 'there is none, write the passes'}",
         )
-    for inner in parse_specs(pipelines[spec.name], f"<pipeline {spec.name}>"):
-        located = PassSpec(inner.name, inner.options, spec.loc)
-        yield from _expand(located, passes, pipelines, (*outer, spec.name))
+    return first
 
 
 def _with_place(pass_type: type[Pass], spec: PassSpec) -> Pass:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 from stagec.ir.core import Operation
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
 from stagec.schedule.action import Action, Placement, RankActions
 from stagec.schedule.base import Schedule
+from stagec.schedule.costs import UNIT
 from stagec.schedule.registry import find_schedule
+from stagec.schedule.replay import replay
 
 
 def schedule_of(registry: Registry, name: str) -> Schedule:
@@ -50,6 +53,25 @@ def placement_of(module: Module, op: Operation) -> Placement | None:
         return None
     schedule = schedule_of(module.registry, found.text("schedule"))
     return schedule.placement(module.env[op.text("over")], found.integer("chunks", 1))
+
+
+def idle_share(module: Module, op: Operation) -> Fraction:
+    """The share of the step in which a rank has no work, as the closed form of the schedule counts
+    it, at unit costs; 0 if a function or graph is not scheduled."""
+    found = accumulation_of(op)
+    if found is None:
+        return Fraction(0)
+    schedule = schedule_of(module.registry, found.text("schedule"))
+    stages, count, chunks = (
+        module.env[op.text("over")],
+        found.integer("count"),
+        found.integer("chunks", 1),
+    )
+    bubble = schedule.closed_form(stages, count, chunks).bubble
+    if bubble is None:
+        actions = schedule.actions(stages, count, chunks)
+        bubble = schedule.bubble(replay(actions, schedule.placement(stages, chunks)))
+    return bubble / (bubble + count * (UNIT.forward + UNIT.backward))
 
 
 def regions_of(action: Action) -> Iterator[tuple[str, int]]:

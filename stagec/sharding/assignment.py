@@ -12,7 +12,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Facts
 from stagec.ir.rule import Group, Rule, Shape
-from stagec.ir.types import axis_size
+from stagec.ir.types import TensorType, axis_size
 
 Axes = tuple[str, ...]
 Assignment = Mapping[str, Axes]
@@ -26,6 +26,21 @@ def split_of(group: Group, assignment: Assignment) -> Axes:
 def required_splits(shape: Shape, assignment: Assignment) -> tuple[Axes, ...]:
     """The split of each dimension of an operand or result."""
     return tuple(split_of(group, assignment) for group in shape)
+
+
+def accepted_splits(
+    value: TensorType, shape: Shape, rule: Rule, assignment: Assignment
+) -> tuple[Axes, ...]:
+    """The split of each dimension of an operand that the op accepts: the one that it needs, or one
+    that goes further along a factor that it gathers itself."""
+    needed = required_splits(shape, assignment)
+    busy = {a for axes in needed for a in axes}
+    found: list[Axes] = []
+    for group, have, need in zip(shape, value.dims, needed, strict=True):
+        further = have.axes[len(need) :] if have.axes[: len(need)] == need else ()
+        alone = rule.gathered.issuperset(group) and busy.isdisjoint(further)
+        found.append(have.axes if alone and further else need)
+    return tuple(found)
 
 
 def distribute(

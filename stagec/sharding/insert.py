@@ -16,7 +16,7 @@ from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import AllGather, Collective
-from stagec.sharding.assignment import handed_on, read_assignment, required_splits
+from stagec.sharding.assignment import accepted_splits, handed_on, read_assignment
 from stagec.sharding.local import place_from_operands
 from stagec.sharding.reshard import Axes, NoPlanError, Step, plan
 from stagec.sharding.strategy import read_strategy
@@ -67,7 +67,8 @@ class _Inserter:
             self._reduce_in_groups(op, passing)
         for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=False)):
             partial = passing if i in rule.linear else alone.get(i, ())
-            self._require(op, i, value, required_splits(shape, assignment), partial)
+            splits = accepted_splits(value.tensor, shape, rule, assignment)
+            self._require(op, i, value, splits, partial)
         if op.definition.collective_phase:
             return  # placed as its type says; the steps above bring its operand there
         special = {f: assignment[f] for f in sorted(rule.special) if assignment.get(f)}

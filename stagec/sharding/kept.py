@@ -1,7 +1,9 @@
-"""What becomes of gathered parameters between forward and backward (FSDP's reshard_after_forward).
+"""What becomes of gathered parameters (FSDP's reshard_after_forward).
 
-Backward of a repeat gathers the slices of its parameters again unless the policy keeps them. In a
-pipeline what is kept serves all microbatches: it is gathered once, before them.
+What one call gathers is a unit: it is resharded at once, when all forward and backward of the
+region that gathers it has run. Backward of a repeat gathers the slices of its parameters again
+unless the policy keeps them. In a pipeline what is kept serves all microbatches: it is gathered
+once, before them.
 """
 
 from __future__ import annotations
@@ -21,12 +23,42 @@ def keep_parameters(module: Module, policy: str) -> None:
     if policy == "always":
         return
     for func in module.functions:
+        kept: dict[Region, list[Value]] = {}
         for forward, back, mine, again in list(_pairs(func.body)):
             if policy == "last":
                 mine.attrs["keep"] = again.attrs["kept"] = const(1)
             else:
-                again.result.replace_with(_handed_over(forward, back, mine.result))
+                value = _handed_over(forward, back, mine.result)
+                kept.setdefault(back.body, []).append(value)
+                again.result.replace_with(value)
                 again.erase()
+        for region, values in kept.items():
+            _reshard(module, region, values)
+
+
+def reshard_units(module: Module, region: Region) -> None:
+    """Drop what the gathers of parameters in a region give, unit by unit. In place."""
+    for op in _gathers(region):
+        _reshard(module, region, [r for r in op.results if not _is_handed_on(r)])
+
+
+def _reshard(module: Module, region: Region, values: Sequence[Value]) -> None:
+    """Drop values when the last forward or backward of their region has run."""
+    ran = [op for op in region.ops[:-1] if not _is_of_reduction(op)]
+    if values and ran:
+        after = Builder.after(module.registry, ran[-1], loc=values[0].loc)
+        after.op("stg.reshard", values, types=())
+
+
+def _is_of_reduction(op: Operation) -> bool:
+    """Whether an op reduces gradients, casts them for that, or uses them."""
+    late = ("gradient", "optimizer")
+    users = {user.phase for result in op.results for user, _ in result.uses}
+    return op.phase in late or (op.definition.recasts and bool(users) and users <= {*late})
+
+
+def _is_handed_on(value: Value) -> bool:
+    return any(user.definition.ends_region for user, _ in value.uses)
 
 
 def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Operation]]:
@@ -38,16 +70,16 @@ def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Op
     repeats = [op for op in region.ops if op.definition.carries]
     for back in (op for op in repeats if op.phase == "backward"):
         for forward in (op for op in repeats if op.phase == "forward"):
-            for mine in _gathers(forward):
-                for again in _gathers(back):
+            for mine in _gathers(forward.body):
+                for again in _gathers(back.body):
                     if _source(mine) is _source(again) and _alike(mine, again):
                         yield forward, back, mine, again
 
 
-def _gathers(repeat: Operation) -> list[Operation]:
+def _gathers(region: Region) -> list[Operation]:
     return [
         op
-        for op in repeat.body.ops
+        for op in region.ops
         if isinstance(op.definition, AllGather) and is_parameter(op.operands[0])
     ]
 
@@ -91,11 +123,7 @@ def gather_once(module: Module) -> None:
 def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) -> None:
     """Replace the gathers of a region, of an action or a repeat, by values made outside."""
     repeat = region.owner if region.owner.definition.carries else None
-    gathers = [
-        op
-        for op in region.ops
-        if isinstance(op.definition, AllGather) and is_parameter(op.operands[0])
-    ]
+    gathers = _gathers(region)
     keys = {op: (_whole(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
     if new := [op for op in gathers if keys[op] not in known]:
         made = _in_turn(new, repeat, before) if repeat is not None else _copied(new, before)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Value
-from stagec.ir.expr import ONE, Expr, const, substitute
+from stagec.ir.expr import Expr, const
 from stagec.ir.module import Module
-from stagec.ir.types import TensorType, loads_of
+from stagec.ir.types import Load, TensorType
 from stagec.sharding.strategy import read_strategy
 from stagec.support.source import made_by
 
@@ -21,34 +21,33 @@ def note_rows(module: Module) -> None:
     strategy = read_strategy(module)
     if not strategy.loads:
         return
-    rows: dict[str, dict[str, RawAttr]] = {}
-    for value, symbol, name in _loaded(module):
-        axes = next((d.axes for d in value.tensor.dims if d.size.symbol_name == name), ())
-        if axes:
-            rows.setdefault(symbol, {"over": axes, "even": _even_rows(value.tensor, symbol)})
-            repeat = value.region.owner
-            if repeat.definition.carries:
-                repeat.attrs.setdefault("first", (const(0),))
+    rows: dict[Load, dict[str, RawAttr]] = {}
+    for value, load in _loaded(module):
+        axes = next(d.axes for d in value.tensor.dims if d.size.symbol_name == load.of)
+        rows.setdefault(load, {"over": axes, "even": _even_rows(value.tensor)})
+        repeat = value.region.owner
+        if repeat.definition.carries:
+            repeat.attrs.setdefault("first", (const(0),))
     if not rows:
         module.diagnostics.remark(
             "every rank holds all experts, so their loads change nothing", strategy.loads[0].loc
         )
     place = module.main.position()
     b = Builder(module.registry, module.root.body, place, loc=made_by("loads", strategy.loc))
-    for symbol, attrs in rows.items():
-        b.op("stg.rows", (), {"of": symbol, **attrs}, types=())
+    for load, attrs in rows.items():
+        first = {"first": load.first} if load.first else {}
+        b.op("stg.rows", (), {"of": load.of, **first, **attrs}, types=())
 
 
-def _even_rows(type_: TensorType, symbol: str) -> Expr:
+def _even_rows(type_: TensorType) -> Expr:
     """The rows of a rank's experts under even load: those that come to them, each of all features,
     the last dimension."""
-    return substitute(type_.local_elements / type_.local_shape[-1], {symbol: ONE})
+    return type_.even.local_elements / type_.local_shape[-1]
 
 
-def _loaded(module: Module) -> Iterator[tuple[Value, str, str]]:
-    """Values of one layer whose sizes depend on a load: with its symbol and its dimension."""
+def _loaded(module: Module) -> Iterator[tuple[Value, Load]]:
+    """Values of one layer whose local sizes depend on a load."""
     for op in module.main.body.walk():
         for value in op.results if op.region is None else ():
             if isinstance(value.type, TensorType):
-                for size in value.type.shape:
-                    yield from ((value, *load) for load in loads_of(size).items())
+                yield from ((value, load) for load in value.type.loads)

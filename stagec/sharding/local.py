@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from stagec.ir.core import Operation
 from stagec.ir.facts import Facts
@@ -10,10 +11,10 @@ from stagec.ir.opdef import factor_sizes
 from stagec.ir.types import Partial, TensorType, Type
 from stagec.ir_spec.ops.structure import RegionOp
 from stagec.sharding.assignment import (
+    accepted_splits,
     distribute,
     handed_on,
     read_assignment,
-    required_splits,
     split_of,
 )
 from stagec.sharding.propagate import passing_partial
@@ -33,6 +34,9 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
             if d.axes:
                 for factor, axes in distribute(group, d.axes, sizes, facts).items():
                     found.setdefault(factor, axes)
+    for factor in rule.gathered & found.keys():
+        busy = {a for f, axes in found.items() if f != factor for a in axes}
+        found[factor] = tuple(takewhile(lambda a: a not in busy, found[factor]))  # noqa: B023
     for i, value in enumerate(op.results):
         axes = tuple(
             dict.fromkeys(
@@ -60,7 +64,7 @@ def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) 
     assignment = read_assignment(op, rule, factor_sizes(op, rule), facts, deferred)
     alone = handed_on(op, rule, deferred)
     for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=True)):
-        splits = list(required_splits(shape, assignment))
+        splits = list(accepted_splits(value.tensor, shape, rule, assignment))
         linear = i in rule.linear and op.results
         passed = op.results[0].tensor.partial_axes if linear else alone.get(i, ())
         if [d.axes for d in value.tensor.dims] != splits:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation
 from stagec.ir.module import Module
+from stagec.ir.own_gathers import own_gathers
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.comm import Collective
 
@@ -19,6 +20,7 @@ def misordered(module: Module) -> Iterator[tuple[Operation, str]]:
     |-------------------------------------------------------|-------------------------------------|
     | `stg.all_gather[dim = 1, over = tp]` of `S@(cp, tp)`  | no: tp splits what a rank of cp has |
     | `stg.all_gather[dim = 1, over = cp]` of `S@cp`        | yes: the result is permuted         |
+    | `stg.reshape["b(ps)->bps"]` of `S@cp`                 | yes: a part is no run of positions  |
     | `stg.attention_block[over = cp, order = plain]`       | yes: stated otherwise               |
     """
     order = module.zigzag
@@ -28,6 +30,7 @@ def misordered(module: Module) -> Iterator[tuple[Operation, str]]:
                 yield from _steps(op, order)
             elif order:
                 yield from _permuted(op, order)
+                yield from _cut(op, order)
 
 
 def _steps(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, str]]:
@@ -39,6 +42,29 @@ def _steps(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation
         yield op, f"is for {op.text('order')} order, but the module states {stated} order"
 
 
+def _cut(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, str]]:
+    """A rule that cuts a dimension, or joins others to it, takes what a rank has for one piece; an
+    op that gathers it takes the parts for consecutive ones."""
+    rule = op.definition.rule(op)
+    if rule is None:
+        return
+    values = [*zip(op.operands, rule.operands, strict=False)]
+    values += zip(op.results, rule.results, strict=False)
+    for value, shape in values:
+        for d, group in zip(value.tensor.dims, shape, strict=False):
+            if len(group) > 1 and set(_ordered(d, order)) & set(d.axes):
+                yield op, f"cuts {d.size}, {_parts(d, order)}"
+                return
+    for own in own_gathers(op, rule):
+        d = op.operands[own.operand].tensor.dims[own.dim]
+        if set(_ordered(d, order)) & set(own.over):
+            yield op, f"gathers {d.size}, {_parts(d, order)}"
+
+
+def _parts(d: Dim, order: Mapping[str, Axes]) -> str:
+    return f"whose parts on the ranks of {', '.join(_ordered(d, order))} are in zigzag order"
+
+
 def _permuted(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, str]]:
     """What puts parts of ranks together, or cuts them apart, does so in the order of the ranks."""
     if not isinstance(op.definition, Collective) or "dim" not in op.attrs:
@@ -46,13 +72,8 @@ def _permuted(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operat
     over = set(op.names("over"))
     for value in (*op.operands, *op.results):
         for d in value.tensor.dims:
-            folded = _ordered(d, order)
-            if over & set(folded) & set(d.axes):
-                ranks = ", ".join(folded)
-                yield (
-                    op,
-                    f"moves {d.size}, whose parts on the ranks of {ranks} are in zigzag order",
-                )
+            if over & set(_ordered(d, order)) & set(d.axes):
+                yield op, f"moves {d.size}, {_parts(d, order)}"
                 return
 
 

@@ -169,12 +169,14 @@ class _Propagation:
         return changed
 
     def _forward(self, node: _Node, priority: int) -> bool:
-        offers: list[tuple[int, tuple[int, int], Group, Split]] = []
+        offers: list[tuple[int, tuple[bool, int, int], Group, Split]] = []
         for i, (value, shape) in enumerate(zip(node.op.operands, node.rule.operands, strict=True)):
             weight = self._weight(value)
             for group, split in zip(shape, self.split(value), strict=True):
                 if split:
-                    offers.append((min(u.priority for u in split), (-weight, i), group, split))
+                    last = node.rule.gathered.issuperset(group)  # what is left of it is gathered
+                    key = (last, -weight, i)
+                    offers.append((min(u.priority for u in split), key, group, split))
         changed = False
         for _, _, group, split in sorted(offers, key=lambda o: o[:2]):
             changed |= self._offer(node, group, split, priority)

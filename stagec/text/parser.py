@@ -13,6 +13,7 @@ size, depth and numbers keep hostile text from costing more than a message.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, cast
@@ -32,7 +33,17 @@ from stagec.ir import expr as ex
 from stagec.ir.core import Attr, Quoted, SymbolRef
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Comparison, Relation
-from stagec.ir.types import DTYPE_BYTES, ROLES, AxisUse, Dim, OpaqueType, Partial, TensorType, Type
+from stagec.ir.types import (
+    DTYPE_BYTES,
+    ROLES,
+    AxisUse,
+    Dim,
+    Load,
+    OpaqueType,
+    Partial,
+    TensorType,
+    Type,
+)
 from stagec.support.diagnostics import did_you_mean, error
 from stagec.support.limits import (
     MAX_BYTES,
@@ -327,7 +338,10 @@ class _Builder(Transformer):
         dims = tuple(p for p in parts if isinstance(p, Dim))
         fields: dict[str, Any] = {"placed": any(d.split for d in dims)}
         for token, coords in (p for p in parts if isinstance(p, tuple)):
-            _clause(fields, token, coords)
+            if str(token) == "load":
+                dims = _loaded(dims, token, coords)
+            else:
+                _clause(fields, token, coords)
         return TensorType(str(dtype), dims, **fields)
 
     def plain(self, size):
@@ -412,6 +426,8 @@ class _Builder(Transformer):
             raise _SyntaxLimitError(f"unknown function '{name}'", name, remedy)
         if name == "ceildiv" and (len(arguments) != 2 or arguments[1] == 0):
             raise _SyntaxLimitError("ceildiv expects a size and a positive divisor", name)
+        if name == ex.BUCKETS:
+            return self._checked(ex.buckets(_expr(arguments[0]), map(_row, arguments[1:])), name)
         return self._checked(ex.call(str(name), [_expr(a) for a in arguments]), name)
 
     def tuple(self, *items):
@@ -433,6 +449,13 @@ def _expr(value: Any) -> Expr:
     return value
 
 
+def _row(value: Any) -> tuple[Expr, list[Expr]]:
+    if not isinstance(value, tuple):
+        raise _SyntaxLimitError("buckets expects rows: how often, and the sizes, in brackets")
+    times, *sizes = map(_expr, value)
+    return times, sizes
+
+
 def _integer(token: Token) -> int:
     if len(token) > 19 or int(token) > ex.MAX_INTEGER:
         remedy = "sizes are numbers of elements or bytes; write a smaller one"
@@ -440,6 +463,23 @@ def _integer(token: Token) -> int:
             "the integer is too large, expected at most 2^63 - 1", token, remedy
         )
     return int(token)
+
+
+def _loaded(
+    dims: tuple[Dim, ...], token: Token, coords: list[tuple[str, int | None]]
+) -> tuple[Dim, ...]:
+    """The dimensions with a load: `load(E=2, first=58)` is that of the parts of E in dimension 2,
+    in layers from 58 on."""
+    (of, index), *rest = coords or [("", None)]
+    first = rest[0][1] if len(rest) == 1 and rest[0][0] == "first" else None
+    if index is None or index >= len(dims) or (rest and first is None):
+        raise _SyntaxLimitError(
+            "a load expects the parts that have it and one of the dimensions",
+            token,
+            "write load(E=2), or load(E=2, first=58)",
+        )
+    loaded = replace(dims[index], load=Load(of, first or 0))
+    return (*dims[:index], loaded, *dims[index + 1 :])
 
 
 def _clause(fields: dict[str, Any], token: Token, coords: list[tuple[str, int | None]]) -> None:
@@ -452,15 +492,18 @@ def _clause(fields: dict[str, Any], token: Token, coords: list[tuple[str, int | 
     elif name == "mem" and coords:
         fields["memory"] = names[0]
         return
+    elif name == "part" and coords and coords[0][1] is not None:
+        fields["part"] = (coords[0][0], coords[0][1])
+        return
     elif name == "on" and coords and coords[0][1] is not None:
         fields["stage"] = (coords[0][0], coords[0][1])
         return
     elif name != "rep":
-        known = ("sum", "max", "rep", "mem", "on", *ROLES)
+        known = ("sum", "max", "rep", "mem", "on", "load", "part", *ROLES)
         raise _SyntaxLimitError(
             f"unknown clause '{name}' in a type",
             token,
             did_you_mean(name, known)
-            or "use sum(axis), max(axis), rep, param, state, mem(..), on(..)",
+            or "use sum(axis), max(axis), rep, param, state, mem(..), on(..), load(..)",
         )
     fields["placed"] = True

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from stagec.trace.findings import CheckReport
+from stagec.trace.seal import SEAL, is_intact
 
 MANIFEST_NAME = "manifest.json"
 _TRACE_NAME = re.compile(r"(?P<name>.+)\.(?P<rank>0|[1-9][0-9]{0,8})\.et", re.ASCII | re.DOTALL)
@@ -155,12 +156,15 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 
 def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckReport) -> None:
-    """Compare the files with the sizes and checksums of the manifest, where there is one."""
+    """Compare the files with the sizes and checksums of the manifest, where there is one, and the
+    manifest with its own."""
     path = directory / MANIFEST_NAME
     if not path.exists():
         return
     try:
-        files = _manifest_files(_load(path))
+        parsed = _object(_load(path))
+        files = _manifest_files(parsed)
+        _check_seal(path, parsed, report)
     except (OSError, ValueError, RecursionError) as error:
         message = f'expected {{"files": {{NAME: {{"bytes": ..., "crc32": ...}}}}}}: {error}'
         report.error(path, "bad-manifest", message, "write the traces again")
@@ -173,9 +177,18 @@ def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckRep
             report.error(trace, "unlisted-file", message, "remove it, or write the traces again")
 
 
-def _manifest_files(parsed: object) -> dict[str, tuple[int, str]]:
+def _check_seal(path: Path, parsed: Mapping[str, object], report: CheckReport) -> None:
+    """A manifest has its own checksum; those of other tools and of the first version may not."""
+    version = parsed.get("manifest", 1)
+    if (SEAL in parsed or version != 1) and not is_intact(path.read_bytes()):
+        message = f"expected the manifest with its own checksum ({SEAL}), found another text"
+        remedy = "write the traces again; the manifest changed after it was written"
+        report.error(path, "wrong-checksum", message, remedy)
+
+
+def _manifest_files(parsed: Mapping[str, object]) -> dict[str, tuple[int, str]]:
     files: dict[str, tuple[int, str]] = {}
-    for name, entry in _object(_object(parsed).get("files")).items():
+    for name, entry in _object(parsed.get("files")).items():
         size, checksum = _object(entry).get("bytes"), _object(entry).get("crc32")
         if not isinstance(size, int) or not isinstance(checksum, str):
             raise ValueError(f"the entry of {name!r} lacks its size or its checksum")

@@ -25,6 +25,8 @@ class Problem:
 
 _REQUIRED: Mapping[int, tuple[str, ...]] = MappingProxyType(
     {
+        NodeKind.MEM_LOAD: ("is_cpu_op", "tensor_size"),
+        NodeKind.MEM_STORE: ("is_cpu_op", "tensor_size"),
         NodeKind.COMP: ("is_cpu_op", "num_ops", "tensor_size"),
         NodeKind.COLL: ("is_cpu_op", "comm_type", "comm_size", "pg_name"),
         NodeKind.SEND: ("is_cpu_op", "comm_size", "comm_tag", "comm_dst"),

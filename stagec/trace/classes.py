@@ -18,6 +18,7 @@ from stagec.ir.core import Attr, Operation
 from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
+from stagec.ir.types import index_name
 from stagec.schedule.attached import actions_of, stages_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import Axes, Channel, channel_of, coordinate, group_axes
@@ -90,9 +91,9 @@ def rank_classes(module: Module) -> list[RankClass]:
     found: list[RankClass] = []
     for graph in graphs:
         indices = _index_axes(module, graph)
-        _check_known(module, graph, {**env, **{f"{a}_index": 0 for a in indices}})
+        _check_known(module, graph, {**env, **{index_name(a): 0 for a in indices}})
         for coords in class_coordinates(module, graph):
-            given = {**env, **{f"{a}_index": i for a, i in coords.items()}}
+            given = {**env, **{index_name(a): i for a, i in coords.items()}}
             found.append(RankClass(module, graph, coords, given, channels, loads))
     return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
 
@@ -112,7 +113,7 @@ def _index_axes(module: Module, graph: Operation) -> list[str]:
     used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
     told_apart = Loads(module).axes(used)
     axes = module.mesh.axes if module.mesh else ()
-    return [a for a in axes if f"{a}_index" in used or a in told_apart]
+    return [a for a in axes if index_name(a) in used or a in told_apart]
 
 
 def _symbols(value: Attr) -> frozenset[str]:

@@ -1,8 +1,8 @@
 """Columns of a program: collects nodes and instances of templates while a graph is unrolled, and
 puts them into their final order at the end.
 
-Here the order of the two streams becomes control dependencies: computations follow each other, and
-so do collectives. Messages are in neither stream: they wait for their data only.
+Here the order of streams becomes control dependencies: computations follow each other, and so do
+collectives, and copies in each direction. Messages are in no stream: they wait for their data only.
 """
 
 from __future__ import annotations
@@ -18,25 +18,19 @@ from stagec.trace.stamp import Instance, Stream, Template
 
 
 class Columns:
-    """Nodes by handle; the handles of issued nodes increase in their order."""
+    """Nodes by handle; the handles of issued nodes (not of buckets) increase in their order."""
 
     def __init__(self) -> None:
         self._prototypes: list[Node] = []
         self._plain: dict[int, tuple[Node, int]] = {}
         self._bases: list[int] = []
         self._instances: list[Instance] = []
-        self._buckets: set[int] = set()
         self._next = 0
 
     def add_node(self, node: Node) -> None:
         """A node outside templates; gives it its handle."""
         node.id, self._next = self._next, self._next + 1
         self._plain[node.id] = node, self.add_prototypes([node])
-
-    def add_bucket(self, node: Node) -> None:
-        """A node outside templates whose place comes later."""
-        self.add_node(node)
-        self._buckets.add(node.id)
 
     def add_prototypes(self, nodes: Sequence[Node]) -> int:
         """Nodes that stand for others; the number of the first one."""
@@ -57,13 +51,8 @@ class Columns:
         template.instances.append(instance)
         self._bases.append(base)
         self._instances.append(instance)
-        self._buckets.update(range(base + template.ordered, base + count))
         self._next += count
         return instance
-
-    def position(self, handle: int) -> int:
-        """Where a node is in the order of issue; -1 for a bucket."""
-        return -1 if handle in self._buckets else handle
 
     def node(self, handle: int) -> Node:
         """The node of a handle, or one that stands for it."""
@@ -182,8 +171,7 @@ def _cut(bucketed: Sequence[Bucketed | Instance]) -> Iterator[tuple[int, int | N
 def _streams(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
     """The edges, by final identifiers, that keep each stream in order: first those of blocking
     collectives, from and to computations."""
-    kinds = [0 if n.is_computation else 1 + n.is_message + 2 * n.blocking for n in prototypes]
-    kind = np.array(kinds, dtype=np.int64)[prototype]
+    kind = np.array([_stream(n) for n in prototypes], dtype=np.int64)[prototype]
     identifiers = np.arange(1, len(kind) + 1)
     computations = identifiers[kind == 0]
     collectives = identifiers[(kind == 1) | (kind == 3)]
@@ -197,10 +185,18 @@ def _streams(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
     waits = waited > previous
     sources.append(computations[waits])
     targets.append(waited[waits])
-    for stream in (computations, collectives):
+    for stream in (computations, collectives, identifiers[kind == 4], identifiers[kind == 5]):
         sources.append(stream[1:])
         targets.append(stream[:-1])
     return np.concatenate(sources), np.concatenate(targets)
+
+
+def _stream(node: Node) -> int:
+    """0 of computations, 1 of collectives (3 if they are blocking), 2 of messages, which has no
+    order, 4 and 5 of copies to the host and to the device."""
+    if node.is_copy:
+        return 4 if node.to == "host" else 5
+    return 0 if node.is_computation else 1 + node.is_message + 2 * node.blocking
 
 
 def sorted_edges(

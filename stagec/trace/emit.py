@@ -15,7 +15,7 @@ from stagec.trace.classes import RankClass, rank_classes
 from stagec.trace.encode import Encoder, Layout, Roofline
 from stagec.trace.fuse import Granularity, fused
 from stagec.trace.groups import Groups, number_groups
-from stagec.trace.nodes import Ints, Names, Node, Program
+from stagec.trace.nodes import NODE_KINDS, Ints, Names, Node, Program
 from stagec.trace.writer import Emission, Written, write_source
 
 #: More ranks than this are a mistake: no cluster has them.
@@ -93,13 +93,13 @@ class Job:
             "count": len(ranks),
             "example_rank": int(ranks[0]),
             "coords": dict(each.coords),
-            "nodes": {kind: kinds[kind] for kind in ("comp", "coll", "send", "recv")},
+            "nodes": {kind: kinds[kind] for kind in NODE_KINDS},
             **({"memory": memory} if memory is not None else {}),
         }
 
 
 def _kind(node: Node) -> str:
-    if node.is_message:
+    if node.is_message or node.is_copy:
         return node.kind
     return "coll" if node.is_collective else "comp"
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 from typing import TypeVar
 
 import numpy as np
@@ -43,14 +44,20 @@ _MOST_EDGES = 26
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A device for `duration_micros`: peak FLOP/s and bytes/s."""
+    """A device for durations: peak FLOP/s and bytes/s."""
 
     flops: float
     bandwidth: float
 
+    def seconds(self, flops: int, size: int) -> float:
+        """Time of a computation that executes so many FLOPs and touches so many bytes."""
+        return max(flops / self.flops, size / self.bandwidth)
+
     def micros(self, node: Node) -> int:
-        """Microseconds of a computation, at least one."""
-        return max(1, round(1e6 * max(node.flops / self.flops, node.size / self.bandwidth)))
+        """Microseconds of a computation, at least one: the format has whole ones. A merged one
+        takes as long as its parts one after the other, which is rounded once."""
+        parts = node.parts or ((node.flops, node.size),)
+        return max(1, round(1e6 * fsum(self.seconds(*part) for part in parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,10 @@ class TraceWriter:
             }
             end = NodeKind.SEND if sends else NodeKind.RECV
             return TraceNode(node.id, node.name, end, data, control, attrs)
+        if node.is_copy:
+            attrs["tensor_size"] = max(1, node.size)
+            way = NodeKind.MEM_STORE if node.to == "host" else NodeKind.MEM_LOAD
+            return TraceNode(node.id, node.name, way, data, control, attrs)
         if not node.is_collective:
             micros = self.roofline.micros(node) if self.roofline else 0
             attrs |= {
@@ -254,7 +265,7 @@ def _alike(prototypes: Sequence[Node]) -> Ints:
     known: dict[tuple[object, ...], int] = {}
     rows: list[tuple[int, int, int]] = []
     for n in prototypes:
-        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by)
+        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by, n.to, n.parts)
         mark = marker_of(n.name)
         at = len(n.name.partition(mark)[0].encode()) if mark else -1
         rows.append((known.setdefault(facts, len(known)), len(n.name.encode()) - len(mark), at))

@@ -2,7 +2,8 @@
 
 A computation joins the ones before it if all that it waits for is there when the first of them
 starts: so no node waits for itself, and every collective and message keeps its place. What files
-say of FLOPs and bytes adds up to the same totals.
+say of FLOPs and bytes adds up to the same totals. A roofline over sums is less than the sum of the
+rooflines, so a merged node keeps what its parts were.
 """
 
 from __future__ import annotations
@@ -97,4 +98,5 @@ def _fused(nodes: Sequence[Node]) -> Node:
         flops=sum(max(1, n.flops) for n in nodes),
         matmul=sum(n.matmul for n in nodes),
         out=sum(n.out for n in nodes),
+        parts=tuple((n.flops, n.size) for n in nodes),
     )

@@ -10,18 +10,25 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from stagec.ir.core import Operation
+
 Names = Literal["full", "short", "none"]
 Ints = npt.NDArray[np.int64]
+#: What nodes are counted by: computations, collectives, ends of messages, copies to and from hosts.
+NODE_KINDS = ("comp", "coll", "send", "recv", "store", "load")
 
 
 @dataclass(slots=True, eq=False)
 class Node:
     """One node: a computation (`flops`, `size` bytes touched), a collective over `group` (`size`
-    bytes of the full buffer), or one end of a message of `size` bytes.
+    bytes of the full buffer), one end of a message of `size` bytes, or a copy of `size` bytes `to`
+    the host or the device (`kind` is then `store` or `load`).
 
-    Computations wait for a `blocking` collective in the order of issue. A message goes along the
-    axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and both ends
-    have the same `tag`. `alloc` and `free` are its bytes in `Events`.
+    Computations that were merged into one are its `parts`, FLOPs and bytes of each. Computations
+    wait for a `blocking` collective in the order of issue. A `bucket` is one call of a reduction in
+    several, issued when its gradients are complete. A message goes along the axis `over` to the
+    coordinate that is `by` more; `kind` is then `send` or `recv`, and both ends have the same
+    `tag`. `alloc` and `free` are its bytes in `Events`, `op` is what it is a run of.
     """
 
     kind: str
@@ -31,13 +38,17 @@ class Node:
     flops: int = 0
     matmul: int = 0
     out: int = 0
+    parts: tuple[tuple[int, int], ...] = ()
     group: tuple[str, ...] = ()
     blocking: bool = False
+    bucket: bool = False
     over: str = ""
     by: int = 0
     tag: int = 0
+    to: str = ""
     alloc: int = 0
     free: int = 0
+    op: Operation | None = field(default=None, repr=False)
     deps: list[Node] = field(default_factory=list["Node"], repr=False)
     after: list[Node] = field(default_factory=list["Node"], repr=False)
     id: int = 0
@@ -53,9 +64,14 @@ class Node:
         return bool(self.over)
 
     @property
+    def is_copy(self) -> bool:
+        """Whether it moves a value between host and device."""
+        return bool(self.to)
+
+    @property
     def is_computation(self) -> bool:
         """Whether it computes."""
-        return not (self.group or self.over)
+        return not (self.group or self.over or self.to)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stagec.support.diagnostics import error
+from stagec.trace.seal import SEALED
 
 MANIFEST = "manifest.json"
 #: Seconds to wait for a run on the same folder that is about to end.
@@ -121,7 +122,8 @@ def _check_replaceable(directory: Path) -> None:
     """Only what an earlier run wrote is replaced, and only if nothing else is there."""
     try:
         manifest: Any = json.loads((directory / MANIFEST).read_bytes())
-        ours = {MANIFEST, *manifest["files"]} if manifest["manifest"] == 1 else set[str]()
+        known = manifest["manifest"] in (1, SEALED)
+        ours = {MANIFEST, *manifest["files"]} if known else set[str]()
     except (OSError, ValueError, KeyError, TypeError):
         ours = set[str]()
     foreign = sorted(p.name for p in directory.iterdir() if p.name not in ours)

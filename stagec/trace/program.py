@@ -13,6 +13,7 @@ from stagec.ir.core import Operation, Region
 from stagec.ir.expr import evaluate
 from stagec.schedule.action import RankActions
 from stagec.support.diagnostics import error
+from stagec.support.limits import MAX_ITERATIONS
 from stagec.trace.groups import Channel
 from stagec.trace.nodes import Program
 from stagec.trace.stepper import Stepper
@@ -43,6 +44,14 @@ def unroll(
             graph.loc,
             remedy="choose fewer layers or microbatches",
         )
+    turns = _iterations(graph.body, env)
+    if turns > MAX_ITERATIONS:
+        raise error(
+            f"the repeats of the program run {turns:,} iterations and values that these hand on, "
+            f"expected at most {MAX_ITERATIONS:,}",
+            graph.loc,
+            remedy="choose smaller counts, and repeat what computes",
+        )
     unroller = Stepper(env, order, channels or {}, loads)
     unroller.region(graph.body)
     program = unroller.finish(name)
@@ -57,6 +66,15 @@ def _count(region: Region, env: Mapping[str, int]) -> int:
     """Nodes of a region, buckets not cut."""
     return sum(
         _times(op, env) * _count(op.region, env) if op.region else 1 for op in region.ops[:-1]
+    )
+
+
+def _iterations(region: Region, env: Mapping[str, int]) -> int:
+    """Iterations of all repeats, and the values that each hands on: work even without nodes."""
+    repeats = [(op, op.region) for op in region.ops if op.region]
+    return sum(
+        _times(op, env) * (1 + len(r.terminator.operands) + _iterations(r, env))
+        for op, r in repeats
     )
 
 

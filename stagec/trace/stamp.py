@@ -60,7 +60,6 @@ class Part:
     slot: int
     action: int
     microbatch: int
-    cuts: bool
 
 
 @dataclass(slots=True)
@@ -129,11 +128,6 @@ def captured(body: Region) -> tuple[Value, ...]:
         if op.region is not None:
             inside.update(op.region.args)
     return tuple(v for v in used if v not in inside)
-
-
-def cuts_buckets(body: Region) -> bool:
-    """Whether a reduction in the region may be cut into buckets."""
-    return any("bucket" in op.attrs for op in body.walk())
 
 
 def shape_of(ref: Ref) -> Shape:

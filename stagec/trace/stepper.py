@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, repeat
+from itertools import islice
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from stagec.trace.stamp import (
     Template,
     build,
     captured,
-    cuts_buckets,
     flat,
     make_template,
 )
@@ -60,7 +59,7 @@ class Stepper(Unroller):
 
     def accumulate(self, op: Operation, region: Region) -> list[Ref]:
         """Run the step of each microbatch, or the actions of a schedule, from templates."""
-        if self._outside is not None:  # in a template there are nodes only
+        if self._in_template:  # in a template there are nodes only
             return super().accumulate(op, region)
         inputs = [self._ref(v) for v in op.operands]
         self._refs.update(zip(region.args, inputs, strict=True))
@@ -114,18 +113,16 @@ class Stepper(Unroller):
         front = self._front()
         extra = [*(handle for handle, _ in front), *([] if posted is None else [posted])]
         outside = np.concatenate([*handles, np.array(extra, dtype=np.int64)])
-        ranks = self._ranks(outside) if any(p.cuts for p in parts) else ()
         fronts = tuple(product for _, product in front)
         key = (
             *((p.body.owner, p.prefix, p.slot, p.action) for p in parts),
             *shapes,
             fronts,
             posted is not None,
-            ranks,
         )
         template = self._templates.get(key)
         if template is None:
-            template = self._unrolled(parts, shapes, fronts, ranks, posted is not None)
+            template = self._unrolled(parts, shapes, fronts, posted is not None)
             self._templates[key] = template
         for part, made in zip(parts, self._stamp(template, parts, outside), strict=True):
             self._refs.update(made)
@@ -162,18 +159,11 @@ class Stepper(Unroller):
                 break
         return found[::-1]
 
-    def _ranks(self, handles: Ints) -> tuple[int, ...]:
-        """The order of nodes that were issued; -1 for buckets, whose place comes later."""
-        found = [self._columns.position(h) for h in handles.tolist()]
-        place = {h: i for i, h in enumerate(sorted(set(found) - {-1}))}
-        return tuple(place.get(h, -1) for h in found)
-
     def _unrolled(
         self,
         parts: Sequence[Part],
         shapes: Sequence[Shape],
         fronts: Sequence[bool],
-        ranks: Sequence[int],
         posted: bool,
     ) -> Template:
         """Unroll a step with placeholders for what comes from outside."""
@@ -182,7 +172,7 @@ class Stepper(Unroller):
         refs = [None if s == INSIDE else build(s, source) for s in shapes]
         front = [replace(next(source), matmul=int(product)) for product in fronts]
         self._posted = next(source) if posted else None
-        self._outside = dict(zip(source.given, ranks or repeat(-1), strict=False))
+        self._in_template = True
         self._refs, self._order, self._bucketed, self._sent = {}, [*front], [], Counter()
         pieces: list[list[Node]] = []
         made: list[Mapping[Value, Ref]] = []
@@ -213,7 +203,7 @@ class Stepper(Unroller):
         template = make_template(ordered, cut, made, len(source.given), dict(self._sent))
         template.first_prototype = self._columns.add_prototypes(template.nodes)
         self._refs, self._order, self._bucketed, self._sent, self._posted, self._prefix = kept
-        self._outside = None
+        self._in_template = False
         return template
 
     def _stamp(
@@ -244,15 +234,9 @@ class _Seen:
     def captured(self) -> tuple[Value, ...]:
         return captured(self.body)
 
-    @cached_property
-    def cuts(self) -> bool:
-        return cuts_buckets(self.body)
-
     def part(self, prefix: str, slot: int, action: int, microbatch: int) -> Part:
         """One run of it."""
-        return Part(
-            self.body, self.results, self.captured, prefix, slot, action, microbatch, self.cuts
-        )
+        return Part(self.body, self.results, self.captured, prefix, slot, action, microbatch)
 
 
 def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:

@@ -7,23 +7,19 @@ cut into buckets, messages numbered on their channel.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, evaluate
+from stagec.ir.expr import evaluate
 from stagec.ir.replay import replays
-from stagec.support.diagnostics import error
-from stagec.trace.buckets import Bucketed, cut_into_buckets
+from stagec.trace.buckets import Bucketed, Piece, filled, label, pieces, readiness
 from stagec.trace.columns import Columns
 from stagec.trace.groups import Channel, channel_of, group_axes
 from stagec.trace.nodes import Node, Ref, Stack, item, last_node
 from stagec.trace.stamp import Held, Instance, Made, Stream, build
-
-#: More calls than this in one reduction are a mistake: no consumer takes them.
-MOST_BUCKETS = 100_000
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,7 @@ class Layered:
 class Unroller:
     """Walks regions, and makes nodes of what it meets.
 
-    `_outside` tells whether that is the program itself (None) or a template: then it has the
-    places of the nodes that stand for what comes from outside.
+    `_in_template` tells whether that is a template, or the program itself.
     """
 
     def __init__(
@@ -59,7 +54,7 @@ class Unroller:
         self._sent: Counter[Stream] = Counter()
         self._posted: Node | None = None  # what a receive without operands waits for
         self._columns = Columns()
-        self._outside: dict[Node, int] | None = None  # in a template: positions of placeholders
+        self._in_template = False
 
     # -- regions -----------------------------------------------------------------------------------
 
@@ -176,7 +171,7 @@ class Unroller:
     # -- nodes -------------------------------------------------------------------------------------
 
     def _issue(self, node: Node) -> None:
-        if self._outside is None:
+        if not self._in_template:
             self._columns.add_node(node)
         self._order.append(node)
 
@@ -187,9 +182,26 @@ class Unroller:
         return f"{op.phase}/{self._prefix}{op.result.name}"
 
     def _node(self, op: Operation) -> Ref:
-        if op.name == "et.comp":
-            return self._computation(op)
-        return self._collective(op) if op.name == "et.coll" else self._message(op)
+        make = {"et.comp": self._computation, "et.coll": self._collective, "et.copy": self._copy}
+        return make.get(op.name, self._message)(op)
+
+    def _copy(self, op: Operation) -> Node:
+        """Not before the computation above it is done: what comes back is not there earlier."""
+        to = op.text("to")
+        kind = "store" if to == "host" else "load"
+        last = self._last_computation()
+        node = Node(
+            kind,
+            f"{self._name(op)}.{kind}",
+            op.phase,
+            self._number(op, "bytes"),
+            to=to,
+            op=op,
+            deps=self._deps(op),
+            after=[] if last is None else [last],
+        )
+        self._issue(node)
+        return node
 
     def _computation(self, op: Operation) -> Node:
         node = Node(
@@ -200,6 +212,7 @@ class Unroller:
             self._number(op, "flops"),
             self._number(op, "matmul"),
             self._number(op, "out"),
+            op=op,
             deps=self._deps(op),
         )
         self._issue(node)
@@ -217,6 +230,7 @@ class Unroller:
             over=channel[0],
             by=channel[1],
             tag=count * len(self._channels) + self._channels[channel],
+            op=op,
             deps=self._deps(op),
         )
         if kind == "recv" and not node.deps and self._posted is not None:
@@ -235,62 +249,53 @@ class Unroller:
         return []
 
     def _collective(self, op: Operation) -> Ref:
-        size, bucket = self._number(op, "bytes"), self._number(op, "bucket")
-        if bucket and size > bucket:
-            return self._buckets(op, bucket)
+        if "bucket" in op.attrs:
+            return self._buckets(op)
         node = Node(
             op.text("kind"),
             self._name(op),
             op.phase,
-            size,
+            self._number(op, "bytes"),
             group=group_axes(op),
             blocking=op.flag("blocking"),
+            op=op,
             deps=self._deps(op),
         )
         self._issue(node)
         return node
 
-    def _buckets(self, op: Operation, bucket: int) -> Ref:
-        """Cut a reduction into calls of `bucket` bytes, in the order of their readiness."""
-        count = -(-self._number(op, "bytes") // bucket)
-        if count > MOST_BUCKETS:
-            raise error(
-                f"buckets of {bucket:,} bytes cut a reduction into {count:,} calls",
-                op.loc,
-                remedy=f"choose larger ones: at most {MOST_BUCKETS:,} calls are written",
-            )
-        parts = op.attrs.get("parts")
-        sizes = (
-            [evaluate(p, self._env) for p in parts if isinstance(p, Expr)]
-            if isinstance(parts, tuple)
-            else []
-        )
-        values = [(self._ref(v), size) for v, size in zip(op.operands, sizes, strict=True)]
-        cut = Bucketed([], [])
-        for number, (size, ready) in enumerate(cut_into_buckets(values, bucket, self._position)):
-            node = Node(
-                op.text("kind"),
-                f"{self._name(op)}.{number}",
-                op.phase,
-                size,
-                group=group_axes(op),
-                deps=[ready] if ready is not None else [],
-            )
-            if self._outside is None:
-                self._columns.add_bucket(node)
-            cut.nodes.append(node)
-            cut.ready.append(ready)
+    def _buckets(self, op: Operation) -> Ref:
+        """The calls of a reduction in buckets; the last of them, after which all are done."""
+        sizes = [evaluate(part, self._env) for part in op.exprs("parts")]
+        refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
+        cut, ends = Bucketed([], []), dict[Node, int]()
+        for runs in readiness(op):
+            given: list[Piece] = []
+            for run in runs:
+                given += pieces(run, refs, sizes, names, evaluate(run.times, self._env))
+            for inside in filled(given, self._number(op, "bucket")):
+                cut.nodes.append(self._bucket(op, inside))
+                cut.ready.append(inside[-1].node)
+            if cut.nodes:
+                ready = cut.ready[-1]
+                ends[cut.nodes[-1]] = -1 if ready is None else ready.id
         self._bucketed.append(cut)
-        return cut.nodes[-1]
+        return max(ends, key=ends.__getitem__) if ends else None
 
-    def _position(self, node: Node) -> int:
-        """Where a node is in the order of issue; -1 for a bucket, whose place comes later."""
-        if self._outside is None:
-            return self._columns.position(node.id)
-        if node in self._outside:
-            return self._outside[node]
-        inside = self._order.index(node) if node in self._order else -1
-        return inside if inside < 0 else len(self._outside) + inside
+    def _bucket(self, op: Operation, inside: Sequence[Piece]) -> Node:
+        node = Node(
+            op.text("kind"),
+            f"{op.phase}/{self._prefix}{label(inside)}",
+            op.phase,
+            sum(piece.size for piece in inside),
+            group=group_axes(op),
+            bucket=True,
+            op=op,
+            deps=list(dict.fromkeys(p.node for p in inside if p.node is not None)),
+        )
+        if not self._in_template:
+            self._columns.add_node(node)
+        return node
 
 
 def node_of(thing: Instance | Node, place: int) -> Node:

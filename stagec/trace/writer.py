@@ -25,6 +25,7 @@ from stagec.trace.groups import Groups
 from stagec.trace.limits import exceeded_limits
 from stagec.trace.nodes import Ints
 from stagec.trace.place import MANIFEST, check_target, working_folder
+from stagec.trace.seal import SEALED, sealed
 from stagec.trace.workers import run_units
 
 #: Called with the ranks done and their total.
@@ -155,7 +156,7 @@ def write_source(
         table = f"{source.name}.json"
         files[table] = writer.put(table, json.dumps(source.groups.table()).encode())
         manifest: dict[str, object] = {
-            "manifest": 1,
+            "manifest": SEALED,
             **about,
             "ranks": source.groups.ranks,
             **({} if how.ranks is None else {"ranks_written": ranges_text(how.ranks)}),
@@ -164,8 +165,7 @@ def write_source(
             "consumer_limits_exceeded": list(warnings),
             "files": {n: {"bytes": size, "crc32": digest} for n, (size, digest) in files.items()},
         }
-        text = json.dumps(manifest, indent=1) + "\n"
-        files[MANIFEST] = writer.put(MANIFEST, text.encode())
+        files[MANIFEST] = writer.put(MANIFEST, sealed(manifest))
         if how.resume or how.elsewhere is not None:
             _remove_others(folder, files)
     return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)

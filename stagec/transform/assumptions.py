@@ -5,13 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 from math import gcd
 
-from stagec.ir.core import Attr, Operation
+from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticList
-from stagec.support.source import Loc, NameLoc, made_by
+from stagec.support.source import Loc, made_by
 
 PASS = "apply-strategy"
 
@@ -26,6 +26,7 @@ class Assumptions:
         self._module, self._loc = module, loc
         self._wanted: dict[Expr, list[Expr]] = {}
         self._failed: list[tuple[Expr, Expr, Loc, bool]] = []
+        self._declared: Operation | None = None
         self.facts = Facts(r for r, _ in module.relations)  # values of today prove nothing
 
     def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
@@ -64,19 +65,18 @@ class Assumptions:
         return fraction(given) if given is not None else Fraction(1)
 
     def _declare(self, relation: Relation) -> None:
-        """Append to the stg.assume that this pass has made, or make it after the declarations."""
-        root, definition = self._module.root.body, self._module.registry["stg.assume"]
-        loc = made_by(PASS, self._loc)
-        for op in root.ops:
-            made_here = isinstance(op.loc, NameLoc) and op.loc.name == PASS
-            before = op.attrs.get("relations")
-            if op.definition is definition and made_here and isinstance(before, tuple):
-                op.attrs["relations"] = (*before, relation)
-                return
-        declarations = ("stg.symbols", "stg.assume", "stg.mesh")
-        places = [i for i, o in enumerate(root.ops) if o.name in declarations]
-        attrs: dict[str, Attr] = {"relations": (relation,)}
-        root.insert(1 + max(places, default=-1), Operation(definition, (), attrs, loc=loc))
+        """Append to the stg.assume of these relations, which stands after the declarations."""
+        if self._declared is None:
+            root, definition = self._module.root.body, self._module.registry["stg.assume"]
+            declarations = ("stg.symbols", "stg.assume", "stg.mesh")
+            places = [i for i, o in enumerate(root.ops) if o.name in declarations]
+            self._declared = Operation(definition, loc=made_by(PASS, self._loc))
+            root.insert(1 + max(places, default=-1), self._declared)
+        before = self._declared.attrs.get("relations", ())
+        self._declared.attrs["relations"] = (
+            *(before if isinstance(before, tuple) else ()),
+            relation,
+        )
 
 
 def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:

@@ -1,8 +1,8 @@
 """Unit collectives: one call where a framework makes one.
 
-Gathers of parameters used in one region become one (an FSDP unit: each block, and the root);
-reductions of parameter gradients in one region become one for each group of axes, or buckets of a
-given size.
+Gathers of parameters used in one region become one (an FSDP unit: each block, and the root), which
+are resharded together; reductions of parameter gradients in one region become one for each group
+of axes, or buckets of a given size.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from stagec.ir.expr import const
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import attr_text
 from stagec.ir_spec.ops.comm import Collective
+from stagec.sharding.kept import reshard_units
 from stagec.sharding.strategy import read_strategy
 
 _Key = tuple[str, ...]
@@ -32,6 +33,7 @@ def coalesce(module: Module) -> None:
             _merge_gathers(region)
             _merge_reductions(region, bucket, whole=strategy.zero == 1)
             _merge_updates(region)
+            reshard_units(module, region)
 
 
 def _regions(region: Region) -> Iterable[Region]:
@@ -88,7 +90,7 @@ def _merge_updates(region: Region) -> None:
 
 
 def _merge_reductions(region: Region, bucket: int, *, whole: bool) -> None:
-    """Reductions of gradients: what finishes gradients moves to the end of backward, wave by wave.
+    """Reductions of gradients move to the end of backward with what comes after them, wave by wave.
 
     A wave is the number of collectives that a gradient has behind it; those of one wave are merged.
     """
@@ -111,11 +113,14 @@ def _merge_reductions(region: Region, bucket: int, *, whole: bool) -> None:
 
 
 def _waves(region: Region) -> dict[Operation, int]:
-    """The operations of phase gradient, with the number of collectives before each."""
+    """The reductions of phase gradient and what comes after them in it, with the number of
+    collectives before each."""
     waves: dict[Operation, int] = {}
     for op in region.ops:
-        if op.phase == "gradient" and op.region is None:
-            before = [p for v in op.operands if (p := v.producer) is not None and p in waves]
+        if op.phase != "gradient" or op.region is not None:
+            continue
+        before = [p for v in op.operands if (p := v.producer) is not None and p in waves]
+        if before or _is_movement(op):
             waves[op] = max((waves[p] + _is_movement(p) for p in before), default=0)
     return waves
 

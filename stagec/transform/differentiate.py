@@ -2,12 +2,13 @@
 
 The backward of a repeat is a reversed repeat; the forward values that it uses are handed over
 stacked, so the stash is explicit. Gradients of parameters end in `stg.gradient`, where reduction
-takes place.
+takes place. What remains to be done on one before, a sum or a cast, is done as soon as it is made,
+so that its reduction need not wait for other gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from stagec.ir.builder import Builder
@@ -62,6 +63,7 @@ class _Step:
         self._module, self._strategy, self._params = module, strategy, params
         self._registry = module.registry
         self._placement = StatePlacement(module, strategy)
+        self._accumulates = False
 
     def run(self, loss: Value) -> None:
         func = self._module.main
@@ -73,6 +75,7 @@ class _Step:
         )
         if wrapped is not None and not wrapped.definition.carries:
             region, loss = wrapped.body, wrapped.body.terminator.operands[loss.index]
+            self._accumulates = True
         builder = Builder(
             self._registry,
             region,
@@ -97,15 +100,18 @@ class _Step:
         return self._strategy.zero >= 2
 
     def local_gradient(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
-        """What a microbatch contributes: reduced now, or only cast to the gradient type."""
-        if self.reduces_inside():
-            return self._reduced(b, grad, param, sliced=sliced)
-        return _cast(b, grad, self._strategy.dtypes.grad)
+        """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or summed
+        up first."""
+        dtypes = self._strategy.dtypes
+        inside = self.reduces_inside()
+        wire = dtypes.grad if self._accumulates and not inside else dtypes.reduce
+        grad = _cast(_where_made(b, [grad]), grad, wire)
+        return self._reduced(b, grad, param, sliced=sliced) if inside else grad
 
     def _finish(
         self, tape: _Tape, param: Value, region: Region, wrapped: Operation | None
     ) -> Value:
-        grad = tape.take(param)
+        grad = tape.take(param, at_once=True)
         if grad is None:
             raise error(
                 f"parameter %{param.name} does not influence the loss",
@@ -135,7 +141,7 @@ class _Step:
         b.loc, b.phase = made_by(PASS, param.loc), "gradient"
         wire = _cast(b, grad, dtypes.reduce)
         place = self._placement.gradient(param)
-        place = replace(place.sliced() if sliced else place, dtype=dtypes.reduce, role="")
+        place = replace(place.sliced() if sliced else place.inner, dtype=dtypes.reduce)
         final = b.value("stg.gradient", [wire], type=place, hint=f"g_{param.name}")
         result = _cast(b, final, dtypes.grad)
         b.loc, b.phase = loc, phase
@@ -184,10 +190,10 @@ class _Step:
         yields: list[Value] = [c for c in carried if c is not None]
         slots: list[tuple[Value, bool]] = []
         for arg, outer in zip(op.body.args[carry:], op.operands[carry:], strict=True):
-            grad = inner.take(arg)
+            is_param = outer in self._params
+            grad = inner.take(arg, at_once=is_param)
             if grad is None:
                 continue
-            is_param = outer in self._params
             yields.append(
                 self.local_gradient(inner.builder, grad, outer, sliced=True) if is_param else grad
             )
@@ -227,11 +233,12 @@ class _Tape:
         """Whether any gradient flows into the value."""
         return value in self._grads
 
-    def take(self, value: Value) -> Value | None:
-        """The sum of the contributions."""
+    def take(self, value: Value, *, at_once: bool = False) -> Value | None:
+        """The sum of the contributions: made here, or at once when the last of them is."""
         found = self._grads.pop(value, [])
         if len(found) > 1:
-            return self.builder.value("stg.add", found, hint=f"d_{value.name}")
+            b = _where_made(self.builder, found) if at_once else self.builder
+            return b.value("stg.add", found, hint=f"d_{value.name}")
         return found[0] if found else None
 
     def leftovers(self) -> list[tuple[Value, Value]]:
@@ -260,6 +267,14 @@ def _sum_stack(b: Builder, stack: Value, name: str) -> Value:
     """The sum over the iterations of a repeat."""
     text = letters(stack.tensor.rank)
     return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=f"d_{name}")
+
+
+def _where_made(b: Builder, values: Sequence[Value]) -> Builder:
+    """A builder right after the last of these values is made; `b` where they come from outside."""
+    makers = [op for v in values if (op := v.producer) is not None]
+    if not makers:
+        return b
+    return Builder.after(b.registry, max(makers, key=Operation.position), loc=b.loc)
 
 
 def _cast(b: Builder, value: Value, dtype: str) -> Value:

@@ -6,15 +6,15 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, UnboundError, const, evaluate
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir.module import Module
-from stagec.ir.types import at_fullest, load_symbol
+from stagec.ir.types import Load
 from stagec.sharding.strategy import LoadRule, Strategy
 from stagec.support.diagnostics import error
 from stagec.support.source import Loc
 
 
 def size_experts(module: Module, strategy: Strategy) -> None:
-    """Give the ops that have a capacity the factor of a strategy, or the load `E_load` of the
-    experts of a rank: a symbol that is 1 on average. Sizes are inferred again.
+    """Give the ops that have a capacity the factor of a strategy, or say from which layer on their
+    experts have loads. Sizes are inferred again.
 
     Raises `DiagnosticError` for loads that do not fit the model.
     """
@@ -45,9 +45,9 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
                 remedy="declare it in stg.symbols, and write count = E",
             )
         _check_counts(strategy, name, module.env.get(name))
-        symbol = load_symbol(name, _known(module, first, loc))
-        _declare(module, (symbol, at_fullest(symbol)))
-        op.attrs["capacity"] = symbol
+        load = Load(name, _known(module, first, loc))
+        _check_symbols(module, load, op.loc)
+        op.attrs["load_from"] = const(load.first)
         first += _layers(op)
     _check_layers(module, strategy, first)
 
@@ -114,9 +114,15 @@ def _with_capacity(module: Module, loc: Loc, statement: str) -> list[Operation]:
     return found
 
 
-def _declare(module: Module, symbols: tuple[Expr, ...]) -> None:
-    for op in module.ops("stg.symbols")[:1]:
-        op.attrs |= {s.symbol_name or "": const(1) for s in symbols}
+def _check_symbols(module: Module, load: Load, loc: Loc) -> None:
+    """The symbols of a load stand in lowered sizes: no size of the model may have their names."""
+    for name in load.names:
+        if name in module.symbols:
+            raise error(
+                f"the symbol {name} is that of the loads of {load.of}, but the model declares it",
+                loc,
+                remedy="rename that of the model, or leave out stg.expert_load",
+            )
 
 
 def _infer_again(module: Module) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import const, terms
+from stagec.ir.expr import const, is_quadratic
 from stagec.ir.opdef import Registry
 from stagec.ir.replay import EVERY, FIRST
-from stagec.ir.types import TensorType
 from stagec.sharding.strategy import Recompute
 from stagec.support.source import made_by
 
@@ -21,11 +20,6 @@ PASS = "recompute"
 def hand_over(registry: Registry, forward: Operation, back: Operation, what: Recompute) -> None:
     """Give the backward region all that it uses of the forward region, in place."""
     _HandOver(registry, forward, back, what).run()
-
-
-def is_quadratic(type_: TensorType) -> bool:
-    """Whether the size grows with the square of some symbol, as attention scores do."""
-    return any("^" in monomial for monomial in terms(type_.elements))
 
 
 class _HandOver:
@@ -92,7 +86,7 @@ class _HandOver:
                 op = op.operands[0].producer or op
             return op.name.partition(".")[2] not in what.ops
         if what.policy == "selective":
-            return not is_quadratic(value.tensor)
+            return not is_quadratic(value.tensor.elements)
         return what.policy == "none"
 
     def _bind(self, value: Value, outer: Value) -> Value:

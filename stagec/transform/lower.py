@@ -6,12 +6,15 @@ Only here are sizes divided by axis sizes: FLOPs and bytes become those of one r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, total
+from stagec.ir.expr import ZERO, Expr, call, total
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
+from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.types import NODE, axis_size
 from stagec.ir_spec.ops.comm import Collective, Shift
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
@@ -49,9 +52,34 @@ def _elements(parameters: list[Value]) -> Expr:
     return total(p.tensor.elements for p in parameters)
 
 
+class Work(NamedTuple):
+    """What a computation does on one rank: FLOPs, those of matrix products, bytes touched."""
+
+    flops: Expr
+    matmul: Expr
+    bytes: Expr
+
+
+def work_of(op: Operation) -> Work:
+    """The work of a computation with local sizes."""
+    definition, rule = op.definition, op.definition.rule(op)
+    sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
+    flops, matmul = definition.flops(op, sizes), definition.matmul_flops(op, sizes)
+    return Work(flops, matmul, definition.bytes_touched(op))
+
+
+def is_computation(op: Operation) -> bool:
+    """Whether an operation becomes a node that computes: it is no view, copy to or from the host,
+    region, collective or message."""
+    definition = op.definition
+    if op.region is not None or definition.recalls or definition.free or not definition.computes:
+        return False
+    return bool(op.results) and not isinstance(definition, Collective | SendOp | RecvOp)
+
+
 class _Lowering:
     def __init__(self, module: Module) -> None:
-        self._registry = module.registry
+        self._registry, self._facts = module.registry, module.facts
         strategy = read_strategy(module)
         self._prefetch, self._copy_nodes = strategy.prefetch, strategy.copy_nodes
         self._blocking = frozenset(strategy.blocking)
@@ -68,7 +96,9 @@ class _Lowering:
     def _region(self, old: Region, new: Region, end: str) -> None:
         for op in old.ops[:-1]:
             if not self._sits_out(op):
-                self._op(op, Builder(self._registry, new, loc=op.loc, phase=op.phase))
+                builder = Builder(self._registry, new, loc=op.loc, phase=op.phase)
+                builder.finish = partial(_came_from, op)
+                self._op(op, builder)
         last = old.terminator
         Builder(self._registry, new, loc=last.loc, phase=last.phase).op(
             end, self._deps(last.operands), types=()
@@ -104,6 +134,8 @@ class _Lowering:
             return self._shift(op, op.definition, b)
         if isinstance(op.definition, Collective):
             return self._collective(op, op.definition, b)
+        if not op.definition.computes:
+            return self._copy(op, b)
         return self._computation(op, b)
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
@@ -164,18 +196,57 @@ class _Lowering:
         return True
 
     def _computation(self, op: Operation, b: Builder) -> Value:
-        rule = op.definition.rule(op)
-        sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
-        matmul = op.definition.matmul_flops(op, sizes)
-        attrs: dict[str, RawAttr] = {
-            "kind": op.name.partition(".")[2],
-            "flops": op.definition.flops(op, sizes),
-        }
-        if matmul != 0:
-            attrs["matmul"] = matmul
-        attrs["bytes"] = op.definition.bytes_touched(op)
+        work = work_of(op)
+        attrs: dict[str, RawAttr] = {"kind": op.name.partition(".")[2], "flops": work.flops}
+        if work.matmul != 0:
+            attrs["matmul"] = work.matmul
+        attrs["bytes"] = work.bytes
         attrs["out"] = total(r.tensor.local_bytes for r in op.results)
+        rule = op.definition.rule(op)
+        if rule is not None and (gathers := own_gathers(op, rule)):
+            return self._in_steps(op, gathers, attrs, b)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
+
+    def _in_steps(
+        self, op: Operation, gathers: Sequence[OwnGather], attrs: dict[str, RawAttr], b: Builder
+    ) -> Value:
+        """An op that gathers an operand over n ranks itself works in n steps: n-1 of them beside
+        the collective, on the parts at hand, the last one on the part that arrives last."""
+        deps, steps = self._deps(op.operands), axis_size(_common_axes(op, gathers))
+        *names, early, late = names_of_nodes(op, gathers)
+        arrived = [self._own_gather(op, g, n, b) for g, n in zip(gathers, names, strict=True)]
+        first, last = dict(attrs), dict(attrs)
+        for cost in ("flops", "matmul", "bytes"):
+            whole = attrs.get(cost)
+            if isinstance(whole, Expr):
+                last[cost] = self._part(whole, steps)
+                first[cost] = whole - self._part(whole, steps)
+        first["out"] = ZERO
+        begun = b.value("et.comp", deps, first, hint=early)
+        return b.value("et.comp", [begun, *arrived], last, hint=late)
+
+    def _part(self, whole: Expr, steps: Expr) -> Expr:
+        """One of so many steps; what does not divide is rounded up."""
+        if self._facts.divides(steps, whole):
+            return whole / steps
+        return call("ceildiv", [whole, steps])
+
+    def _own_gather(self, op: Operation, gather: OwnGather, name: str, b: Builder) -> Value:
+        x = op.operands[gather.operand]
+        attrs: dict[str, RawAttr] = {
+            "kind": "all_gather",
+            "group": gather.over,
+            "bytes": gather.whole(op),
+            "dtype": x.tensor.dtype,
+        }
+        return b.value("et.coll", self._deps([x]), attrs, hint=name)
+
+    def _copy(self, op: Operation, b: Builder) -> Value:
+        attrs: dict[str, RawAttr] = {
+            "to": op.result.tensor.memory,
+            "bytes": op.definition.bytes_touched(op),
+        }
+        return b.value("et.copy", self._deps(op.operands), attrs, hint=op.result.name)
 
     def _message(self, op: Operation, b: Builder) -> None:
         """Both ends carry the bytes of the part that one rank holds."""
@@ -212,7 +283,7 @@ class _Lowering:
         }
         if "among" in op.attrs:
             attrs["among"] = op.text("among")
-        if "bucket" in op.attrs:
+        if "bucket" in op.attrs and all(v in self._nodes for v in op.operands):
             attrs["bucket"] = op.expr("bucket")
             attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)
         if all(map(is_parameter, op.operands)) and _is_repeated(op):
@@ -222,6 +293,23 @@ class _Lowering:
         if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:
             attrs["blocking"] = True
         return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
+
+
+def _common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
+    """The axes over which an op gathers itself. Raises `DiagnosticError` for several."""
+    axes = gathers[0].over
+    if any(g.over != axes for g in gathers):
+        over = (f"%{op.operands[g.operand].name} over {', '.join(g.over)}" for g in gathers)
+        raise error(
+            f"'{op.name}' gathers {' and '.join(over)} itself, expected the same axes",
+            op.loc,
+            remedy="gather one of them before, with stg.place",
+        )
+    return axes
+
+
+def _came_from(origin: Operation, made: Operation) -> None:
+    made.origin = origin
 
 
 def _one_axis(op: Operation) -> str:

@@ -9,6 +9,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Value
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
+from stagec.ir.types import TensorType
 from stagec.sharding.strategy import read_strategy
 from stagec.support.source import made_by
 from stagec.transform.state import StatePlacement
@@ -34,40 +35,27 @@ def add_optimizer(module: Module) -> None:
     )
     clip = _clip_factor(b, grads, strategy.clip) if strategy.clip != 0 else None
     outputs: list[Value] = []
+    homes: list[TensorType] = []
     for param, grad in zip(params, grads, strict=True):
         b.loc = made_by(PASS, param.loc)
         home = replace(placement.gradient(param), role="state")
-        kinds = (() if param.tensor.dtype == strategy.dtypes.master else ("master",)) + ("m", "v")
         dtypes = {"master": strategy.dtypes.master, "m": "f32", "v": "f32"}
+        if param.tensor.dtype == strategy.dtypes.master:
+            del dtypes["master"]
         state = {
-            k: body.add_arg(f"{param.name}_{k}", replace(home, dtype=dtypes[k]), param.loc)
-            for k in kinds
+            kind: body.add_arg(f"{param.name}_{kind}", replace(home, dtype=dtype), param.loc)
+            for kind, dtype in dtypes.items()
         }
-        operands = [
-            param,
-            grad,
-            state["m"],
-            state["v"],
-            *([state["master"]] if "master" in state else []),
-            *([clip] if clip is not None else []),
-        ]
-        flags = {
-            n: True
-            for n, there in (("master", "master" in state), ("clip", clip is not None))
-            if there
-        }
-        names = [f"{v.name}_new" for v in (param, *operands[2 : 2 + len(kinds)])]
+        updated = [param, *(state[kind] for kind in ("m", "v", "master") if kind in state)]
+        operands = [param, grad, *updated[1:], *([clip] if clip is not None else [])]
+        given = (("master", "master" in state), ("clip", clip is not None))
+        flags = {name: True for name, there in given if there}
+        names = [f"{v.name}_new" for v in updated]
         outputs += b.op("stg.adamw", operands, flags, names=names).results
-    homes = [replace(v.tensor, role="") for p in params for v in (p, *_states(body.args, p))]
+        homes += [v.tensor.inner for v in updated]
     end.set_operands([end.operands[0], *outputs])
     end.attrs["phase"] = "optimizer"
     body.returns = (*body.returns[:1], *homes)
-
-
-def _states(args: list[Value], param: Value) -> list[Value]:
-    by_name = {a.name: a for a in args}
-    found = (by_name.get(f"{param.name}_{k}") for k in ("m", "v", "master"))
-    return [v for v in found if v is not None]
 
 
 def _clip_factor(b: Builder, grads: tuple[Value, ...], clip: Expr) -> Value:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module
+from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
 from stagec.support.diagnostics import error
@@ -313,13 +314,16 @@ class StageStep:
 
     def _return(self, end: Operation) -> None:
         outputs: list[Value] = []
+        types: list[TensorType] = []
         for value in end.operands:
             spread = self._spread.get(value)
-            if spread is not None:
-                outputs += spread.here.values()
+            for chunk, held in spread.here.items() if spread is not None else ():
+                part = None if chunk is None else (value.name, chunk)
+                outputs.append(held)
+                types.append(replace(held.tensor.inner, part=part))
         new = Operation(end.definition, outputs, end.attrs, loc=end.loc)
         self._values.func.body.append(new)
-        self._values.func.body.returns = tuple(replace(v.tensor, role="") for v in outputs)
+        self._values.func.body.returns = tuple(types)
 
 
 def _differ(tracked: list[Spread]) -> bool:

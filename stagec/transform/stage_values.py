@@ -107,10 +107,10 @@ class StageValues:
         index = self.stacked.get(original)
         key = original, None if index is None else holding.home.chunk
         if key not in self._args:
-            name = original.name
-            if index is not None:
-                name = chunk_name(name, holding.home.chunk)
+            name, chunk = original.name, holding.home.chunk
             type_ = self.cut_type(original.type, index, holding)
+            if index is not None and isinstance(type_, TensorType):
+                name, type_ = chunk_name(name, chunk), replace(type_, part=(name, chunk))
             self._args[key] = self.func.body.add_arg(name, type_, original.loc)
         return self._args[key]
 

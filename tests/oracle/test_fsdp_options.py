@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stagec.analysis.footprint import timelines
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
+from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.trace.classes import rank_classes
 from stagec.trace.nodes import Node, Program
@@ -69,6 +71,12 @@ def analysed(**options: Any) -> dict[str, Any]:
     return dict(result["classes"][0])
 
 
+def planned(**options: Any) -> Module:
+    sizes = {"L": L, "B": B * 2}
+    options = {"dp": 8, "zero": 3, "sizes": sizes, **options}
+    return JobBuilder(JobOptions(LLAMA, **options)).lower("plan-memory")
+
+
 def gathers(entry: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Count and bytes of the gathers by phase."""
     return {
@@ -106,10 +114,37 @@ def test_kept_parameters_are_in_the_plan() -> None:
     always, last, never = (
         analysed(reshard_after_forward=r)["memory"] for r in ("always", "last", "never")
     )
-    assert never["stash"] - always["stash"] == L * BLOCK
+    assert never["stash"] == last["stash"] == always["stash"]  # of activations
     assert never["peak"] - always["peak"] == L * BLOCK
-    assert last["stash"] == always["stash"]
     assert last["peak"] - always["peak"] == BLOCK
+
+
+@pytest.mark.parametrize(("reshard", "blocks"), [("always", 0), ("last", 1), ("never", L)])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_at_the_loss_the_root_is_there_and_what_is_kept(
+    reshard: str, blocks: int, microbatches: int
+) -> None:
+    """Nothing of the root is dropped after forward: it is not gathered again."""
+    module = planned(microbatches=microbatches, reshard_after_forward=reshard)
+    loss = next(op for op in module.walk() if op.name == "stg.cross_entropy_grad")
+    (_, _, timeline), *_ = timelines(module)
+    (point,) = (p for p in timeline.points() if p.step.op is loss)
+    assert point.bytes["gathered weights"] == ROOT + blocks * BLOCK
+
+
+@pytest.mark.parametrize(("reshard", "most"), [("always", 2), ("never", L)])
+def test_units_are_dropped_as_a_whole(reshard: str, most: int) -> None:
+    """The root before its gradients are reduced; each block when it has run, or has run back. With
+    `always` no more are there than are gathered ahead."""
+    (_, _, timeline), *_ = timelines(planned(reshard_after_forward=reshard))
+    points = list(timeline.points())
+    ran = [p.step.op.name for p in points]
+    last = ran.index("stg.embedding_grad") + 1
+    assert ran[last] == "stg.reshard"
+    held = [p.bytes["gathered weights"] for p in points]
+    assert held[0] == held[last] == ROOT
+    assert not any(held[last + 1 :])
+    assert {h - ROOT for h in held[: last + 1]} == {i * BLOCK for i in range(most + 1)}
 
 
 @pytest.mark.parametrize("microbatches", [2, 8])

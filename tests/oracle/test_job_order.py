@@ -79,44 +79,49 @@ def test_each_rank_has_one_order_of_computations_and_one_of_collectives() -> Non
             assert earlier in before[later]
 
 
-def test_buckets_are_issued_while_backward_goes_on() -> None:
-    """A bucket stands between backward nodes, right after what completes it, and waits for it."""
-    program = job(dp=2, ddp_bucket=600, sizes={"L": 4}).classes[0].program()
-    nodes = program.nodes
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"zero": 1}], ids=str)
+def test_gradients_leave_as_soon_as_they_are_made(options: dict[str, Any]) -> None:
+    """A cast follows the product that makes the gradient, and a bucket the gradient that fills it:
+    none waits for other gradients of its layer."""
+    made = job(dp=2, ddp_bucket=600, sizes={"L": 4}, **options)
+    nodes = made.classes[0].program().nodes
+    computed = [n for n in nodes if n.is_computation]
+    place = {n: i for i, n in enumerate(computed)}
+    casts = [n for n in computed if n.name.endswith("_f32") and n.phase == "backward"]
+    microbatches = options.get("microbatches", 1)
+    assert len(casts) == microbatches * (8 * 4 + 3)
+    assert all(computed[place[cast] - 1] is cast.deps[0] for cast in casts)
     buckets = [n for n in nodes if n.phase == "gradient" and n.is_collective]
-    sizes = [n.size for n in buckets]
-    assert len(buckets) > 5
-    assert set(sizes[:-1]) == {600}
-    total = sum(sizes)
-    last_backward = max(n.id for n in nodes if n.phase == "backward")
-    first_backward = min(n.id for n in nodes if n.phase == "backward")
-    overlapped = [n for n in buckets if first_backward < n.id < last_backward]
-    assert len(overlapped) > len(buckets) // 2
-    before = ancestors(program)
-    gradients = [
-        n for n in nodes if n.name.startswith(("backward/", "gradient/")) and not n.is_collective
-    ]
+    assert len(buckets) > 8
+    assert all(n.size >= 600 for n in buckets[:-1])
+    held = [d for b in buckets for d in b.deps]
+    assert held == casts[-len(casts) // microbatches :], "each of the last microbatch, in order"
     for bucket in buckets:
-        assert any(d in gradients for d in bucket.deps)
-        assert all(d.id < bucket.id for d in bucket.deps)
-    updates = [n for n in nodes if n.kind == "adamw"]
+        assert nodes[bucket.id - 2] is bucket.deps[-1], "issued with the gradient that fills it"
+
+
+def test_updates_wait_for_all_buckets() -> None:
+    program = job(dp=2, ddp_bucket=600, sizes={"L": 4}).classes[0].program()
+    before = ancestors(program)
+    buckets = {n for n in program.nodes if n.phase == "gradient" and n.is_collective}
+    updates = [n for n in program.nodes if n.kind == "adamw"]
     assert updates
-    for update in updates:
-        assert set(buckets) <= before[update]
-    assert total == sum(n.size for n in buckets)
+    assert all(buckets <= before[update] for update in updates)
 
 
-def test_a_bucket_waits_for_the_gradients_that_it_holds() -> None:
-    """The nodes that the buckets wait for become ready one after the other, layer by layer."""
-    made = job(dp=2, ddp_bucket=600, sizes={"L": 4})
-    buckets = [
-        n for n in made.classes[0].program().nodes if n.phase == "gradient" and n.is_collective
+def test_reductions_are_named_after_what_they_reduce() -> None:
+    """Of a layer's gradients, of two layers', and of what is in none."""
+    sizes = {"L": 2, "D": 8, "F": 8, "H": 4, "G": 4, "K": 2, "V": 16}
+    program = job(dp=2, ddp_bucket=600, sizes=sizes).classes[0].program()
+    names = [n.name for n in program.nodes if n.phase == "gradient" and n.is_collective]
+    assert names == [
+        "gradient/L1/d_head_f32..g_w_down.reduce",  # 512 + 32 + 256 bytes
+        "gradient/L1/g_w_gate_up..g_wo.reduce",  # 512 + 32 + 256
+        "gradient/L1/g_wv..g_wq.reduce",  # 256 + 256 + 256
+        "gradient/L1..L0/g_attn_norm..g_w_gate_up.reduce",  # 32 + 256 + 512
+        "gradient/L0/g_ffn_norm..g_wk.reduce",  # 32 + 256 + 256 + 256
+        "gradient/L0/g_wq..d_embed_f32.reduce",  # 256 + 32 + 512
     ]
-    ready = [max(d.id for d in b.deps) for b in buckets]
-    assert ready == sorted(ready)
-    layers = [d.name for b in buckets for d in b.deps if "/L" in d.name]
-    order = list(dict.fromkeys(name.split("/")[1] for name in layers))
-    assert order == ["L3", "L2", "L1", "L0"]
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

@@ -20,7 +20,7 @@ from stagec.trace.chakra import TraceNode, encode_node, read_trace
 from stagec.trace.classes import rank_classes
 from stagec.trace.nodes import Events
 from tests.oracle.test_memory_replay import PLANNED
-from tests.support import LLAMA, stagec, tiny_module
+from tests.support import LLAMA, run_passes, stagec, tiny_module
 
 SIZES = "L=12,B=16,S=8,D=8,H=4,G=4,K=2,F=8,V=16"
 EVENTS = ("alloc_bytes", "free_bytes")
@@ -152,6 +152,23 @@ def test_a_trace_that_does_not_follow_the_plan() -> None:
     (each,) = rank_classes(lowered)
     with pytest.raises(DiagnosticError, match="does not follow the memory plan"):
         Plans(planned).annotate(each, each.program())
+
+
+def test_names_of_values_do_not_matter() -> None:
+    """A node is known by the operation that it comes from."""
+    module = tiny_module(LLAMA, PLANNED, dp=2, zero=3)
+    plans = Plans(module)
+    (each,) = rank_classes(run_passes(module, "lower-to-trace"))
+    expected = plans.annotate(each, each.program()).events
+    for op in each.graph.body.walk():
+        for result in op.results:
+            result.name = "v"
+    found = plans.annotate(each, each.program()).events
+    assert expected is not None
+    assert found is not None
+    assert expected.peak == found.peak > expected.static
+    assert np.array_equal(expected.alloc, found.alloc)
+    assert np.array_equal(expected.free, found.free)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1), st.data())

@@ -22,10 +22,20 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.replay import replays
 from stagec.memory.arena import requests
+from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify, root
 from stagec.schedule.action import steps
 from stagec.schedule.attached import actions_of, regions_of, stages_of
-from tests.support import GPT, LLAMA, MIXTRAL, analyse, run_passes, tiny_options
+from tests.support import (
+    GPT,
+    LLAMA,
+    MIXTRAL,
+    analyse,
+    compiled,
+    operations,
+    run_passes,
+    tiny_options,
+)
 from tests.unit.test_placement import bound, checked
 
 SPACE = "device"
@@ -46,6 +56,7 @@ class Replay:
         self.again = True
         self.left: dict[Any, list[Any]] = {}
         self.sums: dict[Value, int] = {}
+        self.adds = False
         self.refs.update((a, None) for a in func.body.args)
         self.region(func.body)
 
@@ -69,14 +80,26 @@ class Replay:
         return len(self.life) - 1
 
     def static(self, value: Value) -> bool:
-        base = root(value)
+        """Whether a value is written to where it stays: itself, or as what it is handed on as.
+        Of several microbatches, what is communicated is added up by somebody else."""
+        base, maker = root(value), value.producer
         if base in self.sets.gradients or base in self.sets.static:
             return True
-        return any(
-            u.definition.ends_region and u.parent_op is not None and u.parent_op.definition.carries
-            and i >= u.parent_op.integer("carry", 1) and self.static(u.parent_op.results[i])
-            for u, i in value.uses
-        )  # fmt: skip
+        if self.adds and maker is not None and "over" in maker.attrs:
+            return False
+        return any(self.static(v) for u, i in value.uses for v in self.same(u, i, value))
+
+    def same(self, user: Operation, index: int, value: Value) -> Iterator[Value]:
+        """What a value of the same bytes is called after this user."""
+        owner = user.parent_op
+        if user.definition.ends_region and owner is not None and owner.definition.carries:
+            yield from (
+                owner.results[index : index + 1] if index >= owner.integer("carry", 1) else ()
+            )
+        for result in user.results:
+            if user.definition.aliases or user.definition.reuses(user, result.index) == index:
+                sizes = [evaluate(v.tensor.local_bytes, self.env) for v in (value, result)]
+                yield from [result] if sizes[0] == sizes[1] else ()
 
     def region(self, region: Region, skip: Sequence[Operation] = ()) -> None:
         for op in region.ops:
@@ -174,12 +197,14 @@ class Replay:
                 self.sums[r] = self.refs[r]
         bound = dict(zip(op.body.args, (self.refs[v] for v in op.operands), strict=True))
         self.refs.update(bound)
+        self.adds = evaluate(op.expr("count"), self.env) > 1
         if "schedule" in op.attrs:
             self.schedule(op)
         else:
             for _ in range(evaluate(op.expr("count"), self.env)):
                 self.refs.update(bound)
                 self.region(op.body)
+        self.adds = False
         end = self.step(False)
         for ref in self.sums.values():
             self.touch(ref, end)
@@ -269,6 +294,9 @@ CASES: dict[str, dict[str, Any]] = {
     "many layers": {"sizes": {"L": 12}},
     "microbatches": {"microbatches": 4},
     "tp": {"tp": 2, "sp": True},
+    "zero 2": {"dp": 2, "zero": 2, "recompute": "full", "sizes": {"L": 12}},
+    "zero 2 in parts": {"dp": 2, "zero": 2, "recompute": "full", "microbatches": 2},
+    "zero 2 of replicas": {"dp_replicate": 2, "dp_shard": 2, "zero": 2, "sizes": {"L": 12}},
     "fsdp": {"dp": 2, "zero": 3, "sizes": {"L": 12}},
     "fsdp far ahead": {"dp": 2, "zero": 3, "fsdp_prefetch": 3, "sizes": {"L": 16}},
     "fsdp at once": {"dp": 2, "zero": 3, "fsdp_prefetch": 0, "sizes": {"L": 12}},
@@ -344,6 +372,61 @@ def test_random_schedules_and_shapes(data: st.DataObject) -> None:
         sizes={**{n: v * scale.get(n, 1) for n, v in sizes.items()}, "L": 32},
         **STAGED[name],
     )
+
+
+# -- repeats inside of repeats ---------------------------------------------------------------------
+
+
+def nest(depth: int, count: int) -> str:
+    """Repeats so many deep; each hands a stack on, which another one takes from its end."""
+    body = "%a0 = stg.gelu(%h0)\n%b0 = stg.mul(%a0, %h0)\nstg.yield(%b0, %a0)\n"
+    for d in range(1, depth):
+        body = f"""%y{d}, %s{d} = stg.repeat[count = L, carry = 1] (%h{d - 1} = %h{d}) {{
+{body}}}
+%z{d} = stg.repeat[count = L, carry = 1, reverse] (%k{d} = %y{d}, %t{d} = %s{d}) {{
+  %u{d} = stg.mul(%k{d}, %t{d})
+  stg.yield(%u{d})
+}}
+stg.yield(%z{d}, %y{d})
+"""
+    return f"""stg.module @m {{
+  stg.symbols[B = 4, D = 8, L = {count}]
+  stg.func @f(%x: f32[B, D]) {{
+    %y, %s = stg.repeat[count = L, carry = 1] (%h{depth - 1} = %x) {{
+{body}}}
+    stg.return(%y, %s)
+  }}
+}}
+"""
+
+
+PLACED = "infer-shapes,propagate-sharding,insert-collectives"
+
+
+def planned_nest(depth: int, count: int) -> Module:
+    return compiled(nest(depth, count), f"{PLACED},plan-memory")
+
+
+@pytest.mark.parametrize(("depth", "count"), [(2, 12), (3, 10), (4, 4), (5, 3), (8, 2)])
+def test_repeats_inside_of_repeats(depth: int, count: int) -> None:
+    module = planned_nest(depth, count)
+    (plan,) = operations(module, "stg.memory")
+    assert evaluate(plan.expr("peak"), module.env) == Replay(module, module.main, 0, 1).peak()
+
+
+@pytest.mark.parametrize(("depth", "count"), [(5, 4), (6, 3), (9, 2), (10, 2)])
+def test_deeper_ones_are_planned_from_above(depth: int, count: int) -> None:
+    """Bodies that would run more than 343 times run once for all iterations."""
+    module = planned_nest(depth, count)
+    (plan,) = operations(module, "stg.memory")
+    exact = Replay(module, module.main, 0, 1).peak()
+    assert exact <= evaluate(plan.expr("peak"), module.env) <= 1.25 * exact
+
+
+def test_the_plan_grows_with_the_depth_of_repeats_only_linearly() -> None:
+    modules = [compiled(nest(depth, 1000), PLACED) for depth in (4, 5, 6)]
+    steps = [len(lifetimes(m.main.body, m.env).steps) for m in modules]
+    assert steps[2] - steps[1] == steps[1] - steps[0]
 
 
 # -- random programs -------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ Closed forms of Llama 3 8B with few layers on one rank.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from stagec.driver.options import JobOptions
 from stagec.ir.opdef import Array
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError
+from stagec.trace.chakra import NodeKind, read_trace
 from stagec.trace.classes import rank_classes
 from stagec.trace.nodes import Node
 from tests.support import (
@@ -37,6 +41,7 @@ from tests.support import (
 )
 
 BOTH = "activations,optimizer"
+MEMORY: Mapping[int, str] = {NodeKind.MEM_STORE: ".store", NodeKind.MEM_LOAD: ".load"}
 FACTORS: Mapping[str, Sequence[Any]] = {
     "model": (LLAMA, GPT),
     "offload": ("activations", "optimizer", BOTH),
@@ -132,20 +137,65 @@ def test_copies_are_nodes_on_request_only(what: str) -> None:
     assert [(n.name, n.flops, n.size) for n in silent] == [
         (n.name, n.flops, n.size) for n in plain_ones
     ]
-    copies = [n for n in told if n.kind == "copy"]
-    assert len(told) == len(silent) + len(copies)
-    assert {n.flops for n in copies} == {0}
+    assert len(told) == len(silent) + sum(n.is_copy for n in told)
     moved = L * STASHED if what == "activations" else 12 * PARAMETERS
-    assert sum(n.size for n in copies) == 2 * moved  # out and back
+    for kind in ("store", "load"):
+        assert sum(n.size for n in told if n.kind == kind) == moved
+        assert all(n.name.endswith(f".{kind}") for n in told if n.kind == kind)
 
 
-def test_backward_waits_for_the_copy_that_waits_for_the_other() -> None:
+def test_backward_waits_for_the_load_that_waits_for_the_store() -> None:
     told = nodes(offload="activations", memory_nodes=True)
     user = next(n for n in told if n.kind == "swiglu_grad")
-    (back,) = [d for d in user.deps if d.kind == "copy"]
-    (out,) = [d for d in back.deps if d.kind == "copy"]
-    assert (out.phase, back.phase) == ("forward", "backward")
+    (back,) = [d for d in user.deps if d.is_copy]
+    (out,) = [d for d in back.deps if d.is_copy]
+    assert (out.kind, out.phase, back.kind, back.phase) == ("store", "forward", "load", "backward")
     assert [d.kind for d in out.deps] == ["einsum"]
+
+
+@pytest.mark.parametrize("options", [{}, {"pp": 2, "microbatches": 4, "schedule": "zb-h1"}])
+def test_copies_run_beside_computations(options: dict[str, Any]) -> None:
+    """A computation waits for what it takes only, a copy for the computation above it and for the
+    copy before it in its direction."""
+    builder = JobBuilder(
+        JobOptions(
+            LLAMA, offload=BOTH, memory_nodes=True, sizes={"L": 4, "B": 4, "S": 64}, **options
+        )
+    )
+    for each in rank_classes(builder.lower()):
+        told = each.program().nodes
+        latest: dict[str, Node] = {}
+        for node in told:
+            before = (*node.deps, *node.after)
+            if node.is_copy:
+                above = latest.get("computation")
+                assert above is None or above in before
+                assert latest.get(node.to) in (None, *node.after)
+                latest[node.to] = node
+            elif node.is_computation:
+                assert not any(a.is_copy for a in node.after)
+                assert all(d.to == "device" for d in node.deps if d.is_copy)
+                latest["computation"] = node
+
+
+def test_copies_are_memory_nodes_of_the_files(tmp_path: Path) -> None:
+    """What simulators read of them: the kind, `is_cpu_op` and `tensor_size`."""
+    flags = ["--set", "L=2,S=64,B=1", "--offload", BOTH, "--memory-nodes", "--quiet"]
+    ran = stagec("compile", LLAMA, *flags, "-o", tmp_path / "out")
+    assert ran.code == 0, ran.err
+    assert stagec("check", tmp_path / "out").code == 0
+    found = [n for n in read_trace(tmp_path / "out" / "llama3-8b.0.et") if n.kind in MEMORY]
+    assert {n.kind for n in found} == set(MEMORY)
+    for node in found:
+        assert node.name.endswith(MEMORY[node.kind])
+        assert node.attr_types == {"is_cpu_op": "bool", "tensor_size": "uint64"}
+    (entry,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
+    assert entry["nodes"]["store"] + entry["nodes"]["load"] == len(found)
+    shown = stagec("show", tmp_path / "out" / "llama3-8b.0.et")
+    assert re.search(r"mem_store +\d+ +0 +[\d,]+ +0", shown.out)
+    analysed = stagec("analyze", LLAMA, *flags[:-1])
+    stores, loads = entry["nodes"]["store"], entry["nodes"]["load"]
+    assert f"0 receives, {stores} stores, {loads} loads" in analysed.out
 
 
 HEAD = "stg.module @m {\n  stg.symbols[B]\n  stg.func @f (%x: f32[B], %h: f32[B | mem(host)]) {\n"
@@ -220,6 +270,6 @@ def test_copies_of_every_microbatch_are_nodes() -> None:
     for with_copies, without in zip(
         rank_classes(told.lower()), rank_classes(plain.lower()), strict=True
     ):
-        copies = [n for n in with_copies.program().nodes if n.kind == "copy"]
-        assert sum(n.out for n in copies) == 2 * 4 * 2 * STASHED  # to and fro
+        copies = [n for n in with_copies.program().nodes if n.is_copy]
+        assert sum(n.size for n in copies) == 2 * 4 * 2 * STASHED  # to and fro
         assert len(with_copies.program()) - len(copies) == len(without.program())

@@ -127,6 +127,21 @@ CASES = {
         "B, S, D",
     ),
     "reshape-join": Case(X, '%y = stg.reshape["abc->a(bc)"](%x)', "B, S*D"),
+    "permute": Case(X, '%y = stg.permute["bsd->dbs"](%x)', "D, B, S"),
+    "max": Case(X, '%y = stg.max["bsd->sb"](%x)', "S, B"),
+    "max-cast": Case("%x: bf16[B, S, D | param]", '%y = stg.max["bsd->d", to = f32](%x)', "D"),
+    "argmax": Case(
+        "%x: f32[B, S, D], %g: f32[D, E | param]",
+        "%i = stg.argmax(%x)\n    %y = stg.embedding(%g, %i)",
+        "B, S, E",
+    ),
+    "topk": Case(
+        X,
+        "%v, %i = stg.topk[k = E](%x)\n    %y = stg.silu(%v)",
+        "B, S, E",
+    ),
+    "cumsum": Case(X, "%y = stg.cumsum[dim = 1](%x)", "B, S, D"),
+    "cumsum-reverse": Case(X, "%y = stg.cumsum[dim = 2, reverse, exclusive](%x)", "B, S, D"),
     "unbind": Case(
         "%x: f32[B, 3, D | param]",
         "%p, %q, %r = stg.unbind[dim = 1, count = 3](%x)\n"

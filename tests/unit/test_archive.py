@@ -21,7 +21,8 @@ from tests.support import LLAMA, stagec
 
 SIZES = "L=4,B=32,S=4,D=8,H=4,G=4,K=2,F=8,V=16"
 MESH = ["--dp", "4", "--tp", "2", "--pp", "2"]
-HOW = ["--microbatches", "4", "--sp", "--zero", "1", "--quiet"]
+COPIES = ["--offload", "activations", "--memory-nodes"]
+HOW = ["--microbatches", "4", "--sp", "--zero", "1", "--quiet", *COPIES]
 JOB = ["compile", LLAMA, "--set", SIZES, *MESH, *HOW]
 HEAD = struct.Struct("<16sIQQ32s")
 

@@ -173,6 +173,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (["--memory-nodes"], "--memory-nodes has no effect without --offload"),
         (["--recompute-every", "2"], "--recompute-every has no effect without --recompute"),
         (["--dp", "2", "--zero", "3", "--ddp-bucket", "9"], "--ddp-bucket has no effect"),
+        (["--tp", "2", "--ddp-bucket", "9"], "--ddp-bucket has no effect without --dp"),
     ],
 )
 def test_what_has_no_effect_is_told(arguments: list[str], told: str) -> None:

@@ -22,9 +22,10 @@ from stagec.api import PassManager, Source, parse_module
 from stagec.ir.opdef import OpDef
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import DiagnosticError
+from stagec.testing import golden
+from stagec.testing.runner import guarded, stagec_command
 from stagec.text.build import parse_op
-from tools import gen_docs, golden
-from tools.lit_runner import guarded, stagec_command
+from tools import gen_docs, markup
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -155,12 +156,18 @@ SESSIONS = [page for page in PAGES if any(blocks(page, "console"))]
 
 
 @pytest.mark.parametrize("page", SESSIONS, ids=name_of)
-def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
+def test_commands_print_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All commands of a page in one folder, in order, with its files written as they come."""
     (tmp_path / "docs").symlink_to(ROOT / "docs")
+    blessing = golden.blessing()
+    monkeypatch.delenv(
+        golden.BLESS, raising=False
+    )  # it is meant for the page, not for its commands
     text = page.read_text(encoding="utf-8")
     stale: list[str] = []
-    for block in blocks(page, "console", "python", "stg", "toml"):
+    for block in blocks(page, "console", "python", "stg", "text", "toml"):
         if block.how.startswith("file: "):
             (tmp_path / block.how.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
         elif block.kind == "console":
@@ -168,7 +175,7 @@ def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
             if _SECONDS.sub("", now) != _SECONDS.sub("", block.text):
                 stale.append(difference(block, now))
                 text = text.replace(f"```console\n{block.text}```", f"```console\n{now}```")
-    if stale and golden.blessing():
+    if stale and blessing:
         page.write_text(text, encoding="utf-8")
     elif stale:
         pytest.fail("\n".join([*stale, f"to accept: STAGEC_BLESS=1 pytest {__file__}"]))
@@ -230,7 +237,7 @@ def redirected(folder: Path, out: io.StringIO, err: io.StringIO) -> Generator[No
 @pytest.mark.parametrize("page", gen_docs.pages(), ids=name_of)
 def test_generated_pages_are_up_to_date(page: Path) -> None:
     stale = gen_docs.difference(page, gen_docs.pages()[page])
-    assert not stale, f"{stale}\nto accept: {gen_docs.ACCEPT}"
+    assert not stale, f"{stale}\nto accept: {markup.ACCEPT}"
 
 
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|^    [^\n]*$", re.DOTALL | re.M)
@@ -247,7 +254,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert there.exists(), f"{name_of(page)}: {target}"
         if heading:
             found = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M)
-            assert heading in map(gen_docs.anchor, found), f"{name_of(page)}: {target}"
+            assert heading in map(markup.anchor, found), f"{name_of(page)}: {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -278,10 +285,11 @@ TYPES: Mapping[str, str] = {
     "bf16[B, H, S, S]": "scores dp p",
     "bf16[B, 3, S, H, K]": "qkv",
     "bf16[B]": "dy y",
-    "i32[B, S, T]": "experts",
+    "i32[B, S, T]": "experts i places",
     "f32[B, S, T]": "weights",
     "bf16[E, B, S*T/E, D]": "ys",
     "u8[B]": "mask",
+    "i32[B, S, 4*T]": "candidates",
 }
 NAMES = {name: type_ for type_, names in TYPES.items() for name in names.split()}
 OPERANDS: Mapping[str, Mapping[str, str]] = {
@@ -316,6 +324,9 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     },
     "stg.slice": {"x": "bf16[B@dp, S, D]"},
     "stg.adamw": {"w": "f32[D]", "g": "f32[D]", "m": "f32[D]", "v": "f32[D]"},
+    "stg.max_ties": {"top": "bf16[B, D]"},
+    "stg.max_grad": {"dtop": "bf16[B, D]", "top": "bf16[B, D]", "n": "i32[B, D]"},
+    "stg.topk_grad": {"dv": "bf16[B, S, T]"},
     "stg.squared_norm": {"g": "f32[D]"},
     "stg.clip_factor": {"s": "f32[]"},
 }

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagec.ir.expr import Expr, const, evaluate, product, symbol
+from stagec.ir.expr import Expr, const, evaluate, is_integral, product, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.support.diagnostics import NotAnIntegerError
 from tests.support import parse, parse_expr
@@ -137,3 +137,26 @@ def test_what_is_assumed_to_be_zero_tells_nothing(left: str) -> None:
     facts = Facts([Relation(parse_expr(left), "==", const(0))])
     assert not facts.divides(symbol("b"), symbol("a"))
     assert facts.divides(symbol("b"), symbol("a") * symbol("b"))
+
+
+@pytest.mark.parametrize(
+    ("size", "integral"),
+    [
+        ("2*S", True),
+        ("S*(S + B)/S", True),
+        ("ceildiv(S, 2)", True),
+        ("max(B, S)/B", False),
+        ("S/2", False),
+        ("max(S/2, B)", False),
+        ("(S + B)/2", False),
+    ],
+)
+def test_a_size_is_an_integer_by_its_form(size: str, integral: bool) -> None:
+    assert is_integral(parse_expr(size)) is integral
+
+
+def test_a_symbol_that_looks_like_a_quotient_proves_nothing() -> None:
+    """`S % tp == 0` introduces an integer S/tp: a symbol of the text is never taken for it."""
+    facts = Facts([divisible(symbol("S"), symbol("tp"))])
+    assert facts.divides(symbol("tp"), symbol("S"))
+    assert not facts.divides(symbol("S_over_0"), symbol("S"))

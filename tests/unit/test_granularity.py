@@ -49,7 +49,7 @@ def before(nodes: list[TraceNode]) -> dict[str, frozenset[str]]:
     "strategy",
     [
         "--dp 2 --zero 3 --microbatches 2",
-        "--tp 2 --sp --pp 2 --microbatches 4",
+        "--tp 2 --sp --pp 2 --microbatches 4 --offload activations --memory-nodes",
         "--pp 2 --microbatches 8 --schedule dualpipe",
         "--dp 2 --zero 1 --recompute full --ddp-bucket 300",
         "--cp 2 --cp-mode ring --tp 2 --async-tp --sp",
@@ -71,6 +71,26 @@ def test_totals_and_communication_are_kept(granularity: str, strategy: str, tmp_
         assert all(waited[name] <= waits[name] for name in waited)
         kinds = [Counter(n.kind for n in nodes)[NodeKind.COMP] for nodes in (ours, theirs)]
         assert kinds[0] < kinds[1]
+
+
+def test_a_merged_node_takes_as_long_as_its_parts(tmp_path: Path) -> None:
+    """Each part by its own roofline, and the sum rounded once; over sums it would be less."""
+    flops, bandwidth = 3e6, 3e6
+    rates = ["--peak-tflops", str(flops / 1e12), "--memory-gbps", str(bandwidth / 1e9)]
+
+    def computations(name: str) -> list[TraceNode]:
+        nodes = traces(tmp_path / name, "--dp", "2", *rates, "--granularity", name)[0]
+        return [n for n in nodes if n.kind == NodeKind.COMP]
+
+    def roofline(nodes: list[TraceNode]) -> float:
+        told = [[int(str(n.attrs[a])) for a in ("num_ops", "tensor_size")] for n in nodes]
+        return sum(1e6 * max(ops / flops, size / bandwidth) for ops, size in told)
+
+    found = {granularity: computations(granularity) for granularity in ("op", "block", "layer")}
+    expected = roofline(found["op"])
+    for nodes in found.values():
+        assert sum(n.duration_micros for n in nodes) == pytest.approx(expected, abs=len(nodes) / 2)
+    assert roofline(found["layer"]) < 0.95 * expected
 
 
 def test_a_layer_is_coarser_than_a_block(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of tools/lint_checks.py: each lint on a text that has the fault and one that has not."""
+"""Lints of tests and tracked files: each on a text that has the fault and one that has not."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stagec.testing.lint import directive_problem, known_prefixes, lint_lit_text, means_a_test
 from tools import lint_checks
-from tools.lint_checks import directive_problem, known_prefixes, lint_lit_text, machine_specific
+from tools.lint_checks import machine_specific
 
 RUN = "// RUN: %stagec opt %s | %filecheck %s\n"
 
@@ -46,6 +47,8 @@ def test_known_prefixes(line: str, prefixes: set[str]) -> None:
         ("OTHER-NEXT", False, "no known directive"),
         ("FSDP", False, ""),
         ("RUN", True, ""),
+        ("RUN", False, "no colon"),
+        ("XFAIL", True, "no known directive"),
     ],
 )
 def test_directive_problem(word: str, colon: bool, problem: str) -> None:
@@ -69,6 +72,21 @@ def test_findings_name_the_line() -> None:
 
 def test_a_test_without_run_is_reported() -> None:
     assert complaints("stg.module\n") == ["1: no RUN line: the test runs nothing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("// RUN: x\n", True),
+        ("stg.module @m  // CHECK: x\n", True),
+        ("// RUN %stagec\n", True),
+        ("# GOLDEN\n", True),
+        ("// A model of RUN length.\nstg.module @m\n", False),
+        ("", False),
+    ],
+)
+def test_a_file_with_a_directive_is_meant_as_a_test(text: str, meant: bool) -> None:
+    assert means_a_test(text) == meant
 
 
 def test_checks_without_filecheck_are_reported() -> None:

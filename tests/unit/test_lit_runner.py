@@ -1,4 +1,4 @@
-"""Tests of tools/lit_syntax.py and tools/lit_runner.py: parsing RUN lines and running them."""
+"""RUN lines of lit tests: parsing and running them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tools import lit_runner, lit_syntax
-from tools.lit_runner import CRASHED, LitTest, describe_failure
-from tools.lit_syntax import (
+from stagec.testing import runner
+from stagec.testing.runner import CRASHED, LitTest, describe_failure
+from stagec.testing.syntax import (
     Stage,
     UnsupportedSyntaxError,
     as_shell,
@@ -43,8 +43,8 @@ def fake_stagec(argv: Sequence[str]) -> int:
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    table = {**lit_runner.BUILTINS, "%stagec": fake_stagec}
-    monkeypatch.setattr(lit_runner, "BUILTINS", table)
+    table = {**runner.BUILTINS, "%stagec": fake_stagec}
+    monkeypatch.setattr(runner, "BUILTINS", table)
 
 
 def make(directory: Path, *lines: str, rest: str = "") -> LitTest:
@@ -90,16 +90,21 @@ def test_other_syntax_is_left_to_a_shell(line: str) -> None:
         parse_line(line)
 
 
-def test_find_tests_skips_inputs_and_goldens(tmp_path: Path) -> None:
-    for name in ("a.stg", "b.test", "c.txt", "Inputs/d.stg", "x.golden/e.stg"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+def test_find_tests_skips_inputs_goldens_and_environments(tmp_path: Path) -> None:
+    names = ["a.stg", "b.test", "c.txt", "Inputs/d.stg", "x.golden/e.stg", ".git/f.stg", "z/g.stg"]
+    for name in [*names, "env/pyvenv.cfg", "env/lib/h.stg"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
-    assert list(find_tests(tmp_path)) == [tmp_path / "a.stg", tmp_path / "b.test"]
+    assert [p.relative_to(tmp_path).as_posix() for p in find_tests(tmp_path)] == [
+        "a.stg",
+        "b.test",
+        "z/g.stg",
+    ]
 
 
 def test_as_shell_substitutes_paths_inside_tools(tmp_path: Path) -> None:
     line = as_shell("%golden --dir %t %S/x.golden # 100%%", tmp_path / "x.stg", tmp_path / "temp")
-    assert f"golden.py {tmp_path}/x.stg --dir {tmp_path}/temp/x.stg.tmp {tmp_path}/x.golden" in line
+    assert f"golden {tmp_path}/x.stg --dir {tmp_path}/temp/x.stg.tmp {tmp_path}/x.golden" in line
     assert line.endswith("100%")
 
 
@@ -150,6 +155,21 @@ def test_golden_runs_in_process(tmp_path: Path) -> None:
     assert codes(tmp_path, line, rest="// GOLDEN:\n// bar\n") == [0, 1]
 
 
+def test_golden_neither_compares_nor_accepts_what_a_failed_command_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGEC_BLESS", "1")
+    assert codes(tmp_path, "%stagec fail | %golden", rest="// GOLDEN:\n// foo\n") == [1]
+    assert (tmp_path / "x.stg").read_text().endswith("// GOLDEN:\n// foo\n")
+
+
+def test_a_test_runs_in_its_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "beside.txt").write_text("beside\n")
+    assert output(tmp_path, "cat beside.txt") == "beside\n"
+    assert output(tmp_path, "%stagec cat < beside.txt") == "beside\n"
+    assert output(tmp_path, 'cat "$(ls beside.txt)"') == "beside\n"
+
+
 def test_other_commands_run_as_processes(tmp_path: Path) -> None:
     assert codes(tmp_path, "echo x | grep -q x", "not test -e %t") == [0, 0, 0]
     assert codes(tmp_path, "no-such-command-at-all") == [127]
@@ -170,7 +190,7 @@ def test_a_failure_report_shows_everything(tmp_path: Path) -> None:
 
 def test_stock_lit_agrees(tmp_path: Path) -> None:
     """The stock runner takes the same lines, with the configuration of tests/lit."""
-    config = lit_syntax.ROOT / "tests" / "lit" / "lit.cfg.py"
+    config = Path(__file__).resolve().parents[1] / "lit" / "lit.cfg.py"
     (tmp_path / "lit.cfg.py").write_text(
         f"lit_config.load_config(config, {str(config)!r})\n"
         f"config.test_source_root = {str(tmp_path)!r}\n"

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
+from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import root
+from stagec.support.diagnostics import DiagnosticError
 from tests.support import GPT, LLAMA, STEP, compiled, operations, tiny_module
 
 PLAN = "infer-shapes,propagate-sharding,insert-collectives,plan-memory"
@@ -140,6 +142,31 @@ def test_a_repeat_needs_what_its_iterations_one_after_the_other_need(body: str) 
         )
     )
     assert repeated["transient"] == straight["transient"]
+
+
+# -- hostile texts
+
+
+def body_of(lines: str, symbols: str = "B = 3, D = 5") -> Region:
+    func = f"  stg.func @f(%x: f32[B, D]) {{\n{lines}  }}\n"
+    text = f"stg.module @m {{\n  stg.symbols[{symbols}]\n{func}}}\n"
+    return compiled(text, "infer-shapes,propagate-sharding,insert-collectives").main.body
+
+
+def test_a_long_chain_of_views() -> None:
+    chain = "".join(f'    %v{i + 1} = stg.reshape["bd->bd"](%v{i})\n' for i in range(1200))
+    body = body_of(f"    %v0 = stg.gelu(%x)\n{chain}    stg.return(%v1200)\n")
+    (buffer,) = lifetimes(body, {}).buffers
+    assert buffer.value.name == "v0"
+
+
+def test_too_many_iterations_end_in_a_diagnostic() -> None:
+    repeat = "%y = stg.repeat[count = N, carry = 1] (%h = %x) {\n stg.yield(%h)\n}\n"
+    body = body_of(f"{repeat} stg.return(%y)\n", f"B, D, N = {10**12}")
+    assert len(lifetimes(body, {"N": 10**12}).steps) < 10
+    with pytest.raises(DiagnosticError, match="the memory plan takes more than") as found:
+        lifetimes(body, {"N": 10**12}, whole=True)
+    assert found.value.diagnostics[0].remedy
 
 
 # -- frees

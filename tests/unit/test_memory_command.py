@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 
 from stagec.analysis.footprint import timelines, worst_moments
+from stagec.driver import suggestions
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
+from stagec.driver.tables import bytes_text
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
-from stagec.memory.lifetimes import Buffer
+from stagec.memory.buffers import Buffer
 from stagec.memory.step import turns
 from stagec.memory.timeline import Timeline
 from stagec.schedule.registry import SCHEDULES
@@ -107,36 +110,63 @@ def test_a_limit_that_holds() -> None:
     assert stagec("memory", *SMALL, "--limit", "1TiB").code == 0
 
 
-def test_a_limit_that_does_not_hold_says_what_would_fit() -> None:
-    """What it says fits, does fit."""
-    peaks = [c["peak"] for c in found()["classes"]]
-    ran = stagec("memory", *SMALL, "--limit", f"{max(peaks) - 2**30}")
+def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command that it prints works when pasted, and shows what was told of it."""
+    monkeypatch.setattr(suggestions, "BUDGET", 24)
+    job = *SMALL[:3], "--dp", "2", "--tp", "2"
+    ran = stagec("memory", *job, "--limit", "12GB")
     assert ran.code == 1
-    assert "stage1 needs" in ran.err
-    assert "most of it is" in ran.err
-    fits = [line.split("  ")[1].strip() for line in ran.err.splitlines() if line.endswith("  fits")]
-    assert "--recompute full" in fits
-    assert "--zero 1" not in ran.err, "there is nothing to shard over"
-    again = found("--recompute", "full")
-    assert max(c["peak"] for c in again["classes"]) <= max(peaks) - 2**30
+    assert "stage0 needs " in ran.err
+    assert "most of it is " in ran.err
+    told = re.findall(r"^  \[\d\]   (.*?)  +([0-9.]+ [MG]iB)  ", ran.err, re.M)
+    commands = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)
+    assert len(told) == len(commands) > 1
+    for (changes, peak), command in zip(told, commands, strict=True):
+        again = stagec(*shlex.split(command), "--json")
+        assert again.code == 0, again.err
+        assert set(changes.split()) <= set(command.split())
+        assert "'12GB' is taken as 12GiB" in again.err
+        classes = json.loads(again.out)["classes"]
+        assert bytes_text(max(c["peak"] for c in classes)) == peak
+        assert sum(c["ranks"] for c in classes) == 4
+    assert re.search(r"^\d+ of [\d,]+ combinations of up to 3 changes were compiled", ran.err, re.M)
 
 
-def test_nothing_fits() -> None:
+def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suggestions, "BUDGET", 4)
     ran = stagec("memory", *SMALL, "--limit", "1MB")
     assert ran.code == 1
-    assert "no single change fits" in ran.err
+    assert "nothing that fits was found; least is held with --offload" in ran.err
 
 
-@pytest.mark.parametrize("limit", ["80", "80GiB", "1.5TB", "80B"])
-def test_sizes(limit: str) -> None:
-    assert stagec("memory", *SMALL, "--limit", limit).code in (0, 1)
+def test_jobs_of_the_search_are_silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What looks inside the job that was asked for looks at no other one."""
+    monkeypatch.setattr(suggestions, "BUDGET", 1)
+    ran = stagec("memory", *SMALL, "--time-passes", "--dump-dir", tmp_path, "--limit", "1MB")
+    assert ran.err.count("time per pass") == 1
+    assert "nothing that fits was found" in ran.err
 
 
-@pytest.mark.parametrize("limit", ["", "0", "80Gi", "-1", "1e9", "x" * 99, "80 GiBs"])
+def test_flags_do_not_change_a_text(tmp_path: Path) -> None:
+    text = tmp_path / "s.stg"
+    text.write_text(stagec("memory", *SMALL, "--print-strategy").out)
+    ran = stagec("memory", *SMALL[:3], text, "--limit", "1GB")
+    assert (ran.code, "the strategy is a text, which no flag changes" in ran.err) == (1, True)
+
+
+@pytest.mark.parametrize("limit", ["", "0", "80Gi", "-1", "1e9", "x" * 99, "80 GiBs", "h"])
 def test_what_is_no_size(limit: str) -> None:
     ran = stagec("memory", *SMALL, "--limit", limit)
     assert ran.code == 2
-    assert "expects a size such as 80GiB" in ran.err
+    assert "expects a size such as 80GiB, or a device" in ran.err
+
+
+def test_a_device_is_a_limit() -> None:
+    ran = stagec("memory", *SMALL, "--limit", "h100")
+    assert ran.code == 0
+    assert "77.80 GiB are left" in ran.err
+    ran = stagec("memory", *SMALL, "--limit", "h1000")
+    assert (ran.code, "did you mean 'h100'? the devices are: a100-80-sxm, " in ran.err) == (2, True)
 
 
 def test_an_open_size_is_told(tmp_path: Path) -> None:
@@ -149,19 +179,6 @@ def test_an_open_size_is_told(tmp_path: Path) -> None:
                  "insert-collectives,plan-memory")  # fmt: skip
     assert ran.code == 1
     assert "no value for D" in ran.err
-
-
-def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    result = found("--html", page)
-    text = page.read_text("utf-8")
-    assert not re.search(r"https?://|src=|href=|@import", text)
-    match = re.search(r"const DATA=(.*);\n", text)
-    assert match is not None
-    data = json.loads(match[1])
-    peak = max(c["peak"] for c in result["classes"])
-    assert max(sum(point[2]) for point in data["points"]) == peak
-    assert any("llama.stg:" in point[0] for point in data["points"])
 
 
 def test_the_snapshot_replays_to_the_peak(tmp_path: Path) -> None:
@@ -179,12 +196,6 @@ def test_the_snapshot_replays_to_the_peak(tmp_path: Path) -> None:
             assert live.pop(entry["addr"]) == entry["size"]
         most = max(most, sum(live.values()))
     assert most == result["classes"][1]["peak"]
-
-
-def test_a_stage_that_is_not_there() -> None:
-    ran = stagec("memory", *SMALL, "--stage", "7", "--html", "/dev/null")
-    assert ran.code == 2
-    assert "the stages are 0 to 1" in ran.err
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -17,7 +17,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"stagec": "stagec", "stagec.passes": "passes", "stagec.ir_spec": "ir_spec"}
-SHIPPED = {".py", ".pyi", ".typed", ".stg", ".proto", ".json", ".toml", ".lark", ".md"}
+SHIPPED = {
+    *(".py", ".pyi", ".typed", ".stg", ".proto", ".json", ".toml", ".lark", ".md"),
+    *(".html", ".css", ".js"),
+}
 
 
 def setuptools_config() -> dict[str, object]:

@@ -72,7 +72,7 @@ def test_pip_installs_the_example(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, source)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     subprocess.run([*pip, "--no-build-isolation", "--target", str(target), str(source)], check=True)
-    script = "from stagec.driver.cli import main; main(['passes', '--help-pass', 'use-relu6'])"
+    script = "from stagec.driver.cli import main; main(['passes', 'use-relu6'])"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(target)!r}); {script}"],
         capture_output=True,

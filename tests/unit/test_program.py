@@ -4,7 +4,6 @@ dependencies are those of running the module's text by hand.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 
 import pytest
@@ -170,42 +169,63 @@ def test_gathers_ahead_are_issued_one_iteration_early() -> None:
 
 
 def bucketed(bucket: int) -> Program:
-    """Two gradients of 12 bytes over three layers (4 each, last layer first) and one of 5 bytes."""
+    """Two gradients over three layers (4 bytes each of %s and 6 of %t, last layer first), and one
+    of 5 bytes."""
     body = (
         "%y, %s, %t = et.repeat[reverse, count = N, carry = 1] (%h: node = %x) {\n"
         + comp("a", "h")
         + comp("b", "a")
         + "et.yield(%b, %a, %b)\n} : (node, node, node)\n"
-        + comp("e", "y")
-        + "%r = et.coll[all_reduce, group = dp, bytes = 29, dtype = f32, "
-        + f"bucket = {bucket}, parts = (12, 12, 5)](%s, %t, %e) : node\n"
+        + comp("w", "y")
+        + "%r = et.coll[all_reduce, group = dp, bytes = 35, dtype = f32, "
+        + f"bucket = {bucket}, parts = (12, 18, 5)](%s, %t, %w) : node\n"
         + comp("z", "r")
         + "et.return(%z)"
     )
     return only_program(lowered(body))
 
 
-@pytest.mark.parametrize("bucket", [1, 4, 5, 8, 10, 28, 29, 100])
-def test_buckets_cut_what_is_reduced_in_the_order_it_gets_ready(bucket: int) -> None:
-    """Bytes become ready as L2/a, L2/b, L1/a, ... , e; a bucket waits for what it ends with."""
+#: Gradients in the order in which they are complete: what they are called, what makes them, bytes.
+READY = [
+    *((f"L{i}/{of}", f"L{i}/{by}", size) for i in (2, 1, 0) for of, by, size in ("sa4", "tb6")),
+    ("w", "w", "5"),
+]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "names"),
+    [
+        (1, ["L2/s", "L2/t", "L1/s", "L1/t", "L0/s", "L0/t", "w"]),
+        (5, ["L2/s..t", "L1/s..t", "L0/s..t", "w"]),
+        (10, ["L2/s..t", "L1/s..t", "L0/s..t", "w"]),
+        (11, ["L2..L1/s..s", "L1..L0/t..t", "w"]),
+        (30, ["L2..L0/s..t", "w"]),
+        (31, ["L2/s..w"]),
+        (100, ["L2/s..w"]),
+    ],
+)
+def test_buckets_are_filled_and_issued_as_gradients_are_complete(
+    bucket: int, names: list[str]
+) -> None:
+    """The gradient with which a bucket reaches its size closes it, and none is cut; its call comes
+    right after the node that completes that gradient, and waits for all of them."""
     program = bucketed(bucket)
-    ready = [f"L{i}/{n}" for i in (2, 1, 0) for n in "ab" for _ in range(4)] + ["e"] * 5
-    buckets = [n for n in program.nodes if n.is_collective]
-    assert [n.size for n in buckets] == [min(bucket, 29 - start) for start in range(0, 29, bucket)]
-    end = 0
-    for node in buckets:
-        end += node.size
-        needed = {ready[i] for i in range(end - node.size, end)}
-        told = {d.name.removeprefix("forward/") for d in node.deps}
-        reached = reachable(node)
-        assert needed <= reached, f"{node.name} does not wait for {needed - reached}"
-        assert ready[end - 1] in told
-        place = program.nodes.index(node)
-        last = named(program)[ready[end - 1]]
-        between = program.nodes[program.nodes.index(last) + 1 : place]
-        assert all(n.is_collective for n in between), "not issued as soon as it is ready"
+    calls = [n for n in program.nodes if n.is_collective]
+    assert [n.name for n in calls] == [f"forward/{name}.reduce" for name in names]
+    waiting = iter(READY)
+    for call in calls:
+        inside = [next(waiting)]
+        while sum(int(size) for _, _, size in inside) < bucket:
+            more = next(waiting, None)
+            inside += [more] if more else []
+            if more is None:
+                break
+        assert call.size == sum(int(size) for _, _, size in inside)
+        assert {d.name.removeprefix("forward/") for d in call.deps} == {by for _, by, _ in inside}
+        assert program.nodes[call.id - 2] is named(program)[inside[-1][1]]
+    assert next(waiting, None) is None
     final = next(n for n in program.nodes if n.name.endswith("/z"))
-    assert {re.sub(r"^forward/", "", b.name) for b in buckets} <= reachable(final)
+    assert {f"{name}.reduce" for name in names} <= reachable(final)
 
 
 def reachable(node: Node) -> set[str]:
@@ -241,3 +261,15 @@ def test_nodes_grow_linearly_in_layers_and_microbatches() -> None:
     assert count(7, 2) == count(2, 2) + 5 * per_layer
     per_microbatch = count(2, 3) - count(2, 2)
     assert count(2, 6) == count(2, 2) + 4 * per_microbatch
+
+
+def test_iterations_without_nodes_are_counted_too() -> None:
+    """A repeat of nothing is work for whoever unrolls it."""
+    inner = "%b = et.repeat[count = N, carry = 1] (%k: node = %h) {\n  et.yield(%k)\n} : node\n"
+    outer = (
+        f"%y = et.repeat[count = N, carry = 1] (%h: node = %a) {{\n{inner}et.yield(%b)\n}} : node\n"
+    )
+    body = comp("a", "x") + outer + "et.return(%y)"
+    assert len(only_program(lowered(body))) == 1
+    with pytest.raises(DiagnosticError, match="run 2,000,002,000,000 iterations"):
+        only_program(lowered(body, symbols="N = 1000000"))

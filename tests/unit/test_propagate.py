@@ -63,7 +63,7 @@ def types_of(module: Module) -> dict[str, str]:
         ("%a: f32[A@(y, x), B]", "%y = stg.gelu(%a)", "f32[A@(y, x), B]"),
         ("%a: f32[A, B@x]", "%y = stg.softmax(%a)", "f32[A, B | rep]"),
         ("%a: f32[A, B@x]", '%y = stg.sum["ab->a"](%a)', "f32[A | sum(x)]"),
-        ("%a: f32[A, B@x]", "%y = stg.reduce_max(%a)", "f32[A | max(x)]"),
+        ("%a: f32[A, B@x]", '%y = stg.max["ab->a"](%a)', "f32[A | max(x)]"),
         ("%a: f32[A@x!1, B], %b: f32[A, B@x]", "%y = stg.add(%a, %b)", "f32[A, B@x]"),
         ("%a: f32[A@x!2, B], %b: f32[A, B@x!1]", "%y = stg.add(%a, %b)", "f32[A, B@x]"),
         ("%a: f32[A, B]", "%y = stg.gelu(%a)", "f32[A, B | rep]"),
@@ -161,10 +161,10 @@ def programs(draw: st.DrawFn) -> Drawn:
         name = f"t{i}"
         source = draw(st.sampled_from(sorted(shapes)))
         dims = shapes[source]
-        ops = ["gelu", "softmax", "scale", "place"]
+        ops = ["gelu", "softmax", "scale", "place", "cumsum"]
         ops += [f"{kind}:{n}" for n, s in shapes.items() for kind in ("add", "mul") if s == dims]
         ops += [f"matmul:{n}" for n, s in shapes.items() if dims[-1] == s[0] and len(s + dims) > 2]
-        ops += ["sum", "max", "norm"] if len(dims) == 2 else []
+        ops += ["sum", "max", "norm", "permute"] if len(dims) == 2 else []
         ops += [f"bias:{n}" for n, s in shapes.items() if len(dims) == 2 and s == dims[1]]
         text, result = draw(line(draw(st.sampled_from(ops)), source, dims, shapes))
         if not result:
@@ -176,6 +176,15 @@ def programs(draw: st.DrawFn) -> Drawn:
     return Drawn(args, tuple(lines), tuple(returned))
 
 
+#: What the reductions of a value are, and the parameters of what keeps its dimensions.
+REDUCED = {
+    "norm": 'stg.einsum["{row},{row}->{kept}"](%{x}, %{x})',
+    "sum": 'stg.sum["{row}->{kept}"](%{x})',
+    "max": 'stg.max["{row}->{kept}"](%{x})',
+}
+SAID = {"scale": "[by = 1/2]", "cumsum": "[dim = 0]"}
+
+
 @st.composite
 def line(
     draw: st.DrawFn, op: str, source: str, dims: str, shapes: dict[str, str]
@@ -184,20 +193,16 @@ def line(
     kind, _, other = op.partition(":")
     low = dims.lower()
     match kind:
-        case "gelu" | "softmax":
-            return f"stg.{kind}(%{source})", dims
-        case "scale":
-            return f"stg.scale[by = 1/2](%{source})", dims
+        case "gelu" | "softmax" | "scale" | "cumsum":
+            return f"stg.{kind}{SAID.get(kind, '')}(%{source})", dims
         case "place":
             return f"stg.place(%{source}) : {draw(placed(dims))}", dims
         case "add" | "mul":
             return f"stg.{kind}(%{source}, %{other})", dims
-        case "norm":
-            return f'stg.einsum["{low},{low}->{low[0]}"](%{source}, %{source})', dims[0]
-        case "sum":
-            return f'stg.sum["{low}->{low[0]}"](%{source})', dims[0]
-        case "max":
-            return f"stg.reduce_max(%{source})", dims[0]
+        case "norm" | "sum" | "max":
+            return REDUCED[kind].format(x=source, row=low, kept=low[0]), dims[0]
+        case "permute":
+            return f'stg.permute["{low}->{low[::-1]}"](%{source})', dims[::-1]
         case "bias":
             return f'stg.add["{low},{low[1]}->{low}"](%{source}, %{other})', dims
         case _:

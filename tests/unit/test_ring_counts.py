@@ -5,11 +5,14 @@ B sequences of S tokens on c ranks of a ring; H query heads and G key/value head
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from stagec.analysis.report import analysis
 from stagec.driver.job import JobBuilder
 from stagec.ir.expr import ZERO, Expr, maximum
 from stagec.trace.classes import rank_classes
@@ -93,8 +96,10 @@ def test_zigzag_order_halves_the_work_of_every_rank() -> None:
     assert entry["count"] == CP
     assert entry["flops"]["forward"] == alone["flops"]["forward"] // CP + MERGES
     assert entry["flops"]["backward"] == alone["flops"]["backward"] // CP + SUMS
-    for phase in ("forward", "backward"):
-        assert entry["matmul_flops"][phase] == alone["matmul_flops"][phase] // CP
+    for phase in ("forward", "backward"):  # c blocks, of which (c+1)/2 are computed
+        linear = alone["matmul_flops"][phase] - attention(phase) * CP**2
+        computed = attention(phase) * (CP + 1) // 2
+        assert entry["matmul_flops"][phase] == linear // CP + computed
 
 
 def test_counts_of_an_open_number_of_ranks() -> None:
@@ -156,6 +161,74 @@ FORWARD = """%a = stg.attention[causal, ring = zigzag](%q, %k, %v) : bf16[B, S@c
 BACKWARD = """%dq, %dk, %dv = stg.attention_grad[causal, ring = zigzag](%dy, %y, %l, %q, %k, %v)
       : (bf16[B, S@cp, H, K], bf16[B, S@cp, G, K], bf16[B, S@cp, G, K])
     stg.return(%dq, %dk, %dv)"""
+
+
+# -- what kernels compute, position by position
+
+
+def kernel(rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Scores that a kernel computes: of the rows that see a key with the keys that a row sees."""
+    seen = np.asarray(rows)[:, None] >= np.asarray(columns)
+    return int(seen.any(1).sum() * seen.any(0).sum())
+
+
+def pieces(order: str, ranks: int, sequence: int) -> list[list[int]]:
+    """The positions that each rank has."""
+    size = sequence // (2 * ranks)
+    chunks = [list(range(i * size, (i + 1) * size)) for i in range(2 * ranks)]
+    if order == "zigzag":
+        return [chunks[i] + chunks[-1 - i] for i in range(ranks)]
+    return [chunks[2 * i] + chunks[2 * i + 1] for i in range(ranks)]
+
+
+def attention_text(phase: str, mode: str, ranks: int, sequence: int) -> str:
+    """A module with attention, or its gradient, over a sequence that is split."""
+    ring = "" if mode == "all-gather" else f", ring = {mode}"
+    kv, dkv = "S@cp, G, K", "S@cp, G, K"
+    if mode == "all-gather":
+        kv, dkv = "S, G, K | rep", "S, G, K | sum(cp)"
+    results, op = "%y", "attention"
+    operands, types = "%q, %k, %v", "bf16[B, S@cp, H, K]"
+    if phase == "backward":
+        results, op, operands = "%dq, %dk, %dv", "attention_grad", "%dy, %y, %l, %q, %k, %v"
+        types = f"(bf16[B, S@cp, H, K], bf16[B, {dkv}], bf16[B, {dkv}])"
+    return f"""stg.module @m[phase = sharded] {{
+      stg.symbols[B = 2, S = {sequence}, H = 4, G = 2, K = 3]
+      stg.mesh @pod[cp = {ranks}]
+      {"stg.zigzag[S, over = cp]" if mode == "zigzag" else ""}
+      stg.func @f(%q: bf16[B, S@cp, H, K], %k: bf16[B, {kv}], %v: bf16[B, {kv}],
+                  %dy: bf16[B, S@cp, H, K], %y: bf16[B, S@cp, H, K], %l: f32[B, H, S@cp]) {{
+        {results.replace("%y", "%a")} = stg.{op}[causal{ring}]({operands}) : {types}
+        stg.return({results.replace("%y", "%a")})
+      }}
+    }}"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("mode", ["zigzag", "plain", "all-gather"])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_kernels_leave_out_what_the_mask_hides(mode: str, ranks: int, phase: str) -> None:
+    """Matrix products, over all ranks: 4 FLOPs a score and element of a head forward, 10 backward.
+    A step of a ring, or attention to what was gathered, is one kernel."""
+    sequence = 6 * ranks
+    mine = pieces(mode, ranks, sequence)
+    others = [list(range(sequence))] if mode == "all-gather" else mine
+    scores = sum(kernel(rows, columns) for rows in mine for columns in others)
+    text = attention_text(phase, mode, ranks, sequence)
+    module = compiled(text, "insert-collectives,plan-memory,lower-to-trace")
+    classes = analysis(module, "m")["classes"]
+    found = sum(c["count"] * c["matmul_flops"]["forward"] for c in classes)
+    assert found == (4 if phase == "forward" else 10) * 2 * 4 * 3 * scores
+
+
+def test_recomputed_attention_leaves_out_the_same() -> None:
+    """A block that is replayed computes what forward did, but embedding and head."""
+    found = {
+        mode: one_class(cp=CP, cp_mode=mode, recompute="full-replay")["matmul_flops"]["recompute"]
+        for mode in ("ring", "all-gather", "ulysses")
+    }
+    skipped = attention("forward") * (CP - 1) // 2
+    assert found["ring"] == found["all-gather"] == found["ulysses"] - skipped
 
 
 def transient(body: str) -> Expr:

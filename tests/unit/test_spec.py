@@ -49,6 +49,7 @@ class Needy(Pass):
 
 PASSES: dict[str, type[Pass]] = {p.name: p for p in (Plain, Full, Needy)}
 PIPELINES = {"two": "plain,full{count=2}", "four": "two,two", "loop": "plain,loop"}
+PIPELINES["edited"] = "two,+before(plain):needy{size=1},-full"
 
 
 def build(text: str) -> tuple[Pass, ...]:
@@ -80,6 +81,29 @@ def test_named_pipelines_expand() -> None:
     assert build("four") == (Plain(), Full(count=2)) * 2
 
 
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("two,+after(plain):needy{size=3}", (Plain(), Needy(3), Full(count=2))),
+        ("two,+before(plain):needy{size=3}", (Needy(3), Plain(), Full(count=2))),
+        ("two,+after(full):needy{size=3}", (Plain(), Full(count=2), Needy(3))),
+        ("two , + after ( plain ) : full , plain", (Plain(), Full(), Full(count=2), Plain())),
+        ("plain,+after(plain):two", (Plain(), Plain(), Full(count=2))),
+        ("four,-plain", (Full(count=2), Full(count=2))),
+        ("two,-plain,+before(full):plain", (Plain(), Full(count=2))),
+        ("edited,full", (Needy(1), Plain(), Full())),
+    ],
+)
+def test_edits_of_what_stands_to_the_left(text: str, passes: tuple[Pass, ...]) -> None:
+    assert build(text) == passes
+
+
+def test_edits_print_as_the_passes_that_they_leave() -> None:
+    assert print_pipeline(build("two,+after(plain):needy{size=3}")) == (
+        "plain,needy{size=3},full{count=2}"
+    )
+
+
 def test_defaults_are_not_printed() -> None:
     assert print_pass(Full()) == "full"
     assert print_pass(Full(is_on=True)) == "full{is-on=true}"
@@ -105,7 +129,7 @@ def test_print_and_parse_round_trip(passes: list[Pass]) -> None:
     assert print_pipeline(build(text)) == text
 
 
-@given(st.text(alphabet='ab,{}=()" -', max_size=20))
+@given(st.text(alphabet='ab,{}=()" -+:', max_size=20))
 def test_any_text_parses_or_gives_one_diagnostic(text: str) -> None:
     try:
         parse_specs(text)
@@ -131,6 +155,21 @@ def test_any_text_parses_or_gives_one_diagnostic(text: str) -> None:
         ('full{word="a}', 11, "expected a closing quote", None),
         ("needy", 1, "expects option 'size': an integer", "needy{size=...}"),
         ("two{x=1}", 1, "is a named pipeline and takes no options", "plain,full{count=2}"),
+        ("two,+after(pain):full", 12, "no pass 'pain' stands to the left", "did you mean 'plain'?"),
+        ("two,+after(needy):full", 12, "no pass 'needy' stands", "to its left stand plain, full"),
+        ("+after(plain):full", 8, "no pass 'plain' stands", "name a pipeline to its left"),
+        ("two,-needy", 6, "no pass 'needy' stands", "to its left stand plain, full"),
+        ("four,needy{size=1},+after(full):plain", 27, "stands 2 times", "once: needy"),
+        (
+            "two,+behind(full):plain",
+            6,
+            "expected 'after(PASS):' or 'before(PASS):'",
+            "reads train,+a",
+        ),
+        ("two,+after:full", 11, "expected '(', found ':'", "an insertion reads"),
+        ("two,+after(full)", 17, "expected ':' and a pass, found the end", "an insertion reads"),
+        ("two,+after(full):", 18, "expected the name of a pass, found the end", None),
+        ("two,-", 6, "expected the name of a pass to leave out, found the end", None),
         ("loop", 1, "pipeline 'loop' contains itself", "remove the cycle"),
     ],
 )

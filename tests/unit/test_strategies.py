@@ -288,8 +288,27 @@ def test_fsdp_of_two_layers_over_eight_ranks() -> None:
     }
 
 
+def gradients_of_llama(layers: int) -> list[int]:
+    """Elements of the gradients of Llama 3 8B, as backward completes them."""
+    width, inner, heads, groups, head, rows = 4096, 14336, 32, 8, 128, 128256
+    block = [inner * width, 2 * inner * width, width, heads * head * width]
+    block += [groups * head * width, groups * head * width, heads * head * width, width]
+    return [width * rows, width, *(block * layers), rows * width]
+
+
+def calls_of_ddp(sizes: Sequence[int], full: int) -> list[int]:
+    """Bytes of each call: a gradient that fills a bucket closes it (PyTorch's DDP)."""
+    calls, held = list[int](), 0
+    for size in sizes:
+        held += size
+        if held >= full:
+            calls.append(held)
+            held = 0
+    return calls + [held] * (held > 0)
+
+
 @pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize("bucket", [25 << 20, 1 << 40])
+@pytest.mark.parametrize("bucket", [25 << 20, 160 << 20, 1 << 40, 0])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_ddp_reduces_every_gradient_once_a_step(dtype: str, bucket: int, microbatches: int) -> None:
     result = analyse(
@@ -301,8 +320,17 @@ def test_ddp_reduces_every_gradient_once_a_step(dtype: str, bucket: int, microba
         reduce_dtype=dtype,
         sizes={"L": 2, "B": 16},
     )
-    size = result["parameters"] * BYTES[dtype]
-    assert found(result) == {("all_reduce", ("dp",), "gradient", dtype): (-(-size // bucket), size)}
+    calls = calls_of_ddp([n * BYTES[dtype] for n in gradients_of_llama(2)], bucket or 1 << 60)
+    assert found(result) == {("all_reduce", ("dp",), "gradient", dtype): (len(calls), sum(calls))}
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_gradients_of_data_parallelism_leave_in_buckets_unless_told_otherwise(zero: int) -> None:
+    """25 MiB, the `bucket_cap_mb` of PyTorch."""
+    result = found(analyse(LLAMA, dp=4, zero=zero, sizes={"L": 5, "B": 4}))
+    op = "reduce_scatter" if zero else "all_reduce"
+    calls = calls_of_ddp([4 * n for n in gradients_of_llama(5)], 25 << 20)
+    assert result[op, ("dp",), "gradient", "f32"] == (len(calls), sum(calls))
 
 
 @pytest.mark.parametrize(("zero", "microbatches"), [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)])

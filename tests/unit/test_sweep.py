@@ -1,8 +1,11 @@
-"""`stagec analyze --sweep`: each row is what the command says of that configuration alone."""
+"""`--sweep`: each row is what the command says of that configuration alone."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ import pytest
 from stagec.driver import sweep
 from stagec.driver.cli import main
 from stagec.driver.options import JobOptions
+from stagec.support.diagnostics import error
 from tests.support import LLAMA, MIXTRAL, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep.schema.json").read_text())
+VALIDATOR: Any = jsonschema.Draft202012Validator(SCHEMA)
 BASE = ["analyze", LLAMA, "--set", "L=4,B=32", "--pp", "2", "--sp"]
 SWEPT = ["--sweep", "tp=1,2,3", "--sweep", "S=1024,2048"]
 FLAGS = [
@@ -28,13 +33,17 @@ def rows(*arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
     assert ran.code == code, ran.err
     assert not ran.err, "what is told of a configuration is in its row"
     found: list[dict[str, Any]] = json.loads(ran.out)
-    validator: Any = jsonschema.Draft202012Validator(SCHEMA)
-    validator.validate(found)
+    VALIDATOR.validate(found)
     return found
 
 
+@cache
+def swept() -> list[dict[str, Any]]:
+    return rows(*BASE, *SWEPT)
+
+
 def test_rows_are_what_is_said_of_each_configuration_alone() -> None:
-    found = rows(*BASE, *SWEPT)
+    found = swept()
     assert [row["configuration"] for row in found] == [chosen for _, chosen in FLAGS]
     for row, (flags, _) in zip(found, FLAGS, strict=True):
         alone = stagec(*BASE, *flags, "--json")
@@ -48,6 +57,10 @@ def test_rows_are_what_is_said_of_each_configuration_alone() -> None:
         }
         assert row["flops"] == max(sum(c["flops"].values()) for c in whole["classes"])
         assert row["peak_bytes"] == max(c["memory"]["peak"] for c in whole["classes"])
+        worst = max((c["memory"] for c in whole["classes"]), key=lambda m: m["peak"])
+        assert sum(row["memory"].values()) == row["peak_bytes"]
+        for name in ("parameters", "gradients", "optimizer"):
+            assert row["memory"][name] == worst[name]
         assert row["sent_bytes"] == max(
             sum(r["wire_bytes"] for r in c["collectives"])
             + sum(r["bytes"] for r in c["p2p"] if r["dir"] == "send")
@@ -60,15 +73,14 @@ def test_rows_are_what_is_said_of_each_configuration_alone() -> None:
 
 
 def test_the_number_of_processes_changes_nothing() -> None:
-    assert rows(*BASE, *SWEPT, "--jobs", "1") == rows(*BASE, *SWEPT, "--jobs", "3")
+    assert rows(*BASE, *SWEPT, "--jobs", "1") == swept()
 
 
-def test_the_table_says_the_same() -> None:
-    lines = stagec(*BASE, *SWEPT).out.splitlines()
-    found = [line.split() for line in lines if line.split()[:1] in (["1"], ["2"], ["3"])]
-    assert [[int(n) for n in line[:2]] for line in found] == [[*c.values()] for _, c in FLAGS]
-    assert [line[2] == "-" for line in found] == ["error" in row for row in rows(*BASE, *SWEPT)]
-    assert sum(line.startswith("[1]") for line in lines) == 1, "what is told twice is shown once"
+def test_memory_has_the_same_rows() -> None:
+    found = rows("memory", *BASE[1:], "--sweep", "tp=1,2", "--set", "S=1024")
+    assert found == [
+        {**row, "configuration": {"tp": row["configuration"]["tp"]}} for row in swept()[:4:2]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +108,196 @@ def test_what_is_no_job_anywhere_fails() -> None:
     assert [r["error"] for r in rows("analyze", LLAMA, "--sweep", "tp=3", code=1)]
 
 
+# -- how rows are shown: of jobs that cost nothing to compile --------------------------------------
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job on tp ranks holds 64 GiB in tp parts; three ranks are none."""
+
+    def summary(options: JobOptions) -> dict[str, Any]:
+        if options.tp % 3 == 0:
+            raise error(f"H = 8 does not divide over tp = {options.tp}", remedy="choose --tp")
+        held = {"parameters": 2**36 // options.tp, "gradients": 0, "optimizer": 0, "others": 0}
+        return {
+            "model": "m",
+            "ranks": options.tp,
+            "mesh": {"tp": options.tp} if options.tp > 1 else {},
+            "parameters": 8,
+            "flops": 1000,
+            "sent_bytes": 10 * options.tp,
+            "peak_bytes": held["parameters"],
+            "host_bytes": 0,
+            "memory": held,
+        }
+
+    monkeypatch.setattr(sweep, "_summary", summary)
+
+
+CHEAP = ("analyze", LLAMA, "--jobs", "1")
+on_cheap_jobs = pytest.mark.usefixtures("cheap")
+
+
+@on_cheap_jobs
 def test_the_result_goes_to_a_file(tmp_path: Path) -> None:
-    assert stagec(*BASE, *SWEPT, "--json", "-o", tmp_path / "rows.json").out == ""
-    assert json.loads((tmp_path / "rows.json").read_text()) == rows(*BASE, *SWEPT)
+    wanted = *CHEAP, "--sweep", "tp=1,2"
+    assert stagec(*wanted, "--json", "-o", tmp_path / "rows.json").out == ""
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows(*wanted)
+
+
+@on_cheap_jobs
+def test_the_table_has_jobs_and_one_line_for_all_that_do_not_divide() -> None:
+    out = stagec(*CHEAP, "--sweep", "tp=1,3,2,6", "--sweep", "sp=on,off").out
+    lines = [line.split() for line in out.splitlines() if line.strip()]
+    assert [line[:2] for line in lines[3:7]] == [
+        ["1", "on"],
+        ["1", "off"],
+        ["2", "on"],
+        ["2", "off"],
+    ]
+    (told,) = (line for line in out.splitlines() if "divide" in line)
+    assert told == (
+        "4 of 8 configurations cannot be: H = 8 does not divide over tp = 3 (2); "
+        "H = 8 does not divide over tp = 6 (2)"
+    )
+
+
+@on_cheap_jobs
+def test_many_reasons_are_counted() -> None:
+    out = stagec(*CHEAP, "--sweep", "tp=3,6,9,12,15").out
+    assert out.startswith("5 of 5 configurations cannot be: ")
+    assert out.endswith("; and for other reasons, which --json has (2)\n")
+
+
+@on_cheap_jobs
+@pytest.mark.parametrize(
+    ("limit", "fits"),
+    [("64GiB", [True, True]), ("32G", [False, True]), ("h100", [True, True])],
+)
+def test_a_limit_says_what_fits(limit: str, fits: list[bool]) -> None:
+    wanted = *CHEAP, "--sweep", "tp=1,3,2", "--limit", limit
+    found = json.loads(stagec(*wanted, "--json").out)
+    VALIDATOR.validate(found)
+    assert [row.get("fits") for row in found] == [fits[0], None, fits[1]]
+    table = stagec(*wanted).out
+    words = {True: "yes", False: "no"}
+    assert [line.split()[-1] for line in table.splitlines()[4:6]] == [words[f] for f in fits]
+
+
+@on_cheap_jobs
+def test_where_nothing_fits() -> None:
+    assert stagec(*CHEAP, "--sweep", "tp=1,2", "--limit", "1GiB").code == 1
+
+
+@on_cheap_jobs
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("tp", [1, 2, 4, 3]),
+        ("peak", [4, 2, 1, 3]),
+        ("sent", [1, 2, 4, 3]),
+        ("fits", [2, 4, 1, 3]),
+    ],
+)
+def test_rows_are_sorted(key: str, expected: list[int]) -> None:
+    limit = () if key == "tp" else ("--limit", "32GiB")
+    wanted = *CHEAP, "--sweep", "tp=3,1,2,4", *limit, "--sort", key
+    found = json.loads(stagec(*wanted, "--json").out)
+    assert [row["configuration"]["tp"] for row in found] == expected
+
+
+@on_cheap_jobs
+@pytest.mark.parametrize("key", ["peek", "fits"])
+def test_what_rows_cannot_be_sorted_by(key: str) -> None:
+    ran = stagec(*CHEAP, "--sweep", "tp=1,2", "--sort", key)
+    assert (ran.code, ran.out) == (1, "")
+    assert f"--sort {key}: there is no such column" in ran.err
+
+
+@on_cheap_jobs
+def test_values_separated_by_commas() -> None:
+    """Every number of every row, as a reader of CSV sees it."""
+    wanted = *CHEAP, "--sweep", "tp=3,1,2", "--sweep", "sp=on", "--limit", "32GiB"
+    found = json.loads(stagec(*wanted, "--json").out)
+    lines = list(csv.DictReader(io.StringIO(stagec(*wanted, "--csv").out)))
+    assert [(line["tp"], line["sp"]) for line in lines] == [("3", "on"), ("1", "on"), ("2", "on")]
+    for line, row in zip(lines, found, strict=True):
+        if "error" in row:
+            assert (line["error"], line["peak_bytes"]) == (row["error"], "")
+            continue
+        for name in ("ranks", "parameters", "flops", "sent_bytes", "peak_bytes", "host_bytes"):
+            assert line[name] == str(row[name])
+        assert {n: int(line[f"{n}_bytes"]) for n in row["memory"]} == row["memory"]
+        assert line["fits"] == ("yes" if row["fits"] else "no")
+
+
+# -- named configurations --------------------------------------------------------------------------
+
+CONFIGURATIONS = """
+# two ways to split it
+[whole]
+tp = 1
+sp = false
+
+["split over tp"]
+tp = 2
+S = 1024
+stage-layers = [2, 2]
+"""
+
+
+@on_cheap_jobs
+def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sets what its flags would set, beside products."""
+    seen: list[JobOptions] = []
+    summary = sweep._summary  # pyright: ignore[reportPrivateUsage]
+
+    def spy(options: JobOptions) -> dict[str, Any]:
+        seen.append(options)
+        return summary(options)
+
+    monkeypatch.setattr(sweep, "_summary", spy)
+    (tmp_path / "two.toml").write_text(CONFIGURATIONS)
+    found = rows(*CHEAP, "--sweep", tmp_path / "two.toml", "--sweep", "zero=1,2")
+    assert [tuple(row["configuration"].values()) for row in found] == [
+        ("whole", 1), ("whole", 2), ("split over tp", 1), ("split over tp", 2)
+    ]  # fmt: skip
+    assert [(o.tp, o.sp, o.zero, o.sizes, o.stage_layers) for o in seen[1:3]] == [
+        (1, False, 2, {}, ()),
+        (2, False, 1, {"S": 1024}, (2, 2)),
+    ]
+    assert stagec(*CHEAP, "--sweep", tmp_path / "two.toml", "--sort", "name").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[a]\ntpp = 1", ":2:1: error: no flag 'tpp' to sweep, nor a symbol; did you mean 'tp'?"),
+        ("[b]\ntp = 1\n[a]\n  tp = 'x'", ":4:3: error: 'x' is not a valid integer"),
+        ("[a]\nS = 0", ":2:1: error: S expects a positive integer"),
+        ("[a]\nsp = 1.5", ":2:1: error: '1.5' is not a valid boolean"),
+        ("tp = 1", ":1:1: error: expected a table of flags, found 1"),
+        ("", ": no configurations"),
+        ("[a", ": no TOML: "),
+    ],
+)
+def test_what_is_no_configuration(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    ran = stagec("analyze", LLAMA, "--sweep", path)
+    assert (ran.code, ran.out) == (1, "")
+    assert f"{path}{told}" in ran.err
+    assert "\n  help: " in ran.err
+
+
+def test_a_flag_is_set_once(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[a]\nstage-layers = [4]")
+    ran = stagec("analyze", LLAMA, "--sweep", path, "--sweep", "stage_layers=4")
+    assert (ran.code, "--sweep stage-layers is given twice" in ran.err) == (1, True)
+
+
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -107,7 +306,11 @@ def test_the_result_goes_to_a_file(tmp_path: Path) -> None:
         (["--sweep", "tp=1", "--sweep", "tp=2"], "--sweep tp is given twice"),
         (["--sweep", "tp=1", "--symbolic"], "leave out --symbolic"),
         (["--sweep", "tp=1", "--print-after", "all"], "leave out --print-after"),
+        (["--sweep", "tp=1", "--json", "--csv"], "choose one of them"),
         (["--jobs", "2"], "add --sweep"),
+        (["--csv"], "add --sweep"),
+        (["--sort", "peak"], "add --sweep"),
+        (["--limit", "80GiB"], "--limit of one job is for 'stagec memory'"),
         (["--scheduler", "tcp://127.0.0.1:1"], "add --sweep"),
         (["--sweep", "tp=1", "--scheduler", "nonsense"], "no Dask scheduler"),
     ],
@@ -115,6 +318,14 @@ def test_the_result_goes_to_a_file(tmp_path: Path) -> None:
 def test_what_does_not_go_together(more: list[str], told: str) -> None:
     ran = stagec(*BASE, *more)
     assert (ran.code, told in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
+
+
+@pytest.mark.parametrize(
+    "more", [["--fit", "caching"], ["--stage", "0"], ["--html", "x"], ["--snapshot", "x"]]
+)
+def test_what_is_about_one_job(more: list[str]) -> None:
+    ran = stagec("memory", *BASE[1:], "--sweep", "tp=1", *more)
+    assert (ran.code, f"{more[0]} is about one job" in ran.err) == (1, True)
 
 
 @pytest.mark.parametrize("value", ["tp", "tp=", "tp=1,,2", "=1", "tq=1", "tp=x", "S=0", "jobs=1"])

@@ -407,7 +407,10 @@ def test_unknown_kind(tmp_path: Path, kind: int) -> None:
 
 @pytest.mark.parametrize("kind", [NodeKind.MEM_LOAD, NodeKind.MEM_STORE])
 def test_memory_nodes_are_fine(tmp_path: Path, kind: NodeKind) -> None:
-    assert check(tmp_path, {0: [TraceNode(2, "m", kind)]}, None).ok()
+    attrs = {"is_cpu_op": False, "tensor_size": 64}
+    assert check(tmp_path, {0: [TraceNode(2, "m", kind, attrs=attrs)]}, None).ok()
+    report = check(tmp_path, {0: [TraceNode(2, "m", kind, attrs={"is_cpu_op": False})]}, None)
+    assert "tensor_size" in only(report.errors, "missing-attribute").message
 
 
 # ---------------------------------------------------------------- one program

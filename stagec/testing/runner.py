@@ -1,7 +1,7 @@
 """Runs the RUN lines of a lit test, in this process wherever they are plain pipelines.
 
 A process start costs about 0.4 s, so `%stagec`, `%filecheck` and `%golden` are function calls here.
-The same lines run under the stock `lit` runner, through the same substitutions (see lit.cfg.py).
+The stock `lit` runner takes the same lines, with the substitutions of `syntax`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import golden
-from tools.lit_syntax import (
+from stagec.driver.common import tell
+from stagec.testing import golden
+from stagec.testing.syntax import (
     Stage,
     UnsupportedSyntaxError,
     as_shell,
     environment,
     parse_line,
     path_substitutions,
+    read_test,
     run_lines,
     substitute,
 )
@@ -63,7 +65,7 @@ def exit_code(error: SystemExit) -> int:
     """What the interpreter would exit with."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    print(error.code, file=sys.stderr)
+    tell(str(error.code))
     return 1
 
 
@@ -124,13 +126,14 @@ def negate(code: int) -> int:
 
 @dataclass(frozen=True)
 class LitTest:
-    """One test file and the directory that its outputs go to."""
+    """One test file and the folder that its outputs go to. It runs in its own folder, so that it
+    may name what stands beside it."""
 
     path: Path
     temp: Path
 
     def lines(self) -> list[str]:
-        return run_lines(self.path.read_text(encoding="utf-8"))
+        return run_lines(read_test(self.path))
 
     def paths(self) -> dict[str, str]:
         return path_substitutions(self.path, self.temp)
@@ -168,7 +171,7 @@ class LitTest:
         self.temp.mkdir(parents=True, exist_ok=True)
         os.environ.update(environment())
         try:
-            with contextlib.chdir(self.temp):
+            with contextlib.chdir(self.path.parent):
                 yield
         finally:
             os.environ.clear()
@@ -178,6 +181,8 @@ class LitTest:
         data = b""
         outcomes: list[Outcome] = []
         for stage in pipeline:
+            if stage.words[:1] == ("%golden",) and any(outcome.failed for outcome in outcomes):
+                break  # what a failed command printed is neither compared nor accepted
             outcomes.append(self._run_stage(stage, data))
             data = b"" if stage.stdout else outcomes[-1].stdout
         return outcomes
@@ -231,7 +236,7 @@ class LitTest:
             self._file(stage.stderr).write_bytes(stderr.getvalue())
 
     def _file(self, name: str) -> Path:
-        return self.temp / substitute(name, self.paths())
+        return self.path.parent / substitute(name, self.paths())
 
     def _run_bash(self, line: str) -> Outcome:
         script = f'set -o pipefail; not() {{ ! "$@"; }}; {self.shell(line)}'

@@ -1,24 +1,27 @@
 """Golden texts, where the checker is the updater.
 
-`... | golden.py FILE` compares stdin with what follows `// GOLDEN:` in FILE, and
-`golden.py --dir ACTUAL EXPECTED.golden` compares two directories of dumps.
-With STAGEC_BLESS=1 the expected side is rewritten instead.
+In a RUN line, `... | %golden` compares stdin with what follows `// GOLDEN:` in the test, and
+`%golden --dir ACTUAL EXPECTED.golden` compares two directories of dumps.
+With STAGEC_BLESS=1, which `stagec test --bless` sets, the expected side is rewritten instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagec.driver.common import tell
+
 MARKER = "// GOLDEN:"
 BLESS = "STAGEC_BLESS"
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,19 @@ class Problem:
 def blessing() -> bool:
     """Whether the expected side is to be rewritten rather than compared."""
     return os.environ.get(BLESS, "") not in ("", "0")
+
+
+@contextlib.contextmanager
+def accepting() -> Generator[None]:
+    """Rewrite the expected side meanwhile, here and in processes that are started."""
+    before = os.environ.get(BLESS)
+    os.environ[BLESS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[BLESS]
+        if before is not None:
+            os.environ[BLESS] = before
 
 
 def comment(line: str) -> str:
@@ -84,6 +100,7 @@ def check_file(path: Path, actual_text: str) -> list[Problem]:
         return []
     if blessing():
         path.write_text(join_golden(head, actual), encoding="utf-8")
+        tell(f"golden: wrote {path}")
         return []
     if expected is None:
         return [Problem(f"{path.name} has no line `{MARKER}`", unified([], actual, path.name))]
@@ -136,34 +153,31 @@ def check_dir(actual: Path, expected: Path) -> list[Problem]:
     problems = list(compare_dirs(actual, expected))
     if problems and blessing():
         bless_dir(actual, expected)
+        tell(f"golden: wrote {expected}")
         return []
     return problems
 
 
-def accept_command(test_file: Path | None) -> str:
-    """The shell command that accepts the actual output."""
-    lit = ROOT / "tests" / "lit"
-    if test_file is not None and test_file.resolve().is_relative_to(lit):
-        name = test_file.resolve().relative_to(lit).as_posix()
-        return f"{BLESS}=1 .venv/bin/pytest 'tests/test_lit.py::test_lit[{name}]'"
-    return f"{BLESS}=1 <the same command>   (all lit tests: make bless)"
+def accept_command(test_file: Path) -> str:
+    """The shell command that accepts what the test prints now."""
+    return f"stagec test {shlex.quote(str(test_file))} --bless"
 
 
-def report(problems: Sequence[Problem], test_file: Path | None) -> int:
+def report(problems: Sequence[Problem], test_file: Path) -> int:
     """Print the problems and how to accept them to stderr; the exit code."""
     if not problems:
         return 0
     for problem in problems:
-        print(f"golden: {problem.headline}", file=sys.stderr)
+        tell(f"golden: {problem.headline}")
         if problem.diff:
-            print(problem.diff, file=sys.stderr)
-    print(f"golden: to accept, run\n  {accept_command(test_file)}", file=sys.stderr)
+            tell(problem.diff)
+    tell(f"golden: to accept, run\n  {accept_command(test_file)}")
     return 1
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="golden.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="%golden", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="the test file with the golden section")
     parser.add_argument("--dir", nargs=2, type=Path, metavar=("ACTUAL", "EXPECTED"))
     return parser
@@ -177,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     if pair is not None:
         return report(check_dir(pair[0], pair[1]), test_file or pair[1])
     if test_file is None or not test_file.is_file():
-        print(f"golden: no such test file: {test_file}", file=sys.stderr)
+        tell(f"golden: no such test file: {test_file}")
         return 2
     return report(check_file(test_file, sys.stdin.read()), test_file)
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools import golden
+from stagec.testing import golden
 
-ROOT = Path(__file__).resolve().parent.parent
 SUFFIXES = (".stg", ".test")
 
 
@@ -29,17 +28,29 @@ class UnsupportedSyntaxError(Exception):
 _RUN = re.compile(r"^\s*(?://|#)\s*RUN:\s?(.*)$")
 
 
-def is_excluded(directory: str) -> bool:
-    """Directories that hold inputs or expected outputs, not tests."""
-    return directory in ("Inputs", "Output") or directory.endswith(".golden")
+def is_excluded(folder: Path) -> bool:
+    """Folders that hold inputs or expected outputs, not tests; hidden ones and environments."""
+    name = folder.name
+    return (
+        name in ("Inputs", "Output")
+        or name.endswith(".golden")
+        or name.startswith(".")
+        or (folder / "pyvenv.cfg").is_file()
+    )
 
 
-def find_tests(lit_root: Path) -> Iterator[Path]:
-    """Every test file below the lit root, in a fixed order."""
-    for path in sorted(lit_root.rglob("*")):
-        folders = path.relative_to(lit_root).parts[:-1]
-        if path.suffix in SUFFIXES and path.is_file() and not any(map(is_excluded, folders)):
+def find_tests(root: Path) -> Iterator[Path]:
+    """Every file below a folder that may be a test, in a fixed order."""
+    for path in sorted(root.iterdir()):
+        if path.is_dir():
+            yield from () if is_excluded(path) else find_tests(path)
+        elif path.suffix in SUFFIXES:
             yield path
+
+
+def read_test(path: Path) -> str:
+    """The text of a test; what is not UTF-8 in it is left to the command that reads it."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def run_lines(text: str) -> list[str]:
@@ -65,14 +76,14 @@ def tool_substitutions() -> dict[str, str]:
     script = Path(sys.executable).with_name("stagec")
     return {
         "%filecheck": f"{python} -m filecheck",
-        "%golden": f"{python} {shlex.quote(str(ROOT / 'tools' / 'golden.py'))} %s",
+        "%golden": f"{python} -m stagec.testing.golden %s",
         "%stagec": shlex.quote(str(script)) if script.exists() else f"{python} -m stagec",
     }
 
 
 def environment() -> dict[str, str]:
     """What a test sees on top of the caller's environment."""
-    env = {"NO_COLOR": "1", "COLUMNS": "120", "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT)}
+    env = {"NO_COLOR": "1", "COLUMNS": "120", "PYTHONUTF8": "1"}
     if golden.BLESS in os.environ:
         env[golden.BLESS] = os.environ[golden.BLESS]
     return env

@@ -1,0 +1,254 @@
+"""One example for each name of `stagec.api`, in the order of docs/api.md.
+
+`make docs` runs them one after the other and shows them with what they print. A line `# == TITLE`
+begins a part of the page, a line `# -- NAME, NAME: REMARK` an entry.
+"""
+
+from stagec.api import *
+
+# == Texts and modules: A text is read with the ops that are known, and printed back.
+# -- load_plugins, Loaded
+loaded = load_plugins()  # and plug-in files: load_plugins(["my.py"])
+loaded.pipelines["place"]
+len(loaded.passes), loaded.passes["bind"].__name__
+
+# -- Source
+block = Source(
+    "block.stg",
+    """stg.module @block {
+  stg.symbols[B, D, F = 64]
+  stg.assume[F % tp == 0]
+  stg.mesh @pod[dp = 2, tp]
+  stg.func @f(%x: bf16[B, D], %w: bf16[D, F@tp | param]) {
+    %u = stg.einsum["bd,df->bf"](%x, %w)
+    %m = stg.gelu(%u)
+    stg.return(%m)
+  }
+}
+""",
+)
+block.line(6)
+
+# -- parse_module, Module
+module = parse_module(block, loaded.registry)
+module.name, module.phase, module.symbols
+[op.name for op in module.walk()]
+module.parameters()
+
+# -- Mesh
+module.mesh
+module.mesh.axes
+
+# -- print_module, print_op
+print(print_op(module.main.body.ops[0]))
+text = print_module(module)
+print_module(parse_module(Source("again.stg", text), module.registry)) == text
+
+# -- verify_module
+verify_module(module)
+
+# == Operations: The part of a module that passes change. `Operation` and `Value` stand for what is written, a `Builder` makes more of it.
+# -- Operation
+einsum, gelu, end = module.main.body.ops
+einsum.name, einsum.operands, einsum.text("spec"), einsum.phase
+gelu.position(), gelu.parent_op.name, gelu.definition.operands
+einsum.loc
+
+# -- Value
+u = einsum.result
+u.name, u.producer is einsum, u.uses == [(gelu, 0)]
+PassManager(loaded.pipeline("infer-shapes")).run(module)
+str(u.type), u.tensor.shape
+
+# -- Region
+module.main.body.args
+module.main.body.terminator.name
+
+# -- Builder
+b = Builder.before(module.registry, gelu, loc=gelu.loc)
+half = b.value("stg.scale", [u], {"by": const(1) / 2}, hint="half")
+gelu.set_operand(0, half)
+for op in module.main.body.ops:
+    print(print_op(op))
+
+# -- Attr: What a parameter of an op may hold: True (a flag), a name, an Expr, a Relation, a SymbolRef, a Quoted, or a tuple of these.
+einsum.attrs
+
+# -- Quoted, SymbolRef
+str(Quoted("bd,df->bf")), str(SymbolRef("pod"))
+
+# -- Registry
+sorted(op.name for op in module.registry if op.name.startswith("stg.max"))
+module.registry["stg.gelu"].example
+
+# == Types and sizes: Types are immutable; sizes are expressions, exact and symbolic.
+# -- Type, TensorType: A TensorType or an OpaqueType.
+type_ = module.main.body.args[1].tensor
+type_.dtype, type_.role, type_.local_shape, type_.local_bytes
+str(type_.with_splits([("dp",), ("tp",)]))
+
+# -- Dim, AxisUse
+type_.dims[1].size, type_.dims[1].axes, type_.dims[1].split
+
+# -- Load
+str(Dim(symbol("C"), load=Load("E"))), Dim(symbol("C"), load=Load("E")).local
+
+# -- Partial
+str(type_.with_splits([(), ()], Partial("sum", ("tp",))))
+
+# -- OpaqueType
+str(OpaqueType("node"))
+
+# -- Expr, symbol, const, as_expr
+size = symbol("B") * symbol("D") * 2 + const(0)
+size, as_expr(7), size / symbol("tp")
+sorted(size.symbols), const(7).value, symbol("B").symbol_name
+
+# -- product, total, call
+product([symbol("B"), const(4)]), total([symbol("B"), symbol("B")])
+call("ceildiv", [symbol("B"), const(8)]), call("min", [const(3), const(5)])
+
+# -- evaluate
+evaluate(size, {"B": 8, "D": 64})
+
+# -- axis_size
+axis_size(["dp", "tp"])
+
+# -- Relation, Facts
+facts = Facts([Relation(symbol("F"), "==", const(0), modulus=symbol("tp"))])
+facts.divides(symbol("tp"), symbol("F") * 3), facts.divides(symbol("dp"), symbol("F"))
+
+# == Passes: A pass changes a module between two phases; a plug-in brings passes, ops, pipelines and schedules.
+# -- Pass
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CountOps(Pass):
+    """Remark how many ops there are of a name."""
+
+    name = "count-ops"
+    needs, until = Phase.PARSED, Phase.PLANNED
+    of: str = "stg.einsum"
+
+    def run(self, module: Module) -> None:
+        module.diagnostics.remark(f"{sum(op.name == self.of for op in module.walk())} {self.of}")
+
+
+CountOps.from_options({"of": "stg.gelu"})
+
+# -- Phase
+[phase.label for phase in Phase]
+Phase.SHAPED <= Phase.SHARDED
+
+# -- Plugin
+PLUGIN = Plugin(name="mine", passes=(CountOps,), pipelines={"count": "infer-shapes,count-ops"})
+
+# -- PassManager
+again = parse_module(block, loaded.registry)
+PassManager([*loaded.pipeline("place").passes, CountOps()]).run(again)
+again.phase, again.diagnostics.items[0].message
+
+# -- Pipeline, parse_pipeline, print_pipeline
+known = {**loaded.passes, CountOps.name: CountOps}
+pipeline = parse_pipeline(
+    "place,+after(infer-shapes):count-ops{of=stg.gelu}", known, loaded.pipelines
+)
+print_pipeline(pipeline.passes)
+
+
+# -- Instrument, Hooks
+class Tell(Hooks):
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        print(f"{pass_.name} gives {module.phase}")
+
+
+PassManager(loaded.pipeline("place"), [Tell()]).run(parse_module(block, loaded.registry))
+
+
+# == Ops: An op is one class. Only what differs from the base needs to be stated.
+# -- OpDef
+class Relu(OpDef):
+    """max(x, 0), one comparison per element."""
+
+    name = "my.relu"
+    operands = ("x",)
+    example = "%y = my.relu(%x) : bf16[B]"
+
+    def rule(self, op: Operation) -> Rule:
+        row = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{row}->{row}")
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values())
+
+
+loaded.registry.add(Relu())
+print_op(Builder.before(loaded.registry, end).op("my.relu", gelu.results, names=["r"]))
+
+# -- Param
+Param("gather", "name", "the factor that it gathers", required=True)
+module.registry["stg.scale"].params
+
+# -- Rule, make_rule
+rule = make_rule("bs(gr)k,bztgk->bs(gr)k", whole="zk", special="t")
+rule.factors, sorted(rule.contracted(0)), list(rule.occurrences("g"))
+
+# -- letters
+letters(3)
+
+# -- factor_sizes, Sizes: The size of each factor of a rule, by its letter.
+factor_sizes(einsum, einsum.definition.rule(einsum))
+factor_sizes(einsum, einsum.definition.rule(einsum), local=True)
+
+# -- NumericContext
+ctx = NumericContext(env={"S": 8, "tp": 2}, coords={"tp": 1})
+ctx.size(symbol("S")), list(ctx.positions(Dim(symbol("S"), (AxisUse("tp"),))))
+
+# -- Array: What `reference` takes and gives: numpy arrays.
+[round(float(y), 3) for y in module.registry["stg.gelu"].reference(gelu, ctx, -0.5)]
+
+# -- place_from_operands
+place_from_operands(einsum, module.facts)
+str(einsum.result.type)
+
+# -- is_parameter
+[is_parameter(v) for v in einsum.operands]
+
+# == Diagnostics: An error says where, what was expected and found, and what to do. Raise it, or collect several.
+# -- error, DiagnosticError
+try:
+    raise error(
+        "expected a gelu, found %u", einsum.loc, remedy="put the pass behind the first gelu"
+    )
+except DiagnosticError as e:
+    print(e.diagnostics[0].message, "-", e.diagnostics[0].remedy)
+
+# -- Diagnostic, note
+warning = Diagnostic("two meshes", severity="warning", notes=(note("the first one", gelu.loc),))
+warning.notes[0].message
+
+# -- DiagnosticList
+problems = DiagnosticList()
+problems.error("no mesh", module.root.loc)
+len(problems.errors)  # problems.check() raises them all
+
+# -- Loc, FileLoc, NameLoc, made_by: A FileLoc, a NameLoc around one, or unknown.
+gelu.loc
+made_by("my-pass", gelu.loc)
+
+
+# == Schedules: The order of a pipeline's actions, as `--schedule NAME` takes it.
+# -- Schedule, Action
+class AllForward(Schedule):
+    name, summary = "all-forward", "all forwards, then all backwards"
+
+    def rank_actions(self, rank, stages, microbatches, chunks):
+        yield from (Action("F", 0, i) for i in range(microbatches))
+        yield from (Action("B", 0, i) for i in range(microbatches))
+
+
+[str(action) for action in AllForward().actions(stages=2, microbatches=1, chunks=1)[0]]
+
+# -- Placement, Home
+AllForward().placement(stages=2, chunks=1).homes

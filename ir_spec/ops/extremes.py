@@ -1,0 +1,327 @@
+"""Maximum, where it is, and the largest of many, with what they become over a split dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import Expr, call, product
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.rule import Rule, letters, make_rule, parse_rule
+from stagec.ir.types import FLOATS, axis_size
+from stagec.ir_spec.ops.base import SPEC, work
+from stagec.ir_spec.ops.contraction import broadcast
+from stagec.ir_spec.ops.layout import whole_dimensions
+from stagec.support.diagnostics import error
+
+_REDUCED = Param("spec", "str", SPEC.doc, required=True, positional=True)
+
+
+class Max(OpDef):
+    """Maximum over the factors that the result does not have, such as "bsv->bs".
+
+    One comparison per element. Over a split factor it leaves a partial maximum, `max(tp)`. The
+    gradient is divided among the elements that are the maximum, as `torch.amax` does.
+    """
+
+    name = "stg.max"
+    operands = ("x",)
+    params = (_REDUCED, Param("to", "name", "the element type of the result (default: that of x)"))
+    example = '%m = stg.max["bsv->bs"](%logits) : bf16[B, S]'
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule(op.text("spec"), reduction="max")
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from whole_dimensions(op)
+        if not self.rule(op).contracted(0):
+            yield f"expects a rule that leaves a dimension out, found '{op.text('spec')}'"
+        if "to" in op.attrs and op.text("to") not in FLOATS:
+            yield f"'to' expects a floating-point type, found {op.text('to')}"
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.text("to", op.operands[0].tensor.dtype)]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, 1, self.rule(op))
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), x = grads, op.operands[0]
+        if dy is None:
+            return [None]
+        if dy.tensor.dtype != x.tensor.dtype:
+            dy = b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=dy.name)
+        spec, y = {"spec": op.attrs["spec"]}, op.result
+        ties = b.value("stg.max_ties", [x, y], spec, hint=f"{y.name}_ties")
+        return [b.value("stg.max_grad", [dy, x, y, ties], spec, hint=f"d_{x.name}")]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [_reduced_last(op, args[0]).max(-1)]
+
+
+class MaxTies(OpDef):
+    """How many elements are the maximum, for the gradient of `stg.max` with that rule; 2 FLOPs per
+    element of x."""
+
+    name = "stg.max_ties"
+    operands = ("x", "y")
+    params = (_REDUCED,)
+    example = '%n = stg.max_ties["bsd->bd"](%x, %top) : i32[B, D]'
+
+    def rule(self, op: Operation) -> Rule:
+        row, _, kept = op.text("spec").partition("->")
+        return make_rule(f"{row},{kept}->{kept}")
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        return whole_dimensions(op)
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["i32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, 2, self.rule(op))
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [(_reduced_last(op, args[0]) == args[1][..., None]).sum(-1)]
+
+
+class MaxGrad(OpDef):
+    """Gradient of `stg.max` with that rule: dy over the number of ties where x is the maximum; 2
+    FLOPs per element of x."""
+
+    name = "stg.max_grad"
+    operands = ("dy", "x", "y", "ties")
+    params = (_REDUCED,)
+    example = '%dx = stg.max_grad["bsd->bd"](%dtop, %x, %top, %n) : bf16[B, S, D]'
+
+    def rule(self, op: Operation) -> Rule:
+        row, _, kept = op.text("spec").partition("->")
+        return make_rule(f"{kept},{row},{kept},{kept}->{row}")
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        return whole_dimensions(op)
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, 2, self.rule(op))
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        (row,), (kept,) = parse_rule(op.text("spec"))
+        dy, y, ties = (broadcast(args[i], kept, row) for i in (0, 2, 3))
+        return [np.where(args[1] == y, dy / ties, 0.0)]
+
+
+def _reduced_last(op: Operation, x: Array) -> Array:
+    """The operand with what the rule reduces as one last dimension."""
+    (row,), (kept,) = parse_rule(op.text("spec"))
+    first = [row.index(g) for g in kept]
+    last = [d for d in range(len(row)) if d not in first]
+    moved = np.transpose(x, first + last)
+    return moved.reshape([*moved.shape[: len(first)], -1])
+
+
+# -- the places of the largest ---------------------------------------------------------------------
+
+
+def _without_last(op: Operation) -> tuple[str, str]:
+    """Letters of all dimensions of operand 0, and of those before the last."""
+    row = letters(op.operands[0].tensor.rank)
+    if not row:
+        raise error(
+            f"'{op.name}' works on the last dimension, but %{op.operands[0].name} is a scalar",
+            op.loc,
+            remedy="give it an operand with a dimension",
+        )
+    return row, row[:-1]
+
+
+class ArgMax(OpDef):
+    """The index of the first maximum along the last dimension, and the maximum; one comparison per
+    element.
+
+    Over a split dimension each rank finds its own, an all_gather of one index and one value per
+    rank brings them together, and the best is chosen. Indices have no gradient; where the maximum
+    needs one, take `stg.max`.
+    """
+
+    name = "stg.argmax"
+    operands = ("x",)
+    results = ("index", "value")
+    required_results = 1
+    example = "%i = stg.argmax(%logits) : i32[B, S]"
+
+    def rule(self, op: Operation) -> Rule:
+        row, lead = _without_last(op)
+        return make_rule(f"{row}->{lead},{lead}", special=row[-1])
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["i32", op.operands[0].tensor.dtype]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, 1, self.rule(op))
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        if any(g is not None for g in grads):
+            raise error(
+                f"the maximum that '{op.name}' gives has no gradient",
+                op.loc,
+                remedy='take stg.max["...v->..."] for a maximum on the path to the loss',
+            )
+        return [None]
+
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        (over,) = special.values()
+        names = [v.name for v in (op.results[0], op.operands[0])]
+        cut, length = _cut(b, op.operands[0], over)
+        mine = b.op("stg.argmax", [cut], names=[f"{names[0]}_part", f"{names[1]}_top"]).results
+        indices, values = (_gathered(b, v, over, v.tensor.rank - 1) for v in mine)
+        best, top = b.op("stg.argmax", [values], names=[f"{names[0]}_best", "top"]).results
+        index = b.value("stg.chosen", [indices, best], {"stride": length}, hint=names[0])
+        return [index, top]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0].argmax(-1), args[0].max(-1)][: len(op.results)]
+
+
+class TopK(OpDef):
+    """The k largest elements along the last dimension, largest first, and their indices; one
+    comparison per element.
+
+    Over a split dimension each rank finds its own k, an all_gather of k values and k indices per
+    rank brings them together, and the best of those are chosen.
+    """
+
+    name = "stg.topk"
+    operands = ("x",)
+    results = ("values", "indices")
+    params = (Param("k", "size", "how many", required=True),)
+    example = "%v, %i = stg.topk[k = T](%logits) : (bf16[B, S, T], i32[B, S, T])"
+
+    def rule(self, op: Operation) -> Rule:
+        row, lead = _without_last(op)
+        k = letters(len(row) + 1)[-1]
+        sizes = {k: op.expr("k")}
+        return make_rule(f"{row}->{lead}{k},{lead}{k}", special=row[-1], whole=k, sizes=sizes)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        k, size = op.expr("k").value, op.operands[0].tensor.shape[-1]
+        if k is not None and size.value is not None and k > size.value:
+            yield f"expects k of at most {size}, the last dimension of its operand, found {k}"
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[0].tensor.dtype, "i32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in letters(op.operands[0].tensor.rank))
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        dv, x = grads[0], op.operands[0]
+        attrs = {"size": x.tensor.shape[-1]}
+        operands = [dv, op.results[1]] if dv is not None else []
+        return [dv and b.value("stg.topk_grad", operands, attrs, hint=f"d_{x.name}")]
+
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        (over,) = special.values()
+        names = [v.name for v in op.results]
+        cut, length = _cut(b, op.operands[0], over)
+        each = call("min", [op.expr("k"), length])
+        mine = b.op("stg.topk", [cut], {"k": each}, names=[f"{n}_part" for n in names]).results
+        values, indices = (_joined(b, _gathered(b, v, over, v.tensor.rank - 2)) for v in mine)
+        best = b.op("stg.topk", [values], {"k": op.expr("k")}, names=[names[0], f"{names[1]}_best"])
+        top, chosen = best.results
+        attrs = {"stride": length, "each": each}
+        return [top, b.value("stg.chosen", [indices, chosen], attrs, hint=names[1])]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        order = np.argsort(-args[0], axis=-1, kind="stable")[..., : ctx.size(op.expr("k"))]
+        return [np.take_along_axis(args[0], order, -1), order]
+
+
+class TopKGrad(OpDef):
+    """Gradient of `stg.topk`: zeros, and the gradients of the values where these were; no FLOPs."""
+
+    name = "stg.topk_grad"
+    operands = ("dvalues", "indices")
+    params = (Param("size", "size", "of the dimension that was searched", required=True),)
+    example = "%dl = stg.topk_grad[size = V](%dv, %i) : bf16[B, S, V]"
+
+    def rule(self, op: Operation) -> Rule:
+        row, lead = _without_last(op)
+        size = letters(len(row) + 1)[-1]
+        sizes = {size: op.expr("size")}
+        return make_rule(f"{row},{row}->{lead}{size}", whole=row[-1], linear=[0], sizes=sizes)
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.expr("size") if operand == 1 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dv, indices = args
+        here = indices[..., None] == np.asarray(ctx.positions(op.result.tensor.dims[-1]))
+        return [(dv[..., None] * here).sum(-2)]
+
+
+class Chosen(OpDef):
+    """The indices in a whole dimension of candidates that its parts gave: of those at `places`.
+
+    Each part of `stride` elements gave `each` of its own indices, one part after the other.
+    """
+
+    name = "stg.chosen"
+    operands = ("indices", "places")
+    params = (
+        Param("stride", "size", "the elements of one part", required=True),
+        Param("each", "size", "the candidates of one part (default 1)"),
+    )
+    example = "%i = stg.chosen[stride = V/4, each = T](%candidates, %places) : i32[B, S, T]"
+
+    def rule(self, op: Operation) -> Rule:
+        row, lead = _without_last(op)
+        place = letters(len(row) + 1)[-1] if op.operands[1].tensor.rank == len(row) else ""
+        return make_rule(f"{row},{lead}{place}->{lead}{place}", whole=f"{row[-1]}{place}")
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[0].tensor.shape[-1] if operand == 1 else op.expr("stride")
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        indices, places = args
+        each = ctx.size(op.expr("each")) if "each" in op.attrs else 1
+        one = places.ndim < indices.ndim
+        found = np.take_along_axis(indices, places[..., None] if one else places, -1)
+        own = found[..., 0] if one else found
+        return [own + places // each * ctx.size(op.expr("stride"))]
+
+
+def _cut(b: Builder, x: Value, over: tuple[str, ...]) -> tuple[Value, Expr]:
+    """The last dimension as the parts of ranks and what each has, and the length of that."""
+    count = axis_size(over)
+    row = letters(x.tensor.rank + 1)
+    lead, two = row[:-2], row[-2:]
+    spec = Quoted(f"{lead}({two})->{lead}{two}")
+    attrs: dict[str, RawAttr] = {"spec": spec, "factors": (two[0],), "sizes": (count,)}
+    return b.value("stg.reshape", [x], attrs, hint=f"{x.name}_parts"), x.tensor.shape[-1] / count
+
+
+def _gathered(b: Builder, x: Value, over: tuple[str, ...], dim: int) -> Value:
+    return b.value("stg.all_gather", [x], {"over": over, "dim": dim}, hint=f"{x.name}_g")
+
+
+def _joined(b: Builder, x: Value) -> Value:
+    """The last two dimensions as one."""
+    row = letters(x.tensor.rank)
+    spec = Quoted(f"{row}->{row[:-2]}({row[-2:]})")
+    return b.value("stg.reshape", [x], {"spec": spec}, hint=f"{x.name}_all")
+
+
+OPS = (Max(), MaxTies(), MaxGrad(), ArgMax(), TopK(), TopKGrad(), Chosen())

@@ -1,0 +1,95 @@
+"""Running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import Expr, product
+from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.types import axis_size
+from stagec.support.diagnostics import error
+
+_HOW = ("exclusive", "reverse")
+
+
+class CumSum(OpDef):
+    """Running sums along dimension `dim`, one FLOP per element.
+
+    Over a split dimension each rank sums its own part; an all_gather of one total per rank gives
+    what comes before it, which is added.
+    """
+
+    name = "stg.cumsum"
+    operands = ("x",)
+    params = (
+        Param("dim", "int", "the dimension", required=True),
+        Param("exclusive", "flag", "each sum without its own element"),
+        Param("reverse", "flag", "from the last element to the first"),
+    )
+    example = "%c = stg.cumsum[dim = 1](%x) : bf16[B, S, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        x, d = op.operands[0], op.integer("dim")
+        if not 0 <= d < x.tensor.rank:
+            raise error(
+                f"'{op.name}' sums along dimension {d}, which %{x.name} does not have: {x.type}",
+                op.loc,
+                remedy=f"choose dim from 0 to {x.tensor.rank - 1}",
+            )
+        row = letters(x.tensor.rank)
+        return make_rule(f"{row}->{row}", special=row[d], linear=[0])
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values())
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        attrs = {"dim": op.expr("dim"), **_how(op)}
+        if not attrs.pop("reverse", False):
+            attrs["reverse"] = True
+        return [dy and b.value("stg.cumsum", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        (over,) = special.values()
+        (x,), d = op.operands, op.integer("dim")
+        row, part = letters(x.tensor.rank), letters(x.tensor.rank + 1)[-1]
+        whole = "".join(f"({part}{f})" if i == d else f for i, f in enumerate(row))
+        cut = whole.replace("(", "").replace(")", "")
+        kept = cut.replace(row[d], "")
+        y, how = op.result.name, _how(op)
+        count: dict[str, RawAttr] = {"factors": (part,), "sizes": (axis_size(over),)}
+        spec = Quoted(f"{whole}->{cut}")
+        parts = b.value("stg.reshape", [x], {"spec": spec, **count}, hint=f"{x.name}_parts")
+        own = b.value("stg.cumsum", [parts], {"dim": d + 1, **how}, hint=f"{y}_own")
+        spec = Quoted(f"{cut}->{kept}")
+        total = b.value("stg.sum", [parts], {"spec": spec}, hint=f"{y}_total")
+        along: dict[str, RawAttr] = {"dim": d, "over": over}
+        totals = b.value("stg.all_gather", [total], along, hint=f"{y}_totals")
+        how = {**how, "exclusive": True}
+        before = b.value("stg.cumsum", [totals], {"dim": d, **how}, hint=f"{y}_before")
+        mine = b.value("stg.slice", [before], along, hint=f"{y}_mine")
+        spec = Quoted(f"{cut},{kept}->{cut}")
+        sums = b.value("stg.add", [own, mine], {"spec": spec}, hint=f"{y}_sums")
+        return [b.value("stg.reshape", [sums], {"spec": Quoted(f"{cut}->{whole}")}, hint=y)]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        d = op.integer("dim")
+        x = np.flip(args[0], d) if op.flag("reverse") else args[0]
+        sums = np.cumsum(x, axis=d) - (x if op.flag("exclusive") else 0)
+        return [np.flip(sums, d) if op.flag("reverse") else sums]
+
+
+def _how(op: Operation) -> dict[str, RawAttr]:
+    return {name: True for name in _HOW if op.flag(name)}
+
+
+OPS = (CumSum(),)

@@ -1,0 +1,214 @@
+"""What the ranks of each class hold over the time of a step: the data of the memory picture.
+
+Times are of a roofline: a computation takes as long as its FLOPs at the device's rate or its bytes
+at its memory's bandwidth, whichever is longer. Communication, copies to the host and launches take
+none. Ranks of a pipeline wait for each other's actions; the optimizer starts when all have run
+theirs. Where ranks of a class differ by their coordinates, times are those of the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from stagec.analysis.footprint import check_sizes, operation_text, ranks_of
+from stagec.ir.core import Operation
+from stagec.ir.core import Region as Body
+from stagec.ir.expr import Env, evaluate
+from stagec.ir.loads import planned_env
+from stagec.ir.module import Module
+from stagec.memory.curve import Column, Curve, Kind, Span, Stretches
+from stagec.memory.step import Region
+from stagec.memory.timeline import ALL, Timeline, line_of
+from stagec.schedule.attached import placement_of, stages_of
+from stagec.schedule.costs import Costs
+from stagec.schedule.replay import replay
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
+from stagec.trace.encode import Roofline
+from stagec.transform.lower import is_computation, work_of
+
+#: More operations of a function than this, in all iterations of its repeats, are not drawn.
+MOST_OPERATIONS = 250_000
+#: Values of which less than this part of the peak is ever held are told together.
+SMALL = 1000
+SMALLER = "smaller buffers"
+_PICOSECONDS = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The buffers of one value over the step, or all smaller ones of a category (of 1 byte each):
+    the bytes of one, and from which column on there are how many."""
+
+    name: str
+    type: str
+    category: str
+    line: str
+    each: int
+    changes: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The start of a column, in picoseconds, and its highest moment: actions, operation, phase
+    ("" while the rank waits)."""
+
+    start: int
+    title: str
+    operation: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A rank class over its step: the most bytes that are held, the end of the step in
+    picoseconds, columns and bands."""
+
+    stage: int
+    ranks: int
+    peak: int
+    time: int
+    moments: Sequence[Moment]
+    bands: Sequence[Band]
+
+
+def pictures(module: Module, roofline: Roofline, most: int) -> list[Picture]:
+    """A picture of each rank class of a planned module, by stage, of `most` columns at most.
+
+    Raises `DiagnosticError` if a size is open, or for far too many layers.
+    """
+    stages = dict(sorted(_stages(module, roofline)))
+    spans = _spans(module, stages)
+    over = max((end for row in spans.values() for _, end in row), default=None)
+    return [
+        _picture(stage, each, Curve(each.timeline, each.shared, spans.get(stage, ()), over), most)
+        for stage, each in stages.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    ranks: int
+    timeline: Timeline
+    shared: Stretches
+
+
+def _stages(module: Module, roofline: Roofline) -> Iterator[tuple[int, _Stage]]:
+    duration, prefetch = _duration(module, roofline), read_strategy(module).prefetch
+    for func in module.functions:
+        check_sizes(module, func)
+        _check_operations(module, func)
+        sized = Timeline.planner(module, func, prefetch, whole=True)
+        shared, ranks = Stretches(sized, duration), ranks_of(module, func)
+        for stage in stages_of(func) or (0,):
+            yield stage, _Stage(ranks, Timeline(module, func, stage, sized), shared)
+
+
+def _check_operations(module: Module, func: Operation) -> None:
+    count = _operations(func.body, module.env)
+    if count > MOST_OPERATIONS:
+        raise error(
+            f"a picture of @{func.symbol} would be of {count:,} operations, more than "
+            f"{MOST_OPERATIONS:,}",
+            func.loc,
+            remedy="draw a job of fewer layers, or with more pipeline stages",
+        )
+
+
+def _operations(region: Body, env: Env) -> int:
+    """All operations of a region, those of repeats as often as they run."""
+    found = len(region.ops)
+    for op in region.ops:
+        if op.region is not None:
+            count = evaluate(op.expr("count"), env) if op.definition.carries else 1
+            found += count * _operations(op.region, env)
+    return found
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+def _duration(module: Module, roofline: Roofline) -> Callable[[Operation], int]:
+    """The time of an operation, in whole picoseconds."""
+    sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
+    last = {f"{axis}_index": (size or 1) - 1 for axis, size in sizes.items()}
+    env = {**last, **planned_env(module)}
+
+    def picoseconds(op: Operation) -> int:
+        if not is_computation(op):
+            return 0
+        work = work_of(op)
+        seconds = roofline.seconds(evaluate(work.flops, env), evaluate(work.bytes, env))
+        return round(seconds * _PICOSECONDS)
+
+    return cache(picoseconds)
+
+
+def _spans(module: Module, stages: Mapping[int, _Stage]) -> Mapping[int, Sequence[Span]]:
+    """When each stage of a pipeline runs which turn of its schedule; the first one begins when all
+    are ready."""
+    placement = placement_of(module, module.functions[0])
+    if placement is None:
+        return {}
+    times = {stage: each.shared.times() for stage, each in stages.items()}
+    costs = [_costs(times[home.rank], home.chunk) for home in placement.homes]
+    clock = replay(tuple(each.timeline.order for each in stages.values()), placement, costs)
+    ready = max(each.shared.before for each in stages.values())
+    return {
+        stage: [(ready + turn[0].start, ready + turn[0].end) for turn in clock.steps(stage)]
+        for stage in stages
+    }
+
+
+def _costs(times: Mapping[Region, int], chunk: int) -> Costs:
+    """Times of the actions of a chunk; what costs have to be above 0 takes a picosecond."""
+    forward, backward, weights = (
+        times.get((kind, chunk), 0) for kind in ("forward", "backward", "weights")
+    )
+    least = max(1, weights)
+    return Costs(max(1, forward), max(backward + weights, least + 1), least)
+
+
+# -- columns and bands -----------------------------------------------------------------------------
+
+
+def _picture(stage: int, each: _Stage, curve: Curve, most: int) -> Picture:
+    columns = curve.columns(most)
+    peak = max(c.total for c in columns)
+    moments = [_moment(c) for c in columns]
+    bands = sorted(_bands(columns, curve.sizes, peak), key=lambda b: ALL.index(b.category))
+    return Picture(stage, each.ranks, peak, curve.time, moments, bands)
+
+
+def _moment(column: Column) -> Moment:
+    if column.step is None:
+        return Moment(column.start, column.title, "", "")
+    op = column.step.op
+    return Moment(column.start, column.title, operation_text(op), op.phase)
+
+
+def _bands(columns: Sequence[Column], sizes: Mapping[Kind, int], peak: int) -> Iterator[Band]:
+    """Largest first, smaller ones of a category as one."""
+    most: dict[Kind, int] = {}
+    for column in columns:
+        for kind, count in column.counts.items():
+            most[kind] = max(most.get(kind, 0), count * sizes[kind])
+    large = [k for k in sorted(most, key=lambda k: -most[k]) if most[k] * SMALL >= peak]
+    for value, category in large:
+        row = [c.counts.get((value, category), 0) for c in columns]
+        each = sizes[value, category]
+        yield Band(value.name, str(value.type), category, line_of(value), each, _changes(row))
+    small = most.keys() - set(large)
+    for category in dict.fromkeys(c for _, c in most):
+        mine = [k for k in small if k[1] == category]
+        row = [sum(c.counts.get(k, 0) * sizes[k] for k in mine) for c in columns]
+        if any(row):
+            yield Band(SMALLER, "", category, "", 1, _changes(row))
+
+
+def _changes(row: Sequence[int]) -> list[tuple[int, int]]:
+    """Where a row of numbers changes, from 0 before the first, and to what."""
+    return [(i, n) for i, (before, n) in enumerate(pairwise([0, *row])) if n != before]

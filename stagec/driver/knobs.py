@@ -1,0 +1,194 @@
+"""What can be changed in a job to make it hold less: single changes, and what comes of several.
+
+A change keeps the work (the model and the global batch) and the number of ranks: where an axis of
+the mesh grows, the data-parallel one shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from stagec.driver.combine import Job, check, flag, without_effect
+from stagec.driver.experts import check_experts
+from stagec.driver.job import AXES, mesh_axes
+from stagec.driver.options import DATA_AXES, SHORTHANDS, JobOptions
+from stagec.driver.strategy_text import microbatches
+from stagec.support.diagnostics import Diagnostic, DiagnosticError
+
+BATCH, MICROBATCHES = "B", "microbatches"
+#: The values of an option, each likely to hold less than the one before it.
+_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "sp": (False, True),
+    "no_vocab_parallel": (True, False),
+    "tp_inputs": ("save-gathered", "regather"),
+    "reshard_after_forward": ("never", "last", "always"),
+    "zero": (0, 1, 2, 3),
+    "recompute": ("none", "selective", "full"),
+}
+#: The same of element types, which change the numbers that training sees.
+_TYPES: Mapping[str, tuple[str, ...]] = {
+    "param_dtype": ("f32", "bf16"),
+    "grad_dtype": ("f32", "bf16"),
+    "reduce_dtype": ("f32", "bf16"),
+    "master_dtype": ("f32", "bf16"),
+    "fp8": ("none", "hybrid"),
+}
+_OFFLOAD = ("activations", "optimizer")
+_FLAGS = (*AXES, *SHORTHANDS)
+_FEWER, _MORE = (2, 4), (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change: `knob` is the option, `value` what it becomes.
+
+    `level` counts how far that is from the job, below 0 in the other direction. `factor` is the new
+    size over the old one, None where the knob is no size.
+    """
+
+    knob: str
+    value: Any
+    level: int
+    factor: float | None = None
+    numerics: bool = False
+
+    @property
+    def text(self) -> str:
+        """`--zero 3`."""
+        if isinstance(self.value, bool):
+            return flag(self.knob) if self.value else f"without {flag(self.knob)}"
+        return f"{flag(self.knob)} {self.value}"
+
+
+class Space:
+    """What can be changed in a job of flags whose ranks and batch are written down; `sizes` are
+    those of the model."""
+
+    def __init__(self, options: JobOptions, sizes: Mapping[str, int]) -> None:
+        self.options, self._sizes = options, sizes
+        self._data = _data_axis(options)
+        self._without_effect = self._check(options)
+
+    # -- single changes ----------------------------------------------------------------------------
+
+    def changes(self) -> list[Change]:
+        """All single changes; some may be impossible."""
+        found = [*self._switches(_VALUES, numerics=False), *self._switches(_TYPES, numerics=True)]
+        return [*found, *self._offloads(), *self._axes(), *self._microbatches()]
+
+    def _switches(
+        self, table: Mapping[str, tuple[Any, ...]], *, numerics: bool
+    ) -> Iterator[Change]:
+        for knob, values in table.items():
+            now = getattr(self.options, knob)
+            if now not in values and numerics:
+                continue
+            at = values.index(now) if now in values else -2  # a list of ops: the last value
+            for level, value in enumerate(values[at + 1 :], 1):
+                yield Change(knob, value, level, numerics=numerics)
+
+    def _offloads(self) -> Iterator[Change]:
+        now = {n.strip() for n in self.options.offload.split(",") if n.strip()}
+        more = [{n} for n in _OFFLOAD if n not in now]
+        more += [set(_OFFLOAD)] if len(more) > 1 else []
+        for level, what in enumerate(more, 1):
+            yield Change("offload", ",".join(n for n in _OFFLOAD if n in now | what), level)
+
+    def _axes(self) -> Iterator[Change]:
+        for axis in ("tp", "cp", "pp", *(("ep",) if "E" in self._sizes else ())):
+            old = size_of(self.options, axis)
+            for level, factor in enumerate(_MORE, 1):
+                yield Change(axis, old * factor, level, factor)
+            for level, factor in enumerate(_FEWER if axis == "tp" else (), 1):
+                if old % factor == 0:
+                    yield Change(axis, old // factor, -level, 1 / factor)
+
+    def _microbatches(self) -> Iterator[Change]:
+        count, batch, level = count_of(self.options), self._sizes.get(BATCH) or 1, 1
+        while batch % (count * 2**level) == 0:
+            yield Change(MICROBATCHES, count * 2**level, level, 2**level)
+            level += 1
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def job(self, chosen: Collection[Change]) -> JobOptions | None:
+        """The job after some changes; None if its ranks or its batch do not divide so, or if the
+        rules of combination do not allow it, or if a part of it is without effect that had one."""
+        sizes = {s.knob: s.value for s in chosen if s.knob in AXES}
+        given: dict[str, Any] = {s.knob: s.value for s in chosen if s.knob not in AXES}
+        if sizes and not self._resize(sizes):
+            return None
+        if sizes.get("pp") and self.options.microbatches:
+            given.setdefault(MICROBATCHES, max(self.options.microbatches, 2 * sizes["pp"]))
+        if self.options.mesh is not None and sizes:
+            mesh = {**self.options.mesh, **sizes}
+            given["mesh"] = {a: mesh[a] for a in sorted(mesh, key=_order)}
+        else:
+            given |= sizes
+        usual = {n for n, value in given.items() if value == getattr(JobOptions, n)}
+        job = replace(self.options, **given, explicit=self.options.explicit - usual)
+        return job if self._allows(job) else None
+
+    def _resize(self, sizes: dict[str, int]) -> bool:
+        """Give the data-parallel axis the ranks that others leave; False if they do not divide.
+
+        Flags fold expert parallelism into it, in a mesh its axis is one of its own.
+        """
+        others = [a for a in sizes if a != "ep" or self.options.mesh is not None]
+        ranks = size_of(self.options, self._data) * prod(size_of(self.options, a) for a in others)
+        sizes[self._data], rest = divmod(ranks, prod(sizes[a] for a in others))
+        return rest == 0
+
+    def _allows(self, job: JobOptions) -> bool:
+        axes = mesh_axes(job)
+        parts = prod(axes.get(a) or 1 for a in (*DATA_AXES, "ep")) * count_of(job)
+        if (self._sizes.get(BATCH) or parts) % parts:
+            return False
+        try:
+            return self._check(job) <= self._without_effect
+        except DiagnosticError:
+            return False
+
+    def _check(self, job: JobOptions) -> set[Diagnostic]:
+        """What has no effect in a job. Raises `DiagnosticError` for what does not go together."""
+        check_experts(job, self._sizes)
+        asked = Job(job, mesh_axes(job), self._sizes)
+        errors = [d for d in check(asked) if d.severity == "error"]
+        if errors:
+            raise DiagnosticError(*errors)
+        return set(without_effect(asked))
+
+
+def _data_axis(options: JobOptions) -> str:
+    """The axis whose ranks others take."""
+    if options.mesh is not None:
+        return next((a for a in reversed(DATA_AXES) if a in options.mesh), "dp")
+    return "dp_shard" if options.dp == 1 and options.dp_shard > 1 else "dp"
+
+
+def _order(axis: str) -> int:
+    return AXES.index(axis) if axis in AXES else len(AXES)
+
+
+def size_of(options: JobOptions, axis: str) -> int:
+    """The ranks of an axis, of options whose ranks are written down."""
+    sizes = options.mesh if options.mesh is not None else {axis: getattr(options, axis)}
+    return sizes.get(axis) or 1
+
+
+def count_of(options: JobOptions) -> int:
+    """How many microbatches a job of flags has."""
+    return microbatches(options, size_of(options, "pp"))
+
+
+def stretch(options: JobOptions) -> float:
+    """About how much longer a step takes for the bubble of its pipeline: that of 1F1B."""
+    return 1 + (size_of(options, "pp") - 1) / count_of(options)
+
+
+def in_order(chosen: Iterable[Change]) -> tuple[Change, ...]:
+    """Changes in the order of the flags."""
+    return tuple(sorted(chosen, key=lambda s: _FLAGS.index(s.knob)))

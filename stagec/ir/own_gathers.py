@@ -1,0 +1,54 @@
+"""Operands that an op gathers by itself: split further than the op works on them.
+
+An op whose rule is `bsd,df->bsf`, `s` gathered, takes [B, S@tp, D] and gives [B, S, F@tp]. It works
+on all of S, of which a rank has 1/tp: it gathers dimension 1 of operand 0 over tp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr
+from stagec.ir.rule import Rule
+from stagec.ir.types import TensorType, axis_size
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGather:
+    """Operand `operand` is gathered along dimension `dim` over these axes."""
+
+    operand: int
+    dim: int
+    over: tuple[str, ...]
+
+    def whole(self, op: Operation) -> Expr:
+        """The bytes of the operand on one rank once it is gathered."""
+        return op.operands[self.operand].tensor.local_bytes * axis_size(self.over)
+
+
+def own_gathers(op: Operation, rule: Rule) -> list[OwnGather]:
+    """What an op with placed operands and results gathers by itself."""
+    found: list[OwnGather] = []
+    for factor in sorted(rule.gathered):
+        works_on = split_in_results(op, rule, factor)
+        for i, d in rule.occurrences(factor):
+            own = op.operands[i].tensor.dims[d].axes
+            if own[: len(works_on)] == works_on and len(own) > len(works_on):
+                found.append(OwnGather(i, d, own[len(works_on) :]))
+    return found
+
+
+def names_of_nodes(op: Operation, gathers: Sequence[OwnGather]) -> list[str]:
+    """What the nodes of such an op are called: its gathers, all steps but the last, the last."""
+    name = op.results[0].name
+    return [*(f"{op.operands[g.operand].name}_g" for g in gathers), f"{name}_first", name]
+
+
+def split_in_results(op: Operation, rule: Rule, factor: str) -> tuple[str, ...]:
+    """The axes over which the first result that has a gathered factor is split along it."""
+    for value, shape in zip(op.results, rule.results, strict=False):
+        if (factor,) in shape and isinstance(value.type, TensorType):
+            return value.type.dims[shape.index((factor,))].axes
+    return ()

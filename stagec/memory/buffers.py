@@ -1,0 +1,119 @@
+"""Buffers of a step: the memory of one value, when it lives, and what it is there for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import ONE, Expr, expand
+from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.ops.pipeline import RecvOp
+from stagec.memory.liveness import is_gathered
+
+LATER = frozenset({"backward", "gradient", "recompute", "optimizer"})
+STASH = "stash"
+_OF_PHASE: Mapping[str, str] = {
+    "backward": "activation gradients",
+    "recompute": "recompute",
+    "gradient": "unreduced gradients",
+    "optimizer": "update",
+}
+#: Of all buffers that are not static, in the order in which they are shown.
+CATEGORIES = (
+    STASH,
+    "gathered weights",
+    "communication",
+    "activations",
+    "recompute",
+    *(c for c in _OF_PHASE.values() if c != "recompute"),
+)
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Memory of one value; `copies` > 1 are those of iterations that are not run one by one.
+
+    `last` is the step of the last use in each part (action) of the step that uses it. A static
+    buffer is there before the step and after it.
+    """
+
+    value: Value
+    copies: Expr = ONE
+    static: bool = False
+    part: Operation | None = None
+    first: int = -1
+    last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
+    phases: set[str] = field(default_factory=set[str])
+    _size: Expr | None = None
+
+    @property
+    def size(self) -> Expr:
+        """Bytes on one rank."""
+        if self._size is None:
+            self._size = expand(self.value.tensor.local_bytes * self.copies)
+        return self._size
+
+    @property
+    def space(self) -> str:
+        """The memory that it is in."""
+        return self.value.tensor.memory
+
+    @property
+    def category(self) -> str:
+        """What it is there for."""
+        op = self.value.producer
+        if op is None:
+            return "activations"
+        if is_gathered(self.value):
+            return "gathered weights"
+        if (op.phase == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
+            return STASH
+        if isinstance(op.definition, Collective | RecvOp):
+            return "communication"
+        phase = "gradient" if "gradient" in self.phases else op.phase
+        return _OF_PHASE.get(phase, "activations")
+
+
+#: What a value is in: a buffer, or one for each slice of a stack; None if it is not there.
+Ref: TypeAlias = "Buffer | tuple[Ref, ...] | None"
+
+
+@dataclass(slots=True)
+class Step:
+    """One operation as it runs: `part` is the action that it belongs to.
+
+    In one without `counts` nothing runs: it stands for the iterations that are left out.
+    """
+
+    op: Operation
+    part: Operation | None
+    made: list[Buffer]
+    counts: bool = True
+
+
+@dataclass(slots=True)
+class Lifetimes:
+    """The steps of a function, and every buffer that is not static."""
+
+    steps: list[Step] = field(default_factory=list[Step])
+    buffers: list[Buffer] = field(default_factory=list[Buffer])
+    scheduled: int | None = None  # the step at which the actions of a schedule run
+
+
+class Together(tuple["Ref", ...]):
+    """Slices of several iterations that are not told apart: that of the one which runs, then the
+    rest."""
+
+    __slots__ = ()
+
+
+def buffers_of(ref: Ref) -> Iterator[Buffer]:
+    """All buffers of a value that are not static."""
+    if isinstance(ref, Buffer):
+        if not ref.static:
+            yield ref
+    elif ref is not None:
+        for inner in ref:
+            yield from buffers_of(inner)

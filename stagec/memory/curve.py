@@ -1,0 +1,296 @@
+"""What the ranks of a stage hold over the time of a step, in a bounded number of columns.
+
+A stretch is a run of operations that is looked at once, however often it runs: an action in one
+state of its microbatch, a microbatch of an accumulation, what comes before and after. Two
+microbatches on the first stage of a pipeline are
+
+    before | F0 | F1 | waits | B0 | B1 | after
+
+F0 and F1 are one stretch, B0 and B1 another one, on top of what the other microbatch holds. Within
+a stretch every iteration runs by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TypeAlias
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import evaluate
+from stagec.memory.buffers import Buffer, Step
+from stagec.memory.step import Region, Run, State, Work, turns
+from stagec.memory.timeline import DEVICE, Sized, Timeline
+
+#: Time of an operation on one rank, in picoseconds.
+Duration: TypeAlias = Callable[[Operation], int]
+#: Buffers that are told as one: those of a value that are there for the same reason.
+Kind: TypeAlias = tuple[Value, str]
+#: Start and end of a turn of a schedule, in picoseconds.
+Span: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A part of the step from `start`, in picoseconds, to the next column, as it is at its highest
+    moment: what runs (None: the rank waits), all bytes, and how many buffers there are."""
+
+    start: int
+    title: str
+    step: Step | None
+    total: int
+    counts: Mapping[Kind, int]
+
+
+class Stretch:
+    """Operations as they run: when each starts, and what is held on top of what was before."""
+
+    def __init__(self, run: Run, sized: Sized, duration: Duration) -> None:
+        self.steps = [step for step, _ in run]
+        self.starts, self.totals = [0], list[int]()
+        self._changes: list[Counter[Kind]] = []
+        held, before = 0, list[Buffer]()
+        for step, ends in run:
+            made = [b for b in step.made if b.space == DEVICE]
+            held += sum(map(sized.size, made)) - sum(map(sized.size, before))
+            change = Counter(map(kind, made))
+            change.subtract(map(kind, before))
+            self.totals.append(held)
+            self._changes.append(change)
+            self.starts.append(self.starts[-1] + (duration(step.op) if step.counts else 0))
+            before = [b for b in ends if b.space == DEVICE]
+        self.counts = cache(self._counts)
+        self.highest = cache(self._highest)
+
+    @property
+    def time(self) -> int:
+        """From the start to the end."""
+        return self.starts[-1]
+
+    def _highest(self, first: int, end: int, width: int | None) -> Sequence[tuple[int, int]]:
+        """Cut what runs from one step to before another into parts of at least this time: the start
+        of each, and the step at which most is held. With None all is one part."""
+        found: list[tuple[int, int]] = []
+        origin, start, best = self.starts[first], 0, -1
+        for i in range(first, end):
+            if not self.steps[i].counts:
+                continue
+            now = self.starts[i] - origin
+            if best >= 0 and width is not None and now - start >= width:
+                found.append((start, best))
+                start, best = now, -1
+            if best < 0 or self.totals[i] > self.totals[best]:
+                best = i
+        return [*found, (start, best)] if best >= 0 else found
+
+    def _counts(self, index: int) -> Counter[Kind]:
+        found: Counter[Kind] = Counter()
+        for change in self._changes[: index + 1]:
+            found.update(change)
+        return found
+
+
+def kind(buffer: Buffer) -> Kind:
+    """What a buffer is told as."""
+    return buffer.value, buffer.category
+
+
+class Stretches:
+    """What all stages that run a function share; `sized` has every iteration by itself."""
+
+    def __init__(self, sized: Sized, duration: Duration) -> None:
+        self.sized, self._duration = sized, duration
+        self.of = cache(self._of)
+        self.sizes = {kind(b): sized.size(b) for b in sized.buffers}
+        self.held = cache(self._held)
+        self.outside: Stretch = self.of(None)
+        sums = [i for i, s in enumerate(self.outside.steps) if s.op.definition.sums_yields]
+        #: The microbatches run between two steps of the accumulation, if there is one.
+        self.first, self.last = (sums[0], sums[-1]) if sums else (len(self.outside.steps),) * 2
+
+    def _of(self, work: Work | None) -> Stretch:
+        return Stretch(self.sized.run(work), self.sized, self._duration)
+
+    def times(self) -> Mapping[Region, int]:
+        """The time of each region of the actions."""
+        return {r: self.of(((r,), State())).time for r in self.sized.regions}
+
+    @property
+    def before(self) -> int:
+        """The time before the microbatches."""
+        return self.outside.starts[min(self.first + 1, len(self.outside.steps))]
+
+    @property
+    def after(self) -> int:
+        """The time after them."""
+        return self.outside.time - self.outside.starts[self.last]
+
+    @property
+    def each(self) -> int:
+        """The time of a microbatch, without a schedule."""
+        return self.outside.time - self.before - self.after
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a schedule runs the microbatches."""
+        return self.last > self.first and self.sized.is_scheduled(self.outside.steps[self.first])
+
+    @property
+    def count(self) -> int:
+        """How many microbatches follow each other without a schedule."""
+        if self.last == self.first or self.scheduled:
+            return 0
+        return evaluate(self.outside.steps[self.first].op.expr("count"), self.sized.env)
+
+    def _held(self, state: State) -> Counter[Kind]:
+        return Counter(kind(b) for b in self.sized.held(state) if b.space == DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A stretch as it runs, from one step to before another, while microbatches are in these states
+    (None outside of a schedule). The two of an overlapped pair are both at their worst; without one
+    the rank waits."""
+
+    start: int
+    title: str
+    states: Mapping[State, int] | None
+    stretches: tuple[Stretch, ...] = ()
+    first: int = 0
+    end: int = 0
+
+    @property
+    def outside(self) -> bool:
+        """Whether it is no part of the microbatches."""
+        return self.states is None and not self.title
+
+    def highest(self, width: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Starts of parts, and the steps that stand for them."""
+        if len(self.stretches) == 1:
+            for start, index in self.stretches[0].highest(self.first, self.end, width):
+                yield self.start + start, (index,)
+            return
+        found = (s.highest(0, len(s.steps), None) for s in self.stretches)
+        yield self.start, tuple(index for parts in found for _, index in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A column to be: the piece and the steps of its highest moment."""
+
+    start: int
+    total: int
+    piece: _Piece
+    steps: tuple[int, ...]
+
+    def apart(self, other: _Part) -> bool:
+        """Whether one is of the microbatches and the other one is not."""
+        return self.piece.outside != other.piece.outside
+
+
+class Curve:
+    """The step of the ranks of one stage over time.
+
+    `spans` say when the turns of its schedule run, `over` when those of all ranks have.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        shared: Stretches,
+        spans: Sequence[Span] = (),
+        over: int | None = None,
+    ) -> None:
+        self._order, self._shared, self._spans = timeline.order, shared, spans
+        self._over = shared.before + shared.count * shared.each if over is None else over
+        self._fixed = {(value, name): size for value, name, size in timeline.fixed()}
+        #: Bytes of one buffer of each kind.
+        self.sizes: Mapping[Kind, int] = {**shared.sizes, **self._fixed}
+
+    @property
+    def time(self) -> int:
+        """The time of the step, in picoseconds."""
+        return self._over + self._shared.after
+
+    def columns(self, most: int) -> list[Column]:
+        """At most so many columns, of at least four; every operation is one if they are no more."""
+        pieces = list(self._pieces())
+        operations = sum(max(1, p.end - p.first) for p in pieces)
+        width = max(1, -(-self.time // (most - 3))) if operations > most else 0
+        found = self._parts(pieces, width)
+        while width > 1 and len(found) <= most // 2:  # long operations leave room for more
+            finer = self._parts(pieces, width // 2)
+            if len(finer) > most:
+                break
+            found, width = finer, width // 2
+        return [self._column(part) for part in found]
+
+    def _parts(self, pieces: Sequence[_Piece], width: int) -> list[_Part]:
+        """Columns of at least this width, but for the last one of the microbatches."""
+        found: list[_Part] = []
+        for piece in pieces:
+            base = self._bytes(piece)
+            for start, at in piece.highest(width):
+                rise = sum(s.totals[i] for s, i in zip(piece.stretches, at, strict=True))
+                part = _Part(start, base + rise, piece, at)
+                if not found or start - found[-1].start >= width or part.apart(found[-1]):
+                    found.append(part)
+                elif part.total > found[-1].total:
+                    found[-1] = replace(part, start=found[-1].start)
+        return found
+
+    # -- what runs when ----------------------------------------------------------------------------
+
+    def _pieces(self) -> Iterator[_Piece]:
+        shared = self._shared
+        outside = (shared.outside,)
+        yield _Piece(0, "", None, outside, 0, min(shared.first + 1, len(shared.outside.steps)))
+        if shared.scheduled:
+            yield from self._turns()
+        for number in range(shared.count):
+            start = shared.before + number * shared.each
+            title = f"microbatch {number}" if shared.count > 1 else ""
+            yield _Piece(start, title, None, outside, shared.first + 1, shared.last)
+        yield _Piece(self._over, "", None, outside, shared.last, len(shared.outside.steps))
+
+    def _turns(self) -> Iterator[_Piece]:
+        now, last = self._shared.before, None
+        rows = turns(self._order, self._shared.sized.regions)
+        for doing, (start, end) in zip(rows, self._spans, strict=True):
+            if start > now:
+                yield _Piece(now, "", doing.states)
+            stretches = tuple(s for s in map(self._shared.of, doing.works) if s.steps)
+            if stretches:
+                title = " with ".join(map(str, doing.actions))
+                yield _Piece(start, title, doing.states, stretches, 0, len(stretches[0].steps))
+            now, last = end, doing
+        if last is not None and self._over > now:
+            *_, states = last.after()
+            yield _Piece(now, "", states)
+
+    # -- what is held ------------------------------------------------------------------------------
+
+    def _bytes(self, piece: _Piece) -> int:
+        """Bytes at the start of a piece."""
+        shared, found = self._shared, sum(self._fixed.values())
+        if piece.states is not None:
+            found += shared.outside.totals[shared.first]
+            for state, number in piece.states.items():
+                found += number * sum(shared.sized.held_bytes(state).values())
+        return found
+
+    def _column(self, part: _Part) -> Column:
+        piece, shared = part.piece, self._shared
+        counts: Counter[Kind] = Counter(dict.fromkeys(self._fixed, 1))
+        if piece.states is not None:
+            counts.update(shared.outside.counts(shared.first))
+            for state, number in piece.states.items():
+                counts.update({k: n * number for k, n in shared.held(state).items()})
+        for stretch, index in zip(piece.stretches, part.steps, strict=True):
+            counts.update(stretch.counts(index))
+        step = piece.stretches[-1].steps[part.steps[-1]] if part.steps else None
+        return Column(
+            part.start, piece.title, step, part.total, {k: n for k, n in counts.items() if n}
+        )

@@ -1,0 +1,69 @@
+"""Which iterations of a repeat run by themselves, and which stand for others.
+
+With `edge` = 2, of 10 iterations 0, 1 and 8, 9 run by themselves, and 2 runs for 2 to 7. Where
+every third one is another kind, three of them stand for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from stagec.ir.core import Region
+from stagec.ir.expr import ONE, Env, Expr, const, evaluate
+from stagec.ir.replay import EVERY, FIRST
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """An iteration of a repeat, or `copies` alike ones: `index` is the number of (the first)."""
+
+    index: int
+    copies: Expr = ONE
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """From iteration `first` on all are alike but for a pattern of `every`, as they are before
+    it."""
+
+    first: int = 0
+    every: int = 1
+
+
+def slices(count: Expr, env: Env, edge: int, pattern: Pattern) -> Iterator[Slice]:
+    """The iterations of a repeat that run by themselves, `edge` periods at either end, and between
+    them one period for all others. An open number is taken to be large."""
+    first, every = pattern.first, pattern.every
+    known = count.symbols <= env.keys()
+    number = evaluate(count, env) if known else first + every * (2 * edge + 2)
+    cut = min(first, number)
+    yield from _segment(0, cut, const(cut), edge, every)
+    yield from _segment(cut, number, count - cut, edge, every)
+
+
+def _segment(start: int, end: int, length: Expr, edge: int, every: int) -> Iterator[Slice]:
+    periods = (end - start) // every - 2 * edge
+    if periods < 2:
+        middle = (start + end) // 2 if length.value is None else -1
+        others = length - (end - start - 1)  # of value 1, so that expressions hold for any length
+        yield from (Slice(i, others if i == middle else ONE) for i in range(start, end))
+        return
+    begin = start + (-start) % every + edge * every
+    rest = begin + periods * every
+    left = length - (begin - start) - max(end - rest, 0)
+    yield from (Slice(i) for i in range(start, begin))
+    yield from (Slice(i, left / every) for i in range(begin, begin + every))
+    yield from (Slice(i) for i in range(rest, end))
+
+
+def patterns(body: Region) -> Mapping[Expr, Pattern]:
+    """The pattern of all repeats of a count: they hand stacks to each other."""
+    found: dict[Expr, Pattern] = {}
+    for op in body.walk():
+        if op.definition.carries:
+            count = op.expr("count")
+            known = found.get(count, Pattern())
+            first, every = op.integer(FIRST, 0), op.integer(EVERY, 1)
+            found[count] = Pattern(max(known.first, first), max(known.every, every))
+    return found

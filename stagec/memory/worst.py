@@ -1,0 +1,86 @@
+"""The most that is held at one of many moments, as an expression: decided by numbers where sizes
+are known, else what may be the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+
+from stagec.ir.expr import Env, Expr, evaluate, maximum, substitute, symbol, terms, total
+from stagec.memory.buffers import Buffer
+from stagec.memory.step import Moment, Run, highest
+from stagec.support.limits import MAX_PLAN_STEPS, Budget
+
+#: Whether a buffer is counted.
+Wanted = Callable[[Buffer], bool]
+_Terms = Mapping[str, Fraction]
+_LARGE = 4096
+
+
+def on_device(buffer: Buffer) -> bool:
+    """Whether a buffer is in device memory."""
+    return buffer.space == "device"
+
+
+def total_of(buffers: Iterable[Buffer], wanted: Wanted = on_device) -> Expr:
+    """Bytes of those buffers that are wanted."""
+    return total(b.size for b in buffers if wanted(b))
+
+
+def worst_of(
+    runs: Sequence[Run], env: Env, long: frozenset[str] = frozenset(), wanted: Wanted = on_device
+) -> Expr:
+    """The most bytes that are held at a moment of these runs, on top of what was held at the start
+    of the run; with open sizes for large values of the symbols in `long`, such as many layers."""
+    buffers = dict.fromkeys(b for run in runs for step, ends in run for b in (*step.made, *ends))
+    sizes = {b: b.size for b in buffers if wanted(b)}
+    if all(e.symbols <= env.keys() for e in sizes.values()):
+        known = {b: evaluate(e, env) for b, e in sizes.items()}
+        found = highest(runs, lambda b: known.get(b, 0))
+        moments = [found] if found is not None else []
+    else:
+        more = {n: symbol(n) + _LARGE for n in long}
+        parts = {b: terms(substitute(e, more)) for b, e in sizes.items()}
+        moments = _undominated(runs, parts)
+    return maximum(total_of(m.made, wanted) - total_of(m.gone, wanted) for m in moments)
+
+
+def _undominated(runs: Iterable[Run], sizes: Mapping[Buffer, _Terms]) -> list[Moment]:
+    """The moments that may be the worst: sizes are positive, so one is not that has no more of any
+    term than another."""
+    budget = Budget(
+        MAX_PLAN_STEPS, "comparing moments with open sizes", "give sizes: --set, or bind them"
+    )
+    kept: list[tuple[Moment, _Terms]] = []
+    for run in runs:
+        for moment, mine in _candidates(run, sizes, budget):
+            budget.spend(sum(len(t) for _, t in kept) + len(mine) * len(kept))
+            if not any(_covers(other, mine) for _, other in kept):
+                kept = [(m, t) for m, t in kept if not _covers(mine, t)] + [(moment, mine)]
+    return [m for m, _ in kept]
+
+
+def _candidates(
+    run: Run, sizes: Mapping[Buffer, _Terms], budget: Budget
+) -> Iterator[tuple[Moment, _Terms]]:
+    """The moments after which something ends or nothing runs, with what is held by terms: before,
+    it is only more and more."""
+    held: dict[str, Fraction] = {}
+    for place, (step, ends) in enumerate(run):
+        for buffer in step.made:
+            _add(held, sizes.get(buffer, {}), 1)
+        last = place + 1 == len(run) or not run[place + 1][0].counts
+        if step.counts and (last or any(b in sizes for b in ends)):
+            budget.spend(len(held))
+            yield Moment(run, place), dict(held)
+        for buffer in ends:
+            _add(held, sizes.get(buffer, {}), -1)
+
+
+def _add(held: dict[str, Fraction], part: _Terms, sign: int) -> None:
+    for monomial, number in part.items():
+        held[monomial] = held.get(monomial, Fraction(0)) + sign * number
+
+
+def _covers(big: _Terms, small: _Terms) -> bool:
+    return all(big.get(k, 0) >= small.get(k, 0) for k in big.keys() | small.keys())

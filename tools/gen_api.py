@@ -1,0 +1,185 @@
+"""Writes docs/api.md: every name of `stagec.api` with its signature, documentation, members and an
+example, which is run.
+
+docs/examples/api.py has the examples, and is the outline of the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stagec import api
+from tools.markup import markdown, page, paragraphs
+
+_INTRO = (
+    "What authors of passes, ops and schedules import, all from `stagec.api`; it changes only with "
+    "a major version. The guides are [writing-a-pass.md](writing-a-pass.md) and "
+    "[writing-an-op.md](writing-an-op.md). The examples are one session that starts with "
+    "`from stagec.api import *`; `#>` marks what they print."
+)
+_PART = re.compile(r"^# == (?P<title>[^:]+): (?P<text>.*)$")
+_ENTRY = re.compile(r"^# -- (?P<names>[\w, ]+?)(?:: (?P<text>.*))?$")
+
+
+@dataclass
+class Entry:
+    """Names that share an example, and what is said of those without documentation."""
+
+    names: Sequence[str]
+    text: str
+    code: list[str] = field(default_factory=list[str])
+
+
+@dataclass
+class Part:
+    """A part of the page."""
+
+    title: str
+    text: str
+    entries: list[Entry] = field(default_factory=list[Entry])
+
+
+def api_page(examples: Path) -> str:
+    """docs/api.md. Raises ValueError for names without an example, and whatever an example does."""
+    parts = outline(examples.read_text(encoding="utf-8"))
+    shown = [name for part in parts for entry in part.entries for name in entry.names]
+    if sorted(shown) != sorted(api.__all__):
+        raise ValueError(f"not once each in {examples.name}: {set(shown) ^ set(api.__all__)}")
+    names: dict[str, Any] = {n: getattr(api, n) for n in api.__all__} | {"__name__": __name__}
+    return page("The API", _INTRO, _body(parts, names))
+
+
+def outline(text: str) -> list[Part]:
+    """The parts and entries of the examples."""
+    parts: list[Part] = []
+    for line in text.splitlines():
+        if part := _PART.match(line):
+            parts.append(Part(part["title"], part["text"]))
+        elif entry := _ENTRY.match(line):
+            parts[-1].entries.append(Entry(entry["names"].split(", "), entry["text"] or ""))
+        elif parts and parts[-1].entries:
+            parts[-1].entries[-1].code.append(line)
+    return parts
+
+
+def _body(parts: Sequence[Part], names: dict[str, Any]) -> Iterator[str]:
+    for part in parts:
+        links = (f"[`{n}`](#{n.lower()})" for entry in part.entries for n in entry.names)
+        yield f"- {part.title}: {', '.join(links)}"
+    for part in parts:
+        yield from ("", f"## {part.title}", "", part.text)
+        for entry in part.entries:
+            for name in entry.names:
+                yield from _name(name, getattr(api, name), entry.text)
+            yield from ("", "```python", *session("\n".join(entry.code).strip(), names), "```")
+
+
+# -- a name ----------------------------------------------------------------------------------------
+
+
+def _name(name: str, value: object, text: str) -> Iterator[str]:
+    yield from ("", f"### {name}", "")
+    if (
+        not (inspect.isclass(value) or inspect.isfunction(value))
+        or value.__module__[:6] != "stagec"
+    ):
+        yield text  # another name for a type
+        return
+    shown = signature(value)
+    if shown:
+        yield from (f"`{name}{shown}`", "")
+    yield from markdown(inspect.getdoc(value) or "")
+    if isinstance(value, type):
+        yield from _members(value)
+
+
+def signature(value: Callable[..., object]) -> str:
+    """The parameters and what is returned, annotations as they are written."""
+    try:
+        found = inspect.signature(value)
+    except ValueError:
+        return ""
+    if inspect.isclass(value) and (issubclass(value, Enum) or "args" in found.parameters):
+        return ""
+    if inspect.isclass(value) and not found.parameters:
+        return ""
+    shown: list[str] = []
+    for p in found.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and "*" not in "".join(shown):
+            shown.append("*")
+        star = "*" * ((p.kind is p.VAR_POSITIONAL) + 2 * (p.kind is p.VAR_KEYWORD))
+        default = "" if p.default is p.empty else f" = {p.default!r}"
+        shown += (
+            [] if p.name in ("self", "cls") else [f"{star}{p.name}{_of(p.annotation)}{default}"]
+        )
+    returns = "" if inspect.isclass(value) else _of(found.return_annotation, " -> ")
+    return f"({', '.join(shown)}){returns}"
+
+
+def _of(annotation: object, before: str = ": ") -> str:
+    if annotation is inspect.Parameter.empty:
+        return ""
+    written = getattr(annotation, "__forward_arg__", annotation)
+    return before + str(written)
+
+
+_VARIABLE = re.compile(r"^    (\w+): ClassVar\[.*?\] = (.*?)  # (.*)$", re.M)
+
+
+def _members(cls: type) -> Iterator[str]:
+    """Variables with a comment, methods and properties that the class itself documents."""
+    slots = [n for n in getattr(cls, "__slots__", ()) if not n.startswith("_")]
+    if slots and not hasattr(cls, "__dataclass_fields__"):
+        yield from ("", f"Attributes: {', '.join(f'`{n}`' for n in slots)}.")
+    rows = [(f"{n} = {v}", said) for n, v, said in _VARIABLE.findall(inspect.getsource(cls))]
+    for name, member in vars(cls).items():
+        call: object = getattr(member, "__func__", member)
+        doc = inspect.getdoc(call)
+        if name.startswith("_") or not doc:
+            continue
+        if inspect.isfunction(call):
+            rows.append((f"{name}{signature(call)}", " ".join(next(paragraphs(doc)))))
+        elif isinstance(member, property | cached_property):
+            rows.append((name, " ".join(next(paragraphs(doc)))))
+    if rows:
+        yield from ("", "| | |", "|---|---|")
+        yield from (f"| `{_cell(left)}` | {_cell(right)} |" for left, right in rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+# -- examples --------------------------------------------------------------------------------------
+
+
+def session(code: str, names: dict[str, Any]) -> Iterator[str]:
+    """The lines of some code, each statement with what it prints."""
+    lines, done = code.splitlines(), 0
+    for node in ast.parse(code).body:
+        yield from lines[done : node.end_lineno]
+        done = node.end_lineno or done
+        yield from (f"#> {line}".rstrip() for line in printed(node, names))
+
+
+def printed(node: ast.stmt, names: dict[str, Any]) -> list[str]:
+    """What a statement prints in a session."""
+    out = io.StringIO()
+    hook, sys.displayhook = sys.displayhook, sys.__displayhook__
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile(ast.Interactive([node]), "<example>", "single"), names)
+    finally:
+        sys.displayhook = hook
+    return out.getvalue().splitlines()

@@ -1,0 +1,60 @@
+"""What the generated pages share: their head, anchors, and docstrings as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ACCEPT = "make docs"
+MARK = f"<!-- Generated from the definitions; `{ACCEPT}` rewrites it. -->"
+
+
+def page(title: str, intro: str, body: Iterable[str]) -> str:
+    """A whole page, marked as generated."""
+    text = "\n".join([MARK, "", f"# {title}", "", intro, "", *body])
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def anchor(heading: str) -> str:
+    """The anchor that a Markdown reader gives a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def paragraphs(doc: str) -> Iterator[list[str]]:
+    """The paragraphs of a docstring as lines."""
+    lines: list[str] = []
+    for line in [*doc.splitlines(), ""]:
+        if line.strip():
+            lines.append(line)
+        elif lines:
+            yield lines
+            lines = []
+
+
+def markdown(doc: str) -> Iterator[str]:
+    """A docstring as Markdown: prose joined, `Before:` and `After:` blocks fenced."""
+    for number, lines in enumerate(paragraphs(doc)):
+        if number:
+            yield ""
+        yield from _sections(lines)
+
+
+def _sections(lines: Sequence[str]) -> Iterator[str]:
+    prose: list[str] = []
+    code: list[str] = []
+    for line in [*lines, ""]:
+        if line.startswith("    "):
+            if prose:
+                yield from (" ".join(prose), "")
+                prose = []
+            code.append(line[4:])
+            continue
+        if code:
+            yield from ("```text", *code, "```", "")
+            code = []
+        if line:
+            prose.append(line.strip())
+    if prose:
+        yield " ".join(prose)
