@@ -216,7 +216,7 @@ def check_waits(job: Seen) -> None:
     left = next(
         evaluate(op.expr("left"), module.env)
         for op in module.ops("stg.working")
-        if 0 in op.integers("stages") and op.names("runs") == ("forward_0",)
+        if 0 in op.integers("stages") and op.names("runs") == ("forward",)
     )
     wait = next(i for i, m in enumerate(picture.moments) if not m.phase)
     assert totals(picture)[wait] == job.plans[0].static + 4 * left

@@ -247,7 +247,7 @@ def test_memory_of_a_step_forward() -> None:
     """The sum in fp32, and either two buffers of keys and values, or one and a result."""
     exchange = local("8*G*K", "4*H*K", "4*H")
     merge = local("4*G*K", "4*H*K", "4*H", "2*H*K", "4*H")
-    assert transient(FORWARD) == maximum([exchange, merge])
+    assert transient(FORWARD) in (maximum([exchange, merge]), maximum([merge, exchange]))
 
 
 def test_memory_of_a_step_backward() -> None:

@@ -427,7 +427,8 @@ def test_duplicate_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["data_deps", "ctrl_deps"])
 def test_missing_dependency(tmp_path: Path, where: str) -> None:
-    node = TraceNode(2, "n", NodeKind.MEM_LOAD, **{where: (7,)})  # type: ignore[arg-type]
+    attrs: dict[str, AttrValue] = {"tensor_size": 8, "is_cpu_op": False}
+    node = TraceNode(2, "n", NodeKind.MEM_LOAD, attrs=attrs, **{where: (7,)})  # type: ignore[arg-type]
     finding = only(check(tmp_path, {0: [comp(1), node]}, None).errors, "missing-dependency")
     assert "node 2 'n' depends on node 7" in finding.message
 
