@@ -104,18 +104,26 @@ class Runs:
     """Runs of one compiled job: forks of a process."""
 
     def __init__(self, out: Path) -> None:
+        self._out, self._partial = out, out.with_name(f".{out.name}.partial")
         self._process = subprocess.Popen(
             [sys.executable, "-c", RUN, str(out)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
 
-    def run(self, seconds: float | None = None) -> int:
-        """How a run ended that was killed after so many seconds, if any are given."""
+    def run(self, files: int | None = None, seconds: float = 0) -> int:
+        """How a run ended; if `files` are given it was killed when there were more of them than
+        at its start, or all were there, and these seconds had passed."""
+        before = self._found()
         child = int(self._ask())
-        if seconds is not None:
+        if files is not None:
+            while not self._out.exists() and self._found() < before + files:
+                time.sleep(0.0002)
             time.sleep(seconds)
             os.kill(child, signal.SIGKILL)
         return int(self._ask())
+
+    def _found(self) -> int:
+        return len(list(self._partial.iterdir())) if self._partial.exists() else 0
 
     def _ask(self) -> str:
         assert self._process.stdin is not None
@@ -133,14 +141,8 @@ def test_killed_at_any_moment_a_run_is_completed_to_the_same_bytes(tmp_path: Pat
     expected = content(tmp_path / "expected")
     out, chance, runs = tmp_path / "out", random.Random(1), Runs(tmp_path / "out")
     killed = seen = 0
-    assert runs.run() == 0  # the first one is slower
-    shutil.rmtree(out)
-    began = time.monotonic()
-    assert runs.run() == 0
-    whole = time.monotonic() - began
-    shutil.rmtree(out)
     while killed < KILLS:
-        ended = runs.run(chance.uniform(0, whole))
+        ended = runs.run(chance.randrange(len(expected)), chance.uniform(0, 0.002))
         assert ended in (0, -signal.SIGKILL)
         killed += ended != 0
         partial = tmp_path / ".out.partial"
