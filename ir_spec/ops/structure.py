@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from stagec.ir.facts import Relation
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType, Type
+from stagec.support.limits import MAX_RANKS
 
 
 class Declaration(OpDef):
@@ -76,6 +78,13 @@ class MeshOp(SizesDeclaration):
     noun = "mesh axis"
     symbol = "required"
     example = "stg.mesh @pod[pp = 2, dp, tp]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """Sizes are positive, and the ranks can be numbered."""
+        yield from super().verify(op)
+        ranks = prod(v.value or 1 for v in op.attrs.values() if isinstance(v, Expr))
+        if ranks > MAX_RANKS:
+            yield f"has {ranks:,} ranks, expected at most {MAX_RANKS:,}"
 
 
 class ZigzagOp(Declaration):

@@ -43,8 +43,17 @@ def verify_module(module: Module, *, typed: bool = False) -> None:
 
 
 def check_module(module: Module, problems: DiagnosticList, *, typed: bool) -> None:
-    """Append everything that is wrong with the module, in the order of its text."""
-    _Checker(module, problems, typed).run()
+    """Append everything that is wrong with the module, in the order of its text.
+
+    Sizes come first: with one that is not positive, nothing else can be computed.
+    """
+    declared = DiagnosticList()
+    for op in (*module.ops("stg.symbols"), *module.ops("stg.mesh")):
+        if check_signature(op, declared):
+            _check_definition(op, declared)
+    problems.add(*declared.items)
+    if not declared.errors:
+        _Checker(module, problems, typed).run()
 
 
 class _Checker:
@@ -58,18 +67,20 @@ class _Checker:
         self._env = module.env
         self._types = TypeChecker(module, problems)
         self._visible: set[Value] = set()
+        self._disordered: frozenset[Operation] = frozenset()
 
     def run(self) -> None:
         """All checks that the state of the module allows."""
         self._relations()
-        check_structure(self._module, self._problems)
+        self._disordered = check_structure(self._module, self._problems)
         self._op(self._module.root)
         if self._typed and not self._problems.errors:
             self._infer_again()
 
     # -- operations ----------------------------------------------------------------------------
 
-    def _region(self, region: Region) -> None:
+    def _region(self, region: Region) -> bool:
+        """Check what is in a region; whether the owner may read it as its definition expects."""
         outer = set(self._visible)
         for value in region.args:
             self._value(region.owner, value)
@@ -77,11 +88,16 @@ class _Checker:
             if isinstance(type_, TensorType):
                 self._symbols_of_type(type_, region.owner.loc)
                 self._types.check(type_, region.owner, None, region.owner.loc)
-        for op in region.ops:
-            self._op(op)
+        sound = [self._op(op) for op in region.ops]
         self._visible = outer
+        return all(sound) and region.owner not in self._disordered
 
-    def _op(self, op: Operation) -> None:
+    def _op(self, op: Operation) -> bool:
+        """Check an operation; whether its signature, and that of all in its region, fits.
+
+        A definition verifies only such an operation: it reads parameters and regions without
+        asking whether they are there.
+        """
         sound = check_signature(op, self._problems)
         for value in op.operands:
             if value not in self._visible:
@@ -95,12 +111,14 @@ class _Checker:
         for name, attr in op.attrs.items():
             self._attr(op, name, attr)
         if op.region is not None:
-            self._region(op.region)
+            sound &= self._region(op.region)
         for value in op.results:
             self._value(op, value)
-        if sound and _has_types(op):
-            self._definition(op)
+        foreign = isinstance(op.definition, UnregisteredOp)
+        if sound and not foreign and _has_types(op):
+            _check_definition(op, self._problems)
             self._memory(op)
+        return sound
 
     def _tensors(self, op: Operation) -> None:
         args = op.region.args if op.region is not None else ()
@@ -126,15 +144,6 @@ class _Checker:
                     op.loc,
                     remedy="copy it there: stg.copy[to = device]",
                 )
-
-    def _definition(self, op: Operation) -> None:
-        try:
-            for message in op.definition.verify(op):
-                self._problems.error(f"'{op.name}' {message}", op.loc, remedy=describe(op))
-        except DiagnosticError as e:
-            self._problems.add(*e.diagnostics)
-        except (RuleSyntaxError, NotATensorError, IndexError, KeyError, ValueError) as e:
-            self._problems.add(misfit(op, e))
 
     def _value(self, op: Operation, value: Value) -> None:
         self._visible.add(value)
@@ -205,6 +214,17 @@ class _Checker:
         for func in self._module.functions:
             for op in func.region.ops if func.region else ():
                 infer_op(op, self._problems)
+
+
+def _check_definition(op: Operation, problems: DiagnosticList) -> None:
+    """Append what the definition of an operation finds, whose signature fits."""
+    try:
+        for message in op.definition.verify(op):
+            problems.error(f"'{op.name}' {message}", op.loc, remedy=describe(op))
+    except DiagnosticError as e:
+        problems.add(*e.diagnostics)
+    except (RuleSyntaxError, NotATensorError, IndexError, KeyError, ValueError) as e:
+        problems.add(misfit(op, e))
 
 
 def broken(relation: Relation, env: dict[str, int]) -> str | None:

@@ -14,9 +14,10 @@ from stagec.support.diagnostics import DiagnosticList
 
 
 def check_signature(op: Operation, problems: DiagnosticList) -> bool:
-    """Append what does not fit the definition; whether all of it fits."""
+    """Append what does not fit the definition; whether all of it fits. Anything fits an op without
+    a definition."""
     if isinstance(op.definition, UnregisteredOp):
-        return False
+        return True
     found = [*_operands(op), *_results(op), *_params(op), *_region(op)]
     for message in found:
         problems.error(f"'{op.name}' {message}", op.loc, remedy=describe(op))

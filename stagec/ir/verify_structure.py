@@ -17,8 +17,11 @@ TOP_LEVEL = frozenset(
 CONTAINERS = frozenset({"stg.module", "stg.strategy", "stg.arena"})
 
 
-def check_structure(module: Module, problems: DiagnosticList) -> None:
-    """Append every operation that stands where it may not, and names that are declared twice."""
+def check_structure(module: Module, problems: DiagnosticList) -> frozenset[Operation]:
+    """Append every operation that stands where it may not, and names that are declared twice.
+
+    Returns the owners of the regions in which something is wrong.
+    """
     _check_names(module, problems)
     for op in module.root.body.ops:
         if op.name not in TOP_LEVEL and (op.results or _is_end(op) or op.name == "stg.module"):
@@ -27,9 +30,15 @@ def check_structure(module: Module, problems: DiagnosticList) -> None:
                 op.loc,
                 remedy="put it into a stg.func",
             )
+    disordered: set[Operation] = set()
     for op in (module.root, *module.walk()):
+        found = DiagnosticList()
         if op.region is not None:
-            _check_region(op, op.region, problems)
+            _check_region(op, op.region, found)
+        if found.items:
+            disordered.add(op)
+            problems.add(*found.items)
+    return frozenset(disordered)
 
 
 def _is_end(op: Operation) -> bool:

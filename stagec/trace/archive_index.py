@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from stagec.support.limits import MAX_RANKS
 from stagec.trace.groups import MIRROR, Axes, coordinate
 from stagec.trace.nodes import NODE_KINDS, Ints
 
-MOST_RANKS = 1 << 22
 MOST_PROGRAM_BYTES = 1 << 30
 _MOST = 1 << 62
 
@@ -65,8 +65,8 @@ def parse_index(parsed: object, file_bytes: int) -> Index:
         raise ValueError(f"{name[:40]!r} is no name of a job")
     mesh = {axis: _number(size, 1) for axis, size in _object(given.get("mesh")).items()}
     ranks = prod(mesh.values())
-    if ranks > MOST_RANKS:
-        raise ValueError(f"it has {ranks} ranks, expected at most {MOST_RANKS}")
+    if ranks > MAX_RANKS:
+        raise ValueError(f"it has {ranks} ranks, expected at most {MAX_RANKS}")
     classes = [_class(each, mesh, file_bytes) for each in _list(given.get("classes"))]
     members = [_members(each.coords, mesh, ranks) for each in classes]
     every = np.concatenate([np.zeros(0, dtype=np.int64), *members])

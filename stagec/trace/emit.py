@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from pathlib import Path
 
 from stagec.ir.module import Module
-from stagec.support.diagnostics import error
 from stagec.trace.classes import RankClass, rank_classes
 from stagec.trace.encode import Encoder, Layout, Roofline
 from stagec.trace.fuse import Granularity, fused
@@ -18,8 +16,6 @@ from stagec.trace.groups import Groups, number_groups
 from stagec.trace.nodes import NODE_KINDS, Ints, Names, Node, Program
 from stagec.trace.writer import Emission, Written, write_source
 
-#: More ranks than this are a mistake: no cluster has them.
-MOST_RANKS = 1 << 22
 #: Adds to a program what is asked for.
 Annotate = Callable[[RankClass, Program], Program]
 #: Programs that a job holds at a time.
@@ -115,12 +111,6 @@ def make_job(
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
     mesh = module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
-    if prod(sizes.values()) > MOST_RANKS:
-        raise error(
-            f"the mesh has {prod(sizes.values()):,} ranks, expected at most {MOST_RANKS:,}",
-            module.root.loc,
-            remedy="choose smaller axes",
-        )
     return Job(name, rank_classes(module), sizes, roofline, names, granularity, annotate)
 
 

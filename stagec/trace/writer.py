@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stagec.support.diagnostics import error
+from stagec.support.limits import MAX_RANKS
 from stagec.trace.groups import Groups
 from stagec.trace.limits import exceeded_limits
 from stagec.trace.nodes import Ints
@@ -281,14 +282,13 @@ def parse_ranges(text: str) -> Ints:
         if not all(e.isascii() and e.isdigit() and len(e) < _MOST_DIGITS for e in ends):
             raise _no_ranges(part)
         low, high = map(int, ends)
-        if high < low or high - low > _MOST_RANKS:
+        if high < low or high - low > MAX_RANKS:
             raise _no_ranges(part)
         found.update(range(low, high + 1))
     return np.array(sorted(found), dtype=np.int64)
 
 
 _MOST_DIGITS = 9
-_MOST_RANKS = 1 << 22
 
 
 def _no_ranges(part: str) -> Exception:
