@@ -10,6 +10,7 @@ from stagec.ir.expr import same
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
+from stagec.ir.sound import Sound
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
 
@@ -37,7 +38,7 @@ def forget_types(op: Operation) -> None:
                 value.type = None
 
 
-def _infer_region(region: Region, problems: DiagnosticList) -> None:
+def _infer_region(region: Region, problems: DiagnosticList, sound: Sound | None = None) -> None:
     for arg in region.args:
         if arg.type is None:
             problems.error(
@@ -46,16 +47,19 @@ def _infer_region(region: Region, problems: DiagnosticList) -> None:
                 remedy=f"write '%{arg.name}: bf16[...]'",
             )
     for op in region.ops:
-        infer_op(op, problems)
+        infer_op(op, problems, sound)
 
 
-def infer_op(op: Operation, problems: DiagnosticList) -> None:
-    """Infer the results of one op (and its region); problems are appended."""
+def infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None = None) -> None:
+    """Infer the results of one op (and its region); problems are appended. Where all is typed,
+    this compares; it does not do so again for what is `sound`."""
+    if sound is not None and sound.knows(op, "inferred"):
+        return
     if any(v.type is None for v in op.operands):
         return  # reported where that value is made
     try:
         if op.region is not None:
-            _enter(op, op.region, problems)
+            _enter(op, op.region, problems, sound)
             if any(v.type is None for v in (*op.region.args, *op.region.terminator.operands)):
                 return  # reported inside
         types = op.definition.infer(op)
@@ -100,7 +104,7 @@ def misfit(op: Operation, problem: Exception) -> Diagnostic:
     return Diagnostic(message, op.loc, "error", remedy, tuple(notes))
 
 
-def _enter(op: Operation, region: Region, problems: DiagnosticList) -> None:
+def _enter(op: Operation, region: Region, problems: DiagnosticList, sound: Sound | None) -> None:
     region_args = getattr(op.definition, "region_args", None)
     if region_args is not None:
         if len(op.operands) != len(region.args):
@@ -112,7 +116,7 @@ def _enter(op: Operation, region: Region, problems: DiagnosticList) -> None:
         for value, type_ in zip(region.args, region_args(op), strict=True):
             bare = type_.unplaced() if isinstance(type_, TensorType) else type_
             _set(op, value, type_ if value.type is not None else bare, problems)
-    _infer_region(region, problems)
+    _infer_region(region, problems, sound)
     if not region.ops or region.ops[-1].name.partition(".")[2] not in ("yield", "return"):
         problems.error(
             f"the region of '{op.name}' does not end in a yield or return",

@@ -116,7 +116,8 @@ class OpDef:
         ]
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """Messages for what is wrong with this op beyond its signature."""
+        """Messages for what is wrong with this op beyond its signature. It may read the attributes,
+        the region and the types of the op, not what is around it (`stagec.ir.sound`)."""
         return iter(())
 
     def reuses(self, op: Operation, result: int) -> int | None:

@@ -15,6 +15,7 @@ from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
+from stagec.ir.sound import Sound
 from stagec.ir.types import TensorType, index_name
 from stagec.ir.verify_signature import check_signature
 from stagec.ir.verify_structure import check_structure
@@ -42,10 +43,13 @@ def verify_module(module: Module, *, typed: bool = False) -> None:
     problems.check()
 
 
-def check_module(module: Module, problems: DiagnosticList, *, typed: bool) -> None:
+def check_module(
+    module: Module, problems: DiagnosticList, *, typed: bool, sound: Sound | None = None
+) -> None:
     """Append everything that is wrong with the module, in the order of its text.
 
-    Sizes come first: with one that is not positive, nothing else can be computed.
+    Sizes come first: with one that is not positive, nothing else can be computed. Operations that
+    are `sound` are not asked again.
     """
     declared = DiagnosticList()
     for op in (*module.ops("stg.symbols"), *module.ops("stg.mesh")):
@@ -53,12 +57,13 @@ def check_module(module: Module, problems: DiagnosticList, *, typed: bool) -> No
             _check_definition(op, declared)
     problems.add(*declared.items)
     if not declared.errors:
-        _Checker(module, problems, typed).run()
+        _Checker(module, problems, typed, sound or Sound()).run()
 
 
 class _Checker:
-    def __init__(self, module: Module, problems: DiagnosticList, typed: bool) -> None:
+    def __init__(self, module: Module, problems: DiagnosticList, typed: bool, sound: Sound) -> None:
         self._module, self._problems, self._typed = module, problems, typed
+        self._sound, self._check = sound, "typed" if typed else "untyped"
         mesh = module.mesh
         self._axes = frozenset(mesh.axes if mesh else ())
         indices = {index_name(a) for a in self._axes} if module.phase == "lowered" else set[str]()
@@ -98,7 +103,6 @@ class _Checker:
         A definition verifies only such an operation: it reads parameters and regions without
         asking whether they are there.
         """
-        sound = check_signature(op, self._problems)
         for value in op.operands:
             if value not in self._visible:
                 self._problems.error(
@@ -106,6 +110,10 @@ class _Checker:
                     op.loc,
                     remedy="define it before its use, in this region or around it",
                 )
+        if self._sound.knows(op, self._check):
+            self._visible.update(op.results)
+            return True
+        sound = check_signature(op, self._problems)
         if self._typed and not isinstance(op.definition, UnregisteredOp):
             self._tensors(op)
         for name, attr in op.attrs.items():
@@ -148,8 +156,9 @@ class _Checker:
     def _value(self, op: Operation, value: Value) -> None:
         self._visible.add(value)
         if isinstance(value.type, TensorType):
-            self._symbols_of_type(value.type, value.loc)
-            self._types.check(value.type, op, value, value.loc)
+            if not self._sound.knows_type(value.type):
+                self._symbols_of_type(value.type, value.loc)
+                self._types.check(value.type, op, value, value.loc)
         elif value.type is None and self._typed and not isinstance(op.definition, UnregisteredOp):
             self._problems.error(
                 f"%{value.name} has no type, but the module is {self._module.phase}",
@@ -213,7 +222,7 @@ class _Checker:
     def _infer_again(self) -> None:
         for func in self._module.functions:
             for op in func.region.ops if func.region else ():
-                infer_op(op, self._problems)
+                infer_op(op, self._problems, self._sound)
 
 
 def _check_definition(op: Operation, problems: DiagnosticList) -> None:

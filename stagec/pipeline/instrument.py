@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from stagec.ir.module import Module
+from stagec.ir.sound import Sound
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import print_pipeline
 from stagec.pipeline.verify import verify_module
@@ -51,14 +52,17 @@ class Hooks:
 
 
 class Verification(Hooks):
-    """Verifies the module before the first pass and after each one."""
+    """Verifies the module before the first pass, and after each one what it has changed."""
+
+    def __init__(self) -> None:
+        self._sound = Sound()
 
     def start(self, module: Module) -> None:
-        verify_module(module)
+        verify_module(module, self._sound)
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
         try:
-            verify_module(module)
+            verify_module(module, self._sound)
         except DiagnosticError as e:
             found = note(f"found after pass '{pass_.name}'")
             raise DiagnosticError(*(_with_note(d, found) for d in e.diagnostics)) from None

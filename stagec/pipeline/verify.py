@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module
+from stagec.ir.sound import Sound
 from stagec.ir.types import TensorType
 from stagec.ir.verify import check_module
 from stagec.ir_spec.phases import Phase, PhaseRow, phase_named
@@ -16,11 +17,14 @@ from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticList, did_you_mean
 
 
-def verify_module(module: Module) -> None:
+def verify_module(module: Module, sound: Sound | None = None) -> None:
     """Check everything that holds in the module's phase.
 
-    Raises `DiagnosticError` with all that does not.
+    Operations that are `sound` since the verification before are not asked again. Raises
+    `DiagnosticError` with all that does not hold.
     """
+    sound = sound or Sound()
+    sound.start(module)
     problems = DiagnosticList()
     phase = phase_named(module.phase)
     if phase is None:
@@ -31,16 +35,17 @@ def verify_module(module: Module) -> None:
             remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
         )
     row = phase.row if phase else PhaseRow(0)
-    check_module(module, problems, typed=row.typed)
+    check_module(module, problems, typed=row.typed, sound=sound)
     if row.placed:
         _check_placed(module, problems)
     if row.explicit and not problems.errors:
-        _check_explicit(module, problems)
+        _check_explicit(module, problems, sound)
     if row.lowered:
         _check_lowered(module, problems)
     if not problems.errors:
         check_stages(module, problems)
     problems.check()
+    sound.keep()
 
 
 def _check_placed(module: Module, problems: DiagnosticList) -> None:
@@ -53,10 +58,11 @@ def _check_placed(module: Module, problems: DiagnosticList) -> None:
             )
 
 
-def _check_explicit(module: Module, problems: DiagnosticList) -> None:
+def _check_explicit(module: Module, problems: DiagnosticList, sound: Sound) -> None:
     facts, deferred = module.facts, read_strategy(module).deferred
     for op in computations(module):
-        for message in implicit_moves(op, facts, deferred):
+        known = sound.knows(op, ("explicit", deferred))
+        for message in () if known else implicit_moves(op, facts, deferred):
             problems.error(
                 f"'{op.name}' {message}",
                 op.loc,

@@ -8,11 +8,13 @@ from stagec.ir.core import Operation, Quoted
 from stagec.ir.expr import const, symbol
 from stagec.ir.facts import Facts, divisible
 from stagec.ir.module import Module
+from stagec.ir.sound import Sound
 from stagec.ir.types import TensorType
 from stagec.ir.verify import verify_module
+from stagec.ir.verify_signature import check_signature
 from stagec.pipeline import verify as phases
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList
-from tests.support import operations, parse
+from tests.support import LLAMA, STEP, operations, parse, tiny_module
 
 TEXT = """stg.module @m[phase = shaped] {
   stg.symbols[B, D, L]
@@ -34,12 +36,50 @@ def module() -> Module:
 
 
 def messages(module: Module) -> list[str]:
-    """All errors of the module."""
+    """All errors of the module; they are the same after the sound one was verified."""
+    sound = Sound()
+    phases.verify_module(parse(TEXT), sound)
+    fresh, again = found(module, Sound()), found(module, sound)
+    assert fresh == again
+    return fresh
+
+
+def found(module: Module, sound: Sound) -> list[str]:
     try:
-        phases.verify_module(module)
+        phases.verify_module(module, sound)
     except DiagnosticError as e:
         return [d.message for d in e.diagnostics]
     return []
+
+
+def test_what_a_pass_has_not_changed_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a module whose collectives are explicit, one operation after the other changes."""
+    steps = f"{STEP},propagate-sharding,insert-collectives"
+    module = tiny_module(LLAMA, steps, dp=2, tp=2, sp=True, zero=3)
+    asked: list[str] = []
+
+    def counted(op: Operation, problems: DiagnosticList) -> bool:
+        asked.append(op.name)
+        return check_signature(op, problems)
+
+    monkeypatch.setattr("stagec.ir.verify.check_signature", counted)
+    sound = Sound()
+    assert found(module, sound) == []
+    inside = [op for op in module.walk() if op.region is None and op.results]
+    regions = [op.name for op in module.walk() if op.region is not None]
+    assert len(asked) > len(inside) > 100
+    for op in inside[:: len(inside) // 10]:
+        asked.clear()
+        kept = op.results[0].type
+        op.results[0].type = TensorType("i8", op.results[0].tensor.dims[1:])
+        assert found(module, Sound()) == found(module, sound) != []
+        op.results[0].type = kept
+        asked.clear()
+        assert found(module, sound) == []
+        assert set(asked) <= {"stg.module", "stg.symbols", "stg.mesh", *regions}
+    (symbols,) = module.ops("stg.symbols")
+    symbols.attrs["B"] = const(3)
+    assert found(module, Sound()) == found(module, sound) != []
 
 
 def only(module: Module, name: str) -> Operation:
