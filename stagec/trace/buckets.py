@@ -173,13 +173,13 @@ def filled(given: Sequence[Piece], bucket: int) -> Iterator[Sequence[Piece]]:
         yield given[start:]
 
 
-def label(inside: Sequence[Piece]) -> str:
-    """What a bucket is called: `L1/g_wq.reduce`, or `L1..L0/g_wk..g_wq.reduce` after the first and
-    the last gradient."""
+def label(inside: Sequence[Piece]) -> tuple[str, str]:
+    """What a bucket is called: `L1` and `g_wq.reduce`, or `L1..L0` and `g_wk..g_wq.reduce` after
+    the first and the last gradient."""
     first, last = inside[0], inside[-1]
     layers = "..".join(dict.fromkeys(p.layer for p in (first, last) if p.layer))
     names = first.name if len(inside) == 1 else f"{first.name}..{last.name}"
-    return "/".join(filter(None, (layers, f"{names}.reduce")))
+    return layers, f"{names}.reduce"
 
 
 def calls(op: Operation) -> Expr:

@@ -86,7 +86,7 @@ def _firsts(program: Program, *, split: bool) -> Ints:
 
 
 def _key(node: Node) -> str:
-    return node.name.rpartition("/")[0] if node.is_computation else ""
+    return node.scope if node.is_computation else ""
 
 
 def _fused(nodes: Sequence[Node]) -> Node:

@@ -26,9 +26,10 @@ class Node:
 
     Computations that were merged into one are its `parts`, FLOPs and bytes of each. Computations
     wait for a `blocking` collective in the order of issue. A `bucket` is one call of a reduction in
-    several, issued when its gradients are complete. A message goes along the axis `over` to the
-    coordinate that is `by` more; `kind` is then `send` or `recv`, and both ends have the same
-    `tag`. `alloc` and `free` are its bytes in `Events`, `op` is what it is a run of.
+    several, issued when its gradients are complete. `scope` is the leading part of the name: phase,
+    microbatch and layer. A message goes along the axis `over` to the coordinate that is `by` more;
+    `kind` is then `send` or `recv`, and both ends have the same `tag`. `alloc` and `free` are its
+    bytes in `Events`, `op` is what it is a run of.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Node:
     group: tuple[str, ...] = ()
     blocking: bool = False
     bucket: bool = False
+    scope: str = ""
     over: str = ""
     by: int = 0
     tag: int = 0
@@ -159,7 +161,7 @@ class Program:
         which phase, microbatch and layer; with `none` there are none."""
         if names == "full":
             return self
-        given = (n.name.rpartition("/")[2] if names == "short" else "" for n in self.prototypes)
+        given = (n.name.removeprefix(n.scope) if names == "short" else "" for n in self.prototypes)
         renamed = [replace(n, name=name) for n, name in zip(self.prototypes, given, strict=True)]
         return replace(self, prototypes=renamed)
 

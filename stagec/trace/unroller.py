@@ -179,7 +179,10 @@ class Unroller:
         return [n for v in op.operands if (n := last_node(self._ref(v))) is not None]
 
     def _name(self, op: Operation) -> str:
-        return f"{op.phase}/{self._prefix}{op.result.name}"
+        return self._scope(op) + op.result.name
+
+    def _scope(self, op: Operation) -> str:
+        return f"{op.phase}/{self._prefix}"
 
     def _node(self, op: Operation) -> Ref:
         make = {"et.comp": self._computation, "et.coll": self._collective, "et.copy": self._copy}
@@ -195,6 +198,7 @@ class Unroller:
             f"{self._name(op)}.{kind}",
             op.phase,
             self._number(op, "bytes"),
+            scope=self._scope(op),
             to=to,
             op=op,
             deps=self._deps(op),
@@ -212,6 +216,7 @@ class Unroller:
             self._number(op, "flops"),
             self._number(op, "matmul"),
             self._number(op, "out"),
+            scope=self._scope(op),
             op=op,
             deps=self._deps(op),
         )
@@ -227,6 +232,7 @@ class Unroller:
             f"{self._name(op)}.{kind}" if kind == "send" else self._name(op),
             op.phase,
             self._number(op, "bytes"),
+            scope=self._scope(op),
             over=channel[0],
             by=channel[1],
             tag=count * len(self._channels) + self._channels[channel],
@@ -256,6 +262,7 @@ class Unroller:
             self._name(op),
             op.phase,
             self._number(op, "bytes"),
+            scope=self._scope(op),
             group=group_axes(op),
             blocking=op.flag("blocking"),
             op=op,
@@ -283,11 +290,14 @@ class Unroller:
         return max(ends, key=ends.__getitem__) if ends else None
 
     def _bucket(self, op: Operation, inside: Sequence[Piece]) -> Node:
+        layers, name = label(inside)
+        scope = f"{self._scope(op)}{layers}/" if layers else self._scope(op)
         node = Node(
             op.text("kind"),
-            f"{op.phase}/{self._prefix}{label(inside)}",
+            scope + name,
             op.phase,
             sum(piece.size for piece in inside),
+            scope=scope,
             group=group_axes(op),
             bucket=True,
             op=op,
