@@ -19,18 +19,20 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Env, UnboundError, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.ir.opdef import OpDef
 from stagec.ir_spec.ops.comm import Collective, Shift
-from stagec.memory.buffers import Buffer
+from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.memory.buffers import Buffer, Step
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import device_bytes
-from stagec.memory.step import Planner, Run, turns
+from stagec.memory.step import Planner, Run, State, turns
 from stagec.memory.timeline import DEVICE, Sized, Timeline
-from stagec.schedule.action import RankActions
-from stagec.schedule.attached import actions_of, stages_of
+from stagec.schedule.attached import actions_of, receives_of, regions_of, stages_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.trace.classes import RankClass
 from stagec.trace.nodes import Events, Ints, Node, Program
+from stagec.trace.stepper import Order
 
 
 class Plans:
@@ -45,7 +47,8 @@ class Plans:
 
     def annotate(self, each: RankClass, program: Program) -> Program:
         """The program of a class with the events of its nodes."""
-        order = actions_of(each.module, each.graph, each.stage)
+        where = each.module, each.graph, each.stage
+        order = Order(actions_of(*where), receives_of(*where))
         plan = self._plans[each.stage]
         return replace(program, events=_Overlay(plan, program).events(plan.sections(order)))
 
@@ -81,7 +84,7 @@ class _Plan:
         self._planner, self._env = planner, env
         self._sizes: dict[Value, int] = {}
 
-    def sections(self, order: RankActions) -> Iterator[_Section]:
+    def sections(self, order: Order) -> Iterator[_Section]:
         """The step of a rank with this schedule, in order."""
         outside = self._planner.run(None)
         ends = [i for i, (s, _) in enumerate(outside) if s.op.definition.sums_yields]
@@ -92,12 +95,24 @@ class _Plan:
         step = outside[first][0]
         yield _Section("before", [outside[: first + 1]])
         if self._planner.is_scheduled(step):
-            for doing in turns(order, self._planner.regions):
-                yield _Section(doing.works, [self._planner.run(w) for w in doing.works if w[0]])
+            yield from self._turns(order)
         else:
             body = _Section("body", [outside[first + 1 : last]])
             yield from repeat(body, evaluate(step.op.expr("count"), self._env))
         yield _Section("after", [outside[last:]])
+
+    def _turns(self, order: Order) -> Iterator[_Section]:
+        """The receives that are posted before each turn, and the turn without its own."""
+        place, regions = 0, self._planner.regions
+        for doing in turns(order.actions, regions):
+            for action in order.receives.get(place, ()):
+                region = next(regions_of(action))
+                steps = self._planner.run(((region,), State())) if region in regions else ()
+                yield _Section(("receives", region), [[s for s in steps if _is_end(s[0], RecvOp)]])
+            place += len(doing.actions)
+            runs = [self._planner.run(w) for w in doing.works if w[0]]
+            rest = [tuple(s for s in run if not _is_end(s[0], RecvOp)) for run in runs]
+            yield _Section(doing.works, rest)
 
     def bytes(self, buffers: Sequence[Buffer]) -> int:
         """Their bytes in device memory."""
@@ -109,9 +124,15 @@ class _Plan:
         return self._sizes[value]
 
     def interleaved(self, runs: Sequence[Run]) -> Run:
-        """The order in which actions run together: one goes on where another communicates."""
-        queues = [list(self._between_calls(run)) for run in runs]
-        return [step for turn in zip_longest(*queues, fillvalue=()) for q in turn for step in q]
+        """The order in which actions run together: one goes on where another communicates, and
+        what they send leaves at the end."""
+        if len(runs) < 2:
+            return [step for run in runs for step in run]
+        last = [step for run in runs for step in run if _is_end(step[0], SendOp)]
+        rest = [tuple(step for step in run if not _is_end(step[0], SendOp)) for run in runs]
+        queues = [list(self._between_calls(run)) for run in rest]
+        turns_ = zip_longest(*queues, fillvalue=())
+        return [step for turn in turns_ for q in turn for step in q] + last
 
     def _between_calls(self, run: Run) -> Iterator[Run]:
         start = 0
@@ -124,6 +145,11 @@ class _Plan:
     def _is_call(self, op: Operation) -> bool:
         collective = isinstance(op.definition, Collective)
         return collective and not isinstance(op.definition, Shift) and "bucket" not in op.attrs
+
+
+def _is_end(step: Step, kind: type[OpDef]) -> bool:
+    """Whether it is an end of a message between actions, not within one."""
+    return isinstance(step.op.definition, kind)
 
 
 # -- the program -----------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """Runs the functions of pipeline stages together: each stage its actions in the order of the
 schedule, with messages between them. A stage waits for what it receives, so a deadlock is found.
+
+Messages from one stage to another are matched in order, as libraries match them: the first receive
+that is posted gets what is sent first.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -17,13 +20,13 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.schedule.action import Action, Placement
-from stagec.schedule.attached import actions_of, placement_of, regions_of, stages_of
+from stagec.schedule.action import Action, Placement, steps
+from stagec.schedule.attached import actions_of, placement_of, receives_of, regions_of, stages_of
 
 _TOLERANCE = 1e-8
 _K = TypeVar("_K")
-#: sender's stage, channel of the message
-_Box = tuple[int, int]
+#: sender and receiver
+_Pair = tuple[int, int]
 
 
 def is_staged(module: Module) -> bool:
@@ -61,7 +64,7 @@ class _Job:
         self.placement: Placement = placement
         self.over = func.text("over")
         self.env = {**env, self.over: module.env[self.over]}
-        self.boxes: dict[tuple[int, _Box], deque[Locals]] = defaultdict(deque)
+        self.sent: dict[_Pair, list[tuple[int, Locals]]] = defaultdict(list)  # with their channels
         self.meetings: dict[tuple[tuple[int, ...], int], dict[int, Locals]] = defaultdict(dict)
         self._depth = {home: n % placement.depth for n, home in enumerate(placement.homes)}
         self.stages = {
@@ -130,6 +133,9 @@ class _Stage(Machine):
         super().__init__(module, job.env, {job.over: stage})
         self._job, self._func, self._number = job, func, stage
         self._actions = actions_of(module, func, stage)
+        self._receives = receives_of(module, func, stage)
+        self._posted: dict[tuple[int, Operation], tuple[_Pair, int]] = {}
+        self._running = 0  # microbatch of the action that runs
         self._met: dict[tuple[int, ...], int] = defaultdict(int)
         self.parts = {a.tensor.part: a for a in func.body.args if a.tensor.part is not None}
 
@@ -180,18 +186,24 @@ class _Stage(Machine):
         }
         held: dict[int, dict[Value, Locals]] = defaultdict(dict)
         sums: dict[Value, Locals] = {}
-        for action in self._actions:
-            for inner in filter(None, map(regions.get, regions_of(action))):
-                while not self._has_mail(inner):
-                    yield False
-                self._bind(op, action)
-                self._values.update(held[action.microbatch])
-                made = dict(zip(inner.results, self._region(inner.body), strict=True))
-                held[action.microbatch].update(made)
-                for value in op.body.terminator.operands:
-                    if value in made:
-                        sums[value] = _added(sums.get(value), made[value])
-                yield True
+        counts, place = Counter[_Pair](), 0
+        for step in steps(self._actions):
+            for action in self._receives.get(place, ()):
+                self._post(regions.get(next(regions_of(action))), action.microbatch, counts)
+            place += len(step)
+            for action in step:
+                for inner in filter(None, map(regions.get, regions_of(action))):
+                    while not self._has_mail(inner, action.microbatch):
+                        yield False
+                    self._running = action.microbatch
+                    self._bind(op, action)
+                    self._values.update(held[action.microbatch])
+                    made = dict(zip(inner.results, self._region(inner.body), strict=True))
+                    held[action.microbatch].update(made)
+                    for value in op.body.terminator.operands:
+                        if value in made:
+                            sums[value] = _added(sums.get(value), made[value])
+                    yield True
         yielded = [sums[v] for v in op.body.terminator.operands]
         self._values.update(zip(op.results, yielded, strict=True))
         self._microbatch = None
@@ -207,25 +219,31 @@ class _Stage(Machine):
 
     def _op(self, op: Operation) -> None:
         if isinstance(op.definition, SendOp):
-            to = (self._number + op.integer("by")) % self.env[self._job.over]
-            self._job.boxes[to, self._box(self._number, op)].append(self._values[op.operands[0]])
+            pair = self._number, (self._number + op.integer("by")) % self.env[self._job.over]
+            self._job.sent[pair].append((op.integer("channel", 0), self._values[op.operands[0]]))
         elif isinstance(op.definition, RecvOp):
-            parts = self._incoming(op).popleft()
+            pair, number = self._posted[self._running, op]
+            channel, parts = self._job.sent[pair][number]
+            if channel != op.integer("channel", 0):
+                raise DisagreementError(
+                    f"stage {pair[1]} posts its receive {number} from stage {pair[0]} for "
+                    f"%{op.result.name}, but something else is sent"
+                )
             self._check_shapes(op, op.result, parts)
             self._values[op.result] = parts
         else:
             super()._op(op)
 
-    def _box(self, sender: int, op: Operation) -> _Box:
-        return sender, op.integer("channel", 0)
+    def _post(self, action: Operation | None, microbatch: int, counts: Counter[_Pair]) -> None:
+        """Post the receives of an action."""
+        for op in _receives(action):
+            pair = (self._number - op.integer("by")) % self.env[self._job.over], self._number
+            self._posted[microbatch, op] = pair, counts[pair]
+            counts[pair] += 1
 
-    def _incoming(self, op: Operation) -> deque[Locals]:
-        sender = (self._number - op.integer("by")) % self.env[self._job.over]
-        return self._job.boxes[self._number, self._box(sender, op)]
-
-    def _has_mail(self, action: Operation) -> bool:
-        wanted = (op for op in action.body.ops if isinstance(op.definition, RecvOp))
-        return all(self._incoming(op) for op in wanted)
+    def _has_mail(self, action: Operation, microbatch: int) -> bool:
+        tickets = (self._posted[microbatch, op] for op in _receives(action))
+        return all(number < len(self._job.sent[pair]) for pair, number in tickets)
 
     # -- reductions over stages --------------------------------------------------------------------
 
@@ -248,6 +266,11 @@ class _Stage(Machine):
                 total = _added(total, meeting[other])
             self._values[value] = total
             yield True
+
+
+def _receives(action: Operation | None) -> list[Operation]:
+    ops = action.body.ops if action is not None else ()
+    return [op for op in ops if isinstance(op.definition, RecvOp)]
 
 
 def _added(one: Locals | None, other: Sequence[Array]) -> Locals:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from stagec.ir.core import Operation
@@ -11,6 +11,7 @@ from stagec.ir.opdef import Registry
 from stagec.schedule.action import Action, Placement, RankActions
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import UNIT
+from stagec.schedule.messages import receives_before, senders
 from stagec.schedule.registry import find_schedule
 from stagec.schedule.replay import replay
 
@@ -37,13 +38,28 @@ def accumulation_of(op: Operation) -> Operation | None:
 
 def actions_of(module: Module, op: Operation, stage: int) -> RankActions:
     """What a stage does, in order; () if its function or graph is not scheduled."""
+    return next(iter(_rows(module, op, (stage,)).values()), ())
+
+
+def receives_of(module: Module, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
+    """By the place of the first action of a step: the actions whose receives a stage posts before
+    that step, in the order in which their messages are sent."""
+    placement = placement_of(module, op)
+    if placement is None:
+        return {}
+    rows = _rows(module, op, (stage, *senders(stage, placement)))
+    return receives_before(stage, rows, placement)
+
+
+def _rows(module: Module, op: Operation, stages: Iterable[int]) -> dict[int, RankActions]:
+    """The actions of some stages; none if the function or graph is not scheduled."""
     found = accumulation_of(op)
     if found is None:
-        return ()
+        return {}
     schedule = schedule_of(module.registry, found.text("schedule"))
     sizes = module.env[op.text("over")], found.integer("count"), found.integer("chunks", 1)
     schedule.check(*sizes)
-    return tuple(schedule.rank_actions(stage, *sizes))
+    return {stage: tuple(schedule.rank_actions(stage, *sizes)) for stage in stages}
 
 
 def placement_of(module: Module, op: Operation) -> Placement | None:

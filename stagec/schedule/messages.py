@@ -1,29 +1,36 @@
-"""The sends and receives that a schedule implies, and the proof that both ends order them alike.
+"""The sends and receives that a schedule implies, in one order for each ordered pair of ranks.
 
-A channel is a pair of ranks, a direction, and what is sent: activations and gradients travel apart.
-Messages of a channel carry no number of their own, so both ends must list them in the same order.
+Libraries match the messages from one rank to another in the order in which both ends issue them,
+whatever they carry. Sends leave in the order in which a rank's actions make what they carry;
+receives are posted in that order, so one whose message is sent before that of an earlier action is
+posted with the latter. Two ranks in a V: rank 0 sends the activation of microbatch 2 and then the
+gradient of microbatch 0; rank 1 needs the gradient first, and posts both receives before it.
+
+No rank waits longer for that: all that is sent before a message on its way has been made when the
+message is made, and its receives are posted no later than that of the message. So a replay that
+ends means that messages cannot deadlock, even if a send only completes when its receive is posted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from stagec.schedule.action import Action, Actions, Placement, RankActions, steps
 from stagec.support.diagnostics import error
 
 Payload: TypeAlias = Literal["activation", "gradient"]
-#: sender, receiver, payload
-Channel: TypeAlias = tuple[int, int, Payload]
+#: sender, receiver
+Pair: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One end of a transfer of a microbatch between neighbouring virtual stages.
 
-    A receive comes right before the action at `position` in the rank's list, a send right after
+    A receive is posted before the action at `position` in the rank's list, a send comes right after
     it. `source` and `target` are virtual stages. Around an overlapped pair all receives come before
     its F and all sends after its B.
     """
@@ -36,89 +43,133 @@ class Message:
     microbatch: int
     position: int
 
+    @property
+    def content(self) -> tuple[int, int, int]:
+        """What both ends of a transfer agree on."""
+        return self.source, self.target, self.microbatch
+
 
 RankMessages: TypeAlias = tuple[Message, ...]
 
 
-def in_order_messages(actions: Actions, placement: Placement) -> tuple[RankMessages, ...]:
-    """The messages of every rank in the order of its actions, proved to match.
+def ordered_messages(actions: Actions, placement: Placement) -> tuple[RankMessages, ...]:
+    """The messages of every rank as it issues them. Raises `DiagnosticError` for a message that one
+    end only has."""
+    rows = dict(enumerate(actions))
+    return tuple(_rank_messages(rank, rows, placement) for rank in rows)
 
-    With sends that do not block, matching channels and a replay without deadlock mean that the
-    messages cannot deadlock either. Raises `DiagnosticError` where the ends of a channel disagree.
-    """
-    messages = tuple(
-        tuple(_rank_messages(rank, row, placement)) for rank, row in enumerate(actions)
+
+def _rank_messages(
+    rank: int, rows: Mapping[int, RankActions], placement: Placement
+) -> RankMessages:
+    sent = _sends(rank, rows[rank], placement)
+    got = (message for message, _ in posted(rank, rows, placement))
+    return tuple(sorted((*got, *sent), key=lambda m: (m.position, m.direction == "send")))
+
+
+def receives_before(
+    rank: int, rows: Mapping[int, RankActions], placement: Placement
+) -> dict[int, list[Action]]:
+    """By the position of the first action of a step: the actions whose receives a rank posts before
+    that step, in order. `rows` are the lists of the rank and of its `senders`."""
+    found: dict[int, list[Action]] = {}
+    for message, action in posted(rank, rows, placement):
+        found.setdefault(message.position, []).append(action)
+    return found
+
+
+def senders(rank: int, placement: Placement) -> tuple[int, ...]:
+    """The ranks that send to a rank."""
+    beside = (
+        near
+        for stage, home in enumerate(placement.homes)
+        if home.rank == rank
+        for near in (placement.previous(stage), placement.following(stage))
     )
-    check_in_order(messages)
-    return messages
+    ranks = {placement[near].rank for near in beside if near is not None}
+    return tuple(sorted(ranks - {rank}))
 
 
-def _rank_messages(rank: int, row: RankActions, placement: Placement) -> Iterator[Message]:
+def posted(
+    rank: int, rows: Mapping[int, RankActions], placement: Placement
+) -> list[tuple[Message, Action]]:
+    """The receives of a rank in the order in which it posts them, and the action of each. Raises
+    `DiagnosticError` where a message is sent and not received, or received and not sent."""
+    wanted = {m.content: (m, place) for m, place in _receives(rank, rows[rank], placement)}
+    starts = [start for start, step in _steps(rows[rank]) for _ in step]
+    found: list[tuple[int, Message, Action]] = []
+    for peer in senders(rank, placement):
+        first = len(rows[rank])  # the first action that needs this message or a later one
+        behind: list[tuple[int, Message, Action]] = []
+        for message in reversed(_sends(peer, rows[peer], placement)):
+            if message.peer != rank:
+                continue
+            if message.content not in wanted:
+                raise _unmatched(message, peer, rank, "is sent and not received")
+            receive, place = wanted.pop(message.content)
+            first = min(first, place)
+            behind.append((first, replace(receive, position=starts[first]), rows[rank][place]))
+        found += reversed(behind)
+    for receive, _ in wanted.values():
+        raise _unmatched(receive, receive.peer, rank, "is received and not sent")
+    return [(message, action) for _, message, action in sorted(found, key=lambda f: f[0])]
+
+
+def _unmatched(message: Message, sender: int, receiver: int, what: str) -> Exception:
+    return error(
+        f"the {message.payload} of microbatch {message.microbatch} from stage {message.source} on "
+        f"rank {sender} to stage {message.target} on rank {receiver} {what}",
+        remedy="give both ranks the actions of this microbatch",
+    )
+
+
+def _steps(row: RankActions) -> Iterator[tuple[int, tuple[Action, ...]]]:
+    """The steps of a row with the position of the first action of each."""
     position = 0
     for step in steps(row):
-        last = position + len(step) - 1
-        for action in step:
-            yield from _receive(rank, action, placement, position)
-        for action in step:
-            yield from _send(rank, action, placement, last)
-        position = last + 1
+        yield position, step
+        position += len(step)
 
 
-def _receive(rank: int, action: Action, at: Placement, position: int) -> Iterator[Message]:
+def _sends(rank: int, row: RankActions, placement: Placement) -> list[Message]:
+    return [
+        message
+        for start, step in _steps(row)
+        for action in step
+        for message in _end("send", rank, action, placement, start + len(step) - 1)
+    ]
+
+
+def _receives(
+    rank: int, row: RankActions, placement: Placement
+) -> Iterator[tuple[Message, int]]:
+    """The receives of a rank as its actions need them, each with the place of its action."""
+    for place, action in enumerate(row):
+        for message in _end("recv", rank, action, placement, place):
+            yield message, place
+
+
+def _end(
+    direction: Literal["send", "recv"], rank: int, action: Action, at: Placement, position: int
+) -> Iterator[Message]:
+    """The message that an action sends or receives, if it does."""
     if action.kind == "W":
         return
-    stage = at.stage(rank, action.chunk)
-    forward = action.kind == "F"
-    source = at.previous(stage) if forward else at.following(stage)
-    if source is not None and at[source].rank != rank:
+    stage, forward = at.stage(rank, action.chunk), action.kind == "F"
+    other = at.following(stage) if forward == (direction == "send") else at.previous(stage)
+    if other is not None and at[other].rank != rank:
         payload: Payload = "activation" if forward else "gradient"
-        peer = at[source].rank
-        yield Message("recv", payload, peer, source, stage, action.microbatch, position)
+        ends = (stage, other) if direction == "send" else (other, stage)
+        yield Message(direction, payload, at[other].rank, *ends, action.microbatch, position)
 
 
-def _send(rank: int, action: Action, at: Placement, position: int) -> Iterator[Message]:
-    if action.kind == "W":
-        return
-    stage = at.stage(rank, action.chunk)
-    forward = action.kind == "F"
-    target = at.following(stage) if forward else at.previous(stage)
-    if target is not None and at[target].rank != rank:
-        payload: Payload = "activation" if forward else "gradient"
-        peer = at[target].rank
-        yield Message("send", payload, peer, stage, target, action.microbatch, position)
-
-
-def channels(
-    messages: tuple[RankMessages, ...],
-) -> dict[Channel, tuple[RankMessages, RankMessages]]:
-    """The sends and the receives of each channel, each in the order of its rank."""
-    ends: dict[Channel, tuple[list[Message], list[Message]]] = {}
+def pairs(messages: tuple[RankMessages, ...]) -> dict[Pair, tuple[RankMessages, RankMessages]]:
+    """The sends and the receives of each ordered pair of ranks, each in the order of its rank."""
+    ends: defaultdict[Pair, tuple[list[Message], list[Message]]] = defaultdict(lambda: ([], []))
     for rank, row in enumerate(messages):
         for message in row:
-            sends = message.direction == "send"
-            ranks = (rank, message.peer) if sends else (message.peer, rank)
-            end = ends.setdefault((*ranks, message.payload), ([], []))
-            end[0 if sends else 1].append(message)
-    return {channel: (tuple(sent), tuple(got)) for channel, (sent, got) in ends.items()}
-
-
-def check_in_order(messages: tuple[RankMessages, ...]) -> None:
-    """Raise `DiagnosticError` unless each channel's sends and receives come in the same order."""
-    for (sender, receiver, payload), (sent, received) in channels(messages).items():
-        for number, (send, recv) in enumerate(zip_longest(sent, received)):
-            if _content(send) != _content(recv):
-                raise error(
-                    f"message {number} of the {payload}s from rank {sender} to rank {receiver}: "
-                    f"{_text(send)} is sent, {_text(recv)} is received",
-                    remedy="order the actions of both ranks alike",
-                )
-
-
-def _content(message: Message | None) -> tuple[int, int, int] | None:
-    return (message.source, message.target, message.microbatch) if message else None
-
-
-def _text(message: Message | None) -> str:
-    if message is None:
-        return "nothing"
-    return f"microbatch {message.microbatch} of stage {message.source}"
+            if message.direction == "send":
+                ends[rank, message.peer][0].append(message)
+            else:
+                ends[message.peer, rank][1].append(message)
+    return {pair: (tuple(sent), tuple(got)) for pair, (sent, got) in ends.items()}

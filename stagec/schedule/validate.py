@@ -1,4 +1,4 @@
-"""What every schedule must be: complete lists, whole pairs, no ring of waiting, messages in order.
+"""What every schedule must be: complete lists, whole pairs, no ring of waiting, matched messages.
 
 The built-in schedules are tested with this; a plug-in's own schedule is checked when it is used.
 """
@@ -11,7 +11,7 @@ from itertools import islice
 
 from stagec.schedule.action import KINDS, Action, Actions, Placement, steps
 from stagec.schedule.base import Schedule
-from stagec.schedule.messages import in_order_messages
+from stagec.schedule.messages import ordered_messages
 from stagec.schedule.replay import replay
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -23,7 +23,7 @@ def check_schedule(actions: Actions, placement: Placement, microbatches: int) ->
     """
     check_complete(actions, placement, microbatches)
     replay(actions, placement)
-    in_order_messages(actions, placement)
+    ordered_messages(actions, placement)
 
 
 def prove(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:

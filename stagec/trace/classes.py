@@ -19,11 +19,12 @@ from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
-from stagec.schedule.attached import actions_of, stages_of
+from stagec.schedule.attached import actions_of, receives_of, stages_of
 from stagec.support.diagnostics import error
 from stagec.trace.groups import Axes, Channel, channel_of, coordinate, group_axes
 from stagec.trace.nodes import Program
 from stagec.trace.program import unroll
+from stagec.trace.stepper import Order
 from stagec.trace.unroller import Layered
 
 
@@ -56,7 +57,8 @@ class RankClass:
     def program(self) -> Program:
         """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
         many."""
-        order = actions_of(self.module, self.graph, self.stage)
+        where = self.module, self.graph, self.stage
+        order = Order(actions_of(*where), receives_of(*where))
         stages = stages_of(self.graph)
         slot = stages.index(self.stage) if stages else 0
         loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None

@@ -2,7 +2,7 @@
 puts them into their final order at the end.
 
 Here the order of streams becomes control dependencies: computations follow each other, and so do
-collectives, and copies in each direction. Messages are in no stream: they wait for their data only.
+collectives, copies in each direction, sends to one rank and receives from one rank.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def _cut(bucketed: Sequence[Bucketed | Instance]) -> Iterator[tuple[int, int | N
 def _streams(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
     """The edges, by final identifiers, that keep each stream in order: first those of blocking
     collectives, from and to computations."""
-    kind = np.array([_stream(n) for n in prototypes], dtype=np.int64)[prototype]
+    ways: dict[tuple[str, str, int], int] = {}
+    kind = np.array([_stream(n, ways) for n in prototypes], dtype=np.int64)[prototype]
     identifiers = np.arange(1, len(kind) + 1)
     computations = identifiers[kind == 0]
     collectives = identifiers[(kind == 1) | (kind == 3)]
@@ -185,18 +186,21 @@ def _streams(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
     waits = waited > previous
     sources.append(computations[waits])
     targets.append(waited[waits])
-    for stream in (computations, collectives, identifiers[kind == 4], identifiers[kind == 5]):
+    others = [identifiers[kind == number] for number in range(4, 1 + max(kind, default=0))]
+    for stream in (computations, collectives, *others):
         sources.append(stream[1:])
         targets.append(stream[:-1])
     return np.concatenate(sources), np.concatenate(targets)
 
 
-def _stream(node: Node) -> int:
-    """0 of computations, 1 of collectives (3 if they are blocking), 2 of messages, which has no
-    order, 4 and 5 of copies to the host and to the device."""
+def _stream(node: Node, ways: dict[tuple[str, str, int], int]) -> int:
+    """0 of computations, 1 of collectives (3 if they are blocking), 4 and 5 of copies to the host
+    and to the device, from 6 on those of messages: one for each rank sent to or received from."""
     if node.is_copy:
         return 4 if node.to == "host" else 5
-    return 0 if node.is_computation else 1 + node.is_message + 2 * node.blocking
+    if node.is_message:
+        return ways.setdefault((node.kind, node.over, node.by), 6 + len(ways))
+    return 0 if node.is_computation else 1 + 2 * node.blocking
 
 
 def sorted_edges(

@@ -1,8 +1,8 @@
 """The program of a rank class: the nodes of one rank, in order, from a lowered and bound graph.
 
 Repeats, accumulations and the actions of a pipeline schedule are unrolled here and only here.
-Identifiers and the control order of the two streams come last, when the order is final. Messages
-are in neither stream: they wait for their data only.
+Identifiers and the control order of the streams come last, when the order is final: computations,
+collectives, and the messages of each ordered pair of ranks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import evaluate
-from stagec.schedule.action import RankActions
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_ITERATIONS
 from stagec.trace.groups import Channel
 from stagec.trace.nodes import Program
-from stagec.trace.stepper import Stepper
+from stagec.trace.stepper import Order, Stepper
 from stagec.trace.unroller import Layered
 
 #: More nodes per rank than this are a mistake: no consumer takes them.
@@ -27,13 +26,13 @@ def unroll(
     graph: Operation,
     name: str,
     env: Mapping[str, int],
-    order: RankActions = (),
+    order: Order | None = None,
     channels: Mapping[Channel, int] | None = None,
     loads: Layered | None = None,
 ) -> Program:
     """Unroll an et.graph with the known sizes.
 
-    `order` are the actions of its pipeline stage, `channels` the numbers of all streams of
+    `order` is that of its pipeline stage, `channels` the numbers of all streams of
     messages, `loads` sizes that differ from layer to layer. Raises `DiagnosticError` if there are
     no nodes, or far too many.
     """
@@ -52,7 +51,7 @@ def unroll(
             graph.loc,
             remedy="choose smaller counts, and repeat what computes",
         )
-    unroller = Stepper(env, order, channels or {}, loads)
+    unroller = Stepper(env, order or Order(), channels or {}, loads)
     unroller.region(graph.body)
     program = unroller.finish(name)
     if not len(program):

@@ -15,7 +15,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from stagec.ir.core import Region, Value
+from stagec.ir.core import Operation, Region, Value
 from stagec.trace.buckets import Bucketed
 from stagec.trace.groups import Channel
 from stagec.trace.nodes import Ints, Node, Ref, Stack
@@ -48,13 +48,16 @@ Held = Ref | Made
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One region of a step: what it takes from outside, and the values that it makes.
+    """One region of a step without the operations to `skip`: what it takes from outside, the values
+    that it makes, and what it `yielded` for each.
 
     `slot` tells the microbatches of a step apart, `action` the actions.
     """
 
     body: Region
+    skip: frozenset[Operation]
     results: Sequence[Value]
+    yielded: Sequence[Value]
     captured: Sequence[Value]
     prefix: str
     slot: int
@@ -118,11 +121,14 @@ class Instance:
             yield self.base + place, None if ready is None else int(self.table[ready])
 
 
-def captured(body: Region) -> tuple[Value, ...]:
-    """The values that a region takes from outside, its arguments among them, in order of use."""
+def captured(body: Region, skip: frozenset[Operation] = frozenset()) -> tuple[Value, ...]:
+    """The values that a region takes from outside, its arguments and what the operations to `skip`
+    make among them, in order of use."""
     inside: set[Value] = set()
     used: dict[Value, None] = {}
     for op in body.walk():
+        if op in skip:
+            continue
         used.update(dict.fromkeys(op.operands))
         inside.update(op.results)
         if op.region is not None:

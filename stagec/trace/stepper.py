@@ -7,15 +7,15 @@ computed right before; what it was when it was first seen is its template.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
 import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.schedule.action import RankActions, steps
+from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
 from stagec.trace.buckets import Bucketed
 from stagec.trace.groups import Channel
@@ -37,18 +37,27 @@ from stagec.trace.stamp import (
 from stagec.trace.unroller import Layered, Unroller, handle_of
 
 
+@dataclass(frozen=True)
+class Order:
+    """What a pipeline stage does: its actions, and by the place of the first action of a step those
+    whose receives are posted before it."""
+
+    actions: RankActions = ()
+    receives: Mapping[int, Sequence[Action]] = field(default_factory=dict[int, Sequence[Action]])
+
+
 class Stepper(Unroller):
     """Makes the program of a rank from a graph and the actions of its stage."""
 
     def __init__(
         self,
         env: Mapping[str, int],
-        order: RankActions,
+        order: Order,
         channels: Mapping[Channel, int],
         loads: Layered | None,
     ) -> None:
         super().__init__(env, channels, loads)
-        self._actions = order
+        self._steps = order
         self._templates: dict[Hashable, Template] = {}
 
     def finish(self, name: str) -> Program:
@@ -79,25 +88,40 @@ class Stepper(Unroller):
 
     def _scheduled(self, region: Region, latest: dict[Value, Held]) -> None:
         """Run the actions as ordered. What an action makes is there for later ones of its
-        microbatch; what the region yields is complete with the last action that adds to it."""
-        actions = {
-            (op.text("kind"), op.integer("chunk")): _Seen(op.body, op.results)
-            for op in region.ops[:-1]
-        }
+        microbatch; what the region yields is complete with the last action that adds to it.
+
+        A receive is posted when the step before the one that it stands in front of begins."""
+        actions: dict[tuple[str, int], _Seen] = {}
+        receives: dict[tuple[str, int], _Seen] = {}
+        for op in region.ops[:-1]:
+            which, got = (op.text("kind"), op.integer("chunk")), receives_in(op.body)
+            actions[which] = _Seen(op.body, op.results, skip=got)
+            receives[which] = _Seen.receives(op.body, got)
         held: dict[int, dict[Value, Held]] = {}
         before: int | None = None
-        for step in steps(self._actions):
+        place = 0
+        for step in steps(self._steps.actions):
             posted, before = before, next((handle_of(*c[:2]) for c in self._computations()), None)
-            numbers = list(dict.fromkeys(action.microbatch for action in step))
-            parts: list[Part] = []
-            for which, action in enumerate(step):
-                slot = numbers.index(action.microbatch)
-                chunk = f"c{action.chunk}/" if action.chunk else ""
-                prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{chunk}"
-                for seen in filter(None, map(actions.get, regions_of(action))):
-                    parts.append(seen.part(prefix, slot, which, action.microbatch))
-            if parts:
-                self._step(parts, held, latest, posted)
+            for action in self._steps.receives.get(place, ()):
+                for part in self._parts([action], receives):
+                    self._step([part], held, latest, posted)
+            place += len(step)
+            if parts := self._parts(step, actions):
+                self._step(parts, held, latest)
+
+    def _parts(
+        self, step: Sequence[Action], regions: Mapping[tuple[str, int], _Seen]
+    ) -> list[Part]:
+        """The regions that a step runs."""
+        numbers = list(dict.fromkeys(action.microbatch for action in step))
+        parts: list[Part] = []
+        for which, action in enumerate(step):
+            slot = numbers.index(action.microbatch)
+            chunk = f"c{action.chunk}/" if action.chunk else ""
+            prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{chunk}"
+            for seen in filter(None, map(regions.get, regions_of(action))):
+                parts.append(seen.part(prefix, slot, which, action.microbatch))
+        return parts
 
     def _step(
         self,
@@ -115,7 +139,7 @@ class Stepper(Unroller):
         outside = np.concatenate([*handles, np.array(extra, dtype=np.int64)])
         fronts = tuple(product for _, product in front)
         key = (
-            *((p.body.owner, p.prefix, p.slot, p.action) for p in parts),
+            *((p.body.owner, p.skip, p.prefix, p.slot, p.action) for p in parts),
             *shapes,
             fronts,
             posted is not None,
@@ -192,14 +216,14 @@ class Stepper(Unroller):
                 del self._order[start:]
             before = len(self._order)
             self._prefix = part.prefix
-            yielded = self.region(part.body)
-            values = dict(zip(part.results, yielded, strict=False))
+            self.region(part.body, part.skip)
+            values = {v: self._ref(y) for v, y in zip(part.results, part.yielded, strict=False)}
             self._refs.update(values)
             mine.update(values)
             made.append(values)
             pieces[-1] += [n for n in self._order[before:] if isinstance(n, Node)]
         cut = [b for b in self._bucketed if isinstance(b, Bucketed)]
-        ordered = _interleaved(pieces)
+        ordered = _interleaved(pieces, {part.body for part in parts})
         template = make_template(ordered, cut, made, len(source.given), dict(self._sent))
         template.first_prototype = self._columns.add_prototypes(template.nodes)
         self._refs, self._order, self._bucketed, self._sent, self._posted, self._prefix = kept
@@ -225,25 +249,58 @@ class Stepper(Unroller):
 
 @dataclass(frozen=True)
 class _Seen:
-    """A region that is run again and again, and what there is to know of it."""
+    """A region, or a part of it, that is run again and again, and what there is to know of it."""
 
     body: Region
     results: Sequence[Value]
+    skip: frozenset[Operation] = frozenset()
+    own: Sequence[Value] | None = None
+
+    @staticmethod
+    def receives(body: Region, got: frozenset[Operation]) -> _Seen:
+        """Only the receives of an action."""
+        values = [op.result for op in body.ops if op in got]
+        return _Seen(body, values, frozenset(body.ops) - got, values)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self.results) or any(op not in self.skip for op in self.body.ops[:-1])
 
     @cached_property
     def captured(self) -> tuple[Value, ...]:
-        return captured(self.body)
+        return captured(self.body, self.skip)
 
     def part(self, prefix: str, slot: int, action: int, microbatch: int) -> Part:
         """One run of it."""
-        return Part(self.body, self.results, self.captured, prefix, slot, action, microbatch)
+        yielded = self.body.terminator.operands if self.own is None else self.own
+        return Part(
+            self.body,
+            self.skip,
+            self.results,
+            yielded,
+            self.captured,
+            prefix,
+            slot,
+            action,
+            microbatch,
+        )
 
 
-def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:
-    """The nodes of an overlapped pair: one goes on where the other starts to communicate."""
-    queues = [_between_collectives(part) for part in parts]
-    longest = max((len(q) for q in queues), default=0)
-    return [n for i in range(longest) for q in queues if i < len(q) for n in q[i]]
+def receives_in(body: Region) -> frozenset[Operation]:
+    """The receives of an action, which are posted before it: those that wait for nothing in it."""
+    return frozenset(op for op in body.ops if op.name == "et.recv" and not op.operands)
+
+
+def _interleaved(parts: Sequence[list[Node]], bodies: Collection[Region]) -> list[Node]:
+    """The nodes of a step. In an overlapped pair one action goes on where the other starts to
+    communicate, and what both send to other stages leaves at the end, in the order of the pair."""
+    if len(parts) < 2:
+        return [n for part in parts for n in part]
+    last = [n for p in parts for n in p if n.kind == "send" and n.op and n.op.parent in bodies]
+    leaves = set(last)
+    queues = [_between_collectives([n for n in part if n not in leaves]) for part in parts]
+    longest = max(len(q) for q in queues)
+    return [n for i in range(longest) for q in queues if i < len(q) for n in q[i]] + last
 
 
 def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:
