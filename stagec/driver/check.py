@@ -35,15 +35,28 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
     for severity, findings in (("error", report.errors), ("warning", report.warnings)):
         for finding in findings:
             tell(f"{severity}: {finding}")
+    if report.eager_only is not None and not failed:
+        tell(f"note: {report.eager_only}")
     for code, count in report.omitted.items():
         tell(f"... and {count} more of '{code}'")
-    verdict = "not well-formed" if failed else "well-formed, free of deadlock"
+    verdict = "not well-formed" if failed else f"well-formed, free of deadlock{_sends(report)}"
     sys.stdout.write(
         f"{directory}: {verdict}: {report.ranks} ranks, {report.nodes} nodes, {report.collectives} "
         f"collectives over {report.groups} groups, {report.sends} messages; "
         f"{len(report.errors)} errors, {len(report.warnings)} warnings\n"
     )
     return int(failed)
+
+
+def _sends(report: CheckReport) -> str:
+    """With which sends a job ends: eager ones do not wait, others wait for their receives."""
+    if not report.sends:
+        return ""
+    return (
+        " with eager and rendezvous sends"
+        if report.eager_only is None
+        else " with eager sends only"
+    )
 
 
 def _report(path: Path) -> CheckReport:
@@ -82,6 +95,7 @@ def _as_json(report: CheckReport, failed: bool) -> dict[str, object]:
         "collectives": report.collectives,
         "groups": report.groups,
         "sends": report.sends,
+        "rendezvous": not failed and report.eager_only is None,
         "errors": rows(report.errors),
         "warnings": rows(report.warnings),
         "omitted": dict(report.omitted),

@@ -42,8 +42,8 @@ def actions_of(module: Module, op: Operation, stage: int) -> RankActions:
 
 
 def receives_of(module: Module, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
-    """By the place of the first action of a step: the actions whose receives a stage posts before
-    that step, in the order in which their messages are sent."""
+    """By the place of the first action of a step: the actions whose receives stand before it, in
+    the order in which their messages are sent."""
     placement = placement_of(module, op)
     if placement is None:
         return {}

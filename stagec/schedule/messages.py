@@ -2,13 +2,14 @@
 
 Libraries match the messages from one rank to another in the order in which both ends issue them,
 whatever they carry. Sends leave in the order in which a rank's actions make what they carry;
-receives are posted in that order, so one whose message is sent before that of an earlier action is
-posted with the latter. Two ranks in a V: rank 0 sends the activation of microbatch 2 and then the
-gradient of microbatch 0; rank 1 needs the gradient first, and posts both receives before it.
+receives are issued in that order, so one whose message is sent before that of an earlier action
+stands with the latter. Two ranks in a V: rank 0 sends the activation of microbatch 2 and then the
+gradient of microbatch 0; rank 1 needs the gradient first, and issues both receives before it.
 
-No rank waits longer for that: all that is sent before a message on its way has been made when the
-message is made, and its receives are posted no later than that of the message. So a replay that
-ends means that messages cannot deadlock, even if a send only completes when its receive is posted.
+A receive is posted as soon as the one before it from the same rank is done, so each rank is always
+ready for the next message of every other. A send that waits for its receive then waits for earlier
+messages to the same rank only: a replay that ends means that messages cannot deadlock, with sends
+that do not wait (eager) as well as with sends that do (rendezvous).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import itemgetter
 from typing import Literal, TypeAlias
 
 from stagec.schedule.action import Action, Actions, Placement, RankActions, steps
@@ -30,9 +33,9 @@ Pair: TypeAlias = tuple[int, int]
 class Message:
     """One end of a transfer of a microbatch between neighbouring virtual stages.
 
-    A receive is posted before the action at `position` in the rank's list, a send comes right after
-    it. `source` and `target` are virtual stages. Around an overlapped pair all receives come before
-    its F and all sends after its B.
+    A receive stands before the action at `position` in the rank's list, a send right after it.
+    `source` and `target` are virtual stages. Around an overlapped pair all receives come before its
+    F and all sends after its B.
     """
 
     direction: Literal["send", "recv"]
@@ -70,8 +73,8 @@ def _rank_messages(
 def receives_before(
     rank: int, rows: Mapping[int, RankActions], placement: Placement
 ) -> dict[int, list[Action]]:
-    """By the position of the first action of a step: the actions whose receives a rank posts before
-    that step, in order. `rows` are the lists of the rank and of its `senders`."""
+    """By the place of the first action of a step: the actions whose receives stand before it, in
+    order. `rows` are the lists of the rank and of its `senders`."""
     found: dict[int, list[Action]] = {}
     for message, action in posted(rank, rows, placement):
         found.setdefault(message.position, []).append(action)
@@ -99,20 +102,19 @@ def posted(
     starts = [start for start, step in _steps(rows[rank]) for _ in step]
     found: list[tuple[int, Message, Action]] = []
     for peer in senders(rank, placement):
-        first = len(rows[rank])  # the first action that needs this message or a later one
-        behind: list[tuple[int, Message, Action]] = []
-        for message in reversed(_sends(peer, rows[peer], placement)):
-            if message.peer != rank:
-                continue
+        sent = [m for m in _sends(peer, rows[peer], placement) if m.peer == rank]
+        for message in sent:
             if message.content not in wanted:
                 raise _unmatched(message, peer, rank, "is sent and not received")
-            receive, place = wanted.pop(message.content)
-            first = min(first, place)
-            behind.append((first, replace(receive, position=starts[first]), rows[rank][place]))
-        found += reversed(behind)
+        got = [wanted.pop(message.content) for message in sent]
+        # of each message, the first action that needs it or a later one
+        first = [*accumulate((place for _, place in reversed(got)), min)][::-1]
+        for (receive, place), at in zip(got, first, strict=True):
+            message = replace(receive, position=starts[at])
+            found.append((at, message, rows[rank][place]))
     for receive, _ in wanted.values():
         raise _unmatched(receive, receive.peer, rank, "is received and not sent")
-    return [(message, action) for _, message, action in sorted(found, key=lambda f: f[0])]
+    return [(message, action) for _, message, action in sorted(found, key=itemgetter(0))]
 
 
 def _unmatched(message: Message, sender: int, receiver: int, what: str) -> Exception:
@@ -140,9 +142,7 @@ def _sends(rank: int, row: RankActions, placement: Placement) -> list[Message]:
     ]
 
 
-def _receives(
-    rank: int, row: RankActions, placement: Placement
-) -> Iterator[tuple[Message, int]]:
+def _receives(rank: int, row: RankActions, placement: Placement) -> Iterator[tuple[Message, int]]:
     """The receives of a rank as its actions need them, each with the place of its action."""
     for place, action in enumerate(row):
         for message in _end("recv", rank, action, placement, place):

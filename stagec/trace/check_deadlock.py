@@ -1,5 +1,8 @@
 """The proof that the ranks of a job cannot wait for each other in a circle.
 
+Sends may wait for their receives to be posted (rendezvous) or not (eager). The former is proved
+where the messages of each ordered pair of ranks are in order; it includes the latter.
+
 The merged graph is built of rank classes first. Mapping each rank to its class maps a cycle to a
 cycle, so classes without one prove that ranks have none. Otherwise ranks of a class that talk to
 different classes are told apart, such as pipeline stages that run the same program; if there still
@@ -12,10 +15,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
-from stagec.trace.check_job import Job
+from stagec.trace.check_job import Job, crossed_messages
 from stagec.trace.check_program import Analysis
 from stagec.trace.check_ranks import RankTrace
-from stagec.trace.findings import CheckReport
+from stagec.trace.findings import CheckReport, Finding
 from stagec.trace.merged import Communication, Edge, MergedGraph, Vertex
 
 EXPANDED_NODES = 20_000_000
@@ -25,30 +28,66 @@ _CYCLE_STEPS = 12
 
 
 def check_deadlock(job: Job, report: CheckReport, expanded_nodes: int = EXPANDED_NODES) -> None:
-    """Prove the merged graph free of cycles, or report one.
+    """Prove the merged graph free of cycles, or report one: with sends that wait for their receives
+    where messages are in order, else with sends that do not.
 
     Says nothing about a job with a rank whose own dependencies are broken.
     """
     if not all(trace.analysis.sound for trace in job.traces.values()):
         return
-    classes: Mapping[int, int] = {t.rank: t.class_id for t in job.traces.values()}
-    suspects = _suspects(job, classes)
-    if suspects:
-        classes = _told_apart(job, classes, expanded_nodes)
-        suspects = _suspects(job, classes)
-    if not suspects:
+    if report.sends:
+        report.eager_only = _why_eager_only(job, expanded_nodes)
+        if report.eager_only is None:
+            return
+    found = _cycle(job, expanded_nodes, rendezvous=False)
+    if found is None:
         return
-    keep = {rank: suspects[number] for rank, number in classes.items() if number in suspects}
-    if sum(len(indices) for indices in keep.values()) > expanded_nodes:
-        message = f"expected a provable job, found cycles between {len(suspects)} rank classes"
+    if not found:
+        message = "expected a provable job, found cycles between rank classes"
         remedy = "make ranks with the same program communicate in the same order"
         report.error(job.directory, "unproven", message, remedy)
         return
+    what = "expected an order in which all ranks can run, found a cycle"
+    remedy = "issue the collectives and messages of these ranks in one consistent order"
+    wrong = _described(job, found, "deadlock", what, remedy)
+    report.error(wrong.path, wrong.code, wrong.message, wrong.remedy, node=wrong.node)
+
+
+def _why_eager_only(job: Job, expanded_nodes: int) -> Finding | None:
+    """What keeps the job from ending if a send only completes when its receive is posted and
+    messages from one rank to another are matched in order; None if it is proved to end."""
+    crossed = next(crossed_messages(job), None)
+    if crossed is not None:
+        trace, node, message = crossed
+        remedy = "issue the messages of two ranks in one order at both ends"
+        return Finding(trace.path, node, "eager-only", message, remedy)
+    found = _cycle(job, expanded_nodes, rendezvous=True)
+    if found is None:
+        return None
+    remedy = "post receives earlier, or issue these messages in one consistent order"
+    if not found:
+        what = "cycles between rank classes are too large to look at rank by rank"
+        return Finding(job.directory, None, "eager-only", what, remedy)
+    what = "sends that wait for their receives deadlock"
+    return _described(job, found, "eager-only", what, remedy)
+
+
+def _cycle(job: Job, expanded_nodes: int, *, rendezvous: bool) -> list[Edge] | None:
+    """A cycle of ranks; None if there is none, [] if that could not be proved."""
+    classes: Mapping[int, int] = {t.rank: t.class_id for t in job.traces.values()}
+    suspects = _suspects(job, classes, rendezvous)
+    if suspects:
+        classes = _told_apart(job, classes, expanded_nodes)
+        suspects = _suspects(job, classes, rendezvous)
+    if not suspects:
+        return None
+    keep = {rank: suspects[number] for rank, number in classes.items() if number in suspects}
+    if sum(len(indices) for indices in keep.values()) > expanded_nodes:
+        return []
     ranks = {rank: job.traces[rank].analysis for rank in keep}
-    graph = MergedGraph(ranks, _communication(job, lambda trace: trace.rank), keep)
+    graph = MergedGraph(ranks, _communication(job, lambda trace: trace.rank, rendezvous), keep)
     core = graph.core()
-    if core:
-        _report_deadlock(job, graph.cycle(core), report)
+    return graph.cycle(core) if core else None
 
 
 def _told_apart(job: Job, classes: Mapping[int, int], most_nodes: int) -> Mapping[int, int]:
@@ -70,10 +109,11 @@ def _told_apart(job: Job, classes: Mapping[int, int], most_nodes: int) -> Mappin
         classes, count = finer, len(numbers)
 
 
-def _suspects(job: Job, classes: Mapping[int, int]) -> Mapping[int, set[int]]:
+def _suspects(job: Job, classes: Mapping[int, int], rendezvous: bool) -> Mapping[int, set[int]]:
     """Per class, the nodes that are on a cycle of classes. `classes` has the class of each rank."""
     analyses = {classes[rank]: trace.analysis for rank, trace in job.traces.items()}
-    graph = MergedGraph(analyses, _communication(job, lambda trace: classes[trace.rank]))
+    talk = _communication(job, lambda trace: classes[trace.rank], rendezvous)
+    graph = MergedGraph(analyses, talk)
     suspects: dict[int, set[int]] = defaultdict(set)
     for edge in graph.core():
         for class_id, index in edge:
@@ -81,7 +121,7 @@ def _suspects(job: Job, classes: Mapping[int, int]) -> Mapping[int, set[int]]:
     return suspects
 
 
-def _communication(job: Job, unit: Callable[[RankTrace], int]) -> Communication:
+def _communication(job: Job, unit: Callable[[RankTrace], int], rendezvous: bool) -> Communication:
     """How the units that ranks belong to meet, each distinct way once."""
     traces = job.traces
     analyses = {unit(trace): trace.analysis for trace in traces.values()}
@@ -95,9 +135,10 @@ def _communication(job: Job, unit: Callable[[RankTrace], int]) -> Communication:
     }
     return Communication(
         messages=(
-            ((src, send), (dst, receive))
+            edge
             for src, dst, src_slot, dst_slot in channels
             for send, receive in _matched(analyses[src], src_slot, analyses[dst], dst_slot)
+            for edge in _waits((src, send), (dst, receive), analyses[dst], rendezvous)
         ),
         meetings=(
             ((one, first.index), (other, second.index))
@@ -140,7 +181,16 @@ def _matched(
             yield send.index, receives.pop()
 
 
-def _report_deadlock(job: Job, cycle: list[Edge], report: CheckReport) -> None:
+def _waits(send: Vertex, receive: Vertex, there: Analysis, rendezvous: bool) -> Iterator[Edge]:
+    """The receive waits for the send, which waits until the receive is posted if it has to: until
+    all is done that the receive waits for on its own rank."""
+    yield send, receive
+    if rendezvous:
+        unit, index = receive
+        yield from (((unit, before), send) for before in there.deps[index])
+
+
+def _described(job: Job, cycle: list[Edge], code: str, what: str, remedy: str) -> Finding:
     steps: list[str] = []
     for (before, after), (following, _) in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         meets = "" if after == following else f", one collective with {_named(job, following)}"
@@ -149,10 +199,8 @@ def _report_deadlock(job: Job, cycle: list[Edge], report: CheckReport) -> None:
         steps[_CYCLE_STEPS:] = [f"... ({len(steps) - _CYCLE_STEPS} more)"]
     rank, index = cycle[0][0]
     trace = job.traces[rank]
-    message = f"expected an order in which all ranks can run, found a cycle: {'; '.join(steps)}"
-    remedy = "issue the collectives and messages of these ranks in one consistent order"
     node = trace.analysis.program.nodes[index].id
-    report.error(trace.path, "deadlock", message, remedy, node=node)
+    return Finding(trace.path, node, code, f"{what}: {'; '.join(steps)}", remedy)
 
 
 def _named(job: Job, vertex: Vertex) -> str:

@@ -7,7 +7,7 @@ comparison; only the lists of groups and peers are looked at rank by rank.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -146,7 +146,7 @@ def _check_channel(
     report: CheckReport,
 ) -> None:
     """Each message of `ours` beyond its number of counterparts in `theirs` is an error."""
-    if [(m.tag, m.size) for m in ours] == [(m.tag, m.size) for m in theirs]:
+    if _contents(ours) == _contents(theirs):
         return
     left = Counter((message.tag, message.size) for message in theirs)
     other = "receive" if what == "send" else "send"
@@ -165,6 +165,53 @@ def _check_channel(
         )
         remedy = f"write the {other} on rank {peer}, or make tag and size agree"
         report.error(trace.path, f"unmatched-{what}", text, remedy, node=node.id)
+
+
+def crossed_messages(job: Job) -> Iterator[tuple[RankTrace, int, str]]:
+    """Messages between two ranks that the ends do not issue in one order: the rank, the node, and
+    what is wrong. Libraries match them in order, whatever their tags."""
+    same: dict[tuple[int, int, int, int], bool] = {}
+    for trace in job.traces.values():
+        for slot in sorted(trace.analysis.unordered):
+            first, second = (
+                trace.analysis.program.nodes[i] for i in trace.analysis.unordered[slot]
+            )
+            text = (
+                f"no dependency orders {first.label} and {second.label}, two messages of one peer"
+            )
+            yield trace, second.id, f"rank {trace.rank}: {text}"
+        for slot, peer in enumerate(trace.peers):
+            back = job.peer_slots.get(peer, {}).get(trace.rank)
+            if back is None:
+                continue
+            there = job.traces[peer]
+            key = trace.class_id, slot, there.class_id, back
+            ours = trace.analysis.sends.get(slot, ())
+            theirs = there.analysis.receives.get(back, ())
+            if key not in same:
+                same[key] = _contents(ours) == _contents(theirs)
+            if not same[key]:
+                yield _crossed(trace, there, ours, theirs)
+
+
+def _contents(messages: tuple[Message, ...]) -> list[tuple[int, int]]:
+    return [(m.tag, m.size) for m in messages]
+
+
+def _crossed(
+    trace: RankTrace, there: RankTrace, ours: tuple[Message, ...], theirs: tuple[Message, ...]
+) -> tuple[RankTrace, int, str]:
+    either = zip(ours, theirs, strict=False)
+    last = min(len(ours), len(theirs)) - 1
+    at = next((i for i, (a, b) in enumerate(either) if (a.tag, a.size) != (b.tag, b.size)), last)
+    node = trace.analysis.program.nodes[ours[at].index]
+    other = there.analysis.program.nodes[theirs[at].index]
+    return (
+        trace,
+        node.id,
+        f"message {at + 1} from rank {trace.rank} to rank {there.rank} is {node.label} with tag "
+        f"{ours[at].tag}, but {other.label} with tag {theirs[at].tag} where it is received",
+    )
 
 
 def _check_collectives(job: Job, report: CheckReport) -> None:

@@ -49,7 +49,8 @@ class Analysis:
 
     `deps` are node indices. Per slot, `collectives`, `sends` and `receives` stand in the order in
     which dependencies, and node ids where those leave it open, make the rank issue them. `sound`
-    is false where the dependencies are not a graph without cycles.
+    is false where the dependencies are not a graph without cycles. `unordered` are, by slot, two
+    sends to a peer, or two receives from one, that dependencies do not order.
     """
 
     program: Program
@@ -59,6 +60,7 @@ class Analysis:
     collectives: Mapping[int, tuple[Collective, ...]]
     sends: Mapping[int, tuple[Message, ...]]
     receives: Mapping[int, tuple[Message, ...]]
+    unordered: Mapping[int, tuple[int, int]]
 
 
 def analyse(program: Program) -> Analysis:
@@ -75,13 +77,17 @@ def analyse(program: Program) -> Analysis:
     collectives = _collectives(program, order)
     sends = _messages(program, order, NodeKind.SEND)
     receives = _messages(program, order, NodeKind.RECV)
+    unordered: dict[int, tuple[int, int]] = {}
     if sound:
+        for slot, messages in (*sends.items(), *receives.items()):
+            pair = first_unordered(deps, order, [m.index for m in messages])
+            if pair is not None:
+                unordered[slot] = pair
         problems += _unordered_collectives(program, deps, order)
         channels = (*sends.values(), *receives.values())
         problems += _unordered_messages(program, deps, order, channels)
-    return Analysis(
-        program, deps, sound, (*graph_problems, *problems), collectives, sends, receives
-    )
+    found = (*graph_problems, *problems)
+    return Analysis(program, deps, sound, found, collectives, sends, receives, unordered)
 
 
 _UNSOUND = frozenset({"duplicate-id", "missing-dependency", "dependency-cycle"})

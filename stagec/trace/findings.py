@@ -37,7 +37,8 @@ class CheckReport:
     """The outcome of checking a directory of traces.
 
     `ranks` counts trace files; `nodes`, `collectives` and `sends` count nodes over all ranks;
-    `groups` counts the communicator groups of the groups file. `omitted` says per code how many
+    `groups` counts the communicator groups of the groups file. `eager_only` says why a
+    job that is free of deadlock is so only if sends do not wait for their receives. `omitted` says per code how many
     findings beyond `FINDINGS_PER_CODE` were left out of `errors` and `warnings`.
     """
 
@@ -49,6 +50,7 @@ class CheckReport:
     collectives: int = 0
     groups: int = 0
     sends: int = 0
+    eager_only: Finding | None = None
     _seen: Counter[str] = field(default_factory=Counter[str], repr=False)
 
     def ok(self) -> bool:

@@ -40,7 +40,7 @@ from stagec.trace.unroller import Layered, Unroller, handle_of
 @dataclass(frozen=True)
 class Order:
     """What a pipeline stage does: its actions, and by the place of the first action of a step those
-    whose receives are posted before it."""
+    whose receives stand before it."""
 
     actions: RankActions = ()
     receives: Mapping[int, Sequence[Action]] = field(default_factory=dict[int, Sequence[Action]])
@@ -88,9 +88,7 @@ class Stepper(Unroller):
 
     def _scheduled(self, region: Region, latest: dict[Value, Held]) -> None:
         """Run the actions as ordered. What an action makes is there for later ones of its
-        microbatch; what the region yields is complete with the last action that adds to it.
-
-        A receive is posted when the step before the one that it stands in front of begins."""
+        microbatch; what the region yields is complete with the last action that adds to it."""
         actions: dict[tuple[str, int], _Seen] = {}
         receives: dict[tuple[str, int], _Seen] = {}
         for op in region.ops[:-1]:
@@ -98,13 +96,11 @@ class Stepper(Unroller):
             actions[which] = _Seen(op.body, op.results, skip=got)
             receives[which] = _Seen.receives(op.body, got)
         held: dict[int, dict[Value, Held]] = {}
-        before: int | None = None
         place = 0
         for step in steps(self._steps.actions):
-            posted, before = before, next((handle_of(*c[:2]) for c in self._computations()), None)
             for action in self._steps.receives.get(place, ()):
                 for part in self._parts([action], receives):
-                    self._step([part], held, latest, posted)
+                    self._step([part], held, latest)
             place += len(step)
             if parts := self._parts(step, actions):
                 self._step(parts, held, latest)
@@ -128,25 +124,23 @@ class Stepper(Unroller):
         parts: Sequence[Part],
         held: dict[int, dict[Value, Held]],
         latest: dict[Value, Held],
-        posted: int | None = None,
     ) -> None:
         """Run the regions of one step: stamp what it was when it was first seen."""
         inputs = self._inputs(parts, held)
         shapes = [shape for shape, _ in inputs]
         handles = [h for _, h in inputs if len(h)]
         front = self._front()
-        extra = [*(handle for handle, _ in front), *([] if posted is None else [posted])]
-        outside = np.concatenate([*handles, np.array(extra, dtype=np.int64)])
+        before = np.array([handle for handle, _ in front], dtype=np.int64)
+        outside = np.concatenate([*handles, before])
         fronts = tuple(product for _, product in front)
         key = (
             *((p.body.owner, p.skip, p.prefix, p.slot, p.action) for p in parts),
             *shapes,
             fronts,
-            posted is not None,
         )
         template = self._templates.get(key)
         if template is None:
-            template = self._unrolled(parts, shapes, fronts, posted is not None)
+            template = self._unrolled(parts, shapes, fronts)
             self._templates[key] = template
         for part, made in zip(parts, self._stamp(template, parts, outside), strict=True):
             self._refs.update(made)
@@ -188,14 +182,12 @@ class Stepper(Unroller):
         parts: Sequence[Part],
         shapes: Sequence[Shape],
         fronts: Sequence[bool],
-        posted: bool,
     ) -> Template:
         """Unroll a step with placeholders for what comes from outside."""
-        kept = self._refs, self._order, self._bucketed, self._sent, self._posted, self._prefix
+        kept = self._refs, self._order, self._bucketed, self._sent, self._prefix
         source = Placeholders()
         refs = [None if s == INSIDE else build(s, source) for s in shapes]
         front = [replace(next(source), matmul=int(product)) for product in fronts]
-        self._posted = next(source) if posted else None
         self._in_template = True
         self._refs, self._order, self._bucketed, self._sent = {}, [*front], [], Counter()
         pieces: list[list[Node]] = []
@@ -226,7 +218,7 @@ class Stepper(Unroller):
         ordered = _interleaved(pieces, {part.body for part in parts})
         template = make_template(ordered, cut, made, len(source.given), dict(self._sent))
         template.first_prototype = self._columns.add_prototypes(template.nodes)
-        self._refs, self._order, self._bucketed, self._sent, self._posted, self._prefix = kept
+        self._refs, self._order, self._bucketed, self._sent, self._prefix = kept
         self._in_template = False
         return template
 

@@ -52,7 +52,6 @@ class Unroller:
         self._replays = True
         self._costs: dict[tuple[Operation, int], dict[str, int]] = {}
         self._sent: Counter[Stream] = Counter()
-        self._posted: Node | None = None  # what a receive without operands waits for
         self._columns = Columns()
         self._in_template = False
 
@@ -239,8 +238,6 @@ class Unroller:
             op=op,
             deps=self._deps(op),
         )
-        if kind == "recv" and not node.deps and self._posted is not None:
-            node.after.append(self._posted)
         if op.flag("beside"):
             node.after += self._before_last_product()
         self._issue(node)

@@ -8,9 +8,9 @@ from itertools import combinations
 
 import pytest
 
-from stagec.schedule.action import Action, Actions, Home, Placement, RankActions, round_robin
+from stagec.schedule.action import Action, Actions, Home, Placement, RankActions, round_robin, steps
 from stagec.schedule.base import Schedule
-from stagec.schedule.messages import channels, check_in_order, in_order_messages
+from stagec.schedule.messages import ordered_messages, pairs, posted
 from stagec.schedule.registry import SCHEDULES, find_schedule, known_schedules
 from stagec.schedule.replay import replay
 from stagec.schedule.validate import check_complete, check_schedule
@@ -153,21 +153,28 @@ def test_a_missing_action_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_swaps_that_neighbours_notice(name: str) -> None:
-    """Two forwards, or two backwards, of a chunk that sends them: messages are out of order, or a
-    ring waits.
-    """
+    """Two forwards, or two backwards, of a chunk that sends them: a ring waits, or receives are
+    posted in the new order of the sends."""
     actions, at = lists(name)
-    swaps = 0
+    waits = follows = 0
     for rank, row in enumerate(actions):
         for i, j in combinations(range(len(row)), 2):
             a, b = row[i], row[j]
             if (a.kind, a.chunk) == (b.kind, b.chunk) and talks(at, rank, a):
                 moved = replace(a, microbatch=b.microbatch), replace(b, microbatch=a.microbatch)
-                broken = list(row)
-                broken[i], broken[j] = moved
-                swaps += 1
-                refused(check_schedule, with_row(actions, rank, broken), at, count(actions))
-    assert swaps > 5
+                other = list(row)
+                other[i], other[j] = moved
+                swapped_lists = with_row(actions, rank, other)
+                try:
+                    check_schedule(swapped_lists, at, count(actions))
+                except DiagnosticError:
+                    waits += 1
+                    continue
+                follows += 1
+                for out, into in pairs(ordered_messages(swapped_lists, at)).values():
+                    assert [x.content for x in out] == [x.content for x in into]
+    assert waits + follows > 5
+    assert follows
 
 
 def talks(at: Placement, rank: int, action: Action) -> bool:
@@ -259,28 +266,45 @@ def cases() -> Iterator[tuple[str, int, int, int]]:
                     yield name, stages, m, v
 
 
-def test_messages_match_on_every_channel() -> None:
+def test_both_ends_of_a_pair_have_one_order() -> None:
     for name, stages, m, v in cases():
         at = SCHEDULES[name].placement(stages, v)
-        messages = in_order_messages(SCHEDULES[name].actions(stages, m, v), at)
+        messages = ordered_messages(SCHEDULES[name].actions(stages, m, v), at)
         hops = sum(
             at[s].rank != at[s + 1].rank for s in range(len(at) - 1) if at.following(s) is not None
         )
         sent = [x for row in messages for x in row if x.direction == "send"]
         assert len(sent) * at.copies == 2 * hops * m, (name, stages, m, v)
         assert 2 * len(sent) == sum(map(len, messages))
-        for (sender, receiver, payload), (out, into) in channels(messages).items():
-            assert len(out) == len(into)
-            step = 1 if payload == "activation" else -1
+        for (sender, receiver), (out, into) in pairs(messages).items():
+            assert [x.content for x in out] == [x.content for x in into], (name, stages, m, v)
             for send, recv in zip(out, into, strict=True):
                 assert (send.peer, recv.peer) == (receiver, sender)
+                step = 1 if send.payload == "activation" else -1
                 assert send.target - send.source == recv.target - recv.source == step
+
+
+def test_receives_are_posted_when_needed_or_earlier() -> None:
+    """No later than the action that needs one; earlier only before another that needs a message
+    sent after it."""
+    early: set[str] = set()
+    for name, stages, m, v in cases():
+        actions, at = SCHEDULES[name].actions(stages, m, v), SCHEDULES[name].placement(stages, v)
+        rows = dict(enumerate(actions))
+        for rank, row in rows.items():
+            starts = {a: row.index(step[0]) for step in steps(row) for a in step}
+            needs = [(m.position, starts[action], m.peer) for m, action in posted(rank, rows, at)]
+            for i, (position, own, peer) in enumerate(needs):
+                assert position == min(n for _, n, p in needs[i:] if p == peer)
+                if position < own:
+                    early.add(name)
+    assert early == {"zbv", "dualpipe", "dualpipev"}
 
 
 def test_messages_stand_around_their_actions() -> None:
     """1F1B on two stages: rank 0 sends after F and receives before B."""
     schedule = SCHEDULES["1f1b"]
-    first, last = in_order_messages(schedule.actions(2, 2, 1), schedule.placement(2, 1))
+    first, last = ordered_messages(schedule.actions(2, 2, 1), schedule.placement(2, 1))
     assert [(x.direction, x.payload, x.microbatch, x.position) for x in first] == [
         ("send", "activation", 0, 0),
         ("send", "activation", 1, 1),
@@ -299,7 +323,7 @@ def test_messages_of_a_pair_come_around_both() -> None:
     schedule = SCHEDULES["dualpipe"]
     actions = schedule.actions(4, 8, 2)
     for row, messages in zip(
-        actions, in_order_messages(actions, schedule.placement(4, 2)), strict=True
+        actions, ordered_messages(actions, schedule.placement(4, 2)), strict=True
     ):
         firsts = {i for i, a in enumerate(row) if a.pair is not None and a.kind == "F"}
         lasts = {i + 1 for i in firsts}
@@ -311,18 +335,28 @@ def test_messages_of_a_pair_come_around_both() -> None:
 def test_a_v_turns_without_a_message_and_copies_do_not_talk() -> None:
     for name in ("zbv", "dualpipe", "dualpipev"):
         schedule = SCHEDULES[name]
-        messages = in_order_messages(schedule.actions(4, 8, 2), schedule.placement(4, 2))
+        messages = ordered_messages(schedule.actions(4, 8, 2), schedule.placement(4, 2))
         assert not any({x.source, x.target} == {3, 4} for row in messages for x in row)
 
 
-def test_unordered_messages_are_told() -> None:
+def test_receives_follow_the_order_of_the_sends() -> None:
+    """Rank 1 needs microbatch 1 first: it posts the receive of microbatch 0, sent before, too."""
     schedule = SCHEDULES["gpipe"]
     actions, at = schedule.actions(2, 3, 1), schedule.placement(2, 1)
-    broken = with_row(actions, 1, swapped(actions[1], 0, 1))
-    found = refused(in_order_messages, broken, at)
+    other = with_row(actions, 1, swapped(actions[1], 0, 1))
+    _, last = ordered_messages(other, at)
+    got = [(x.microbatch, x.position) for x in last if x.direction == "recv"]
+    assert got == [(0, 0), (1, 0), (2, 2)]
+
+
+def test_a_message_with_one_end_is_told() -> None:
+    schedule = SCHEDULES["gpipe"]
+    actions, at = schedule.actions(2, 3, 1), schedule.placement(2, 1)
+    fewer = with_row(actions, 1, actions[1][1:])
+    found = refused(ordered_messages, fewer, at)
     assert found.message == (
-        "message 0 of the activations from rank 0 to rank 1: microbatch 0 of stage 0 is sent, "
-        "microbatch 1 of stage 0 is received"
+        "the activation of microbatch 0 from stage 0 on rank 0 to stage 1 on rank 1 is sent and "
+        "not received"
     )
-    messages = in_order_messages(actions, at)
-    assert "nothing is received" in refused(check_in_order, (messages[0], ())).message
+    silent = with_row(actions, 0, actions[0][1:])
+    assert "is received and not sent" in refused(ordered_messages, silent, at).message
