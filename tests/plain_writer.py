@@ -16,7 +16,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.replay import replays
 from stagec.schedule.action import Action, RankActions, steps
-from stagec.schedule.attached import actions_of, regions_of
+from stagec.schedule.attached import actions_of, receives_of, regions_of
 from stagec.trace.chakra import encode_metadata, encode_node, varint
 from stagec.trace.classes import RankClass
 from stagec.trace.encode import SCHEMA_VERSION, Roofline, TraceWriter
@@ -109,14 +109,15 @@ def plain_program(
     name: str,
     env: Mapping[str, int],
     order: RankActions = (),
+    receives: Mapping[int, Sequence[Action]] | None = None,
     channels: Mapping[Channel, int] | None = None,
 ) -> PlainProgram:
     """Unroll an et.graph with the known sizes.
 
-    `order` are the actions of its pipeline stage, `channels` the numbers of all streams of
-    messages.
+    `order` are the actions of its pipeline stage, `receives` those whose receives stand before the
+    action at a place, `channels` the numbers of all streams of messages.
     """
-    unroller = _Unroller(env, order, channels or {})
+    unroller = _Unroller(env, order, receives or {}, channels or {})
     unroller.region(graph.body)
     nodes = unroller.finish()
     return PlainProgram(name, nodes)
@@ -124,9 +125,14 @@ def plain_program(
 
 class _Unroller:
     def __init__(
-        self, env: Mapping[str, int], order: RankActions, channels: Mapping[Channel, int]
+        self,
+        env: Mapping[str, int],
+        order: RankActions,
+        receives: Mapping[int, Sequence[Action]],
+        channels: Mapping[Channel, int],
     ) -> None:
         self._env, self._actions, self._channels = env, order, channels
+        self._receives = receives
         self._refs: dict[Value, Ref] = {}
         self._order: list[Node] = []
         self._bucketed: list[Bucketed] = []
@@ -134,7 +140,6 @@ class _Unroller:
         self._replays = True
         self._costs: dict[Operation, dict[str, int]] = {}
         self._sent: Counter[tuple[str, Channel]] = Counter()
-        self._posted: Node | None = None  # what a receive without operands waits for
 
     # -- order -------------------------------------------------------------------------------------
 
@@ -145,8 +150,6 @@ class _Unroller:
         waiting: Node | None = None  # a blocking collective that no computation follows yet
         for number, node in enumerate(order, 1):
             node.id = number
-            if node.is_message:
-                continue
             if node.blocking:
                 node.after += [previous["comp"]] if "comp" in previous else []
                 waiting = node
@@ -154,6 +157,8 @@ class _Unroller:
                 node.after.append(waiting)
                 waiting = None
             stream = node.kind if node.to else "comp" if _computes(node) else "coll"
+            if node.is_message:
+                stream = f"{node.kind} {node.over} {node.by % self._env[node.over]}"
             before = previous.get(stream)
             if before is not None:
                 node.after.append(before)
@@ -259,30 +264,49 @@ class _Unroller:
         actions = {(op.text("kind"), op.integer("chunk")): op for op in region.ops[:-1]}
         held: dict[int, dict[Value, Ref]] = {}
         latest: dict[Value, Ref] = {}
-        before: Node | None = None
+        place = 0
         for step in steps(self._actions):
-            self._posted, before = before, self._last_computation()
-            start, parts = len(self._order), list[list[Node]]()
-            for action in step:
-                mine = held.setdefault(action.microbatch, {})
+            for action in self._receives.get(place, ()):
                 for op in filter(None, map(actions.get, regions_of(action))):
-                    self._refs.update(mine)
-                    made = self._action(op, action)
-                    latest.update(made)
-                    mine.update(made)
+                    self._action(op, action, held, _receives(op.body))
+            place += len(step)
+            start, parts, leaving = len(self._order), list[list[Node]](), list[Node]()
+            for action in step:
+                for op in filter(None, map(actions.get, regions_of(action))):
+                    self._refs.update(held.setdefault(action.microbatch, {}))
+                    rest = [o for o in op.body.ops[:-1] if o not in _receives(op.body)]
+                    latest.update(self._action(op, action, held, rest))
+                    sent = {self._refs[o.result] for o in op.body.ops if o.name == "et.send"}
+                    leaving += [n for n in self._order[start:] if n in sent]
                 parts.append(self._order[start:])
                 del self._order[start:]
-            self._order += _interleaved(parts)
+            if len(parts) > 1:  # what an overlapped pair sends leaves after both
+                parts = [[n for n in part if n not in leaving] for part in parts]
+                self._order += _interleaved(parts) + leaving
+            else:
+                self._order += parts[0]
         return [latest.get(v, self._refs.get(v)) for v in region.terminator.operands]
 
-    def _action(self, op: Operation, action: Action) -> dict[Value, Ref]:
+    def _action(
+        self,
+        op: Operation,
+        action: Action,
+        held: dict[int, dict[Value, Ref]],
+        ops: Sequence[Operation],
+    ) -> dict[Value, Ref]:
+        """Run some operations of an action; what it makes."""
         prefix = self._prefix
         chunk = f"c{action.chunk}/" if action.chunk else ""
         self._prefix = f"{prefix}mb{action.microbatch}/{chunk}"
-        made = dict(zip(op.results, self.region(op.body), strict=True))
+        for inner in ops:
+            self._op(inner)
         self._prefix = prefix
-        self._refs.update(made)
-        return made
+        made = {r: self._refs[r] for o in ops for r in o.results}
+        values = zip(op.results, op.body.terminator.operands, strict=True)
+        results = {r: self._refs.get(v) for r, v in values}
+        self._refs.update(results)
+        held.setdefault(action.microbatch, {}).update(made | results)
+        return results
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -341,8 +365,6 @@ class _Unroller:
             tag=count * len(self._channels) + self._channels[channel],
             deps=self._deps(op),
         )
-        if kind == "recv" and not node.deps and self._posted is not None:
-            node.after.append(self._posted)
         if op.flag("beside"):
             node.after += self._before_last_product()
         self._order.append(node)
@@ -392,6 +414,10 @@ class _Unroller:
         return cut.nodes[-1]
 
 
+def _receives(body: Region) -> list[Operation]:
+    return [op for op in body.ops if op.name == "et.recv" and not op.operands]
+
+
 def _computes(node: Node) -> bool:
     return not (node.group or node.over or node.to)
 
@@ -415,9 +441,10 @@ def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:
 
 def program_of(rank_class: RankClass) -> PlainProgram:
     """The program of a class."""
-    order = actions_of(rank_class.module, rank_class.graph, rank_class.stage)
+    where = rank_class.module, rank_class.graph, rank_class.stage
+    order, receives = actions_of(*where), receives_of(*where)
     return plain_program(
-        rank_class.graph, rank_class.name, rank_class.env, order, rank_class.channels
+        rank_class.graph, rank_class.name, rank_class.env, order, receives, rank_class.channels
     )
 
 

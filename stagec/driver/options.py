@@ -240,8 +240,8 @@ _OPTIONS = (
         "--schedule",
         default="1f1b",
         metavar="NAME",
-        help="Pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipe, dualpipev, or "
-        "that of a plug-in.",
+        help="Pipeline schedule: gpipe, 1f1b, interleaved, looped-bfs, zb-h1, interleaved-zb, zbv, "
+        "dualpipe, dualpipev, or that of a plug-in.",
     ),
     click.option(
         "--chunks",

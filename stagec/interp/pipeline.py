@@ -79,8 +79,8 @@ class _Job:
         tasks = {number: stage.tasks() for number, stage in self.stages.items()}
         while tasks:
             moved = False
-            for number, steps in list(tasks.items()):
-                for ready in steps:  # as far as it goes
+            for number, task in list(tasks.items()):
+                for ready in task:  # as far as it goes
                     if not ready:
                         break
                     moved = True

@@ -1,4 +1,4 @@
-"""Schedules that never split the backward: GPipe, 1F1B and interleaved 1F1B."""
+"""Schedules that never split the backward: GPipe and 1F1B, of one chunk per rank and of several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GPipe(Schedule):
     def rank_actions(
         self, rank: int, stages: int, microbatches: int, chunks: int
     ) -> Iterator[Action]:
-        return one_f_one_b(microbatches, microbatches, _chunk_0, _chunk_0)
+        return one_f_one_b(microbatches, microbatches, chunk_0, chunk_0)
 
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
@@ -42,7 +42,7 @@ class OneFOneB(Schedule):
     def rank_actions(
         self, rank: int, stages: int, microbatches: int, chunks: int
     ) -> Iterator[Action]:
-        return one_f_one_b(stages - 1 - rank, microbatches, _chunk_0, _chunk_0)
+        return one_f_one_b(stages - 1 - rank, microbatches, chunk_0, chunk_0)
 
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
@@ -114,7 +114,49 @@ class Interleaved(Schedule):
         return ClosedForm(bubble, tuple(flight))
 
 
-def _chunk_0(k: int) -> tuple[int, int]:
+class LoopedBreadthFirst(Schedule):
+    """GPipe over v chunks per rank: all microbatches through a chunk before the next one.
+
+    Breadth-first pipeline parallelism (arXiv 2211.05953). Backward takes the chunks in reverse.
+    With m < p every turn round the ranks waits for its first microbatch.
+    """
+
+    name = "looped-bfs"
+    summary = "all microbatches through a chunk before the next chunk"
+    source = "arXiv 2211.05953"
+    formulas = Formulas("(p-1 + (v-1)max(0, p-m))(F+B)/v", "m", "v >= 2")
+    default_chunks = 2
+
+    def check_chunks(self, chunks: int) -> None:
+        """Any number from 2."""
+        if chunks < 2:
+            remedy = "give 2, or choose the schedule 'gpipe'"
+            raise self.refuse("at least 2 chunks per rank", f"{chunks} given", remedy)
+
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterator[Action]:
+        def forward(k: int) -> tuple[int, int]:
+            return divmod(k, microbatches)
+
+        def backward(k: int) -> tuple[int, int]:
+            chunk, microbatch = divmod(k, microbatches)
+            return chunks - 1 - chunk, microbatch
+
+        count = microbatches * chunks
+        return one_f_one_b(count, count, forward, backward)
+
+    def closed_form(
+        self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
+    ) -> ClosedForm:
+        """Holds for all valid sizes and all costs."""
+        idle = stages - 1 + (chunks - 1) * max(0, stages - microbatches)
+        bubble = Fraction(idle * (costs.forward + costs.backward)) / chunks
+        return ClosedForm(bubble, (Fraction(microbatches),) * stages)
+
+
+def chunk_0(k: int) -> tuple[int, int]:
+    """The k-th action of a rank with one chunk: its chunk and its microbatch."""
     return 0, k
 
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stagec.schedule.base import Schedule
-from stagec.schedule.classic import GPipe, Interleaved, OneFOneB
+from stagec.schedule.classic import GPipe, Interleaved, LoopedBreadthFirst, OneFOneB
 from stagec.schedule.dualpipe import DualPipe, DualPipeV
-from stagec.schedule.zero_bubble import ZBH1, ZBV
+from stagec.schedule.zero_bubble import ZBH1, ZBV, InterleavedZeroBubble
 from stagec.support.diagnostics import did_you_mean, error
 
-_BUILT_IN = (GPipe(), OneFOneB(), Interleaved(), ZBH1(), ZBV(), DualPipe(), DualPipeV())
+_BUILT_IN = (
+    GPipe(),
+    OneFOneB(),
+    Interleaved(),
+    LoopedBreadthFirst(),
+    ZBH1(),
+    InterleavedZeroBubble(),
+    ZBV(),
+    DualPipe(),
+    DualPipeV(),
+)
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _BUILT_IN}
 
 

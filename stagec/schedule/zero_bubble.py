@@ -1,14 +1,17 @@
-"""Schedules that fill bubbles with the gradient of the weights: ZB-H1 and ZBV."""
+"""Schedules that fill bubbles with the gradient of the weights: ZB-H1, of several chunks too, and
+ZBV."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import TypeAlias
 
 from stagec.schedule.action import KINDS, Action, Kind, Placement, v_shape
-from stagec.schedule.base import ClosedForm, Formulas, Schedule
+from stagec.schedule.base import ClosedForm, Formulas, Schedule, counted
+from stagec.schedule.classic import chunk_0, one_f_one_b
 from stagec.schedule.costs import UNIT, Costs
 
 
@@ -29,17 +32,7 @@ class ZBH1(Schedule):
     def rank_actions(
         self, rank: int, stages: int, microbatches: int, chunks: int
     ) -> Iterator[Action]:
-        warmup = stages - 1 - rank
-        for k in range(min(warmup, microbatches)):
-            yield Action("F", 0, k)
-        for k in range(microbatches):
-            if k + warmup < microbatches:
-                yield Action("F", 0, k + warmup)
-            yield Action("B", 0, k, split=True)
-            if k >= rank:
-                yield Action("W", 0, k - rank)
-        for k in range(max(0, microbatches - rank), microbatches):
-            yield Action("W", 0, k)
+        return late_weights(rank, stages - 1 - rank, microbatches, chunk_0, chunk_0)
 
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
@@ -53,6 +46,95 @@ class ZBH1(Schedule):
         holds = costs.weight <= min(costs.forward, costs.input_gradient) or stages == 1
         flight = (Fraction(min(microbatches, stages)),) * stages
         return ClosedForm(Fraction(bubble) if holds else None, flight)
+
+
+class InterleavedZeroBubble(Schedule):
+    """ZB-H1 over v chunks per rank, as PyTorch's ScheduleInterleavedZeroBubble (arXiv 2401.10241).
+
+    Microbatches go in groups, as many as p goes into m, through chunk 0, then chunk 1, and so on;
+    backward takes the chunks in reverse. With groups of g, rank r runs (v-1)g + p-1-r chunk
+    forwards before it starts to alternate, and each W r backwards after its B.
+    """
+
+    name = "interleaved-zb"
+    summary = "1F1B over several chunks per rank whose weight gradients come late"
+    source = "arXiv 2401.10241, PyTorch"
+    formulas = Formulas(
+        "(p-1)(F+B-2W)/v",
+        "min(m, g + (p-g)/v)",
+        "v >= 2, g = m/max(1, floor(m/p)); m >= p, W <= F, W <= B-W",
+    )
+    default_chunks = 2
+    splits_weight_gradient = True
+
+    def check_chunks(self, chunks: int) -> None:
+        """Any number from 2."""
+        if chunks < 2:
+            remedy = "give 2, or choose the schedule 'zb-h1'"
+            raise self.refuse("at least 2 chunks per rank", f"{chunks} given", remedy)
+
+    def check(self, stages: int, microbatches: int, chunks: int) -> None:
+        """Groups of equal size."""
+        self.check_sizes(stages, microbatches, chunks)
+        groups = max(1, microbatches // stages)
+        if microbatches % groups:
+            below = microbatches - microbatches % groups
+            raise self.refuse(
+                f"microbatches in {groups} equal groups for {counted(stages, 'stage')}",
+                f"{microbatches} given",
+                f"give {below} microbatches",
+            )
+
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterator[Action]:
+        group = microbatches // max(1, microbatches // stages)
+
+        def forward(k: int) -> tuple[int, int]:
+            before, k = divmod(k, group * chunks)
+            return k // group, before * group + k % group
+
+        def backward(k: int) -> tuple[int, int]:
+            chunk, microbatch = forward(k)
+            return chunks - 1 - chunk, microbatch
+
+        warmup, count = (chunks - 1) * group + stages - 1 - rank, microbatches * chunks
+        return late_weights(rank, warmup, count, forward, backward)
+
+    def closed_form(
+        self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
+    ) -> ClosedForm:
+        """That of ZB-H1 in chunks if m >= p, W <= F and W <= b: (p-1)(F+b-W)/v."""
+        idle = (stages - 1) * (costs.forward + costs.input_gradient - costs.weight)
+        cheap = costs.weight <= min(costs.forward, costs.input_gradient)
+        holds = (cheap and microbatches >= stages) or stages == 1
+        group = microbatches // max(1, microbatches // stages)
+        flight = min(Fraction(microbatches), group + Fraction(stages - group, chunks))
+        return ClosedForm(Fraction(idle) / chunks if holds else None, (flight,) * stages)
+
+
+def late_weights(
+    late: int,
+    warmup: int,
+    count: int,
+    forward: Callable[[int], tuple[int, int]],
+    backward: Callable[[int], tuple[int, int]],
+) -> Iterator[Action]:
+    """1F1B with split backwards; the W of each comes `late` backwards after it.
+
+    `forward` and `backward` give the chunk and the microbatch of the k-th of `count` actions.
+    """
+    done = 0
+    for action in one_f_one_b(warmup, count, forward, backward):
+        if action.kind == "F":
+            yield action
+            continue
+        yield replace(action, split=True)
+        if done >= late:
+            yield Action("W", *backward(done - late))
+        done += 1
+    for k in range(max(0, count - late), count):
+        yield Action("W", *backward(k))
 
 
 class ZBV(Schedule):

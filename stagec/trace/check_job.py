@@ -206,12 +206,11 @@ def _crossed(
     at = next((i for i, (a, b) in enumerate(either) if (a.tag, a.size) != (b.tag, b.size)), last)
     node = trace.analysis.program.nodes[ours[at].index]
     other = there.analysis.program.nodes[theirs[at].index]
-    return (
-        trace,
-        node.id,
+    text = (
         f"message {at + 1} from rank {trace.rank} to rank {there.rank} is {node.label} with tag "
-        f"{ours[at].tag}, but {other.label} with tag {theirs[at].tag} where it is received",
+        f"{ours[at].tag}, but {other.label} with tag {theirs[at].tag} where it is received"
     )
+    return trace, node.id, text
 
 
 def _check_collectives(job: Job, report: CheckReport) -> None:

@@ -37,9 +37,9 @@ class CheckReport:
     """The outcome of checking a directory of traces.
 
     `ranks` counts trace files; `nodes`, `collectives` and `sends` count nodes over all ranks;
-    `groups` counts the communicator groups of the groups file. `eager_only` says why a
-    job that is free of deadlock is so only if sends do not wait for their receives. `omitted` says per code how many
-    findings beyond `FINDINGS_PER_CODE` were left out of `errors` and `warnings`.
+    `groups` counts the communicator groups of the groups file. `eager_only` says why a job that is
+    free of deadlock is so only if sends do not wait for their receives. `omitted` says per code how
+    many findings beyond `FINDINGS_PER_CODE` were left out of `errors` and `warnings`.
     """
 
     errors: list[Finding] = field(default_factory=list[Finding])

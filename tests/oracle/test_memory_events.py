@@ -37,6 +37,8 @@ JOBS = {
     "gpipe": "--pp 2 --schedule gpipe --microbatches 4",
     "1f1b": "--pp 2 --microbatches 8 --tp 2 --sp --recompute selective",
     "interleaved": "--pp 2 --schedule interleaved --chunks 2 --microbatches 4 --dp 2 --zero 2",
+    "looped-bfs": "--pp 2 --schedule looped-bfs --microbatches 4",
+    "interleaved-zb": "--pp 2 --schedule interleaved-zb --microbatches 4",
     "zb-h1": "--pp 2 --schedule zb-h1 --microbatches 4",
     "sp zb-h1": "--pp 2 --schedule zb-h1 --microbatches 4 --tp 2 --sp --dp 2 --zero 3 --fp8 e4m3",
     "zbv": "--pp 2 --schedule zbv --microbatches 8",

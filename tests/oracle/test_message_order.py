@@ -27,8 +27,8 @@ class Simulator:
     a time, for a time that a seed gives, the same on all ranks of a pipeline stage.
 
     The k-th send from one rank to another meets the k-th receive there, whatever their tags, and
-    ends with it. With `one_at_a_time` a send that waits for its receive, and a collective that waits
-    for other members, also keep the rank's other sends and collectives from being issued, as
+    ends with it. With `one_at_a_time` a send that waits for its receive, and a collective that
+    waits for other members, also keep the rank's other sends and collectives from being issued, as
     ASTRA-sim does with the rendezvous protocol.
     """
 

@@ -50,6 +50,17 @@ TABLE = {
         lambda p, m, v, c: Fraction((p - 1) * (c.forward + c.backward)) / v,
         lambda p, m, v, r: Fraction(min(m * v, 2 * (p - 1 - r) + (v - 1) * p + 1), v),
     ),
+    # the bubble of the paper for m >= p, counted in chunks; with fewer each of v loops waits p - m
+    "looped-bfs": Theory(
+        lambda p, m, v: v > 1,
+        lambda p, m, v, c: Fraction(p - 1 + (v - 1) * max(0, p - m)) * (c.forward + c.backward) / v,
+        lambda p, m, v, r: m,
+    ),
+    "interleaved-zb": Theory(
+        lambda p, m, v: v > 1 and m % p == 0,
+        lambda p, m, v, c: Fraction((p - 1) * (c.forward + c.input_gradient - c.weight)) / v,
+        lambda p, m, v, r: p,
+    ),
     "zb-h1": Theory(
         lambda p, m, v: v == 1 and m >= p,
         lambda p, m, v, c: (p - 1) * (c.forward + c.input_gradient - c.weight),
@@ -145,7 +156,9 @@ def test_the_printed_row_of_16_stages_and_64_microbatches() -> None:
     assert bubble("gpipe") == bubble("1f1b") == 45
     assert bubble("interleaved", 2) == Fraction("22.5")
     assert bubble("interleaved", 4) == Fraction("11.25")
+    assert bubble("looped-bfs", 4) == Fraction("11.25")
     assert bubble("zb-h1") == 15
+    assert bubble("interleaved-zb", 4) == Fraction("3.75")
     assert bubble("zbv", 2) == 0
     assert bubble("dualpipe", 2) == 7 * (3 + 2 - 3)
 
@@ -160,7 +173,9 @@ def test_stashes_on_rank_0_as_printed() -> None:
         "gpipe": m,
         "1f1b": p,
         "interleaved": p * (1 + Fraction(p - 1, p * v)),
+        "looped-bfs": m,
         "zb-h1": p,
+        "interleaved-zb": p,
         "zbv": p,
         "dualpipe": p + 1,
         "dualpipev": p + Fraction(1, 2),
@@ -190,7 +205,7 @@ def test_closed_forms_hold_for_random_sizes_and_costs(data: st.DataObject) -> No
     name = data.draw(st.sampled_from(sorted(TABLE)))
     sizes = data.draw(st.sampled_from(ALLOWED[name]))
     forward, gradient, weight = data.draw(st.tuples(TIMES, TIMES, TIMES))
-    if name not in ("gpipe", "1f1b", "interleaved"):
+    if name not in ("gpipe", "1f1b", "interleaved", "looped-bfs"):
         gradient = data.draw(st.sampled_from((forward, gradient)))
         weight = data.draw(st.sampled_from((forward, weight)))
     pair = data.draw(st.one_of(st.none(), TIMES))
@@ -225,6 +240,8 @@ def test_zb_h1_needs_a_cheap_weight_gradient_and_zbv_equal_times(
     cheap = weight <= forward and weight <= gradient
     assert agrees("zb-h1", costs, [(2, 4, 1), (3, 5, 1), (5, 9, 1)]) == cheap
     assert (SCHEDULES["zb-h1"].closed_form(3, 5, 1, costs).bubble is not None) == cheap
+    assert agrees("interleaved-zb", costs, [(2, 4, 2), (3, 6, 2), (4, 8, 3)]) == cheap
+    assert (SCHEDULES["interleaved-zb"].closed_form(3, 6, 2, costs).bubble is not None) == cheap
     same = forward == gradient == weight
     assert agrees("zbv", costs, [(2, 4, 2), (3, 6, 2), (4, 9, 2)]) == same
     assert (SCHEDULES["zbv"].closed_form(3, 6, 2, costs).bubble is not None) == same
@@ -247,6 +264,35 @@ def test_dualpipe_needs_equal_times_and_a_pair_between_its_parts(
             assert agrees(name, costs, cases) == even, (name, costs)
             known = SCHEDULES[name].closed_form(*cases[0], costs).bubble is not None
             assert known == even
+
+
+def test_groups_that_are_no_multiple_of_the_ranks() -> None:
+    """PyTorch's rule: as many groups as p goes into m; the last of v chunks holds p of a group."""
+    schedule = SCHEDULES["interleaved-zb"]
+    for p, m, v in product(range(1, 7), range(1, 20), (2, 3, 4)):
+        groups = max(1, m // p)
+        assert allowed(schedule, (p, m, v)) == (m % groups == 0)
+        if m % groups == 0:
+            timeline, group = run("interleaved-zb", (p, m, v)), m // groups
+            stashes = min(m * v, (v - 1) * group + p)
+            assert in_flight(timeline) == (Fraction(stashes, v),) * p
+            assert schedule.closed_form(p, m, v).in_flight == in_flight(timeline)
+            if m >= p:
+                assert schedule.bubble(timeline) == Fraction(p - 1, v)
+
+
+def test_lists_of_the_chunked_schedules() -> None:
+    """Two ranks, two microbatches, two chunks, written down by hand from the papers' rules."""
+
+    def shown(name: str) -> list[str]:
+        rows = SCHEDULES[name].actions(2, 2, 2)
+        return [" ".join(f"{a.kind}{a.chunk}.{a.microbatch}" for a in row) for row in rows]
+
+    assert shown("looped-bfs") == ["F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1"] * 2
+    assert shown("interleaved-zb") == [
+        "F0.0 F0.1 F1.0 F1.1 B1.0 W1.0 B1.1 W1.1 B0.0 W0.0 B0.1 W0.1",
+        "F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 W1.0 B0.0 W1.1 B0.1 W0.0 W0.1",
+    ]
 
 
 def test_few_microbatches() -> None:

@@ -43,6 +43,9 @@ def refused(run: Callable[..., object], *args: object) -> Diagnostic:
         ("interleaved", (4, 8, 1), "at least 2 chunks per rank: 1 given", "'1f1b'"),
         ("interleaved", (4, 10, 2), "a multiple of 4 microbatches", "give 8 or 12 microbatches"),
         ("interleaved", (4, 3, 2), "a multiple of 4 microbatches", "give 4 microbatches"),
+        ("looped-bfs", (4, 8, 1), "at least 2 chunks per rank: 1 given", "'gpipe'"),
+        ("interleaved-zb", (4, 8, 1), "at least 2 chunks per rank: 1 given", "'zb-h1'"),
+        ("interleaved-zb", (4, 9, 2), "microbatches in 2 equal groups for 4", "give 8 microb"),
         ("dualpipe", (1, 8, 2), "an even number of stages: 1 given", "give 2 stages"),
         ("dualpipe", (5, 20, 2), "an even number of stages: 5 given", "give 4 or 6 stages"),
         ("dualpipe", (4, 6, 2), "at least 8 microbatches for 4 stages", "give 8 microbatches"),
@@ -94,7 +97,10 @@ class Hurried(Schedule):
 
 
 def test_names() -> None:
-    assert NAMES == ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
+    assert [
+        *("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "interleaved-zb"),
+        *("zbv", "dualpipe", "dualpipev"),
+    ] == NAMES
     assert find_schedule("1f1b") is SCHEDULES["1f1b"]
     assert refused(find_schedule, "zb-h2").remedy == "did you mean 'zb-h1'?"
     assert "dualpipev" in (refused(find_schedule, "x").remedy or "")
@@ -298,7 +304,7 @@ def test_receives_are_posted_when_needed_or_earlier() -> None:
                 assert position == min(n for _, n, p in needs[i:] if p == peer)
                 if position < own:
                     early.add(name)
-    assert early == {"zbv", "dualpipe", "dualpipev"}
+    assert early == {"interleaved-zb", "zbv", "dualpipe", "dualpipev"}
 
 
 def test_messages_stand_around_their_actions() -> None:

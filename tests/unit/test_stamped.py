@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stagec.driver.job import JobBuilder
+from stagec.schedule.registry import SCHEDULES
 from stagec.trace.emit import Job, make_job
 from stagec.trace.encode import Encoder, Layout, Roofline
 from tests.plain_writer import plain_trace, program_of
@@ -43,16 +44,13 @@ def test_data_parallel(zero: int, microbatches: int) -> None:
     assert_same_as_plain(job(sizes={"B": 24, "L": 4}, **options))
 
 
-@pytest.mark.parametrize(
-    "schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
-)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     "more",
     [{}, {"zero": 2, "dp": 2, "ddp_bucket": 300}, {"recompute": "full", "recompute_layers": 1}],
 )
 def test_schedules(schedule: str, more: dict[str, Any]) -> None:
-    chunks: dict[str, Any] = {"chunks": 2} if schedule == "interleaved" else {}
-    options: dict[str, Any] = {"pp": 2, "microbatches": 12, "schedule": schedule, **chunks, **more}
+    options: dict[str, Any] = {"pp": 2, "microbatches": 12, "schedule": schedule, **more}
     assert_same_as_plain(job(sizes={"B": 24, "L": 8}, **options))
 
 
