@@ -102,17 +102,17 @@ class _Plan:
         yield _Section("after", [outside[last:]])
 
     def _turns(self, order: Order) -> Iterator[_Section]:
-        """The receives that are posted before each turn, and the turn without its own."""
+        """Each turn, and the receives that stand before it: what they get counts from the action
+        that uses it, as in the plan."""
         place, regions = 0, self._planner.regions
         for doing in turns(order.actions, regions):
             for action in order.receives.get(place, ()):
                 region = next(regions_of(action))
                 steps = self._planner.run(((region,), State())) if region in regions else ()
-                yield _Section(("receives", region), [[s for s in steps if _is_end(s[0], RecvOp)]])
+                got = [(replace(s, made=[]), ()) for s, _ in steps if _is_end(s, RecvOp)]
+                yield _Section(("receives", region), [got])
             place += len(doing.actions)
-            runs = [self._planner.run(w) for w in doing.works if w[0]]
-            rest = [tuple(s for s in run if not _is_end(s[0], RecvOp)) for run in runs]
-            yield _Section(doing.works, rest)
+            yield _Section(doing.works, [self._planner.run(w) for w in doing.works if w[0]])
 
     def bytes(self, buffers: Sequence[Buffer]) -> int:
         """Their bytes in device memory."""

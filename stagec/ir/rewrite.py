@@ -25,9 +25,11 @@ def is_removable(op: Operation) -> bool:
     | `stg.add`, `stg.all_gather`        | yes       |
     | `stg.gradient`, `stg.return`       | no        |
     | `stg.adamw`: updates its operands  | no        |
+    | a reduction over pipeline stages   | no        |
     | an operation with a region         | no        |
     """
-    return op.definition.pure and not op.definition.inplace and op.region is None
+    meets = op.flag("stages")  # other pipeline stages wait for this one
+    return op.definition.pure and not op.definition.inplace and op.region is None and not meets
 
 
 # -- dead code -------------------------------------------------------------------------------------

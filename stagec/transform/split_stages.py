@@ -84,6 +84,8 @@ def _kind(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> tuple[obje
             held.piece.sections,
             held.comes_from,
             held.goes_to,
+            held.cut_in,
+            held.cut_out,
         )
         for held in held_pieces(pipeline, pieces, stage)
     )
@@ -165,10 +167,10 @@ class _StageMaker:
         inner = action.make_region()
         region.append(action)
         values.enter(action, held)
-        self._receive(values, inner, part, held)
+        got = self._receive(values, inner, part, held)
         for op in self._ordered(part, held):
             values.clone(op, inner, frozenset(held.piece.positions))
-        self._send(values, inner, part, held)
+        self._send(values, inner, part, held, got)
         inner.append(Operation(self._registry["stg.yield"], (), loc=action.loc))
         if len(inner.ops) == 1:
             region.ops.remove(action)
@@ -191,8 +193,7 @@ class _StageMaker:
     def _entry(self, part: Part, held: Held) -> tuple[Operation | None, bool]:
         """The repeat at which a piece is cut off from the one before, and whether the piece goes on
         with it (else the piece begins behind it)."""
-        positions = held.piece.positions
-        first = positions[0] if part is Part.FORWARD else positions[-1]
+        first = held.cut_in if part is Part.FORWARD else held.cut_out
         if first % 2:
             return self._sections.repeat(part, first), True
         at = first - 1 if part is Part.FORWARD else first + 1
@@ -201,8 +202,7 @@ class _StageMaker:
 
     def _exit(self, part: Part, held: Held) -> list[Value]:
         """The values of the whole step that leave a piece."""
-        positions = held.piece.positions
-        last = positions[-1] if part is Part.FORWARD else positions[0]
+        last = held.piece.positions[-1 if part is Part.FORWARD else 0]
         if last % 2:
             repeat = self._sections.repeat(part, last)
             return list(repeat.results[: carried(repeat)]) if repeat is not None else []
@@ -212,12 +212,15 @@ class _StageMaker:
         repeat = self._sections.repeat(part, at)
         return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
 
-    def _receive(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
+    def _receive(
+        self, values: StageValues, inner: Region, part: Part, held: Held
+    ) -> list[Value]:
         """What enters a piece: carried values, which the repeat goes on with or has ended with."""
         by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
         repeat, goes_on = self._entry(part, held)
+        entered: list[Value] = []
         if by is None or part is Part.WEIGHTS or repeat is None:
-            return
+            return entered
         for index, value in enumerate(repeat.results[: carried(repeat)]):
             if by == 0:
                 got = values.kept(held, index, part)
@@ -226,21 +229,29 @@ class _StageMaker:
                 type_ = repeat.body.args[index].tensor
                 attrs = self._message(by, index, part)
                 got = b.value("stg.recv", (), attrs, type=type_, hint=value.name)
+            entered.append(got)
             if goes_on:
                 values.feed(repeat, index, got)
             else:
                 values.define(value, got)
+        return entered
 
-    def _send(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
+    def _send(
+        self, values: StageValues, inner: Region, part: Part, held: Held, entered: list[Value]
+    ) -> None:
+        """What leaves a piece; what entered one without layers."""
         by = held.goes_to if part is Part.FORWARD else _reverse(held.comes_from)
         if by is None or part is Part.WEIGHTS:
             return
-        for index, value in enumerate(self._exit(part, held)):
-            there = values.get(value, inner)
+        if held.piece.positions:
+            leaving = [values.get(value, inner) for value in self._exit(part, held)]
+        else:
+            leaving = entered
+        for index, there in enumerate(leaving):
             if by == 0:
                 values.keep_for_next(held, there, index, part)
                 continue
-            b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
+            b = Builder(self._registry, inner, loc=made_by(PASS, there.loc), phase=_phase(part))
             b.op("stg.send", [there], self._message(by, index, part), types=())
 
     def _message(self, by: int, index: int, part: Part) -> dict[str, str | int]:

@@ -130,13 +130,6 @@ def _numbered(module: Module, pipeline: Pipeline, whole: list[Expr]) -> list[tup
         module.diagnostics.remark(
             f"the {sum(sizes)} layers in {parts} parts: {_text(layers)}", rule.loc
         )
-    if 0 in layers[1:-1]:
-        raise error(
-            f"part {layers.index(0, 1)} of {_text(layers)} has no layers; only the first part, "
-            "with the embedding, and the last, with the head, may have none",
-            rule.loc,
-            remedy=f"for example {_text(_evenly(pipeline, sum(sizes)))}",
-        )
     found: list[tuple[Expr, ...]] = []
     left = list(sizes)
     for wanted in layers:
@@ -177,7 +170,9 @@ def _text(layers: tuple[int, ...]) -> str:
 class Held:
     """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
     the stage of the piece before and to that of the piece behind: 0 on the same stage, None if
-    there is none."""
+    there is none. `cut_in` and `cut_out` are the positions at which it is cut off: the first of this
+    piece or a later one, and the last of this piece or an earlier one. A piece without layers only
+    passes on what it gets."""
 
     home: Home
     depth: int
@@ -185,6 +180,8 @@ class Held:
     piece: Piece
     comes_from: int | None
     goes_to: int | None
+    cut_in: int
+    cut_out: int
 
 
 def held_pieces(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> list[Held]:
@@ -202,7 +199,9 @@ def held_pieces(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> list
                 (behind, (stage, placement[behind].rank if behind is not None else 0)),
             )
         ]
-        found.append(Held(home, depth, copy, pieces[depth], ends[0], ends[1]))
+        cut_in = next(p for piece in pieces[depth:] for p in piece.positions)
+        cut_out = next(p for piece in pieces[depth::-1] for p in piece.positions[::-1])
+        found.append(Held(home, depth, copy, pieces[depth], *ends, cut_in, cut_out))
     return sorted(found, key=lambda h: h.depth)
 
 

@@ -32,7 +32,7 @@ PIPELINES: Sequence[tuple[str, int, int, int]] = (
     ("looped-bfs", 2, 2, 4),
     ("looped-bfs", 4, 2, 2),
     ("zb-h1", 4, 1, 4),
-    ("interleaved-zb", 2, 2, 5),
+    ("interleaved-zb", 2, 2, 3),
     ("interleaved-zb", 4, 2, 4),
     ("zbv", 2, 2, 4),
     ("zbv", 4, 2, 8),
@@ -95,6 +95,10 @@ UNEVEN: Sequence[dict[str, Any]] = (
     {"pipeline": ("1f1b", 4, 1, 4), "layers": ()},  # 1, 2, 2, 1
     {"pipeline": ("interleaved", 2, 4, 2), "layers": ()},  # none on the first and the last part
     {"pipeline": ("zbv", 2, 2, 4), "layers": (0, 5, 1, 0)},
+    {"pipeline": ("1f1b", 4, 1, 4), "layers": (3, 0, 0, 3)},  # two stages only pass on
+    {"pipeline": ("zbv", 2, 2, 4), "layers": (3, 0, 0, 3)},
+    {"pipeline": ("interleaved", 2, 4, 4), "layers": (0, 0, 2, 0, 0, 3, 1, 0)},
+    {"pipeline": ("dualpipe", 4, 2, 8), "layers": (0, 0, 6, 0)},
     {"pipeline": ("dualpipe", 2, 2, 4), "layers": (5, 1)},
 )
 
