@@ -163,7 +163,8 @@ class PipelineOp(Declaration):
 
     Each rank holds `chunks` parts of the model. `layers` gives the layers of each part, first to
     last; by default all have the same, or the first and the last have fewer, for they hold
-    embedding and head. The schedule is a built-in one or that of a plug-in.
+    embedding and head. The schedule is a built-in one or that of a plug-in. Receivers put the parts
+    of a message that is scattered together with an all_gather.
     """
 
     name = "stg.pipeline"
@@ -172,6 +173,7 @@ class PipelineOp(Declaration):
         Param("schedule", "str", 'the schedule (default "1f1b")'),
         Param("chunks", "int", "parts of the model per rank (default: the schedule's own)"),
         Param("layers", "ints", "layers of each part of the model"),
+        Param("scatter", "names", "mesh axes over which ranks send a part each of what all hold"),
     )
     example = 'stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]'
 

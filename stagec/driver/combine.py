@@ -251,7 +251,7 @@ def _recompute(job: Job) -> Iterator[Diagnostic]:
 
 #: Options that say how an axis is used.
 _OF_AXIS = {
-    "pp": ("schedule", "chunks", "stage_layers"),
+    "pp": ("schedule", "chunks", "stage_layers", "scatter_gather"),
     "tp": ("sp", "no_vocab_parallel", "tp_inputs", "async_tp"),
     "cp": ("cp_mode", "cp_order"),
 }
@@ -274,6 +274,10 @@ def without_effect(job: Job) -> Iterator[Diagnostic]:
         )
     elif options.ddp_bucket != default.ddp_bucket and axes.isdisjoint(REDUCED):
         yield _warning("--ddp-bucket has no effect without --dp")
+    if options.scatter_gather and "pp" in axes and "tp" not in axes:
+        yield _warning("--scatter-gather has no effect without --tp")
+    elif options.scatter_gather and "pp" in axes and options.sp:
+        yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
     if options.memory_nodes and not options.offload:
         yield _warning("--memory-nodes has no effect without --offload")
 

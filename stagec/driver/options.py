@@ -39,6 +39,7 @@ SHORTHANDS = (
     "schedule",
     "chunks",
     "stage_layers",
+    "scatter_gather",
     "reshard_after_forward",
     "fsdp_prefetch",
     "microbatches",
@@ -171,6 +172,7 @@ class JobOptions:
     schedule: str = "1f1b"
     chunks: int = 0
     stage_layers: tuple[int, ...] = ()
+    scatter_gather: bool = False
     reshard_after_forward: str = "always"
     fsdp_prefetch: int = 1
     microbatches: int = 0
@@ -255,6 +257,12 @@ _OPTIONS = (
         default=(),
         metavar="N,N*COUNT,...",
         help="Layers of each part of the model, first to last: 7,8*14,7 (default: evenly).",
+    ),
+    click.option(
+        "--scatter-gather",
+        is_flag=True,
+        help="Tensor-parallel ranks send a part each of what they hold alike to the next stage, "
+        "which gathers it.",
     ),
     click.option(
         "--dp-replicate", type=_COUNT, default=1, help="HSDP: replicas of the shard groups."

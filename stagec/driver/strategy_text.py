@@ -85,7 +85,7 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
     if count > 1:
         yield f"stg.microbatches[count = {count}]"
     if "pp" in axes:
-        yield _pipeline(options)
+        yield _pipeline(options, axes)
     if options.capacity_factor != 1:
         yield f"stg.capacity[factor = {options.capacity_factor}]"
     yield from load_statements(options.expert_load)
@@ -104,11 +104,13 @@ def _policies(options: JobOptions, axes: Mapping[str, int | None]) -> Iterator[s
     yield "stg.optimizer[adamw, clip = 1]"
 
 
-def _pipeline(options: JobOptions) -> str:
+def _pipeline(options: JobOptions, axes: Collection[str]) -> str:
     chunks = f", chunks = {options.chunks}" if options.chunks else ""
     layers = ", ".join(map(str, options.stage_layers))
     layers = f", layers = ({layers})" if layers else ""
-    return f'stg.pipeline[over = pp, schedule = "{options.schedule}"{chunks}{layers}]'
+    scatter = [a for a in ("tp", REPLICAS) if a in axes] if options.scatter_gather else []
+    parts = f", scatter = {_tuple(scatter)}" if scatter else ""
+    return f'stg.pipeline[over = pp, schedule = "{options.schedule}"{chunks}{layers}{parts}]'
 
 
 def microbatches(options: JobOptions, stages: int) -> int:

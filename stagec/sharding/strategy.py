@@ -71,12 +71,14 @@ class Dtypes:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRule:
-    """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
+    """The repeated layers are cut into stages over an axis; no `layers`: evenly. Ranks along the
+    `scatter` axes send a part each of what all of them hold."""
 
     over: str
     schedule: str = "1f1b"
     chunks: int = 0
     layers: tuple[int, ...] = ()
+    scatter: Axes = ()
     loc: Loc = UNKNOWN
 
 
@@ -206,6 +208,7 @@ def _pipeline(op: Operation) -> dict[str, Any]:
         op.text("schedule", "1f1b"),
         op.integer("chunks", 0),
         op.integers("layers"),
+        op.names("scatter"),
         op.loc,
     )
     return {"pipeline": rule}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Attr, Operation, Quoted, Region, Value
 from stagec.ir.expr import Expr, const, total
 from stagec.ir.module import Module
@@ -19,6 +19,7 @@ from stagec.support.diagnostics import error
 from stagec.support.source import made_by
 from stagec.transform.sections import Part, Sections, Slot, dissect
 from stagec.transform.split_weights import critical_ops, split_weights
+from stagec.transform.stage_messages import StageMessages
 from stagec.transform.stage_step import StageStep
 from stagec.transform.stage_values import StageValues
 from stagec.transform.stages import Held, Piece, Pipeline, cut, held_pieces, read_pipeline
@@ -55,9 +56,10 @@ def split_stages(module: Module) -> None:
     kinds: dict[tuple[object, ...], list[int]] = {}
     for stage in range(pipeline.stages):
         kinds.setdefault(_kind(pipeline, pieces, stage), []).append(stage)
+    messages = StageMessages(module, pipeline.rule)
     place = func.position()
     for stages in kinds.values():
-        maker = _StageMaker(module, pipeline, sections, pieces, stages)
+        maker = _StageMaker(module, pipeline, sections, pieces, stages, messages)
         made = maker.make(func, accumulate, parameters)
         place += 1
         module.root.body.insert(place, made)
@@ -101,11 +103,13 @@ class _StageMaker:
         sections: Sections,
         pieces: Sequence[Piece],
         stages: Sequence[int],
+        messages: StageMessages,
     ) -> None:
         self._module, self._pipeline, self._sections = module, pipeline, sections
         self._stages, self._pieces = stages, pieces
         self._held = held_pieces(pipeline, pieces, stages[0])
         self._registry = module.registry
+        self._messages = messages
 
     def make(self, old: Operation, accumulate: Operation, parameters: Expr) -> Operation:
         """The function, not yet in the module."""
@@ -228,7 +232,7 @@ class _StageMaker:
                 b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
                 type_ = repeat.body.args[index].tensor
                 attrs = self._message(by, index, part)
-                got = b.value("stg.recv", (), attrs, type=type_, hint=value.name)
+                got = self._messages.receive(b, type_, attrs, value.name)
             entered.append(got)
             if goes_on:
                 values.feed(repeat, index, got)
@@ -252,10 +256,10 @@ class _StageMaker:
                 values.keep_for_next(held, there, index, part)
                 continue
             b = Builder(self._registry, inner, loc=made_by(PASS, there.loc), phase=_phase(part))
-            b.op("stg.send", [there], self._message(by, index, part), types=())
+            self._messages.send(b, there, self._message(by, index, part))
 
-    def _message(self, by: int, index: int, part: Part) -> dict[str, str | int]:
-        attrs: dict[str, str | int] = {"over": self._pipeline.rule.over, "by": by}
+    def _message(self, by: int, index: int, part: Part) -> dict[str, RawAttr]:
+        attrs: dict[str, RawAttr] = {"over": self._pipeline.rule.over, "by": by}
         channel = 2 * index + (part is not Part.FORWARD)
         return attrs | ({"channel": channel} if channel else {})
 

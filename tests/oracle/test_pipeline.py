@@ -121,6 +121,15 @@ def test_parameters_that_are_kept_for_all_microbatches(schedule: tuple[str, int,
     assert_same({**row, "reshard_after_forward": "never", "recompute": "selective"})
 
 
+@pytest.mark.parametrize("model", [LLAMA, GPT])
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
+def test_messages_in_parts(schedule: str, model: str) -> None:
+    """Each of the ranks that hold the same sends a part, and the receivers put them together."""
+    chunks = 1 if schedule == "1f1b" else 2
+    row = {"pipeline": (schedule, 2, chunks, 4), "model": model, "mesh": (1, 2), "zero": 0}
+    assert_same({**row, "scatter_gather": True, "layers": 4})
+
+
 @pytest.mark.parametrize("schedule", [p for p in PIPELINES if p[1] == 2], ids=str)
 def test_activations_on_the_host(schedule: tuple[str, int, int, int]) -> None:
     row = {"pipeline": schedule, "model": LLAMA, "mesh": (1, 2), "zero": 0}

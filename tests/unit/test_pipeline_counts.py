@@ -179,3 +179,33 @@ def test_what_cannot_be_a_pipeline_is_refused(flags: list[str], message: str) ->
     assert made.code in (1, 2)
     assert message in made.err
     assert "Traceback" not in made.err
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_scattered_messages_have_a_part_of_the_bytes(tp: int) -> None:
+    """As in Megatron-LM: 1/tp of each message, and as many all_gathers as there are receives."""
+    options: dict[str, Any] = {"pp": 2, "tp": tp, "microbatches": 4, "sizes": {"B": 16}}
+    whole, parts = staged(**options), staged(**options, scatter_gather=True)
+    for before, after in zip(whole["classes"], parts["classes"], strict=True):
+        for direction in ("send", "recv"):
+            (one,), (other,) = (rows(c, dir=direction) for c in (before, after))
+            assert one["bytes"] == tp * other["bytes"]
+            assert one["count"] == other["count"] == 4
+        (gather,) = rows(after, op="all_gather", over=["tp"])
+        assert not rows(before, op="all_gather", over=["tp"])
+        (got,) = rows(before, dir="recv")
+        assert (gather["count"], gather["bytes"]) == (got["count"], got["bytes"])
+
+
+def test_scattering_needs_something_to_scatter() -> None:
+    for argv, what in (
+        (["--pp", "2"], "--scatter-gather has no effect without --tp"),
+        (["--tp", "2"], "--scatter-gather has no effect without --pp"),
+        (["--pp", "2", "--tp", "2", "--sp"], "has no effect with --sp"),
+    ):
+        assert what in stagec("analyze", LLAMA, "--set", "L=2,B=4", *argv, "--scatter-gather").err
+    odd = ("--pp", "2", "--tp", "2", "--microbatches", "1", "--scatter-gather")
+    ran = stagec("analyze", LLAMA, "--set", "L=2,B=1,S=7,D=9", *odd)
+    assert ran.code == 1
+    assert "no dimension of bf16[B, S, D | rep] divides over tp = 2" in ran.err
+    assert "leave 'scatter' and --scatter-gather out" in ran.err
