@@ -16,6 +16,7 @@ from stagec.schedule.action import Action, Actions, Placement, round_robin
 from stagec.schedule.costs import UNIT, Costs
 from stagec.schedule.replay import Timeline
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.limits import MAX_ACTIONS
 
 Scope: TypeAlias = Literal["step", "span"]
 
@@ -94,7 +95,22 @@ class Schedule(ABC):
         for size, what in ((stages, "stages"), (microbatches, "microbatches"), (chunks, "chunks")):
             if size < 1:
                 raise error(f"{self.name} with {size} {what}", remedy="give at least 1")
+        self.check_actions(stages, microbatches, chunks)
         self.check_chunks(chunks)
+
+    def check_actions(self, stages: int, microbatches: int, chunks: int) -> None:
+        """No more actions than can be looked at one by one."""
+        each = stages * chunks * (3 if self.splits_weight_gradient else 2)
+        if each * microbatches > MAX_ACTIONS:
+            fitting = MAX_ACTIONS // each
+            raise error(
+                f"{self.name} with {counted(stages, 'stage')}, {counted(chunks, 'chunk')} per rank "
+                f"and {microbatches:,} microbatches has {each * microbatches:,} actions, expected "
+                f"at most {MAX_ACTIONS:,}",
+                remedy=f"give at most {fitting:,} microbatches, or fewer stages"
+                if fitting
+                else "give fewer stages",
+            )
 
     def check_chunks(self, chunks: int) -> None:
         """The number of chunks per rank is the schedule's own."""

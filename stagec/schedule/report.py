@@ -11,9 +11,6 @@ from stagec.schedule.base import ClosedForm, Schedule, counted
 from stagec.schedule.costs import UNIT, Costs, Time
 from stagec.schedule.replay import Timeline, replay
 from stagec.schedule.validate import check_schedule
-from stagec.support.diagnostics import error
-
-MAX_ACTIONS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +57,7 @@ def run_schedule(
     Raises `DiagnosticError` for what does not go.
     """
     chunks = schedule.default_chunks if chunks is None else chunks
-    if stages * microbatches * chunks * 3 > MAX_ACTIONS:
-        raise error(
-            f"{counted(stages, 'stage')} and {counted(microbatches, 'microbatch', 'es')} make more "
-            f"than {MAX_ACTIONS:,} actions",
-            remedy="draw a smaller one: the closed forms hold for all sizes",
-        )
+    schedule.check_actions(stages, microbatches, chunks)
     actions = schedule.actions(stages, microbatches, chunks)
     placement = schedule.placement(stages, chunks)
     check_schedule(actions, placement, microbatches)

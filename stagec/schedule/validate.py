@@ -33,6 +33,7 @@ def prove(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> No
     """
     most = 4 * microbatches * max(1, chunks)
     try:
+        schedule.check_actions(stages, microbatches, chunks)
         schedule.check(stages, microbatches, chunks)
         placement = _placement(schedule.placement(stages, chunks))
         actions = tuple(

@@ -29,6 +29,8 @@ MAX_PLAN_STEPS = 2_000_000
 MAX_RANKS = 1 << 22
 #: Most iterations of the repeats of a program, and values that these hand on.
 MAX_ITERATIONS = 20_000_000
+#: Most actions of a pipeline schedule, over all ranks. The largest published jobs have 100,000.
+MAX_ACTIONS = 1_000_000
 
 
 class Budget:

@@ -216,9 +216,7 @@ class _StageMaker:
         repeat = self._sections.repeat(part, at)
         return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
 
-    def _receive(
-        self, values: StageValues, inner: Region, part: Part, held: Held
-    ) -> list[Value]:
+    def _receive(self, values: StageValues, inner: Region, part: Part, held: Held) -> list[Value]:
         """What enters a piece: carried values, which the repeat goes on with or has ended with."""
         by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
         repeat, goes_on = self._entry(part, held)

@@ -13,8 +13,9 @@ from stagec.schedule.base import Schedule
 from stagec.schedule.messages import ordered_messages, pairs, posted
 from stagec.schedule.registry import SCHEDULES, find_schedule, known_schedules
 from stagec.schedule.replay import replay
-from stagec.schedule.validate import check_complete, check_schedule
+from stagec.schedule.validate import check_complete, check_schedule, prove
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
+from tests.support import stagec
 
 NAMES = list(SCHEDULES)
 
@@ -43,6 +44,8 @@ def refused(run: Callable[..., object], *args: object) -> Diagnostic:
         ("interleaved", (4, 8, 1), "at least 2 chunks per rank: 1 given", "'1f1b'"),
         ("interleaved", (4, 10, 2), "a multiple of 4 microbatches", "give 8 or 12 microbatches"),
         ("interleaved", (4, 3, 2), "a multiple of 4 microbatches", "give 4 microbatches"),
+        ("1f1b", (1000, 100_000, 1), "has 200,000,000 actions", "at most 500 microbatches"),
+        ("zbv", (10**7, 1, 2), "has 60,000,000 actions", "give fewer stages"),
         ("looped-bfs", (4, 8, 1), "at least 2 chunks per rank: 1 given", "'gpipe'"),
         ("interleaved-zb", (4, 8, 1), "at least 2 chunks per rank: 1 given", "'zb-h1'"),
         ("interleaved-zb", (4, 9, 2), "microbatches in 2 equal groups for 4", "give 8 microb"),
@@ -366,3 +369,20 @@ def test_a_message_with_one_end_is_told() -> None:
     )
     silent = with_row(actions, 0, actions[0][1:])
     assert "is received and not sent" in refused(ordered_messages, silent, at).message
+
+
+def test_a_job_of_too_many_actions_is_refused_before_any_work() -> None:
+    """Of a schedule that is built in, and of one that would have to be proved."""
+
+    class Endless(Hurried):
+        name = "endless"
+
+        def rank_actions(self, *_: int) -> Iterable[Action]:
+            raise AssertionError("asked for its actions")
+
+    assert "has 2,000,000 actions" in refused(prove, Endless(), 1000, 1000, 1).message
+    argv = ("--pp", "1000", "--set", "L=1000000", "--microbatches", "100000")
+    ran = stagec("analyze", "llama3-8b", *argv)
+    assert ran.code == 1
+    assert "has 200,000,000 actions, expected at most 1,000,000" in ran.err
+    assert "give at most 500 microbatches, or fewer stages" in ran.err

@@ -119,7 +119,7 @@ def test_the_list_names_every_schedule_and_its_closed_form() -> None:
         (("1f1b", *SIZES, "--costs", "F=0"), 1, "the cost F is 0"),
         (("1f1b", *SIZES, "--costs", "B=1"), 1, "B includes W"),
         (("1f1b", *SIZES, "--transfer", "x"), 2, "'x' is not a time"),
-        (("1f1b", "--stages", "9999", "--microbatches", "9999"), 1, "more than 2,000,000 actions"),
+        (("1f1b", "--stages", "9999", "--microbatches", "9999"), 1, "at most 1,000,000"),
     ],
 )
 def test_errors_say_what_to_do(argv: tuple[str, ...], code: int, message: str) -> None:
