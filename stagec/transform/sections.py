@@ -102,8 +102,6 @@ def dissect(body: Region) -> Sections:
     for op in reversed(body.ops[:-1]):
         if not found.slots[op] and _reads_data(op, body):
             found.slots[op] = _slots_of_users(op, found)
-    for op in body.ops[:-1]:
-        _check_reach(op, found)
     return found
 
 
@@ -128,7 +126,12 @@ def _reads_data(op: Operation, body: Region) -> bool:
 
 def _slots_of_users(op: Operation, found: Sections) -> tuple[Slot, ...]:
     """Where what is computed of data is first needed."""
-    slots = {s for r in op.results for user, _ in r.uses for s in found.slots.get(user, ())}
+    slots: set[Slot] = set()
+    for user, index in (use for r in op.results for use in r.uses):
+        for position, part in found.slots.get(user, ()):
+            back = -1 if part is Part.FORWARD else 1
+            enters = user.region is not None and index < carried(user)
+            slots.add(Slot(position + (back if enters else 0), part))
     return (min(slots, key=lambda s: s.time),) if slots else ()
 
 
@@ -184,36 +187,11 @@ def _adds_up(op: Operation) -> bool:
     )
 
 
-def _check_reach(op: Operation, found: Sections) -> None:
-    """A value is used where it is made, or handed on by a repeat: nothing else can be sent."""
-    here = {s.position for s in found.slots[op]}
-    if not here:
-        return
-    if op.region is None:
-        for value in op.operands:
-            _check_value(op, value, here, found)
-        return
-    ((position, part),) = found.slots[op]
-    before = position - 1 if part is Part.FORWARD else position + 1
-    count = carried(op)
-    for index, value in enumerate(op.operands):
-        _check_value(op, value, {before} if index < count else here, found)
-    for inner in op.region.walk():
-        for value in inner.operands:
-            if value.producer is not None and value.producer.parent is found.body:
-                _check_value(op, value, set(), found)
-
-
-def _check_value(op: Operation, value: Value, allowed: set[int], found: Sections) -> None:
-    made = {s.position for s in found.slots_of(value)}
-    if not made <= allowed:
-        raise too_far(op, value)
-
-
 def too_far(op: Operation, value: Value) -> DiagnosticError:
     """The error for a value that pipeline stages cannot hand over."""
     return error(
-        f"%{value.name} is used beyond layers that are cut into pipeline stages",
+        f"%{value.name} is used beyond layers that are cut into pipeline stages, where no message "
+        "can bring it in time",
         op.loc,
         remedy="carry it through the repeat, so that stages send it on",
     )

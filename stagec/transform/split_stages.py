@@ -14,17 +14,21 @@ from stagec.ir.core import Attr, Operation, Quoted, Region, Value
 from stagec.ir.expr import Expr, const, total
 from stagec.ir.module import Module
 from stagec.ir.rewrite import carried
+from stagec.ir.types import TensorType
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.support.source import made_by
+from stagec.transform.far_values import FarValues, critical_ops, far_values
 from stagec.transform.sections import Part, Sections, Slot, dissect
-from stagec.transform.split_weights import critical_ops, split_weights
+from stagec.transform.split_weights import split_weights
 from stagec.transform.stage_messages import StageMessages
 from stagec.transform.stage_step import StageStep
 from stagec.transform.stage_values import StageValues
 from stagec.transform.stages import Held, Piece, Pipeline, cut, held_pieces, read_pipeline
 
 PASS = "split-stages"
+#: The parts of the work in which stages send.
+_SENT = (Part.FORWARD, Part.BACKWARD)
 
 
 def split_stages(module: Module) -> None:
@@ -45,30 +49,31 @@ def split_stages(module: Module) -> None:
             func.loc,
             remedy="run 'apply-strategy' on a module with this strategy first",
         )
-    if pipeline.schedule.splits_weight_gradient:
-        split_weights(module, accumulate.body)
     sections = dissect(accumulate.body)
     if pipeline.schedule.splits_weight_gradient:
-        _mark_weights(sections)
+        critical = critical_ops(sections)
+        split_weights(module, accumulate.body, critical)
+        sections = dissect(accumulate.body)
+        _mark_weights(sections, critical)
     forward = [op for op in sections.repeats[Part.FORWARD] if op is not None]
     pieces = cut(module, pipeline, forward)
     parameters = total(p.tensor.elements for p in module.parameters())
+    far = far_values(sections, pieces)
     kinds: dict[tuple[object, ...], list[int]] = {}
     for stage in range(pipeline.stages):
-        kinds.setdefault(_kind(pipeline, pieces, stage), []).append(stage)
+        kinds.setdefault(_kind(pipeline, pieces, far, stage), []).append(stage)
     messages = StageMessages(module, pipeline.rule)
     place = func.position()
     for stages in kinds.values():
-        maker = _StageMaker(module, pipeline, sections, pieces, stages, messages)
+        maker = _StageMaker(module, pipeline, sections, pieces, far, stages, messages)
         made = maker.make(func, accumulate, parameters)
         place += 1
         module.root.body.insert(place, made)
     func.erase()
 
 
-def _mark_weights(sections: Sections) -> None:
-    """Straight operations on which no gradient of an activation waits come later, too."""
-    critical = critical_ops(sections.body)
+def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
+    """Straight operations that nothing on another stage waits for come later, too."""
     for op, slots in sections.slots.items():
         if op.region is None and op not in critical:
             sections.slots[op] = tuple(
@@ -76,7 +81,9 @@ def _mark_weights(sections: Sections) -> None:
             )
 
 
-def _kind(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> tuple[object, ...]:
+def _kind(
+    pipeline: Pipeline, pieces: Sequence[Piece], far: FarValues, stage: int
+) -> tuple[object, ...]:
     """What the function of a stage depends on: stages with the same kind share it."""
     return tuple(
         (
@@ -88,6 +95,8 @@ def _kind(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> tuple[obje
             held.goes_to,
             held.cut_in,
             held.cut_out,
+            *(far.entering(part, held.depth) for part in _SENT),
+            *(far.leaving(part, held.depth) for part in _SENT),
         )
         for held in held_pieces(pipeline, pieces, stage)
     )
@@ -102,6 +111,7 @@ class _StageMaker:
         pipeline: Pipeline,
         sections: Sections,
         pieces: Sequence[Piece],
+        far: FarValues,
         stages: Sequence[int],
         messages: StageMessages,
     ) -> None:
@@ -109,7 +119,9 @@ class _StageMaker:
         self._stages, self._pieces = stages, pieces
         self._held = held_pieces(pipeline, pieces, stages[0])
         self._registry = module.registry
-        self._messages = messages
+        self._messages, self._far = messages, far
+        repeats = (r for row in sections.repeats.values() for r in row if r is not None)
+        self._first_far = max(map(carried, repeats))
 
     def make(self, old: Operation, accumulate: Operation, parameters: Expr) -> Operation:
         """The function, not yet in the module."""
@@ -129,7 +141,8 @@ class _StageMaker:
         new = Operation(accumulate.definition, (), accumulate.attrs, loc=accumulate.loc)
         new.attrs |= _schedule_attrs(self._pipeline)
         region = new.make_region()
-        values = StageValues(func, new, self._sections, self._held, self._first_layers)
+        sections, first = self._sections, self._first_layers
+        values = StageValues(self._registry, func, new, sections, self._held, first)
         body.append(new)
         self._actions(values, region)
         step = StageStep(
@@ -172,6 +185,7 @@ class _StageMaker:
         region.append(action)
         values.enter(action, held)
         got = self._receive(values, inner, part, held)
+        self._receive_far(values, inner, part, held)
         for op in self._ordered(part, held):
             values.clone(op, inner, frozenset(held.piece.positions))
         self._send(values, inner, part, held, got)
@@ -224,19 +238,43 @@ class _StageMaker:
         if by is None or part is Part.WEIGHTS or repeat is None:
             return entered
         for index, value in enumerate(repeat.results[: carried(repeat)]):
-            if by == 0:
-                got = values.kept(held, index, part)
-            else:
-                b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
-                type_ = repeat.body.args[index].tensor
-                attrs = self._message(by, index, part)
-                got = self._messages.receive(b, type_, attrs, value.name)
+            type_ = repeat.body.args[index].tensor
+            got = self._got(values, inner, part, held, by, index, value, type_)
             entered.append(got)
             if goes_on:
                 values.feed(repeat, index, got)
             else:
                 values.define(value, got)
         return entered
+
+    def _receive_far(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
+        """Values from further away. To a sum over layers the piece adds its own part."""
+        by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
+        for value in self._far.entering(part, held.depth) if by is not None else ():
+            index = self._first_far + self._far.numbers[part, value]
+            got = self._got(values, inner, part, held, by or 0, index, value, value.tensor)
+            ((position, made),) = self._sections.slots_of(value)
+            if position % 2 and made is part and position in held.piece.positions:
+                values.add_to(value, got)
+            else:
+                values.define(value, got)
+
+    def _got(
+        self,
+        values: StageValues,
+        inner: Region,
+        part: Part,
+        held: Held,
+        by: int,
+        index: int,
+        value: Value,
+        type_: TensorType,
+    ) -> Value:
+        """What the piece before sends or, on the same stage, keeps."""
+        if by == 0:
+            return values.kept(held, index, part)
+        b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
+        return self._messages.receive(b, type_, self._message(by, index, part), value.name)
 
     def _send(
         self, values: StageValues, inner: Region, part: Part, held: Held, entered: list[Value]
@@ -249,7 +287,11 @@ class _StageMaker:
             leaving = [values.get(value, inner) for value in self._exit(part, held)]
         else:
             leaving = entered
-        for index, there in enumerate(leaving):
+        numbered = list(enumerate(leaving))
+        for value in self._far.leaving(part, held.depth):
+            index = self._first_far + self._far.numbers[part, value]
+            numbered.append((index, values.get(value, inner)))
+        for index, there in numbered:
             if by == 0:
                 values.keep_for_next(held, there, index, part)
                 continue

@@ -15,28 +15,24 @@ from stagec.transform.sections import ancestors
 PASS = "split-stages"
 
 
-def split_weights(module: Module, body: Region) -> None:
-    """Split every backward repeat of a region, in place."""
+def split_weights(module: Module, body: Region, critical: set[Operation]) -> None:
+    """Split every backward repeat of a region, in place; the `critical` operations wait for what
+    they use of it."""
     for op in list(body.ops):
         if op.region is not None and op.phase != "forward" and carried(op):
-            _Split(module, op, op.region).run()
-
-
-def critical_ops(body: Region) -> set[Operation]:
-    """The straight operations of a region that carried gradients wait for."""
-    found: set[Operation] = set()
-    for op in body.ops:
-        if op.region is not None and op.phase != "forward":
-            found |= ancestors(op.operands[: carried(op)], body)
-    return found
+            _Split(module, op, op.region, critical).run()
 
 
 class _Split:
-    def __init__(self, module: Module, op: Operation, region: Region) -> None:
+    def __init__(
+        self, module: Module, op: Operation, region: Region, critical: set[Operation]
+    ) -> None:
         self._module, self._op, self._region = module, op, region
         self._carry = carried(op)
         self._end = region.terminator
-        first = ancestors(self._end.operands[: self._carry], region)
+        stacked = zip(op.results[self._carry :], self._end.operands[self._carry :], strict=True)
+        awaited = [y for r, y in stacked if any(user in critical for user, _ in r.uses)]
+        first = ancestors((*self._end.operands[: self._carry], *awaited), region)
         self._later = [o for o in region.ops[:-1] if o not in first]
         self._inside: dict[Value, Value] = {}
 

@@ -3,10 +3,11 @@
 With `scatter` axes, ranks that hold the same value send a part each, which the receivers put
 together (Megatron-LM's scatter-gather):
 
-    %p = stg.slice[dim = 1, over = tp](%y) : bf16[B, S@tp, D]
+    %p = stg.slice[dim = 1, over = tp](%y) : bf16[B, S@tp, D]              // the sender
     stg.send[over = pp, by = 1](%p)
-                                            %q = stg.recv[over = pp, by = 1] : bf16[B, S@tp, D]
-                                            %x = stg.all_gather[dim = 1, over = tp](%q) : bf16[B, S, D]
+
+    %q = stg.recv[over = pp, by = 1] : bf16[B, S@tp, D]                    // the receiver
+    %x = stg.all_gather[dim = 1, over = tp](%q) : bf16[B, S, D]
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr
+from stagec.ir.opdef import Registry
 from stagec.ir.rewrite import carried
 from stagec.ir.types import TensorType, Type
 from stagec.transform.sections import Part, Sections, too_far
@@ -27,13 +29,14 @@ class StageValues:
 
     def __init__(
         self,
+        registry: Registry,
         func: Operation,
         accumulate: Operation,
         sections: Sections,
         held: Sequence[Held],
         first_layers: Callable[[Held, int], Attr],
     ) -> None:
-        self._first_layers = first_layers
+        self._registry, self._first_layers = registry, first_layers
         self.func, self.accumulate, self.sections, self.held = func, accumulate, sections, held
         self.stacked = _stacked(sections)
         self._env: dict[int, dict[Value, Value]] = {h.home.chunk: {} for h in held}
@@ -43,6 +46,7 @@ class StageValues:
         self._floating: dict[tuple[Operation, Operation], list[Value]] = {}
         self._kept: dict[tuple[int, int, Part, int], Value] = {}
         self._fed: dict[tuple[int, Operation, int], Value] = {}
+        self._arrived: dict[tuple[int, Value], Value] = {}
         self._action: Operation | None = None
         self._holding: Held = held[0]
 
@@ -68,6 +72,10 @@ class StageValues:
     def feed(self, repeat: Operation, index: int, value: Value) -> None:
         """A repeat that another stage has begun goes on with this carried value, here."""
         self._fed[self._holding.home.chunk, repeat, index] = value
+
+    def add_to(self, original: Value, value: Value) -> None:
+        """What later layers have of a sum: this chunk adds its own part."""
+        self._arrived[self._holding.home.chunk, original] = value
 
     # -- looking up --------------------------------------------------------------------------------
 
@@ -155,7 +163,16 @@ class StageValues:
         ]
         new = self._copy(op, inputs, {}, region)
         for old, value in zip(op.results, new.results, strict=True):
-            self.define(old, value)
+            self.define(old, self._added(chunk, old, value, region))
+
+    def _added(self, chunk: int, original: Value, own: Value, region: Region) -> Value:
+        """A part of a sum, and what has arrived of the others."""
+        arrived = self._arrived.get((chunk, original))
+        if arrived is None:
+            return own
+        phase = own.producer.phase if own.producer is not None else "backward"
+        b = Builder(self._registry, region, loc=own.loc, phase=phase)
+        return b.value("stg.add", [arrived, own], hint=own.name, type=own.tensor)
 
     def _is_within(self, op: Operation, value: Value, within: frozenset[int]) -> bool:
         slots = self.sections.slots_of(value)

@@ -170,9 +170,9 @@ def _text(layers: tuple[int, ...]) -> str:
 class Held:
     """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
     the stage of the piece before and to that of the piece behind: 0 on the same stage, None if
-    there is none. `cut_in` and `cut_out` are the positions at which it is cut off: the first of this
-    piece or a later one, and the last of this piece or an earlier one. A piece without layers only
-    passes on what it gets."""
+    there is none. `cut_in` and `cut_out` are the positions at which it is cut off: the first of
+    this piece or a later one, and the last of this piece or an earlier one. A piece without layers
+    only passes on what it gets."""
 
     home: Home
     depth: int

@@ -1,0 +1,143 @@
+"""Values that are used beyond the layers that a pipeline cuts, such as the output of an encoder.
+
+They travel from piece to piece beside what the repeats carry: in forward towards the last piece,
+in backward towards the first. A sum over the layers of a repeat that several pieces hold, such as
+the gradient of such a value, grows on its way: each piece adds its part.
+
+    encoder | encoder, decoder | decoder | decoder, loss
+              %enc  ---------->  ------>               forward: sent on
+              %d_enc  <--------  <------  (from here)  backward: added up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.rewrite import carried
+from stagec.ir_spec.ops.comm import Movement
+from stagec.transform.sections import Part, Sections, ancestors, too_far
+from stagec.transform.stages import Piece
+
+
+@dataclass
+class FarValues:
+    """What enters each piece from the one before it, by the direction of the work."""
+
+    enters: dict[Part, list[tuple[Value, ...]]]
+    numbers: dict[tuple[Part, Value], int] = field(default_factory=dict[tuple[Part, Value], int])
+
+    def entering(self, part: Part, depth: int) -> tuple[Value, ...]:
+        """The values that a piece receives, in order."""
+        return self.enters[part][depth] if part in self.enters else ()
+
+    def leaving(self, part: Part, depth: int) -> tuple[Value, ...]:
+        """The values that a piece sends: what enters the next one."""
+        rows = self.enters.get(part, [])
+        after = depth + (1 if part is Part.FORWARD else -1)
+        return rows[after] if 0 <= after < len(rows) else ()
+
+
+def far_values(sections: Sections, pieces: Sequence[Piece]) -> FarValues:
+    """Find them. Raises `DiagnosticError` for a value that no message can bring in time."""
+    ways: dict[tuple[Part, Value], tuple[int, int]] = {}
+    order: dict[Value, int] = {}
+    for op in sections.body.ops[:-1]:
+        for value, position in uses(op, sections):
+            for part, first, last in _ways(op, value, position, sections, pieces):
+                one, other = ways.get((part, value), (first, last))
+                ways[part, value] = min(one, first), max(other, last)
+                order.setdefault(value, len(order))
+    enters: dict[Part, list[tuple[Value, ...]]] = {}
+    for part in (Part.FORWARD, Part.BACKWARD):
+        mine = [(v, *way) for (p, v), way in ways.items() if p is part]
+        later = 1 if part is Part.FORWARD else 0  # the first piece that a value enters
+        enters[part] = [
+            tuple(v for v, low, high in mine if low + later <= depth < high + later)
+            for depth in range(len(pieces))
+        ]
+    return FarValues(enters, {key: number for number, key in enumerate(ways)})
+
+
+def uses(op: Operation, sections: Sections) -> Iterator[tuple[Value, int]]:
+    """The values that an operation takes from elsewhere in the step, and the positions at which it
+    needs them."""
+    slots = sections.slots[op]
+    for slot in slots:
+        for index, value in enumerate(op.operands):
+            made = {s.position for s in sections.slots_of(value)}
+            if len(slots) > 1 and made & {s.position for s in slots}:
+                continue  # each section adds its own
+            enters = op.region is not None and index < carried(op)
+            back = -1 if slot.part is Part.FORWARD else 1
+            yield value, slot.position + (back if enters else 0)
+        for inner in op.region.walk() if op.region is not None else ():
+            for value in inner.operands:
+                if value.producer is not None and value.producer.parent is sections.body:
+                    yield value, slot.position
+
+
+def critical_ops(sections: Sections) -> set[Operation]:
+    """The straight operations that what is carried in backward, or sent, waits for."""
+    found: set[Operation] = set()
+    for op in sections.body.ops[:-1]:
+        if op.region is not None and op.phase != "forward":
+            found |= ancestors(op.operands[: carried(op)], sections.body)
+        for value, position in uses(op, sections):
+            slots = sections.slots_of(value)
+            if slots and all(s.position != position for s in slots):
+                found |= ancestors([value], sections.body)
+    return found
+
+
+def _ways(
+    op: Operation, value: Value, position: int, sections: Sections, pieces: Sequence[Piece]
+) -> Iterator[tuple[Part, int, int]]:
+    """The direction, and the pieces from the lower to the upper one, between which a use needs a
+    value sent."""
+    slots = sections.slots_of(value)
+    if not slots or any(s.position == position for s in slots):
+        return
+    if len(slots) > 1:
+        raise too_far(op, value)
+    ((made, part),) = slots
+    makers, users = _holders(made, pieces), _holders(position, pieces)
+    if made % 2 and _is_stacked(value, made, sections):
+        raise too_far(op, value)
+    if len(makers) > 1 and not _adds_up(value, made, sections):
+        raise too_far(op, value)
+    forward = sections.slots[op][0].part is Part.FORWARD
+    for user in users:
+        if part is Part.FORWARD and user >= makers[-1]:
+            if user > makers[0]:
+                yield Part.FORWARD, makers[0], user
+        elif not forward and part is not Part.WEIGHTS and user <= makers[0]:
+            if user < makers[-1]:
+                yield Part.BACKWARD, user, makers[-1]
+        else:
+            raise too_far(op, value)
+
+
+def _holders(position: int, pieces: Sequence[Piece]) -> list[int]:
+    return [depth for depth, piece in enumerate(pieces) if position in piece.positions]
+
+
+def _is_stacked(value: Value, position: int, sections: Sections) -> bool:
+    """Whether a value still has the dimension of the layers that are cut."""
+    repeat = sections.repeat(Part.FORWARD, position)
+    dims = value.tensor.dims
+    return repeat is not None and bool(dims) and dims[0].size == repeat.expr("count")
+
+
+def _adds_up(value: Value, position: int, sections: Sections) -> bool:
+    """Whether the value over all layers is the sum of those over the layers of each piece."""
+    op = value.producer
+    if op is None or op.region is not None:
+        return True
+    rule = op.definition.rule(op)
+    linear = isinstance(op.definition, Movement) or op.definition.recasts
+    if not linear and (rule is None or len(rule.linear) != len(op.operands)):
+        return False
+    mine = (v for v in op.operands if any(s.position == position for s in sections.slots_of(v)))
+    return all(_adds_up(v, position, sections) for v in mine)

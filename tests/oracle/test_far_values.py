@@ -1,0 +1,132 @@
+"""Values that are used beyond the layers that a pipeline cuts travel from stage to stage, and their
+gradients are added up on the way back: the step equals that on one device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.interp.pipeline import run_named
+from stagec.ir.module import Module
+from stagec.trace.check import check_directory
+from stagec.trace.emit import make_job, write_job
+from tests.support import STEP, inputs_of, run_passes
+
+#: Each layer of the decoder attends to the output of the encoder, and the output of the embedding
+#: skips all layers.
+TEXT = """\
+stg.module @encdec[phase = parsed] {
+  stg.symbols[B = 16, S = 4, T = 2, Le = 3, Ld = 3, D = 8, H = 4, K = 2, V = 16]
+  stg.func @train (
+      %source: i32[B, S], %tokens: i32[B, T], %labels: i32[B, T],
+      %embed: bf16[V, D | param], %e_norm: bf16[Le, D | param], %e_w: bf16[Le, D, D | param],
+      %words: bf16[V, D | param], %c_norm: bf16[Ld, D | param], %c_q: bf16[Ld, D, H, K | param],
+      %c_k: bf16[Ld, D, H, K | param], %c_v: bf16[Ld, D, H, K | param],
+      %c_o: bf16[Ld, H, K, D | param], %head: bf16[V, D | param]) -> f32[] {
+    %x = stg.embedding(%embed, %source)
+    %enc = stg.repeat[count = Le, carry = 1] (%h = %x, %n_w = %e_norm, %w = %e_w) {
+      %n = stg.rmsnorm(%h, %n_w)
+      %u = stg.einsum["bsd,de->bse"](%n, %w)
+      %g = stg.gelu(%u)
+      %r = stg.add(%h, %g)
+      stg.yield(%r)
+    }
+    %t = stg.embedding(%words, %tokens)
+    %dec = stg.repeat[count = Ld, carry = 1] (
+        %h = %t, %n_w = %c_norm, %wq = %c_q, %wk = %c_k, %wv = %c_v, %wo = %c_o) {
+      %n = stg.rmsnorm(%h, %n_w)
+      %q = stg.einsum["btd,dhk->bthk"](%n, %wq)
+      %k = stg.einsum["bsd,dhk->bshk"](%enc, %wk)
+      %v = stg.einsum["bsd,dhk->bshk"](%enc, %wv)
+      %sc = stg.einsum["bthk,bshk->bhts"](%q, %k)
+      %pr = stg.softmax[rsqrt = K](%sc)
+      %a = stg.einsum["bhts,bshk->bthk"](%pr, %v)
+      %o = stg.einsum["bthk,hkd->btd"](%a, %wo)
+      %r = stg.add(%h, %o)
+      stg.yield(%r)
+    }
+    %skip = stg.sum["bsd->bd"](%x)
+    %y = stg.add["btd,bd->btd"](%dec, %skip)
+    %z = stg.einsum["btd,vd->btv"](%y, %head)
+    %logits = stg.cast[f32](%z)
+    %loss = stg.cross_entropy[mean = B*T](%logits, %labels)
+    stg.return(%loss)
+  }
+}
+"""
+PLACED = (
+    f"{STEP},propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
+    "eliminate-dead-code,plan-memory"
+)
+PIPELINES = {
+    "gpipe": (2, 1, 2),
+    "1f1b": (4, 1, 4),
+    "interleaved": (2, 2, 4),
+    "looped-bfs": (2, 2, 4),
+    "zb-h1": (3, 1, 4),
+    "interleaved-zb": (2, 3, 4),
+    "zbv": (3, 2, 4),
+    "dualpipe": (2, 2, 4),
+    "dualpipev": (2, 2, 4),
+}
+
+
+def staged(directory: Path, pipeline: str, **options: Any) -> Module:
+    path = directory / "encdec.stg"
+    path.write_text(TEXT)
+    return run_passes(JobBuilder(JobOptions(str(path), **options)).module, pipeline)
+
+
+def with_pipeline(schedule: str) -> dict[str, Any]:
+    pp, chunks, microbatches = PIPELINES[schedule]
+    return {"schedule": schedule, "pp": pp, "chunks": chunks, "microbatches": microbatches}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"tp": 2}, {"dp": 2, "zero": 3, "recompute": "full"}, {"tp": 2, "scatter_gather": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("schedule", PIPELINES)
+def test_a_step_equals_that_on_one_device(
+    schedule: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = staged(tmp_path, STEP)
+    inputs = inputs_of(plain, 3)
+    expected = run_named(plain, plain.env, inputs)
+    module = staged(tmp_path, PLACED, **with_pipeline(schedule), **more)
+    found = run_named(module, module.env, inputs)
+    (loss, *rest), (expected_loss, *_) = found, expected
+    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-9)
+    assert len(rest) == len(expected) - 1 > 20
+    for name in rest:
+        theirs = expected[name.removesuffix("_g")]
+        np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_each_value_is_sent_to_the_stages_that_need_it(tmp_path: Path) -> None:
+    """One layer on each of six stages: what leaves the second one, and the last."""
+    module = staged(tmp_path, PLACED, pp=6, microbatches=2)
+    sent = {
+        stage: sum(op.name == "stg.send" for op in func.body.walk())
+        for func in module.functions
+        for stage in func.integers("stages")
+    }
+    assert sent[1] == 4  # the layer's output and the skipped value; their gradients
+    assert sent[4] == 6  # beside them the encoder's output, and its gradient so far
+    assert sent[5] == 3  # gradients of all three
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
+def test_a_job_is_free_of_deadlock(schedule: str, tmp_path: Path) -> None:
+    (tmp_path / "encdec.stg").write_text(TEXT)
+    options = JobOptions(str(tmp_path / "encdec.stg"), **with_pipeline(schedule))
+    write_job(make_job(JobBuilder(options).lower(), "tiny"), tmp_path / "out", {})
+    report = check_directory(tmp_path / "out")
+    assert (report.errors, report.warnings, report.eager_only) == ([], [], None)
