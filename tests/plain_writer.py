@@ -276,8 +276,8 @@ class _Unroller:
                     self._refs.update(held.setdefault(action.microbatch, {}))
                     rest = [o for o in op.body.ops[:-1] if o not in _receives(op.body)]
                     latest.update(self._action(op, action, held, rest))
-                    sent = {self._refs[o.result] for o in op.body.ops if o.name == "et.send"}
-                    leaving += [n for n in self._order[start:] if n in sent]
+                    sent = [self._refs[o.result] for o in op.body.ops if o.name == "et.send"]
+                    leaving += [n for n in self._order[start:] if any(n is s for s in sent)]
                 parts.append(self._order[start:])
                 del self._order[start:]
             if len(parts) > 1:  # what an overlapped pair sends leaves after both

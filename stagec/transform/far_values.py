@@ -99,9 +99,9 @@ def _ways(
     slots = sections.slots_of(value)
     if not slots or any(s.position == position for s in slots):
         return
-    if len(slots) > 1:
+    (made, part), *others = slots
+    if others:
         raise too_far(op, value)
-    ((made, part),) = slots
     makers, users = _holders(made, pieces), _holders(position, pieces)
     if made % 2 and _is_stacked(value, made, sections):
         raise too_far(op, value)

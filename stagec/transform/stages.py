@@ -192,16 +192,15 @@ def held_pieces(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> list
             continue
         before, behind = placement.previous(number), placement.following(number)
         copy, depth = divmod(number, placement.depth)
-        ends = [
-            None if n is None else neighbour(*pair, pipeline.stages)
-            for n, pair in (
-                (before, (placement[before].rank if before is not None else 0, stage)),
-                (behind, (stage, placement[behind].rank if behind is not None else 0)),
-            )
-        ]
+        comes_from = goes_to = None
+        if before is not None:
+            comes_from = neighbour(placement[before].rank, stage, pipeline.stages)
+        if behind is not None:
+            goes_to = neighbour(stage, placement[behind].rank, pipeline.stages)
         cut_in = next(p for piece in pieces[depth:] for p in piece.positions)
         cut_out = next(p for piece in pieces[depth::-1] for p in piece.positions[::-1])
-        found.append(Held(home, depth, copy, pieces[depth], *ends, cut_in, cut_out))
+        piece = pieces[depth]
+        found.append(Held(home, depth, copy, piece, comes_from, goes_to, cut_in, cut_out))
     return sorted(found, key=lambda h: h.depth)
 
 

@@ -377,7 +377,9 @@ def test_a_job_of_too_many_actions_is_refused_before_any_work() -> None:
     class Endless(Hurried):
         name = "endless"
 
-        def rank_actions(self, *_: int) -> Iterable[Action]:
+        def rank_actions(
+            self, rank: int, stages: int, microbatches: int, chunks: int
+        ) -> Iterable[Action]:
             raise AssertionError("asked for its actions")
 
     assert "has 2,000,000 actions" in refused(prove, Endless(), 1000, 1000, 1).message
