@@ -6,7 +6,6 @@ A command's module is imported only when it runs, so that help and usage errors 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -78,18 +77,18 @@ def main(argv: Sequence[str]) -> int:
     from stagec.driver.common import run_safely
 
     def run() -> object:
-        return cli.main(args=list(argv), prog_name="stagec", standalone_mode=False)
+        # not cli.main, which exits by itself where nobody reads the output
+        with cli.make_context("stagec", list(argv)) as context:
+            return cli.invoke(context)
 
     return run_safely(run)
 
 
 def entry() -> None:
     """The console script."""
+    from stagec.driver.streams import flush_streams, open_closed_streams
+
+    open_closed_streams()
     code = main(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # a closed pipe or a full disk, reported already: nothing is left to say
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
+    flush_streams()
     sys.exit(code)

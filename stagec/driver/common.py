@@ -7,12 +7,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
 import click
 
+from stagec.driver.streams import tell
 from stagec.support.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -36,11 +37,6 @@ def remember(source: Source) -> Source:
     """Keep a text so that diagnostics can show its lines."""
     _sources[source.name] = source
     return source
-
-
-def tell(text: str) -> None:
-    """A line for people, on stderr."""
-    click.echo(text, err=True)
 
 
 def report(diagnostic: Diagnostic) -> None:
@@ -80,7 +76,8 @@ def run_safely(run: Callable[[], object]) -> int:
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.ClickException as e:
-        e.show()
+        with suppress(OSError):
+            e.show()
         return WRONG_USAGE if isinstance(e, click.UsageError) else WRONG_INPUT
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -123,17 +120,14 @@ def _os_error(problem: OSError) -> int:
     reason = problem.strerror or str(problem)
     where = f"{problem.filename}: " if problem.filename else "cannot write the output: "
     remedy = _REMEDIES.get(problem.errno or 0, "check the path and the system")
-    try:
-        notes = tuple(map(note, getattr(problem, "__notes__", ())))
-        report(Diagnostic(where + reason, remedy=remedy, notes=notes))
-    except OSError:  # stderr is closed or full as well
-        return WRONG_INPUT
+    notes = tuple(map(note, getattr(problem, "__notes__", ())))
+    report(Diagnostic(where + reason, remedy=remedy, notes=notes))
     return WRONG_INPUT
 
 
 def _bug(problem: Exception) -> int:
     if os.environ.get(DEBUG, "") not in ("", "0"):
-        traceback.print_exc()
+        tell(traceback.format_exc())
     tell(f"stagec: internal error: {type(problem).__name__}: {problem}")
     tell(f"This is a bug in stagec. {DEBUG}=1 shows the traceback.")
     hint = "'stagec opt --reproducer FILE' writes what is needed to run it again"

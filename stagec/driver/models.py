@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from stagec.driver.common import write_output
+from stagec.driver.common import tell, write_output
 from stagec.models import LibraryModel, library
 from stagec.support.diagnostics import did_you_mean, error
 
@@ -76,7 +76,4 @@ def _print_table(models: dict[str, LibraryModel]) -> None:
     for m in models.values():
         rows.add_row(m.name, m.title, *(_first(m, *names) for names in _COLUMNS))
     console(sys.stdout, 140).print(rows)
-    click.echo(
-        "'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.",
-        err=True,
-    )
+    tell("'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.")

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from stagec.driver.common import write_output
+from stagec.driver.common import tell, write_output
 from stagec.models import Preset, presets
 from stagec.support.diagnostics import did_you_mean, error
 
@@ -44,8 +44,7 @@ def _print_table(known: dict[str, Preset]) -> None:
         sizes = ", ".join(f"{n} = {v}" for n, v in p.values.items())
         rows.add_row(p.name, p.title, p.model, sizes)
     console(sys.stdout, 150).print(rows)
-    click.echo(
+    tell(
         "'stagec compile --preset NAME -o DIR' compiles one; 'stagec presets NAME' prints its "
-        "text; --pp, --dp, --tp and --set change single sizes.",
-        err=True,
+        "text; --pp, --dp, --tp and --set change single sizes."
     )

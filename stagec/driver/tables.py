@@ -14,10 +14,18 @@ _LONG = 300
 _COUNT_UNITS = ("", "K", "M", "G", "T", "P", "E", "Z")
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to the caller."""
+
+    def on_broken_pipe(self) -> None:
+        """Not to exit from here."""
+        raise BrokenPipeError
+
+
 def console(stream: TextIO, width: int = 120) -> Console:
     """A console of the terminal's width, or of `width` columns in a file or pipe."""
     terminal = stream.isatty()
-    return Console(
+    return _Console(
         file=stream, highlight=False, width=None if terminal else width, soft_wrap=not terminal
     )
 

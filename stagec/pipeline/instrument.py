@@ -6,6 +6,7 @@ also told of the start, the end and errors.
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,7 +136,9 @@ class Timing(Hooks):
         for name, seconds in self.seconds:
             table.add_row(name, f"{seconds:.4f}", f"{seconds / total if total else 0:.0%}")
         table.add_row("total", f"{total:.4f}", "")
-        Console(file=self._stream).print(table)
+        shown = io.StringIO()
+        Console(file=shown).print(table)
+        self._stream.write(shown.getvalue())
 
 
 class Reproducer(Hooks):

@@ -1,0 +1,67 @@
+"""Standard streams that are closed, full, or read by nobody: an exit code, and no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagec.driver import common
+
+ROOT = Path(__file__).parents[2]
+OK, WRONG, USAGE, CLOSED = (
+    common.OK,
+    common.WRONG_INPUT,
+    common.WRONG_USAGE,
+    common.CLOSED_PIPE,
+)
+#: A result, a wrong input, wrong usage, and help: what each gives where nothing is closed.
+COMMANDS = {"models": OK, "models nope": WRONG, "nosuch": USAGE, "compile --help": OK}
+#: Where streams go, and what a command gives that would have had a result.
+STREAMS = {
+    ">&-": CLOSED,
+    "2>&-": OK,
+    ">&- 2>&-": CLOSED,
+    "<&- >&- 2>&-": CLOSED,
+    "| true": CLOSED,
+    "2>&1 | true": CLOSED,
+    "2>/dev/full": OK,
+    ">/dev/full": WRONG,
+    ">/dev/full 2>/dev/full": WRONG,
+}
+
+
+def run(command: str, streams: str) -> subprocess.CompletedProcess[str]:
+    script = f"set -o pipefail; {sys.executable} -m stagec {command} {streams}"
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_stream_that_takes_nothing(command: str, streams: str) -> None:
+    if "full" in streams and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    ran = run(command, streams)
+    assert ran.returncode == (STREAMS[streams] if COMMANDS[command] == OK else COMMANDS[command])
+    for sign in ("Traceback", "internal error", "Exception ignored"):
+        assert sign not in ran.stderr
+
+
+def test_a_closed_stdin_is_an_empty_text() -> None:
+    ran = run("opt -", "<&-")
+    assert ran.returncode == WRONG
+    assert "the text is empty" in ran.stderr
+
+
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """What is meant for stderr is not written into a result."""
+    out = tmp_path / "x.stg"
+    ran = run(f"models llama3-8b > {tmp_path}/in.stg; {sys.executable} -m stagec opt "
+              f"{tmp_path}/in.stg --time-passes -p infer-shapes -o {out}", ">&- 2>&-")  # fmt: skip
+    assert ran.returncode == OK
+    assert out.read_text(encoding="utf-8").startswith("stg.module @")
+    assert "seconds" not in out.read_text(encoding="utf-8")
