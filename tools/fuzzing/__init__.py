@@ -1,0 +1,1 @@
+"""The parts of the fuzzer: mutations, and the families of inputs."""

@@ -1,0 +1,204 @@
+"""Mutations of texts, of bytes and of JSON. All take their chances from one `Random`, so that an
+input is told by its number."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from random import Random
+from typing import Any, cast
+
+#: Kinds of tokens: a token is often replaced by another of its kind, so that the text still parses.
+_TOKEN = re.compile(
+    r"(?P<string>\"[^\"\n]*\")|(?P<op>[a-z]\w*\.\w+)|(?P<value>%\w+)|(?P<symbol>@\w+)"
+    r"|(?P<number>\d+)|(?P<name>[A-Za-z_]\w*)|(?P<space>\s+)|(?P<other>->|.)",
+    re.DOTALL,
+)
+#: What mutations put in, besides what the seeds hold.
+ODD_TOKENS = (
+    "0", "-1", "1/2", "1", "3", "9223372036854775807", "18446744073709551616", "99999999999999999999",
+    "node", '"->"', '"ab"', '"(ab)c->c"', '""', "é", "\0", "%", "max(B, 1)", "^", "==", ">=",
+    "param", "load(E)", "| sum(dp)", "@dp", "@(dp, tp)", "[]", "()", "{}", "[x = 1]", "(%x)",
+    "f32[B]", "f8e4m3[B, S]", "stg.yield(%x)", "stg.return(%x)", "stg.repeat", "stg.module",
+    "phase = lowered", "phase = sharded", "phase = shaped",
+)  # fmt: skip
+_ODD_NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    255,
+    1 << 20,
+    1 << 31,
+    (1 << 31) - 1,
+    1 << 32,
+    1 << 63,
+    1 << 64,
+    1e300,
+)
+_ODD_JSON: tuple[Any, ...] = (
+    None, True, False, "", "x", "../x", "0", [], {}, [[]], [0], 0.5, -0.0, "\ud800", *_ODD_NUMBERS
+)  # fmt: skip
+Token = tuple[str, str]
+Kinds = Mapping[str, Sequence[str]]
+
+
+def tokens(text: str) -> list[Token]:
+    """Kind and text of every token; together they are the text."""
+    return [(m.lastgroup or "", m.group()) for m in _TOKEN.finditer(text)]
+
+
+def kinds_of(texts: Sequence[str]) -> Kinds:
+    """All tokens of some texts by kind, each once; `any` are all, with the odd ones."""
+    found: dict[str, set[str]] = {"any": set(ODD_TOKENS)}
+    for text in texts:
+        for kind, token in tokens(text):
+            found.setdefault(kind, set()).add(token)
+            found["any"].add(token)
+    return {kind: sorted(each) for kind, each in found.items()}
+
+
+def mutate_text(chance: Random, text: str, kinds: Kinds, other: str) -> str:
+    """The text with one to four changes; lines may come from another one."""
+    parts = tokens(text)
+    for _ in range(chance.choice((1, 1, 1, 2, 2, 3, 4))):
+        if parts:
+            chance.choice(_TEXT_CHANGES)(chance, parts, kinds, other)
+    return "".join(token for _, token in parts)
+
+
+TextChange = Callable[[Random, list[Token], Kinds, str], None]
+
+
+def _same_kind(chance: Random, parts: list[Token], kinds: Kinds, _: str) -> None:
+    solid = [i for i, (kind, _) in enumerate(parts) if kind != "space"]
+    if solid:
+        at = chance.choice(solid)
+        kind = parts[at][0]
+        parts[at] = kind, chance.choice(kinds[kind])
+
+
+def _any_kind(chance: Random, parts: list[Token], kinds: Kinds, _: str) -> None:
+    parts[chance.randrange(len(parts))] = "other", chance.choice(kinds["any"])
+
+
+def _insert(chance: Random, parts: list[Token], kinds: Kinds, _: str) -> None:
+    parts.insert(chance.randrange(len(parts) + 1), ("other", chance.choice(kinds["any"])))
+
+
+def _delete(chance: Random, parts: list[Token], _: Kinds, __: str) -> None:
+    at = chance.randrange(len(parts))
+    del parts[at : at + chance.choice((1, 1, 2, 5))]
+
+
+def _swap(chance: Random, parts: list[Token], _: Kinds, __: str) -> None:
+    a, b = chance.randrange(len(parts)), chance.randrange(len(parts))
+    parts[a], parts[b] = parts[b], parts[a]
+
+
+def _lines(parts: list[Token]) -> list[str]:
+    return "".join(token for _, token in parts).splitlines(keepends=True)
+
+
+def _line(chance: Random, parts: list[Token], _: Kinds, other: str) -> None:
+    """Drop, repeat or move a line, or take one of another text."""
+    lines = _lines(parts)
+    if not lines:
+        return
+    at, to = chance.randrange(len(lines)), chance.randrange(len(lines))
+    match chance.randrange(4):
+        case 0:
+            del lines[at]
+        case 1:
+            lines.insert(to, lines[at])
+        case 2:
+            lines.insert(to, lines.pop(at))
+        case _:
+            lines.insert(to, chance.choice(other.splitlines(keepends=True) or [""]))
+    parts[:] = tokens("".join(lines))
+
+
+def _bracket(chance: Random, parts: list[Token], _: Kinds, __: str) -> None:
+    """Drop what stands in brackets, or repeat it."""
+    opening = [i for i, (_, token) in enumerate(parts) if token in "([{"]
+    if not opening:
+        return
+    at = chance.choice(opening)
+    closing = {"(": ")", "[": "]", "{": "}"}[parts[at][1]]
+    end = next((i for i in range(at, len(parts)) if parts[i][1] == closing), at)
+    parts[at + 1 : end] = chance.choice(([], parts[at + 1 : end] * 2))
+
+
+_TEXT_CHANGES: tuple[TextChange, ...] = (
+    _same_kind, _same_kind, _same_kind, _any_kind, _insert, _delete, _swap, _line, _line, _bracket,
+)  # fmt: skip
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def mutate_bytes(chance: Random, data: bytes) -> bytes:
+    """The bytes with one to four of them, or stretches of them, changed."""
+    out = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at, size = chance.randrange(len(out) + 1), chance.choice((1, 1, 2, 4, 8, 64))
+        match chance.randrange(6):
+            case 0:
+                out[at : at + 1] = bytes([chance.randrange(256)])
+            case 1:
+                out[at : at + size] = bytes([chance.choice((0, 1, 0x7F, 0x80, 0xFF))]) * size
+            case 2:
+                del out[at : at + size]
+            case 3:
+                out[at:at] = out[at : at + size]
+            case 4:
+                out[at:at] = chance.randbytes(size)
+            case _:
+                del out[at:]
+    return bytes(out)
+
+
+def mutate_json(chance: Random, data: bytes) -> bytes:
+    """JSON with one to three of its values or names changed; still JSON."""
+    root: list[Any] = [json.loads(data)]
+    for _ in range(chance.randint(1, 3)):
+        places = _places(root)
+        if not places:
+            return b""
+        holder, key = chance.choice(places)
+        _change(chance, holder, key, [h[k] for h, k in places])
+    if not root:
+        return b""
+    return json.dumps(root[0], indent=1).encode("utf-8", "surrogatepass")
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Every place in a value, as what holds it and the key there."""
+    if isinstance(value, list):
+        inner: list[tuple[Any, Any]] = list(enumerate(cast("list[Any]", value)))
+    elif isinstance(value, dict):
+        inner = list(cast("dict[Any, Any]", value).items())
+    else:
+        return []
+    return [(value, key) for key, _ in inner] + [p for _, each in inner for p in _places(each)]
+
+
+def _change(chance: Random, holder: Any, key: Any, others: Sequence[Any]) -> None:
+    match chance.randrange(5):
+        case 0:
+            del holder[key]
+        case 1:
+            holder[key] = deepcopy(chance.choice(others))
+        case 2 if isinstance(holder, dict):
+            holder[chance.choice(("", "x", "0", "-1"))] = holder.pop(key)
+        case 3 if isinstance(holder[key], int):
+            holder[key] += chance.choice((1, -1, 1 << 32, -holder[key] * 2))
+        case _:
+            holder[key] = chance.choice(_ODD_JSON)
+    if isinstance(holder, dict) or not holder:
+        return
+    if chance.random() < 0.1:
+        holder.append(deepcopy(chance.choice(holder)))
