@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from tools.fuzzing.families import FAMILIES, ROOT, Family, Fault
+from tools.fuzzing.families import FAMILIES, ROOT, Family, FaultError
 
 CORPUS = ROOT / "tests" / "corpus"
 _MEMORY = 6 << 30
@@ -50,7 +50,7 @@ def fault_of(family: Family, data: bytes, folder: Path, seconds: float) -> str:
     try:
         with _watched(seconds):
             family.run(data, folder)
-    except Fault as problem:
+    except FaultError as problem:
         return f"{family.name}: {problem}"
     except TakesLongError:
         return f"{family.name}: takes more than {seconds:g} s"

@@ -86,9 +86,9 @@ def main(argv: Sequence[str]) -> int:
 
 def entry() -> None:
     """The console script."""
-    from stagec.driver.streams import flush_streams, open_closed_streams
+    from stagec.driver.streams import flush_streams, prepare_streams
 
-    open_closed_streams()
+    prepare_streams()
     code = main(sys.argv[1:])
     flush_streams()
     sys.exit(code)

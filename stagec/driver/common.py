@@ -22,6 +22,7 @@ from stagec.support.diagnostics import (
     note,
     render,
 )
+from stagec.support.files import write_file
 from stagec.support.limits import MAX_BYTES
 from stagec.support.source import FileLoc, Source
 
@@ -189,4 +190,4 @@ def write_output(text: str, path: str | None) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()  # before what follows on stderr
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        write_file(Path(path), text)

@@ -20,6 +20,7 @@ from stagec.driver.rates import H100, rate_options, roofline
 from stagec.ir.module import Module
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnIntegerError
+from stagec.support.files import write_file
 
 if TYPE_CHECKING:
     from stagec.trace.encode import Roofline
@@ -114,13 +115,13 @@ def draw(
         raise click.UsageError(f"--stage {stage}: the stages are 0 to {max(peaks)}")
     if given["html"] is not None:
         jobs = {"": builder} | {c.text: _planned(c, options) for c in given["compare"]}
-        given["html"].write_text(_page(jobs, stage, rates, result["mesh"], given), "utf-8")
+        write_file(given["html"], _page(jobs, stage, rates, result["mesh"], given))
     if given["snapshot"] is not None:
         from stagec.analysis.footprint import timelines
         from stagec.driver.memory_files import snapshot
 
         timeline = next(t for s, _, t in timelines(builder.module) if s == stage)
-        given["snapshot"].write_bytes(snapshot(timeline))
+        write_file(given["snapshot"], snapshot(timeline))
 
 
 def _planned(changes: Changes, options: JobOptions) -> JobBuilder:

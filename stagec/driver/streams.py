@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from contextlib import suppress
@@ -11,9 +12,9 @@ import click
 _STDIN, _STDOUT, _STDERR = range(3)
 
 
-def open_closed_streams() -> None:
+def prepare_streams() -> None:
     """Put something in the place of streams that are closed (`>&-`), so that no file that is opened
-    later takes their number.
+    later takes their number. File names that are no text go through stdout as they are.
 
     stdin is empty and stderr is lost; stdout is a pipe that nobody reads, so that a command that
     has a result ends as it does when its reader is gone.
@@ -30,6 +31,8 @@ def open_closed_streams() -> None:
     if _is_closed(sys.stderr):
         _reopen(os.open(os.devnull, os.O_WRONLY), _STDERR)
         sys.stderr = os.fdopen(_STDERR, "w", encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 def _is_closed(stream: object) -> bool:

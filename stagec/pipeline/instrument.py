@@ -18,6 +18,7 @@ from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import print_pipeline
 from stagec.pipeline.verify import verify_module
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, note
+from stagec.support.files import write_file
 from stagec.text.printer import print_module
 
 
@@ -110,7 +111,7 @@ class DumpDir(Hooks):
 
     def _write(self, name: str, module: Module) -> None:
         path = self._folder / f"{self._count:02}-{name}.stg"
-        path.write_text(print_module(module), encoding="utf-8")
+        write_file(path, print_module(module))
         self._count += 1
 
 
@@ -162,7 +163,7 @@ class Reproducer(Hooks):
     def on_error(self, pass_: Pass, module: Module, problem: Exception) -> None:
         if isinstance(problem, DiagnosticError):
             return
-        self._path.write_text(reproducer_text(self._text, self._rest), encoding="utf-8")
+        write_file(self._path, reproducer_text(self._text, self._rest))
         self.written = True
         problem.add_note(f"rerun it with: stagec opt {self._path} --run-reproducer")
 

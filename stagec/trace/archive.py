@@ -20,6 +20,7 @@ import numpy as np
 import zstandard
 
 from stagec.support.diagnostics import error
+from stagec.support.files import new_file
 from stagec.trace.archive_index import Index, StoredClass, StoredVariant, parse_index
 from stagec.trace.chakra import TraceNode, decode_node, split_records
 from stagec.trace.emit import Job
@@ -40,16 +41,8 @@ _REMEDY = "write the archive again with stagec compile --archive"
 
 def write_archive(job: Job, path: Path, about: Mapping[str, object]) -> int:
     """Write a job to a file, all or nothing; the bytes of the file."""
-    working = path.with_name(f".{path.name}.partial")
-    try:
-        with working.open("wb") as file:
-            _write(job, file, about)
-            file.flush()
-            os.fsync(file.fileno())
-        working.replace(path)
-    except BaseException:
-        working.unlink(missing_ok=True)
-        raise
+    with new_file(path) as file:
+        _write(job, file, about)
     return path.stat().st_size
 
 

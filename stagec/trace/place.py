@@ -6,42 +6,40 @@ The working folder has a fixed name, so that what an interrupted run left is fou
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from stagec.support.diagnostics import error
+from stagec.support.files import umask
+from stagec.trace.lock import locked
 from stagec.trace.seal import SEALED
 
 MANIFEST = "manifest.json"
-#: Seconds to wait for a run on the same folder that is about to end.
-_PATIENCE = 5.0
 
 
 @contextmanager
 def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path]:
-    """A folder to write to that becomes `target` in the end.
+    """A folder to write to that becomes `target` in the end, which must be no symbolic link.
 
     With `resume` it is the one that an interrupted run left, or `target` itself where that is
     complete. A disk that fails leaves it, to be resumed; so does any end of a run with `resume`.
-    Raises `DiagnosticError` if another run is writing there.
+    Raises `DiagnosticError` if another run is writing there, or something would be lost.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    working, old = (target.with_name(f".{target.name}.{end}") for end in ("partial", "old"))
-    in_place = resume and not working.exists() and target.is_dir() and any(target.iterdir())
-    folder = target if in_place else working
-    if not resume and working.exists():
-        with _locked(working):
+    with _termination_raises(), locked(target):
+        check_target(target, force=force, resume=resume)
+        working, old = (target.with_name(f".{target.name}.{end}") for end in ("partial", "old"))
+        in_place = resume and not working.exists() and target.is_dir() and any(target.iterdir())
+        folder = target if in_place else working
+        if not resume and working.exists():
             shutil.rmtree(working)
-    folder.mkdir(exist_ok=True)
-    with _locked(folder), _termination_raises():
+        folder.mkdir(exist_ok=True)
         try:
             yield folder
         except OSError as problem:
@@ -52,8 +50,13 @@ def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         if not in_place:
-            folder.chmod(0o777 & ~_umask())
+            folder.chmod(0o777 & ~umask())
             _replace(folder, target, old, force=force)
+
+
+def real_folder(folder: Path) -> Path:
+    """The folder that is written to: of a symbolic link, what it points to."""
+    return Path(os.path.realpath(folder)) if folder.is_symlink() else folder
 
 
 def _tell_how_to_resume(problem: OSError) -> None:
@@ -68,28 +71,6 @@ def _replace(new: Path, target: Path, old: Path, *, force: bool) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-@contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """Hold a folder against other runs. The lock ends with the processes that hold it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise error(
-                        f"another run is writing to '{folder}'",
-                        remedy="wait for it, or choose another -o",
-                    ) from None
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(handle)
-
-
 def check_target(directory: Path, *, force: bool, resume: bool = False) -> None:
     """Refuse a target that would lose something. Raises `DiagnosticError`.
 
@@ -99,10 +80,6 @@ def check_target(directory: Path, *, force: bool, resume: bool = False) -> None:
         raise error(
             f"'{directory}' is a file, expected a directory to write to",
             remedy="choose another -o",
-        )
-    if directory.is_symlink():
-        raise error(
-            f"'{directory}' is a symbolic link", remedy="give the directory that it points to"
         )
     if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise error(
@@ -132,12 +109,6 @@ def _check_replaceable(directory: Path) -> None:
             f"'{directory}' holds files that stagec did not write, such as '{foreign[0]}'",
             remedy="--force replaces earlier output only; choose another -o",
         )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextmanager

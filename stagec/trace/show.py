@@ -5,6 +5,7 @@ Prints nothing and holds no more than one node at a time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -68,7 +69,8 @@ def describe(path: Path, limit: int | None = None) -> Iterator[Row]:
 
     Raises TraceError for a file that is not a trace.
     """
-    return (row_of(node) for node in islice(read_trace(path), limit))
+    most = None if limit is None else min(limit, sys.maxsize)
+    return (row_of(node) for node in islice(read_trace(path), most))
 
 
 def totals(path: Path) -> Totals:

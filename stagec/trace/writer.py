@@ -25,7 +25,7 @@ from stagec.support.limits import MAX_RANKS
 from stagec.trace.groups import Groups
 from stagec.trace.limits import exceeded_limits
 from stagec.trace.nodes import Ints
-from stagec.trace.place import MANIFEST, check_target, working_folder
+from stagec.trace.place import MANIFEST, real_folder, working_folder
 from stagec.trace.seal import SEALED, sealed
 from stagec.trace.workers import run_units
 
@@ -125,9 +125,8 @@ def write_source(
     `about` goes into the manifest (inputs, strategy, versions). Raises `DiagnosticError` if the
     directory is not empty (and not `force`), cannot be written, or does not fit on the disk.
     """
-    check_target(directory, force=how.force, resume=how.resume)
-    classes = _classes(source, how.ranks)
-    with working_folder(directory, force=how.force, resume=how.resume) as folder:
+    target, classes = real_folder(directory), _classes(source, how.ranks)
+    with working_folder(target, force=how.force, resume=how.resume) as folder:
         writer = RankWriter(source, folder, how.resume)
         sizes = writer.sizes(classes)
         total = sum(size * len(ranks) for (_, ranks), size in zip(classes, sizes, strict=True))

@@ -1,13 +1,15 @@
 """The families of inputs: what each starts from, how an input is changed, and what must hold.
 
 An input is bytes, so that a corpus is a folder of files. Whatever the bytes are, a run ends in a
-result or in diagnostics that can be shown: everything else is a `Fault`, or the exception itself.
+result or in diagnostics that can be shown: everything else is a fault, a `FaultError` or another
+exception.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import struct
@@ -19,7 +21,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import click
 import zstandard
@@ -55,7 +57,7 @@ LIT = ROOT / "tests" / "lit"
 _LIGHT = 400
 
 
-class Fault(Exception):
+class FaultError(Exception):
     """A property that does not hold."""
 
 
@@ -78,7 +80,7 @@ def loaded() -> Loaded:
 def shown(problem: DiagnosticError) -> None:
     """Something is said, and it can be shown."""
     if not problem.diagnostics:
-        raise Fault("an error without a diagnostic")
+        raise FaultError("an error without a diagnostic")
     for diagnostic in problem.diagnostics:
         render(diagnostic, {})
 
@@ -128,9 +130,9 @@ def _run_parser(data: bytes, _: Path) -> None:
     printed = print_module(module)
     again = parsed(printed)
     if again is None:
-        raise Fault("what is printed does not parse")
+        raise FaultError("what is printed does not parse")
     if print_module(again) != printed:
-        raise Fault("what is printed reads back as something else")
+        raise FaultError("what is printed reads back as something else")
 
 
 def _run_verifier(data: bytes, _: Path) -> None:
@@ -258,7 +260,7 @@ _LINES = (
 _ODD_WORDS = (
     "0", "-1", "1", "2", "3", "7", "64", "1e9", "nan", "inf", "99999999999999999999", "", " ", "x",
     "x=1", "=", "B=0", "B=3", "B=8,D=8", "Q=1", "dp=2", "dp=2,tp=2", "dp", "pp=2,dp", "tp=0", "é",
-    "\ud800", "--", "-", "-h", "--help", "tiny.stg", "s.stg", "job", "job.stagec", "none", "out",
+    "\udcff", "--", "-", "-h", "--help", "tiny.stg", "s.stg", "job", "job.stagec", "none", "out",
     "no/such/out", "/dev/full", "/proc/x", "all", "full", "selective", "1f1b", "zbv", "gpipe",
     "dualpipe", "bf16", "f32", "always", "never", "80GB", "h100", "0-1,3", "llama3-8b", "(a, b)",
     "[1, 2]", "plain", "zigzag", "ring", "ulysses", "best-fit", "op", "block", "layer",
@@ -300,7 +302,7 @@ def _values(kind: click.ParamType[object]) -> tuple[str, ...]:
 
 def _mutate_line(chance: Random, seed: bytes, seeds: Sequence[bytes]) -> bytes:
     """Mostly options with values of their type, so that the command runs."""
-    words = seed.decode().split("\n")
+    words = os.fsdecode(seed).split("\n")
     options = dict(_options(words[0]))
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(1, len(words) + 1)
@@ -310,7 +312,7 @@ def _mutate_line(chance: Random, seed: bytes, seeds: Sequence[bytes]) -> bytes:
             case 1:
                 del words[at : at + chance.choice((1, 2))]
             case 2:
-                words[at:at] = chance.choice(seeds).decode().split("\n")[1:3]
+                words[at:at] = os.fsdecode(chance.choice(seeds)).split("\n")[1:3]
             case 3:
                 words.insert(at, chance.choice(_ODD_WORDS))
             case 4 if len(words) > 2:
@@ -322,13 +324,13 @@ def _mutate_line(chance: Random, seed: bytes, seeds: Sequence[bytes]) -> bytes:
                 words += [name, chance.choice(options[name])] if options[name] else [name]
             case _:
                 words.append(chance.choice(_ODD_WORDS))
-    return "\n".join(words).encode("utf-8", "surrogatepass")
+    return os.fsencode("\n".join(words))
 
 
 def _run_line(data: bytes, folder: Path) -> None:
     """Exit code 0, 1 or 2, no traceback, and after a failure nothing half-written."""
     job()
-    words = data.decode("utf-8", "surrogatepass").split("\n")
+    words = os.fsdecode(data).split("\n")
     if words[0] not in COMMANDS or words[0] == "test" or not _LEFT_OUT.isdisjoint(words):
         return
     work = folder / "work"
@@ -342,12 +344,12 @@ def _run_line(data: bytes, folder: Path) -> None:
     with chdir(work):
         code, err = in_process(words)
     if code not in (0, 1, 2):
-        raise Fault(f"exit code {code}: {_kind_of_bug(err)}")
+        raise FaultError(f"exit code {code}: {_kind_of_bug(err)}")
     if "Traceback" in err or (code and not err):
-        raise Fault("a traceback" if "Traceback" in err else f"exit code {code} in silence")
+        raise FaultError("a traceback" if "Traceback" in err else f"exit code {code} in silence")
     left = sorted(p.name for p in work.iterdir() if p.name not in before)
     if any(name.startswith(".") for name in left):
-        raise Fault(f"half-written: {left}")
+        raise FaultError(f"half-written: {left}")
 
 
 def _kind_of_bug(err: str) -> str:
@@ -385,7 +387,7 @@ class _Job:
         for target in (["-o", str(place / "job")], ["--archive", str(place / "job.stagec")]):
             code, err = in_process([*words, *target])
             if code:
-                raise Fault(f"the seed of archives and folders does not compile: {err}")
+                raise FaultError(f"the seed of archives and folders does not compile: {err}")
         return place
 
     @property
@@ -454,9 +456,9 @@ def _mutate_folder(chance: Random, seed: bytes, _: Sequence[bytes]) -> bytes:
         return name + b"\n" + mutate_bytes(chance, data)
     changed = mutate_json(chance, data)
     if name == MANIFEST.encode() and chance.random() < 0.8:
-        found = json.loads(changed or b"0")
+        found: Any = json.loads(changed or b"0")
         if isinstance(found, dict):
-            changed = sealed({k: v for k, v in found.items() if k != SEAL})  # pyright: ignore
+            changed = sealed({k: v for k, v in cast("dict[str, Any]", found).items() if k != SEAL})
     return name + b"\n" + changed
 
 

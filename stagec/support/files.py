@@ -1,0 +1,71 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_file(path: Path, data: str | bytes) -> None:
+    """Write a file: under its name stands what was there before, or all of the data.
+
+    Of a symbolic link, the file that it points to is written; a device or a pipe is written to as
+    it is. Raises `OSError` that names `path`.
+    """
+    with new_file(path) as file:
+        file.write(data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data)
+
+
+@contextmanager
+def new_file(path: Path) -> Generator[BinaryIO]:
+    """A file to write that takes the place of `path` when the block ends without an error."""
+    try:
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("wb") as file:
+                yield file
+            return
+        _check_writable(target)
+        with _beside(target) as file:
+            yield file
+    except OSError as problem:
+        problem.filename = str(path)
+        problem.filename2 = None
+        raise
+
+
+def _check_writable(target: Path) -> None:
+    """A rename asks for less than what it stands for."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _beside(target: Path) -> Generator[BinaryIO]:
+    """A file in the folder of the target, on the same file system; renamed at the end."""
+    mode = target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~umask()
+    handle, name = tempfile.mkstemp(prefix=".stagec-", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(handle)
+        Path(name).chmod(mode)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def umask() -> int:
+    """The permissions that this process takes away from new files."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
