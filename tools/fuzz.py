@@ -25,8 +25,9 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from tools.fuzzing.families import FAMILIES, ROOT, Family, FaultError
+from tools.fuzzing.families import FAMILIES, Family, FaultError
 
+ROOT = Path(__file__).resolve().parents[1]
 CORPUS = ROOT / "tests" / "corpus"
 _MEMORY = 6 << 30
 _PROGRESS = 20.0

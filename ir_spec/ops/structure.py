@@ -15,6 +15,7 @@ from stagec.ir.facts import Relation
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType, Type
+from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
 
 
@@ -267,8 +268,14 @@ class AccumulateOp(RegionOp):
 
 
 def microbatch(op: Operation, type_: TensorType) -> TensorType:
-    """The type of one microbatch of a value."""
+    """The type of one microbatch of a value. Raises `DiagnosticError` if there is none."""
     name, count = op.text("split", "B"), op.expr("count")
+    if count.value is not None and count.value < 1:
+        raise error(
+            f"'{op.name}' expects at least one microbatch, found {count}",
+            op.loc,
+            remedy="count is the number of microbatches, 1 for all at once",
+        )
     dims = tuple(replace(d, size=_divide(d.size, name, count)) for d in type_.dims)
     return replace(type_.inner, dims=dims)
 

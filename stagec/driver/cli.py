@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            from stagec.support.diagnostics import did_you_mean
+            from stagec.support.suggest import did_you_mean
 
             hint = did_you_mean(name, COMMANDS) or f"the commands are: {', '.join(COMMANDS)}"
             ctx.fail(f"no such command '{name}'; {hint}")

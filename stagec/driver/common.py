@@ -24,7 +24,7 @@ from stagec.support.diagnostics import (
 )
 from stagec.support.files import write_file
 from stagec.support.limits import MAX_BYTES
-from stagec.support.source import FileLoc, Source
+from stagec.support.source import FileLoc, Loc, Source, file_loc
 
 OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
 STDIN = "<stdin>"
@@ -90,7 +90,7 @@ def run_safely(run: Callable[[], object]) -> int:
         report(_not_whole(e))
         return WRONG_INPUT
     except Exception as e:
-        return _bug(e)
+        return _mistake(e)
 
 
 def _not_whole(problem: NotAnIntegerError) -> Diagnostic:
@@ -126,9 +126,29 @@ def _os_error(problem: OSError) -> int:
     return WRONG_INPUT
 
 
-def _bug(problem: Exception) -> int:
+def _mistake(problem: Exception) -> int:
+    """Tell of a mistake in a plug-in, or in the compiler."""
     if os.environ.get(DEBUG, "") not in ("", "0"):
         tell(traceback.format_exc())
+    from stagec.pipeline.blame import blamed
+
+    found = blamed(problem)
+    if found is None:
+        return _bug(problem)
+    _remember_file(found.loc)
+    report(found)
+    return WRONG_INPUT
+
+
+def _remember_file(loc: Loc) -> None:
+    """Let a diagnostic show the line of a plug-in."""
+    place = file_loc(loc)
+    if place is not None:
+        with suppress(OSError, ValueError):
+            remember(Source(place.file, Path(place.file).read_text(encoding="utf-8")))
+
+
+def _bug(problem: Exception) -> int:
     tell(f"stagec: internal error: {type(problem).__name__}: {problem}")
     tell(f"This is a bug in stagec. {DEBUG}=1 shows the traceback.")
     hint = "'stagec opt --reproducer FILE' writes what is needed to run it again"

@@ -26,8 +26,9 @@ from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, did_you_mean, error, note
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note
 from stagec.support.source import Source
+from stagec.support.suggest import did_you_mean
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
 

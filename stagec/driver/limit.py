@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stagec.support.diagnostics import Diagnostic, did_you_mean
+from stagec.support.diagnostics import Diagnostic
+from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.machines import Device

@@ -12,7 +12,8 @@ import click
 from stagec.driver.common import write_output
 from stagec.pipeline.passes import Pass, option_text, options_of
 from stagec.pipeline.plugins import Loaded, load_plugins
-from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
 
 
 @click.command("passes")

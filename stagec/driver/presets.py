@@ -9,7 +9,8 @@ import click
 
 from stagec.driver.common import tell, write_output
 from stagec.models import Preset, presets
-from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
 
 
 @click.command("presets")

@@ -25,7 +25,8 @@ from stagec.driver.job import is_file_name
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
 from stagec.driver.sweep_axes import Axis, Choice, SweepType, conflicts
-from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, did_you_mean, error
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
+from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.driver.sweep_table import Column

@@ -13,8 +13,9 @@ import click
 from stagec.driver.common import read_source
 from stagec.driver.job import AXES
 from stagec.driver.options import SHORTHANDS, JobOptions, Sizes
-from stagec.support.diagnostics import DiagnosticError, did_you_mean, error
+from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source
+from stagec.support.suggest import did_you_mean
 
 #: What can be swept, beside the sizes of symbols.
 NAMES = (*AXES, *SHORTHANDS, "preset", "ranks")

@@ -12,7 +12,8 @@ from stagec.ir.module import Module
 from stagec.ir.rewrite import replace_op
 from stagec.ir.types import Partial, TensorType, Type
 from stagec.ir.verify import AXIS_PARAMS, broken
-from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
+from stagec.support.diagnostics import DiagnosticList, error
+from stagec.support.suggest import did_you_mean
 
 TypeMap = Callable[[TensorType], TensorType]
 

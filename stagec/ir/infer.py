@@ -5,6 +5,9 @@ Types follow from the operands, one op at a time; a wrong one is reported where 
 
 from __future__ import annotations
 
+import sys
+from traceback import extract_tb
+
 from stagec.ir.core import NotATensorError, Operation, Region, Value
 from stagec.ir.expr import same
 from stagec.ir.module import Module
@@ -13,6 +16,7 @@ from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.sound import Sound
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
+from stagec.support.source import FileLoc
 
 
 def infer_module(module: Module) -> None:
@@ -90,6 +94,7 @@ def describe(op: Operation) -> str:
 def misfit(op: Operation, problem: Exception) -> Diagnostic:
     """The diagnostic for operands that a definition cannot deal with at all."""
     notes = [note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]]
+    notes += _raised(op, problem)
     remedy = describe(op)
     match problem:
         case RuleSyntaxError():
@@ -102,6 +107,17 @@ def misfit(op: Operation, problem: Exception) -> Diagnostic:
         case _:
             message = f"'{op.name}' cannot be applied to operands of these shapes"
     return Diagnostic(message, op.loc, "error", remedy, tuple(notes))
+
+
+def _raised(op: Operation, problem: Exception) -> list[Diagnostic]:
+    """For an op of a plug-in: its line, since its author may read this."""
+    module = sys.modules.get(type(op.definition).__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__.partition(".")[0] == "stagec":
+        return []
+    own = [f for f in extract_tb(problem.__traceback__) if f.filename == file]
+    text = f"{type(problem).__name__} in {{}} of the op's definition: {problem}"
+    return [note(text.format(f.name), FileLoc(file, f.lineno or 1, 1)) for f in own[-1:]]
 
 
 def _enter(op: Operation, region: Region, problems: DiagnosticList, sound: Sound | None) -> None:

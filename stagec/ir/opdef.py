@@ -16,8 +16,9 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.rule import Rule, Shape, shape_text
 from stagec.ir.types import Dim, Load, TensorType, Type
-from stagec.support.diagnostics import DiagnosticError, did_you_mean, error, note
+from stagec.support.diagnostics import DiagnosticError, error, note
 from stagec.support.source import Loc
+from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.ir.builder import Builder
@@ -425,6 +426,9 @@ _EXPECTED = {
     "name": "a name",
     "names": "a name or a tuple of names",
 }
+
+#: The kinds that a parameter may have.
+PARAM_KINDS = tuple(_EXPECTED)
 
 
 def _unexpected(param: Param, raw: Attr) -> ValueError:

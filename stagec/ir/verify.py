@@ -20,13 +20,9 @@ from stagec.ir.types import TensorType, index_name
 from stagec.ir.verify_signature import check_signature
 from stagec.ir.verify_structure import check_structure
 from stagec.ir.verify_types import TypeChecker
-from stagec.support.diagnostics import (
-    DiagnosticError,
-    DiagnosticList,
-    NotAnIntegerError,
-    did_you_mean,
-)
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList, NotAnIntegerError
 from stagec.support.source import Loc
+from stagec.support.suggest import did_you_mean
 
 #: Parameters that name mesh axes.
 AXIS_PARAMS = ("over", "group")

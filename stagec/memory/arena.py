@@ -11,8 +11,9 @@ from stagec.ir.module import Module
 from stagec.memory.placement import MODELS, Placement, Request, place
 from stagec.memory.timeline import DEVICE, HOST, Timeline
 from stagec.schedule.attached import stages_of
-from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.diagnostics import error
 from stagec.support.source import made_by
+from stagec.support.suggest import did_you_mean
 
 
 def requests(timeline: Timeline, space: str = DEVICE) -> Iterator[Request]:

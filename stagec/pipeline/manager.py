@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from stagec.ir.core import NotATensorError
 from stagec.ir.module import Module
 from stagec.ir_spec.phases import Phase, phase_named
+from stagec.pipeline.blame import plugin_of
 from stagec.pipeline.instrument import Hooks, Instrument, Verification
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
-from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN, Loc
+from stagec.support.suggest import did_you_mean
 
 
 class PassManager:
@@ -37,8 +40,8 @@ class PassManager:
         """Run all passes on the module, in place.
 
         Raises `DiagnosticError` before anything runs if the order is impossible, and later for
-        whatever the passes and the verifier find. Other exceptions are bugs; they go through
-        unchanged.
+        whatever the passes and the verifier find. Other exceptions are mistakes in a pass or an op;
+        they go through unchanged.
         """
         self.check_order(phase_of(module))
         for hooks in self._hooks():
@@ -63,7 +66,7 @@ class PassManager:
         try:
             for instrument in self._instruments:
                 instrument.before_pass(pass_, module)
-            pass_.run(module)
+            _run(pass_, module)
             if pass_.gives is not None:
                 module.phase = pass_.gives.label
             for instrument in self._instruments:
@@ -75,6 +78,20 @@ class PassManager:
 
     def _hooks(self) -> list[Hooks]:
         return [i for i in self._instruments if isinstance(i, Hooks)]
+
+
+def _run(pass_: Pass, module: Module) -> None:
+    try:
+        pass_.run(module)
+    except NotATensorError as e:
+        if plugin_of(type(pass_).__module__):
+            raise
+        value = e.value
+        raise error(
+            f"pass '{pass_.name}' works on tensors, but %{value.name} is none",
+            value.loc,
+            remedy="ops without a definition may give other values only where no pass reads them",
+        ) from None
 
 
 def phase_of(module: Module) -> Phase:

@@ -15,7 +15,8 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.phases import Phase
 from stagec.schedule.base import Schedule
-from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
 
 _BOOLS = {"true": True, "false": False, "": True}
 

@@ -6,7 +6,8 @@ The group `stagec.plugins` holds the built-in plug-in as well as those of other 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -14,12 +15,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from stagec.ir.opdef import Registry
+from stagec.pipeline.blame import blamed, remember_plugin
 from stagec.pipeline.passes import Pass, Plugin, options_of
+from stagec.pipeline.plugin_checks import check_plugin
 from stagec.pipeline.spec import Pipeline, parse_pipeline, parse_specs
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.registry import known_schedules
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
+from stagec.support.source import UNKNOWN, FileLoc, Loc
 
 GROUP = "stagec.plugins"
 BUILTIN = "builtin"
@@ -39,7 +43,9 @@ class Loaded:
         return parse_pipeline(text, self.passes, self.pipelines, **where)
 
     def add(self, plugin: Plugin) -> None:
-        """Take in one plug-in. Raises `DiagnosticError` for names that are taken."""
+        """Take in one plug-in. Raises `DiagnosticError` for parts that are none, and for names that
+        are taken."""
+        check_plugin(plugin)
         problems = DiagnosticList()
         steps: list[Callable[[], None]] = [partial(self.registry.add, op) for op in plugin.ops]
         steps += [partial(self._add_pass, p, plugin.name) for p in plugin.passes]
@@ -56,11 +62,6 @@ class Loaded:
         problems.check()
 
     def _add_pass(self, pass_type: type[Pass], origin: str) -> None:
-        if not pass_type.name:
-            raise error(
-                f"plug-in '{origin}' has a pass without a name: {pass_type.__name__}",
-                remedy='add name = "my-pass" to the class',
-            )
         options_of(pass_type)
         self._claim(pass_type.name, origin)
         self.passes[pass_type.name] = pass_type
@@ -107,12 +108,9 @@ def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
 
 def _from_entry_point(entry: EntryPoint) -> Plugin:
     where = f"plug-in '{entry.name}' ({entry.value})"
-    try:
+    remember_plugin(entry.module, entry.name)
+    with _loading(where, "uninstall the package that brings it, or repair it"):
         return _checked(entry.load(), where)
-    except DiagnosticError:
-        raise
-    except Exception as e:
-        raise _broken(where, e, "uninstall the package that brings it, or repair it") from None
 
 
 def _from_file(path: Path) -> Plugin:
@@ -125,19 +123,18 @@ def _from_file(path: Path) -> Plugin:
         raise error(f"{where} is not a Python file", remedy="its name must end in .py")
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their annotations up there
-    try:
+    remember_plugin(name, str(path))
+    with _loading(where, "correct the line"):
         spec.loader.exec_module(module)
-    except DiagnosticError:
-        raise
-    except Exception as e:
-        raise _broken(where, e, "run the file with Python to see the traceback") from None
     plugin = getattr(module, "PLUGIN", None)
     if plugin is None:
         raise error(
             f"{where} defines no PLUGIN",
             remedy='add PLUGIN = Plugin(name="mine", passes=(MyPass,))',
         )
-    return _checked(plugin, where)
+    checked = _checked(plugin, where)
+    remember_plugin(name, checked.name)
+    return checked
 
 
 def _checked(plugin: object, where: str) -> Plugin:
@@ -149,5 +146,21 @@ def _checked(plugin: object, where: str) -> Plugin:
     )
 
 
-def _broken(where: str, problem: Exception, remedy: str) -> DiagnosticError:
-    return error(f"{where} cannot be loaded: {type(problem).__name__}: {problem}", remedy=remedy)
+@contextmanager
+def _loading(where: str, remedy: str) -> Generator[None]:
+    """What stops a plug-in from being loaded is a diagnostic, at its line."""
+    try:
+        yield
+    except DiagnosticError:
+        raise
+    except Exception as e:
+        found = blamed(e)
+        loc, notes = (found.loc, found.notes) if found else (_syntax_place(e), ())
+        message = f"{where} cannot be loaded: {type(e).__name__}: {e}"
+        raise error(message, loc, remedy=remedy, notes=notes) from None
+
+
+def _syntax_place(problem: Exception) -> Loc:
+    if isinstance(problem, SyntaxError) and problem.filename and problem.lineno:
+        return FileLoc(problem.filename, problem.lineno, problem.offset or 1)
+    return UNKNOWN

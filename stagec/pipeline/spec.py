@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stagec.pipeline.passes import Pass
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, did_you_mean, error
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 from stagec.support.source import UNKNOWN, FileLoc, Loc, UnknownLoc
+from stagec.support.suggest import did_you_mean
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SPACE = re.compile(r"\s*")

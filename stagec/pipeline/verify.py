@@ -14,7 +14,8 @@ from stagec.pipeline.verify_stages import check_stages
 from stagec.sharding.local import implicit_moves
 from stagec.sharding.order import misordered
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import DiagnosticList, did_you_mean
+from stagec.support.diagnostics import DiagnosticList
+from stagec.support.suggest import did_you_mean
 
 
 def verify_module(module: Module, sound: Sound | None = None) -> None:

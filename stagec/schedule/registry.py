@@ -8,7 +8,8 @@ from stagec.schedule.base import Schedule
 from stagec.schedule.classic import GPipe, Interleaved, LoopedBreadthFirst, OneFOneB
 from stagec.schedule.dualpipe import DualPipe, DualPipeV
 from stagec.schedule.zero_bubble import ZBH1, ZBV, InterleavedZeroBubble
-from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
 
 _BUILT_IN = (
     GPipe(),

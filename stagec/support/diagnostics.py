@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fractions import Fraction
 from typing import Literal
 
@@ -17,7 +16,6 @@ Severity = Literal["error", "warning", "remark", "note"]
 _MAX_LINE = 240
 _MAX_MESSAGE = 800
 _MAX_ERRORS = 100
-_MAX_WORD = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +103,6 @@ class DiagnosticList:
         """Raise `DiagnosticError` with all errors, if there are any."""
         if self.errors:
             raise DiagnosticError(*self.errors, *([_TOO_MANY] if self._full else []))
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A remedy that names the nearest known word, or None."""
-    if len(word) > _MAX_WORD:
-        return None
-    near = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else None
 
 
 def render(diagnostic: Diagnostic, sources: Mapping[str, Source]) -> str:

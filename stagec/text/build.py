@@ -9,8 +9,9 @@ from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef, Param, Registry, UnregisteredOp, convert_param, unregistered
-from stagec.support.diagnostics import DiagnosticList, did_you_mean, error, note
+from stagec.support.diagnostics import DiagnosticList, error, note
 from stagec.support.source import FileLoc, Source
+from stagec.support.suggest import did_you_mean
 from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
 from stagec.text.parser import parse_syntax
 
@@ -105,7 +106,7 @@ class _Resolver:
         self.problems.error(
             f"use of undefined value '%{name.text}'",
             name.loc,
-            remedy=_sigil(did_you_mean(name.text, scope.names())) or "define it before its use",
+            remedy=did_you_mean(name.text, scope.names(), "%") or "define it before its use",
         )
         return Value(name.text, None, Region(Operation(unregistered("stg.undefined"))), 0, name.loc)
 
@@ -173,7 +174,7 @@ class _Resolver:
                 self.problems.error(
                     f"'{definition.name}' takes no such parameter: {value}",
                     loc,
-                    remedy=_sigil(did_you_mean(str(bare), flags), "") or _list_params(definition),
+                    remedy=did_you_mean(str(bare), flags) or _list_params(definition),
                 )
 
     def _convert(self, param: Param, value: Attr, loc: FileLoc, attrs: dict[str, Attr]) -> None:
@@ -298,10 +299,6 @@ def _reported(problems: DiagnosticList, syntax: OpSyntax) -> bool:
 def _list_params(definition: OpDef) -> str:
     names = [p.name for p in definition.params]
     return f"its parameters are: {', '.join(names)}" if names else "it takes no parameters"
-
-
-def _sigil(remedy: str | None, sigil: str = "%") -> str | None:
-    return remedy.replace("mean '", "mean '" + sigil) if remedy else None
 
 
 def _count(number: int, noun: str) -> str:

@@ -44,7 +44,7 @@ from stagec.ir.types import (
     TensorType,
     Type,
 )
-from stagec.support.diagnostics import did_you_mean, error
+from stagec.support.diagnostics import error
 from stagec.support.limits import (
     MAX_BYTES,
     MAX_COEFFICIENT,
@@ -54,6 +54,7 @@ from stagec.support.limits import (
     MAX_TERMS,
 )
 from stagec.support.source import FileLoc, Loc, NameLoc, Source
+from stagec.support.suggest import did_you_mean
 from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
 
 _MOST_REMAINDERS = 8

@@ -13,8 +13,9 @@ from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
-from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
+from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import made_by
+from stagec.support.suggest import did_you_mean
 from stagec.transform.assumptions import Assumptions
 from stagec.transform.eight_bits import use_eight_bits
 from stagec.transform.expert_sizes import size_experts

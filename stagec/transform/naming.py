@@ -13,8 +13,9 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
 from stagec.ir.types import TensorType
 from stagec.sharding.strategy import SplitRule, Strategy
-from stagec.support.diagnostics import DiagnosticList, did_you_mean, error
+from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Loc
+from stagec.support.suggest import did_you_mean
 
 
 def check_recompute(module: Module, strategy: Strategy) -> None:

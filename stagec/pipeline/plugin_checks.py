@@ -1,0 +1,114 @@
+"""What a plug-in brings, looked at when it is loaded: names, kinds and classes.
+
+What is wrong is told with the class and its line, before anything runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+
+from stagec.ir.opdef import PARAM_KINDS, OpDef, Param
+from stagec.pipeline.passes import Pass, Plugin
+from stagec.support.diagnostics import DiagnosticList
+from stagec.support.source import UNKNOWN, FileLoc, Loc
+from stagec.support.suggest import did_you_mean
+
+_OP_NAME = re.compile(r"[a-z_]\w*\.[a-z_]\w*", re.ASCII)
+_PASS_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+#: A message, and its remedy.
+_Found = tuple[str, str]
+
+
+def check_plugin(plugin: Plugin) -> None:
+    """Raises `DiagnosticError` with all that is wrong with the parts of a plug-in."""
+    problems = DiagnosticList()
+    if not isinstance(plugin.name, str) or not plugin.name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        problems.error(f"a plug-in is called {plugin.name!r}", remedy='give it a name: name="mine"')
+    parts: list[tuple[object, Iterator[_Found]]] = []
+    parts += [(op, _op(op)) for op in _items(plugin.ops, "ops", problems)]
+    parts += [(each, _pass(each)) for each in _items(plugin.passes, "passes", problems)]
+    for part, found in parts:
+        for message, remedy in found:
+            problems.error(f"plug-in '{plugin.name}': {message}", _place(part), remedy=remedy)
+    if not isinstance(plugin.pipelines, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        problems.error(
+            f"plug-in '{plugin.name}' brings {plugin.pipelines!r} as pipelines",
+            remedy='give texts by name: pipelines={"mine": "infer-shapes,my-pass"}',
+        )
+    problems.check()
+
+
+def _items(given: object, what: str, problems: DiagnosticList) -> tuple[object, ...]:
+    if isinstance(given, tuple | list):
+        return tuple(given)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    problems.error(f"a plug-in's {what} are {given!r}", remedy=f"give a tuple: {what}=(MyOne,)")
+    return ()
+
+
+def _place(part: object) -> Loc:
+    """The line of the class."""
+    owner = part if isinstance(part, type) else type(part)
+    file = getattr(sys.modules.get(owner.__module__), "__file__", None)
+    try:
+        return FileLoc(file, inspect.getsourcelines(owner)[1], 1) if file else UNKNOWN
+    except (OSError, TypeError):
+        return UNKNOWN
+
+
+def _pass(given: object) -> Iterator[_Found]:
+    if not isinstance(given, type) or not issubclass(given, Pass):
+        yield f"{given!r} is no class of a pass", "bring classes: passes=(MyPass,)"
+        return
+    if not given.name:
+        yield f"it has a pass without a name: {given.__name__}", 'add name = "my-pass" to the class'
+    elif not _PASS_NAME.fullmatch(given.name):
+        yield f"'{given.name}' is no name of a pass", "use letters, digits and '-': my-pass"
+    fields = [n for n, kind in _annotations(given).items() if "ClassVar" not in str(kind)]
+    if fields and "__dataclass_fields__" not in vars(given):
+        message = f"pass '{given.name}' has options ({', '.join(fields)}) and is no dataclass"
+        yield message, "put @dataclass(frozen=True) above the class"
+
+
+def _annotations(given: type) -> dict[str, object]:
+    return dict(vars(given).get("__annotations__", {}))
+
+
+def _op(given: object) -> Iterator[_Found]:
+    if isinstance(given, type) and issubclass(given, OpDef):
+        message = f"{given.__name__} is the class of an op, expected an instance"
+        yield message, f"bring {given.__name__}()"
+        return
+    if not isinstance(given, OpDef):
+        yield f"{given!r} is no op", "bring instances of subclasses of OpDef: ops=(MyOp(),)"
+        return
+    if not _OP_NAME.fullmatch(str(given.name)):
+        yield f"{given.name!r} is no name of an op", "write it as dialect.op: my.relu6"
+    for what in ("operands", "results", "params"):
+        if not isinstance(getattr(given, what), tuple):
+            message = f"the {what} of op '{given.name}' are no tuple"
+            yield message, f"write {what} = (...,), with a comma"
+            return
+    seen: set[str] = set()
+    for param in given.params:
+        for message, remedy in _param(param, seen):
+            yield f"op '{given.name}' {message}", remedy
+
+
+def _param(param: object, seen: set[str]) -> Iterator[_Found]:
+    if not isinstance(param, Param):
+        yield f"has {param!r} as a parameter", 'write Param("by", "size", "what it is")'
+        return
+    if param.kind not in PARAM_KINDS:
+        kinds = f"the kinds are: {', '.join(PARAM_KINDS)}"
+        remedy = did_you_mean(str(param.kind), PARAM_KINDS)
+        message = f"has parameter '{param.name}' of the unknown kind {param.kind!r}"
+        yield message, f"{remedy} {kinds}" if remedy else kinds
+    if param.name in seen:
+        yield f"has two parameters '{param.name}'", "rename one of the two"
+    seen.add(param.name)
+    if not isinstance(param.choices, tuple):
+        message = f"has parameter '{param.name}' whose choices are no tuple"
+        yield message, 'write choices=("a", "b")'

@@ -1,0 +1,69 @@
+"""What somebody may have meant by a word that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_MAX_WORD = 80
+#: Of words that are equally near, so many are told.
+_MOST = 3
+
+
+def did_you_mean(word: str, known: Iterable[str], sigil: str = "") -> str | None:
+    """A remedy that names the nearest known words, each after a sigil, or None where none is near.
+
+    A word is near if it is what was written with one slip of the finger (two in words of eight
+    letters and more), or begins with what was written. Only what stands after the last dot may be
+    mistyped as a whole: `stg.mean` is not near `stg.send`.
+    """
+    if len(word) > _MAX_WORD:
+        return None
+    names = sorted(known)
+    near = [f"'{sigil}{name}'" for name in _mistyped(word, names) or _longer(word, names)]
+    if not near:
+        return None
+    return f"did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?"
+
+
+def _mistyped(word: str, names: list[str]) -> list[str]:
+    """The names with the fewest slips, if these are few; first letters are seldom wrong."""
+    keys = {name: (_distance(word, name), name[:1] != word[:1]) for name in names}
+    best = min(keys.values(), default=(len(word), True))
+    found = [name for name in names if keys[name] == best]
+    return found if best[0] <= _allowed(word) and len(found) <= _MOST else []
+
+
+def _allowed(word: str) -> int:
+    """Slips that leave a word recognisable."""
+    letters = len(word.rpartition(".")[2])
+    return 0 if letters < 2 else 1 if letters < 8 else 2
+
+
+def _longer(word: str, names: list[str]) -> list[str]:
+    """The names that begin with the word, if these are few."""
+    starting = [name for name in names if name.startswith(word)]
+    return starting if 0 < len(starting) <= _MOST and len(word) > 2 else []
+
+
+def _distance(a: str, b: str) -> int:
+    """Letters that are inserted, dropped or replaced, and neighbours that are swapped; what differs
+    before the last dot counts as everything."""
+    (scope_a, _, a), (scope_b, _, b) = a.rpartition("."), b.rpartition(".")
+    if scope_a != scope_b:
+        return 1 + _slips(scope_a, scope_b) + _slips(a, b)
+    return _slips(a, b)
+
+
+def _slips(a: str, b: str) -> int:
+    """Optimal string alignment, letters of both cases alike."""
+    a, b = a.lower(), b.lower()
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        last, before, row = before, row, [i]
+        for j, y in enumerate(b, start=1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return row[-1]

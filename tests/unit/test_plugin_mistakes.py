@@ -1,0 +1,195 @@
+"""Mistakes of plug-ins: told with the plug-in, the part of it, file and line, and never as a bug of
+stagec. What can be seen when a plug-in is loaded is refused then."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stagec.pipeline.plugins import load_plugins
+from stagec.support.diagnostics import DiagnosticError
+from tests.support import Outcome, stagec
+
+HEAD = """from dataclasses import dataclass
+from typing import ClassVar
+from stagec.api import *
+
+"""
+MODULE = """stg.module @m {
+  stg.symbols[B, D]
+  stg.func @f(%x: f32[B, D]) -> f32[B, D] {
+    %y = OP(%x)
+    stg.return(%y)
+  }
+}
+"""
+PASS = """
+def helper(number):
+    return 1 // number  # here
+
+@dataclass(frozen=True)
+class Halve(Pass):
+    name: ClassVar[str] = "halve"
+    needs: ClassVar[Phase] = Phase.PARSED
+    until: ClassVar[Phase] = Phase.LOWERED
+
+    def run(self, module):
+        BODY
+
+PLUGIN = Plugin(name="mine", passes=(Halve,))
+"""
+OP = """
+class Twice(OpDef):  # class
+    name = "my.twice"
+    operands = ("x",)
+
+    def rule(self, op):
+        return make_rule("bd->bd")
+
+    METHOD
+
+PLUGIN = Plugin(name="mine", ops=(Twice(),))
+"""
+
+
+def run(folder: Path, plugin: str, op: str, passes: str) -> Outcome:
+    """A plug-in in a file, and a module that goes through passes."""
+    (folder / "mine.py").write_text(HEAD + plugin)
+    (folder / "m.stg").write_text(MODULE.replace("OP", op))
+    return stagec("opt", folder / "m.stg", "--plugin", folder / "mine.py", "-p", passes)
+
+
+def line_of(folder: Path, marker: str) -> int:
+    lines = (folder / "mine.py").read_text().splitlines()
+    return next(i for i, line in enumerate(lines, start=1) if marker in line)
+
+
+def assert_blamed(ran: Outcome, folder: Path, marker: str, part: str, message: str) -> None:
+    """Told at the line with the marker."""
+    assert ran.code == 1, ran.err
+    place = f"{folder / 'mine.py'}:{line_of(folder, marker)}:1: "
+    first = next(line for line in ran.err.splitlines() if "error: " in line)
+    assert first == f"{place}error: a mistake in plug-in 'mine', {part}: {message}"
+    assert "  help: correct the plug-in" in ran.err
+    assert "bug in stagec" not in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_pass_that_raises(tmp_path: Path) -> None:
+    ran = run(tmp_path, PASS.replace("BODY", "helper(0)  # there"), "stg.gelu", "halve")
+    message = "ZeroDivisionError: integer division or modulo by zero"
+    assert_blamed(ran, tmp_path, "# here", "pass 'halve'", message)
+    notes = re.findall(r"mine.py:(\d+):1: note: in (\w+)", ran.err)
+    expected = [("# there", "run"), ("# here", "helper")]
+    assert notes == [(str(line_of(tmp_path, mark)), name) for mark, name in expected]
+
+
+def test_a_pass_that_calls_the_compiler_with_rubbish(tmp_path: Path) -> None:
+    body = "module.main.body.insert('x', None)  # there"
+    ran = run(tmp_path, PASS.replace("BODY", body), "stg.gelu", "halve")
+    assert ran.code == 1
+    line = line_of(tmp_path, "# there")
+    assert f"mine.py:{line}:1: error: a mistake in plug-in 'mine', pass 'halve': " in ran.err
+    assert re.search(r"core\.py:\d+:1: note: in insert", ran.err), "the way from there on"
+
+
+METHODS = {
+    "raises": ("def dtypes(self, op):\n        return None + 1  # here", "# here", "TypeError"),
+    "gives what is none": ("def dtypes(self, op):\n        return 7", "# class", "TypeError"),
+    "has no such name": (
+        "def verify(self, op):\n        yield undefined  # here", "# here", "NameError",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_op_with_a_mistake(name: str, tmp_path: Path) -> None:
+    method, marker, kind = METHODS[name]
+    ran = run(tmp_path, OP.replace("METHOD", method), "my.twice", "infer-shapes")
+    assert ran.code == 1, ran.err
+    place = f"{tmp_path / 'mine.py'}:{line_of(tmp_path, marker)}:1: "
+    assert f"{place}error: a mistake in plug-in 'mine', op 'my.twice': {kind}: " in ran.err
+    assert "bug in stagec" not in ran.err
+
+
+def test_an_error_that_may_be_the_users_names_the_line_as_well(tmp_path: Path) -> None:
+    method = "def dtypes(self, op):\n        return [{}['no such key']]  # here"
+    ran = run(tmp_path, OP.replace("METHOD", method), "my.twice", "infer-shapes")
+    assert ran.code == 1
+    assert f"{tmp_path / 'm.stg'}:4:10: error: 'my.twice' cannot tell the size" in ran.err
+    line = line_of(tmp_path, "# here")
+    assert f"mine.py:{line}:1: note: KeyError in dtypes of the op's definition" in ran.err
+
+
+SCHEDULE = """
+class Half(Schedule):
+    name = "half"
+    summary = "raises"
+
+    def rank_actions(self, rank, stages, microbatches, chunks):
+        return [] + 1  # here
+
+PLUGIN = Plugin(name="mine", schedules=(Half(),))
+"""
+
+
+def test_a_schedule_that_raises(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + SCHEDULE)
+    ran = stagec("schedule", "half", "--stages", "2", "--microbatches", "2", "--plugin", file)
+    message = 'TypeError: can only concatenate list (not "int") to list'
+    assert_blamed(ran, tmp_path, "# here", "schedule 'half'", message)
+
+
+# -- what is refused at load
+
+LOADS = {
+    "kind": (OP, 'params = (Param("by", "float", "x"),)', "'by' of the unknown kind 'float'"),
+    "near kind": (OP, 'params = (Param("by", "siez", "x"),)', "did you mean 'size'?"),
+    "twice": (OP, 'params = (Param("a", "int"), Param("a", "int"))', "two parameters 'a'"),
+    "no comma": (OP, 'params = (Param("by", "int"))', "the params of op 'my.twice' are no tuple"),
+    "no param": (OP, 'params = ("by",)', "has 'by' as a parameter"),
+    "choices": (OP, 'params = (Param("a", "name", choices="ab"),)', "whose choices are no tuple"),
+    "operands": (OP, 'operands = ("x")', "the operands of op 'my.twice' are no tuple"),
+    "op name": (OP, 'name = "twice"', "'twice' is no name of an op"),
+    "class": (OP.replace("Twice(),", "Twice,"), "", "Twice is the class of an op"),
+    "no op": (OP.replace("Twice(),", "3,"), "", "3 is no op"),
+    "no tuple": (OP.replace("(Twice(),)", "Twice()"), "", "a plug-in's ops are "),
+    "instance": (PASS.replace("(Halve,)", "(Halve(),)"), "", "is no class of a pass"),
+    "not a pass": (PASS.replace("(Halve,)", "(int,)"), "", "<class 'int'> is no class of a pass"),
+    "dataclass": (
+        PASS.replace("@dataclass(frozen=True)", "").replace("BODY", "pass\n\n    size: int = 3"),
+        "", "pass 'halve' has options (size) and is no dataclass",
+    ),
+    "pass name": (PASS.replace('"halve"', '"my pass"'), "", "'my pass' is no name of a pass"),
+    "syntax": ("def f(:\n    pass\n", "", "mine.py:5:7: error: "),
+    "raises": ("X = 1 // 0\n", "", "mine.py:5:1: error: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_what_is_no_plugin_is_refused_at_load(name: str, tmp_path: Path) -> None:
+    text, method, message = LOADS[name]
+    ran = run(tmp_path, text.replace("METHOD", method).replace("BODY", "pass"), "stg.gelu", "clean")
+    assert ran.code == 1, ran.err
+    assert message in ran.err
+    assert "  help: " in ran.err
+    assert "bug in stagec" not in ran.err
+    with pytest.raises(DiagnosticError):
+        load_plugins([tmp_path / "mine.py"])
+
+
+def test_a_mistake_of_the_compiler_is_still_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while a plug-in is there that has no part in it."""
+
+    def broken(_: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr("stagec.passes.infer_shapes.infer_module", broken)
+    ran = run(tmp_path, OP.replace("METHOD", ""), "stg.gelu", "infer-shapes")
+    assert ran.code == 70
+    assert "bug in stagec" in ran.err
