@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -71,7 +71,7 @@ def _place(problem: Exception) -> str:
 
 
 @contextmanager
-def _watched(seconds: float) -> Iterator[None]:
+def _watched(seconds: float) -> Generator[None]:
     """Stop what takes more processor time: it does not depend on what else the machine does."""
 
     def stop(_: int, __: FrameType | None) -> None:

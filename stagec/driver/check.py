@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stagec.driver.common import tell, write_output
+from stagec.driver.common import write_output
+from stagec.driver.streams import tell
 
 if TYPE_CHECKING:
     from stagec.trace.check import CheckReport

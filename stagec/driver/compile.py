@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.common import tell
 from stagec.driver.emission import emission_options, emit
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
 from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, roofline
+from stagec.driver.streams import tell
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from stagec.driver.common import tell
 from stagec.driver.emission import emission_options, emit
+from stagec.driver.streams import tell
 
 
 @click.command("materialize")

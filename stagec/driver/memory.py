@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from stagec.driver.common import report, tell, write_output
+from stagec.driver.common import report, write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.limit import Limit, limit_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.picture import draw, picture_options
 from stagec.driver.planned import PLAN
+from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 
 

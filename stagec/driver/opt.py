@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.common import read_source, remember, report, tell, write_output
+from stagec.driver.common import read_source, remember, report, write_output
 from stagec.driver.expect import Expectations
 from stagec.driver.instruments import instruments
+from stagec.driver.streams import tell
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import (
     reproducer_pipeline,

@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from stagec.driver.common import tell, write_output
+from stagec.driver.common import write_output
+from stagec.driver.streams import tell
 from stagec.models import Preset, presets
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from stagec.driver.common import tell, write_output
+from stagec.driver.common import write_output
+from stagec.driver.streams import tell
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import Costs

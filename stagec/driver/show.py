@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from stagec.driver.common import tell
+from stagec.driver.streams import tell
 
 if TYPE_CHECKING:
     from stagec.trace.show import Row

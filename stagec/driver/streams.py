@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from contextlib import suppress
@@ -31,8 +30,9 @@ def prepare_streams() -> None:
     if _is_closed(sys.stderr):
         _reopen(os.open(os.devnull, os.O_WRONLY), _STDERR)
         sys.stderr = os.fdopen(_STDERR, "w", encoding="utf-8")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="surrogateescape")
 
 
 def _is_closed(stream: object) -> bool:

@@ -12,13 +12,14 @@ from typing import Any
 
 from stagec.driver.advice import BUDGET, MOST_CHANGES, Advice, Suggestion, advise
 from stagec.driver.command_line import job_words
-from stagec.driver.common import kept_reports, tell
+from stagec.driver.common import kept_reports
 from stagec.driver.emission import progress_bar
 from stagec.driver.figures import Figures, figures
 from stagec.driver.job import JobBuilder
 from stagec.driver.knobs import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
+from stagec.driver.streams import tell
 from stagec.driver.tables import bytes_text, console, count_text, table
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.trace.workers import run_units

@@ -85,7 +85,7 @@ def _in_hand(frame: FrameType) -> object:
     """The pass, op or schedule that a function of the compiler works for."""
     values = frame.f_locals
     op = values.get("op")
-    held = [op.definition] if isinstance(op, Operation) else []
+    held: list[object] = [op.definition] if isinstance(op, Operation) else []
     held += [values.get(name) for name in ("self", "pass_", "definition", "schedule")]
     return next((h for h in held if plugin_of(type(h).__module__)), None)
 

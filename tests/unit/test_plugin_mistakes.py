@@ -156,7 +156,7 @@ LOADS = {
     "op name": (OP, 'name = "twice"', "'twice' is no name of an op"),
     "class": (OP.replace("Twice(),", "Twice,"), "", "Twice is the class of an op"),
     "no op": (OP.replace("Twice(),", "3,"), "", "3 is no op"),
-    "no tuple": (OP.replace("(Twice(),)", "Twice()"), "", "a plug-in's ops are "),
+    "no tuple": (OP.replace("(Twice(),)", "Twice()"), "", "its ops are no tuple"),
     "instance": (PASS.replace("(Halve,)", "(Halve(),)"), "", "is no class of a pass"),
     "not a pass": (PASS.replace("(Halve,)", "(int,)"), "", "<class 'int'> is no class of a pass"),
     "dataclass": (

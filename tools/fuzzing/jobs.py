@@ -62,7 +62,7 @@ def _folders() -> list[bytes]:
     return [name.encode() + b"\n" + data for name, data in job().files.items()]
 
 
-def _mutate_folder(chance: Random, seed: bytes, _: Sequence[bytes]) -> bytes:
+def _mutate_folder(chance: Random, seed: bytes, __: Sequence[bytes]) -> bytes:
     """One file of a folder; a manifest mostly with a right checksum."""
     name, _, data = seed.partition(b"\n")
     if not name.endswith(b".json") or chance.random() < 0.2:

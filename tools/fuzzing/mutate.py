@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 #: Kinds of tokens: a token is often replaced by another of its kind, so that the text still parses.
 _TOKEN = re.compile(
@@ -177,13 +177,12 @@ def mutate_json(chance: Random, data: bytes) -> bytes:
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """Every place in a value, as what holds it and the key there."""
-    if isinstance(value, list):
-        inner: list[tuple[Any, Any]] = list(enumerate(cast("list[Any]", value)))
-    elif isinstance(value, dict):
-        inner = list(cast("dict[Any, Any]", value).items())
-    else:
-        return []
-    return [(value, key) for key, _ in inner] + [p for _, each in inner for p in _places(each)]
+    inner: list[tuple[Any, Any]] = []
+    if isinstance(value, list | dict):
+        holder: Any = value
+        inner = list(holder.items() if isinstance(value, dict) else enumerate(holder))
+    here: list[tuple[Any, Any]] = [(value, key) for key, _ in inner]
+    return here + [place for _, each in inner for place in _places(each)]
 
 
 def _change(chance: Random, holder: Any, key: Any, others: Sequence[Any]) -> None:
@@ -192,13 +191,11 @@ def _change(chance: Random, holder: Any, key: Any, others: Sequence[Any]) -> Non
             del holder[key]
         case 1:
             holder[key] = deepcopy(chance.choice(others))
-        case 2 if isinstance(holder, dict):
+        case 2 if not isinstance(holder, list):
             holder[chance.choice(("", "x", "0", "-1"))] = holder.pop(key)
         case 3 if isinstance(holder[key], int):
             holder[key] += chance.choice((1, -1, 1 << 32, -holder[key] * 2))
         case _:
             holder[key] = chance.choice(_ODD_JSON)
-    if isinstance(holder, dict) or not holder:
-        return
-    if chance.random() < 0.1:
-        holder.append(deepcopy(chance.choice(holder)))
+    if isinstance(holder, list) and holder and chance.random() < 0.1:
+        holder += deepcopy(holder[:1])
