@@ -17,6 +17,7 @@ from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.base import pointwise
 from stagec.support.diagnostics import error
+from stagec.support.limits import MAX_RESULTS
 
 
 class Reshape(OpDef):
@@ -129,10 +130,14 @@ class Unbind(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         d, text = op.integer("dim"), letters(op.operands[0].tensor.rank - 1)
-        packed = text[:d] + "z" + text[d:]
-        return make_rule(
-            f"{packed}->" + ",".join([text] * op.integer("count")), whole="z", linear=[0]
-        )
+        packed, count = text[:d] + "z" + text[d:], op.integer("count")
+        if not 0 < count <= MAX_RESULTS:
+            raise error(
+                f"'{op.name}' gives 1 to {MAX_RESULTS:,} parts, found count = {count}",
+                op.loc,
+                remedy="count is the size of the dimension",
+            )
+        return make_rule(f"{packed}->" + ",".join([text] * count), whole="z", linear=[0])
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.shape[op.integer("dim")] != op.integer("count"):

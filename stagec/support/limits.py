@@ -25,6 +25,8 @@ MAX_COEFFICIENT = 1 << 64
 #: Most steps of a memory plan: operations as often as they run, and buffers as often as they are
 #: used. Published models have thousands; all layers of a model of a thousand layers, 300,000.
 MAX_PLAN_STEPS = 2_000_000
+#: Most results of an operation that a number asks for.
+MAX_RESULTS = 10_000
 #: Most ranks of a mesh: more are a mistake, no cluster has them.
 MAX_RANKS = 1 << 22
 #: Most iterations of the repeats of a program, and values that these hand on.

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -43,7 +44,17 @@ _ODD_JSON: tuple[Any, ...] = (
     None, True, False, "", "x", "../x", "0", [], {}, [[]], [0], 0.5, -0.0, "\ud800", *_ODD_NUMBERS
 )  # fmt: skip
 Token = tuple[str, str]
-Kinds = Mapping[str, Sequence[str]]
+#: What stands before and behind a token: punctuation as it is, other tokens by kind.
+Context = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """The tokens of some texts: by kind (`any` are all, with the odd ones), and by what stands
+    around them."""
+
+    kinds: Mapping[str, Sequence[str]]
+    contexts: Mapping[Context, Sequence[str]]
 
 
 def tokens(text: str) -> list[Token]:
@@ -51,50 +62,100 @@ def tokens(text: str) -> list[Token]:
     return [(m.lastgroup or "", m.group()) for m in _TOKEN.finditer(text)]
 
 
-def kinds_of(texts: Sequence[str]) -> Kinds:
-    """All tokens of some texts by kind, each once; `any` are all, with the odd ones."""
-    found: dict[str, set[str]] = {"any": set(ODD_TOKENS)}
-    for text in texts:
-        for kind, token in tokens(text):
-            found.setdefault(kind, set()).add(token)
-            found["any"].add(token)
-    return {kind: sorted(each) for kind, each in found.items()}
+def lexicon_of(texts: Sequence[str]) -> Lexicon:
+    """What some texts are made of, each token once."""
+    kinds: dict[str, set[str]] = {"any": set(ODD_TOKENS)}
+    contexts: dict[Context, set[str]] = {}
+    for parts in map(tokens, texts):
+        for kind, token in parts:
+            kinds.setdefault(kind, set()).add(token)
+            kinds["any"].add(token)
+        solid = _solid(parts)
+        for n, at in enumerate(solid):
+            contexts.setdefault(_context(parts, solid, n), set()).add(parts[at][1])
+    return Lexicon(
+        {kind: sorted(each) for kind, each in kinds.items()},
+        {context: sorted(each) for context, each in contexts.items()},
+    )
 
 
-def mutate_text(chance: Random, text: str, kinds: Kinds, other: str) -> str:
-    """The text with one to four changes; lines may come from another one."""
+def _solid(parts: Sequence[Token]) -> list[int]:
+    return [i for i, (kind, _) in enumerate(parts) if kind != "space"]
+
+
+def _context(parts: Sequence[Token], solid: Sequence[int], n: int) -> Context:
+    def told(at: int) -> str:
+        if not 0 <= at < len(solid):
+            return ""
+        kind, token = parts[solid[at]]
+        return token if kind == "other" else kind
+
+    return told(n - 1), told(n + 1)
+
+
+def mutate_text(chance: Random, text: str, known: Lexicon, other: str) -> str:
+    """The text with one to four changes; lines may come from another one. Half of the texts have
+    changes only that the grammar mostly takes, so that what is behind the parser is reached."""
     parts = tokens(text)
-    for _ in range(chance.choice((1, 1, 1, 2, 2, 3, 4))):
+    tame = chance.random() < 0.5
+    for _ in range(chance.choice((1, 1, 2) if tame else (1, 1, 1, 2, 2, 3, 4))):
         if parts:
-            chance.choice(_TEXT_CHANGES)(chance, parts, kinds, other)
+            change = chance.choice(_TAME_CHANGES if tame else _TEXT_CHANGES)
+            change(chance, parts, known, other)
     return "".join(token for _, token in parts)
 
 
-TextChange = Callable[[Random, list[Token], Kinds, str], None]
+TextChange = Callable[[Random, list[Token], Lexicon, str], None]
 
 
-def _same_kind(chance: Random, parts: list[Token], kinds: Kinds, _: str) -> None:
+def _same_kind(chance: Random, parts: list[Token], known: Lexicon, _: str) -> None:
     solid = [i for i, (kind, _) in enumerate(parts) if kind != "space"]
     if solid:
         at = chance.choice(solid)
         kind = parts[at][0]
-        parts[at] = kind, chance.choice(kinds[kind])
+        parts[at] = kind, chance.choice(known.kinds[kind])
 
 
-def _any_kind(chance: Random, parts: list[Token], kinds: Kinds, _: str) -> None:
-    parts[chance.randrange(len(parts))] = "other", chance.choice(kinds["any"])
+def _in_context(chance: Random, parts: list[Token], known: Lexicon, _: str) -> None:
+    """Another token that stands between such neighbours somewhere."""
+    solid = _solid(parts)
+    if not solid:
+        return
+    n = chance.randrange(len(solid))
+    kind, token = parts[solid[n]]
+    found = known.contexts.get(_context(parts, solid, n), (token,))
+    parts[solid[n]] = kind, chance.choice(found)
 
 
-def _insert(chance: Random, parts: list[Token], kinds: Kinds, _: str) -> None:
-    parts.insert(chance.randrange(len(parts) + 1), ("other", chance.choice(kinds["any"])))
+def _in_text(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
+    """A value, a name or a number becomes another one of the same text."""
+    kind = chance.choice(("value", "value", "name", "name", "number", "op", "string"))
+    places = [i for i, (k, _) in enumerate(parts) if k == kind]
+    if places:
+        parts[chance.choice(places)] = kind, parts[chance.choice(places)][1]
 
 
-def _delete(chance: Random, parts: list[Token], _: Kinds, __: str) -> None:
+def _number(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
+    places = [i for i, (k, _) in enumerate(parts) if k == "number"]
+    if places:
+        found = ("0", "1", "2", "3", "7", "64", "1000000", "4294967296", "9223372036854775807")
+        parts[chance.choice(places)] = "number", chance.choice(found)
+
+
+def _any_kind(chance: Random, parts: list[Token], known: Lexicon, _: str) -> None:
+    parts[chance.randrange(len(parts))] = "other", chance.choice(known.kinds["any"])
+
+
+def _insert(chance: Random, parts: list[Token], known: Lexicon, _: str) -> None:
+    parts.insert(chance.randrange(len(parts) + 1), ("other", chance.choice(known.kinds["any"])))
+
+
+def _delete(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
     at = chance.randrange(len(parts))
     del parts[at : at + chance.choice((1, 1, 2, 5))]
 
 
-def _swap(chance: Random, parts: list[Token], _: Kinds, __: str) -> None:
+def _swap(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
     a, b = chance.randrange(len(parts)), chance.randrange(len(parts))
     parts[a], parts[b] = parts[b], parts[a]
 
@@ -103,7 +164,7 @@ def _lines(parts: list[Token]) -> list[str]:
     return "".join(token for _, token in parts).splitlines(keepends=True)
 
 
-def _line(chance: Random, parts: list[Token], _: Kinds, other: str) -> None:
+def _line(chance: Random, parts: list[Token], _: Lexicon, other: str) -> None:
     """Drop, repeat or move a line, or take one of another text."""
     lines = _lines(parts)
     if not lines:
@@ -121,7 +182,7 @@ def _line(chance: Random, parts: list[Token], _: Kinds, other: str) -> None:
     parts[:] = tokens("".join(lines))
 
 
-def _bracket(chance: Random, parts: list[Token], _: Kinds, __: str) -> None:
+def _bracket(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
     """Drop what stands in brackets, or repeat it."""
     opening = [i for i, (_, token) in enumerate(parts) if token in "([{"]
     if not opening:
@@ -134,6 +195,9 @@ def _bracket(chance: Random, parts: list[Token], _: Kinds, __: str) -> None:
 
 _TEXT_CHANGES: tuple[TextChange, ...] = (
     _same_kind, _same_kind, _same_kind, _any_kind, _insert, _delete, _swap, _line, _line, _bracket,
+)  # fmt: skip
+_TAME_CHANGES: tuple[TextChange, ...] = (
+    _in_context, _in_context, _in_context, _in_text, _in_text, _number, _line,
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from stagec.text.build import parse_module
 from stagec.text.printer import print_module
 from stagec.trace.emit import make_job
 from tools.fuzzing.base import MODEL, Family, FaultError, in_process, loaded, quietly, shown
-from tools.fuzzing.mutate import Kinds, kinds_of, mutate_bytes, mutate_text, tokens
+from tools.fuzzing.mutate import Lexicon, lexicon_of, mutate_bytes, mutate_text, tokens
 
 LIT = Path(__file__).resolve().parents[2] / "tests" / "lit"
 #: Longest seeds, in tokens: light inputs, many of them.
@@ -39,9 +39,9 @@ def texts() -> list[bytes]:
 
 
 @lru_cache(maxsize=1)
-def kinds() -> Kinds:
+def known() -> Lexicon:
     """The tokens of all seeds."""
-    return kinds_of([t.decode() for t in texts()])
+    return lexicon_of([t.decode() for t in texts()])
 
 
 def _text(data: bytes) -> str:
@@ -51,7 +51,7 @@ def _text(data: bytes) -> str:
 def _mutate_text(chance: Random, seed: bytes, seeds: Sequence[bytes]) -> bytes:
     if chance.random() < 0.05:
         return mutate_bytes(chance, seed)
-    return mutate_text(chance, _text(seed), kinds(), _text(chance.choice(seeds))).encode()
+    return mutate_text(chance, _text(seed), known(), _text(chance.choice(seeds))).encode()
 
 
 def parsed(text: str) -> Module | None:
@@ -116,6 +116,8 @@ _WORDS = (
 def _pipelines() -> list[bytes]:
     found: list[bytes] = []
     for text in texts():
+        if parsed(_text(text)) is None:
+            continue
         phase = re.search(rb"phase = (\w+)", text)
         name = phase[1].decode() if phase else "parsed"
         found += [p.encode() + b"\n" + text.lstrip() for p in _PASSES.get(name, ("verify",))]
