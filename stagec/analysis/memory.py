@@ -3,7 +3,7 @@ plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from stagec.ir.core import Operation
@@ -14,6 +14,7 @@ from stagec.ir_spec.ops.pipeline import ACTIONS
 from stagec.memory.step import Region, State, Work, turns
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
+from stagec.support.diagnostics import DiagnosticError, error
 
 #: How many microbatches are in which state, and the works that run meanwhile.
 _Turn = tuple[Mapping[State, int], tuple[Work, ...]]
@@ -78,7 +79,9 @@ class _Works:
         return frozenset(r for runs, _ in self.peak for r in runs)
 
     def holds(self, state: State) -> bool:
-        """Whether a microbatch in this state holds anything."""
+        """Whether a microbatch in this state holds anything. Raises `DiagnosticError`."""
+        if state not in self.held:
+            raise _no_working("after", state)
         return self.held[state] != ZERO
 
     def bytes(self, turn: _Turn) -> Expr:
@@ -89,6 +92,11 @@ class _Works:
     def worst(self, found: Iterator[_Turn], env: Env) -> list[_Turn]:
         """The turns at which most may be held: one, if all sizes are known."""
         unique = {(frozenset(t[0].items()), t[1]): t for t in found}
+        for states, running in unique.values():
+            for missing in [w for w in running if w not in self.peak]:
+                raise _no_working("during", missing[0])
+            for state in [s for s in states if s not in self.held]:
+                raise _no_working("after", state)
         try:
             peak = {w: max(0, evaluate(e, env)) for w, e in self.peak.items()}
             held = {s: evaluate(e, env) for s, e in self.held.items()}
@@ -102,6 +110,14 @@ class _Works:
                 ),
             )
         ]
+
+
+def _no_working(when: str, regions: Iterable[Region]) -> DiagnosticError:
+    names = " and ".join(f"{kind} of chunk {chunk}" for kind, chunk in sorted(regions))
+    return error(
+        f"no stg.working says what a microbatch holds {when} {names or 'nothing'}",
+        remedy="run 'plan-memory' again, which writes one for every action",
+    )
 
 
 def _work(op: Operation) -> Work:

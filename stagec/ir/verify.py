@@ -90,8 +90,26 @@ class _Checker:
                 self._symbols_of_type(type_, region.owner.loc)
                 self._types.check(type_, region.owner, None, region.owner.loc)
         sound = [self._op(op) for op in region.ops]
+        if region.returns and region.ops:
+            self._returned(region)
         self._visible = outer
         return all(sound) and region.owner not in self._disordered
+
+    def _returned(self, region: Region) -> None:
+        """Results have the ranks and element types that are declared of them.
+
+        Sizes may differ: of a value summed over microbatches, one microbatch is returned.
+        """
+        for value, declared in zip(region.terminator.operands, region.returns, strict=False):
+            found = value.type
+            if not isinstance(found, TensorType) or not isinstance(declared, TensorType):
+                continue
+            if (found.dtype, found.rank) != (declared.dtype, declared.rank):
+                self._problems.error(
+                    f"%{value.name} is returned as {found}, but declared as {declared}",
+                    region.terminator.loc,
+                    remedy="correct the type behind '->', or return another value",
+                )
 
     def _op(self, op: Operation) -> bool:
         """Check an operation; whether its signature, and that of all in its region, fits.

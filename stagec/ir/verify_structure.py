@@ -56,6 +56,12 @@ def _check_region(owner: Operation, region: Region, problems: DiagnosticList) ->
                 op.loc,
                 remedy="put it directly into the module",
             )
+        elif not _same_level(owner, op):
+            problems.error(
+                f"'{op.name}' stands inside '{owner.name}'",
+                op.loc,
+                remedy="a graph holds the ops of nodes (et.) and nothing else",
+            )
         elif (owner.name == "stg.arena") != (op.name == "stg.buffer"):
             problems.error(
                 f"'{op.name}' stands inside '{owner.name}'",
@@ -68,6 +74,14 @@ def _check_region(owner: Operation, region: Region, problems: DiagnosticList) ->
                 op.loc,
                 remedy="a strategy holds statements such as stg.split[B, over = dp]",
             )
+
+
+def _same_level(owner: Operation, op: Operation) -> bool:
+    """Whether both compute with values, or both are of a lowered graph."""
+    if owner.name == "stg.module":
+        return True
+    lowered = op.name.startswith("et.") and not isinstance(op.definition, UnregisteredOp)
+    return lowered == owner.name.startswith("et.")
 
 
 def _check_end(owner: Operation, region: Region, problems: DiagnosticList) -> None:

@@ -66,7 +66,8 @@ class _Found:
 def _diagnostic(
     problem: BaseException, found: _Found, stack: Sequence[traceback.FrameSummary]
 ) -> Diagnostic:
-    notes = [note(f"in {f.name}: {f.line}", _loc(f.filename, f.lineno)) for f in stack[-_MOST:]]
+    shown = [f for f in stack if not f.filename.startswith("<")][-_MOST:]
+    notes = [note(f"in {f.name}: {f.line}", _loc(f.filename, f.lineno)) for f in shown]
     notes += [note(line) for line in getattr(problem, "__notes__", ())]
     message = (
         f"a mistake in plug-in '{found.plugin}'{found.title}: {type(problem).__name__}: {problem}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 from stagec.ir.opdef import PARAM_KINDS, OpDef, Param
@@ -23,24 +24,25 @@ _PASS_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _Found = tuple[str, str]
 
 
-def check_plugin(plugin: Plugin) -> None:
-    """Raises `DiagnosticError` with all that is wrong with the parts of a plug-in."""
-    problems = DiagnosticList()
-    found = [(op, _op(op)) for op in _items(plugin, "ops", problems)]
-    found += [(each, _pass(each)) for each in _items(plugin, "passes", problems)]
-    for part, messages in found:
+def sound_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
+    """The plug-in with those ops and passes only that can be used; appends what is wrong with the
+    others."""
+
+    def kept(what: str, check: Callable[[object], Iterator[_Found]]) -> tuple[Any, ...]:
+        given: Any = getattr(plugin, what)
+        if not isinstance(given, tuple):
+            message = f"plug-in '{plugin.name}': its {what} are no tuple"
+            problems.error(message, _place(given), remedy=f"write {what}=(MyOne,), with a comma")
+            return ()
+        return tuple(part for part in cast("tuple[object, ...]", given) if sound(part, check(part)))
+
+    def sound(part: object, found: Iterator[_Found]) -> bool:
+        messages = list(found)
         for message, remedy in messages:
             problems.error(f"plug-in '{plugin.name}': {message}", _place(part), remedy=remedy)
-    problems.check()
+        return not messages
 
-
-def _items(plugin: Plugin, what: str, problems: DiagnosticList) -> tuple[object, ...]:
-    given: Any = getattr(plugin, what)
-    if isinstance(given, tuple | list):
-        return tuple(cast("tuple[object, ...]", given))
-    message = f"plug-in '{plugin.name}': its {what} are no tuple"
-    problems.error(message, _place(given), remedy=f"write {what}=(MyOne,), with a comma")
-    return ()
+    return replace(plugin, ops=kept("ops", _op), passes=kept("passes", _pass))
 
 
 def _place(part: object) -> Loc:

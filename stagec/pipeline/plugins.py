@@ -17,7 +17,7 @@ from pathlib import Path
 from stagec.ir.opdef import Registry
 from stagec.pipeline.blame import blamed, remember_plugin
 from stagec.pipeline.passes import Pass, Plugin, options_of
-from stagec.pipeline.plugin_checks import check_plugin
+from stagec.pipeline.plugin_checks import sound_parts
 from stagec.pipeline.spec import Pipeline, parse_pipeline, parse_specs
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
@@ -45,8 +45,8 @@ class Loaded:
     def add(self, plugin: Plugin) -> None:
         """Take in one plug-in. Raises `DiagnosticError` for parts that are none, and for names that
         are taken."""
-        check_plugin(plugin)
         problems = DiagnosticList()
+        plugin = sound_parts(plugin, problems)
         steps: list[Callable[[], None]] = [partial(self.registry.add, op) for op in plugin.ops]
         steps += [partial(self._add_pass, p, plugin.name) for p in plugin.passes]
         steps += [
