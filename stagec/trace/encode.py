@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stagec.support.diagnostics import error
 from stagec.trace.chakra import (
     AttrValue,
     CollKind,
@@ -272,6 +273,17 @@ def _alike(prototypes: Sequence[Node]) -> Ints:
     return np.array(rows, dtype=np.int64)
 
 
+def _encoded(node: TraceNode) -> bytes:
+    """The record of a node. Raises `DiagnosticError` for a number that the format cannot hold."""
+    try:
+        return encode_node(node)
+    except ValueError as problem:
+        raise error(
+            f"a trace cannot hold this: {problem}",
+            remedy="choose smaller sizes: traces have integers of 64 bits",
+        ) from None
+
+
 def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group: str) -> Bytes:
     """The records of nodes of one layout: one serialised by protobuf, repeated
     and overwritten. Fields come in the order of their numbers: identifier, name, kind, control and
@@ -294,7 +306,7 @@ def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group:
     )
     if program.events is not None:
         node.alloc, node.free = int(program.events.alloc[one]), int(program.events.free[one])
-    record = encode_node(writer.trace_node(node, group))
+    record = _encoded(writer.trace_node(node, group))
     block = np.tile(np.frombuffer(record, dtype=np.uint8), (len(members), 1))
     if len(members) == 1:
         return block
