@@ -13,8 +13,8 @@ def did_you_mean(word: str, known: Iterable[str], sigil: str = "") -> str | None
     """A remedy that names the nearest known words, each after a sigil, or None where none is near.
 
     A word is near if it is what was written with one slip of the finger (two in words of eight
-    letters and more), or begins with what was written. Only what stands after the last dot may be
-    mistyped as a whole: `stg.mean` is not near `stg.send`.
+    letters and more), or begins with what was written. Prefixes such as `stg.` do not count as
+    letters: `stg.mean` is not near `stg.send`.
     """
     if len(word) > _MAX_WORD:
         return None
@@ -46,16 +46,17 @@ def _longer(word: str, names: list[str]) -> list[str]:
 
 
 def _distance(a: str, b: str) -> int:
-    """Letters that are inserted, dropped or replaced, and neighbours that are swapped; what differs
-    before the last dot counts as everything."""
-    (scope_a, _, a), (scope_b, _, b) = a.rpartition("."), b.rpartition(".")
-    if scope_a != scope_b:
-        return 1 + _slips(scope_a, scope_b) + _slips(a, b)
-    return _slips(a, b)
+    """Slips behind the last dot. What stands before it is a scope: another one is a slip where the
+    rest is the same, and otherwise another word."""
+    (scope_a, _, last_a), (scope_b, _, last_b) = a.rpartition("."), b.rpartition(".")
+    if scope_a == scope_b:
+        return _slips(last_a, last_b)
+    return 1 if last_a == last_b else len(a) + len(b)
 
 
 def _slips(a: str, b: str) -> int:
-    """Optimal string alignment, letters of both cases alike."""
+    """Letters that are inserted, dropped or replaced, and neighbours that are swapped (optimal
+    string alignment); letters of both cases are alike."""
     a, b = a.lower(), b.lower()
     before: list[int] = []
     row = list(range(len(b) + 1))
