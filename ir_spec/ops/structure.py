@@ -15,7 +15,7 @@ from stagec.ir.facts import Relation
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType, Type
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import NotAnIntegerError, error
 from stagec.support.limits import MAX_RANKS
 
 
@@ -68,8 +68,16 @@ class AssumeOp(Declaration):
     def verify(self, op: Operation) -> Iterator[str]:
         relations = op.attrs.get("relations")
         for relation in relations if isinstance(relations, tuple) else ():
-            if isinstance(relation, Relation) and not relation.symbols and not relation.holds({}):
+            if isinstance(relation, Relation) and not relation.symbols and not _holds(relation):
                 yield f"{relation} is never true"
+
+
+def _holds(relation: Relation) -> bool:
+    """Whether numbers are related so; fractions never are."""
+    try:
+        return relation.holds({})
+    except NotAnIntegerError:
+        return False
 
 
 class MeshOp(SizesDeclaration):

@@ -67,8 +67,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """A compiler from symbolic LLM workloads to per-rank execution traces.
 
-    Results go to stdout, everything else to stderr. Exit code 0: fine, 1: the input is wrong, 2:
-    the usage is wrong, 70: a bug in stagec.
+    Results go to stdout, everything else to stderr. Exit code 0: fine, 1: the input is wrong (or a
+    plug-in), 2: the usage is wrong, 70: a bug in stagec, 141: nobody reads the output.
     """
 
 

@@ -46,7 +46,17 @@ def report(diagnostic: Diagnostic) -> None:
     if kept is not None:
         kept.append(diagnostic)
         return
+    for item in (diagnostic, *diagnostic.notes):
+        _remember_python(item.loc)
     tell(render(diagnostic, _sources))
+
+
+def _remember_python(loc: Loc) -> None:
+    """Let a diagnostic show the lines of a plug-in."""
+    place = file_loc(loc)
+    if place is not None and place.file.endswith(".py") and place.file not in _sources:
+        with suppress(OSError, ValueError):
+            remember(Source(place.file, Path(place.file).read_text(encoding="utf-8")))
 
 
 @contextmanager
@@ -135,17 +145,8 @@ def _mistake(problem: Exception) -> int:
     found = blamed(problem)
     if found is None:
         return _bug(problem)
-    _remember_file(found.loc)
     report(found)
     return WRONG_INPUT
-
-
-def _remember_file(loc: Loc) -> None:
-    """Let a diagnostic show the line of a plug-in."""
-    place = file_loc(loc)
-    if place is not None:
-        with suppress(OSError, ValueError):
-            remember(Source(place.file, Path(place.file).read_text(encoding="utf-8")))
 
 
 def _bug(problem: Exception) -> int:

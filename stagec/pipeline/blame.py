@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from stagec.ir.core import Operation
@@ -41,18 +42,19 @@ def blamed(problem: BaseException) -> Diagnostic | None:
     """The mistake of a plug-in behind an exception, with the traceback from its code on; None for a
     mistake of the compiler."""
     frames = list(traceback.walk_tb(problem.__traceback__))
+    stack = traceback.extract_tb(problem.__traceback__)
     for at, (frame, _) in enumerate(frames):
         plugin = plugin_of(frame.f_globals.get("__name__"))
         if plugin is not None:
-            stack = traceback.StackSummary.extract(iter(frames[at:]))
-            found = _Found(plugin, _title(frame.f_locals.get("self")), _own(frames[at:]))
-            return _diagnostic(problem, found, stack)
+            own = [n for n in range(at, len(frames)) if _is_of_plugin(frames[n][0])]
+            found = _Found(plugin, _title(frame.f_locals.get("self")), _loc(stack[own[-1]]))
+            return _diagnostic(problem, found, stack[at:])
     for at in reversed(range(len(frames))):
         owner = _in_hand(frames[at][0])
         plugin = plugin_of(type(owner).__module__)
         if plugin is not None:
-            stack = traceback.StackSummary.extract(iter(frames[at:]))
-            return _diagnostic(problem, _Found(plugin, _title(owner), _class_place(owner)), stack)
+            found = _Found(plugin, _title(owner), place_of(type(owner)))
+            return _diagnostic(problem, found, stack[at:])
     return None
 
 
@@ -67,7 +69,7 @@ def _diagnostic(
     problem: BaseException, found: _Found, stack: Sequence[traceback.FrameSummary]
 ) -> Diagnostic:
     shown = [f for f in stack if not f.filename.startswith("<")][-_MOST:]
-    notes = [note(f"in {f.name}: {f.line}", _loc(f.filename, f.lineno)) for f in shown]
+    notes = [note(f"in {f.name}", _loc(f)) for f in shown]
     notes += [note(line) for line in getattr(problem, "__notes__", ())]
     message = (
         f"a mistake in plug-in '{found.plugin}'{found.title}: {type(problem).__name__}: {problem}"
@@ -75,11 +77,8 @@ def _diagnostic(
     return Diagnostic(message, found.place, "error", _REMEDY, tuple(notes))
 
 
-def _own(frames: Sequence[tuple[FrameType, int]]) -> Loc:
-    """The innermost line of a plug-in."""
-    own = [(f, line) for f, line in frames if plugin_of(f.f_globals.get("__name__"))]
-    frame, line = own[-1]
-    return _loc(frame.f_code.co_filename, line)
+def _is_of_plugin(frame: FrameType) -> bool:
+    return plugin_of(frame.f_globals.get("__name__")) is not None
 
 
 def _in_hand(frame: FrameType) -> object:
@@ -98,13 +97,25 @@ def _title(owner: object) -> str:
     return ""
 
 
-def _class_place(owner: object) -> Loc:
+def place_of(owner: type) -> Loc:
+    """The line of a class."""
+    file = getattr(sys.modules.get(owner.__module__), "__file__", None)
     try:
-        _, line = inspect.getsourcelines(type(owner))
+        return FileLoc(_shown(file), inspect.getsourcelines(owner)[1], 1) if file else UNKNOWN
     except (OSError, TypeError):
         return UNKNOWN
-    return _loc(getattr(sys.modules.get(type(owner).__module__), "__file__", None), line)
 
 
-def _loc(file: str | None, line: int | None) -> Loc:
-    return FileLoc(file, line or 1, 1) if file else UNKNOWN
+def _loc(frame: traceback.FrameSummary) -> Loc:
+    """What a frame was about, underlined where that is known and on one line."""
+    start, end = frame.colno, frame.end_colno
+    line = frame.lineno or 1
+    if start is None or end is None or frame.end_lineno != frame.lineno:
+        return FileLoc(_shown(frame.filename), line, 1)
+    return FileLoc(_shown(frame.filename), line, start + 1, max(1, end - start))
+
+
+def _shown(file: str) -> str:
+    """The path from the working folder, if it is in there."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -5,17 +5,16 @@ What is wrong is told with the class and its line, before anything runs.
 
 from __future__ import annotations
 
-import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 from stagec.ir.opdef import PARAM_KINDS, OpDef, Param
+from stagec.pipeline.blame import place_of
 from stagec.pipeline.passes import Pass, Plugin
 from stagec.support.diagnostics import DiagnosticList
-from stagec.support.source import UNKNOWN, FileLoc, Loc
+from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
 
 _OP_NAME = re.compile(r"[a-z_]\w*\.[a-z_]\w*", re.ASCII)
@@ -46,13 +45,7 @@ def sound_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
 
 
 def _place(part: object) -> Loc:
-    """The line of the class."""
-    owner = part if isinstance(part, type) else type(part)
-    file = getattr(sys.modules.get(owner.__module__), "__file__", None)
-    try:
-        return FileLoc(file, inspect.getsourcelines(owner)[1], 1) if file else UNKNOWN
-    except (OSError, TypeError):
-        return UNKNOWN
+    return place_of(part if isinstance(part, type) else type(part))
 
 
 def _pass(given: object) -> Iterator[_Found]:
