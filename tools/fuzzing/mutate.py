@@ -241,25 +241,28 @@ def mutate_json(chance: Random, data: bytes) -> bytes:
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """Every place in a value, as what holds it and the key there."""
-    inner: list[tuple[Any, Any]] = []
-    if isinstance(value, list | dict):
-        holder: Any = value
-        inner = list(holder.items() if isinstance(value, dict) else enumerate(holder))
-    here: list[tuple[Any, Any]] = [(value, key) for key, _ in inner]
-    return here + [place for _, each in inner for place in _places(each)]
+    here = _keys(value)
+    return [(value, key) for key in here] + [p for key in here for p in _places(value[key])]
+
+
+def _keys(value: Any) -> list[Any]:
+    kind: object = type(value)
+    return list(value) if kind is dict else list(range(len(value))) if kind is list else []
 
 
 def _change(chance: Random, holder: Any, key: Any, others: Sequence[Any]) -> None:
-    match chance.randrange(5):
+    value: Any = holder[key]
+    inside: object = type(holder)
+    match chance.randrange(6):
         case 0:
             del holder[key]
         case 1:
             holder[key] = deepcopy(chance.choice(others))
-        case 2 if not isinstance(holder, list):
+        case 2 if inside is dict:
             holder[chance.choice(("", "x", "0", "-1"))] = holder.pop(key)
-        case 3 if isinstance(holder[key], int):
-            holder[key] += chance.choice((1, -1, 1 << 32, -holder[key] * 2))
+        case 3 if type(value) is int:
+            holder[key] = chance.choice((value + 1, value - 1, value + (1 << 32), -value))
+        case 4 if inside is list:
+            holder.append(deepcopy(value))
         case _:
             holder[key] = chance.choice(_ODD_JSON)
-    if isinstance(holder, list) and holder and chance.random() < 0.1:
-        holder += deepcopy(holder[:1])
