@@ -246,23 +246,23 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _keys(value: Any) -> list[Any]:
-    kind: object = type(value)
-    return list(value) if kind is dict else list(range(len(value))) if kind is list else []
+    kind = type(value).__name__
+    return list(value) if kind == "dict" else list(range(len(value))) if kind == "list" else []
 
 
 def _change(chance: Random, holder: Any, key: Any, others: Sequence[Any]) -> None:
     value: Any = holder[key]
-    inside: object = type(holder)
+    inside = type(holder).__name__
     match chance.randrange(6):
         case 0:
             del holder[key]
         case 1:
             holder[key] = deepcopy(chance.choice(others))
-        case 2 if inside is dict:
+        case 2 if inside == "dict":
             holder[chance.choice(("", "x", "0", "-1"))] = holder.pop(key)
         case 3 if type(value) is int:
             holder[key] = chance.choice((value + 1, value - 1, value + (1 << 32), -value))
-        case 4 if inside is list:
+        case 4 if inside == "list":
             holder.append(deepcopy(value))
         case _:
             holder[key] = chance.choice(_ODD_JSON)
