@@ -90,7 +90,7 @@ class _Checker:
                 self._symbols_of_type(type_, region.owner.loc)
                 self._types.check(type_, region.owner, None, region.owner.loc)
         sound = [self._op(op) for op in region.ops]
-        if region.returns and region.ops:
+        if self._typed and region.ops:
             self._returned(region)
         self._visible = outer
         return all(sound) and region.owner not in self._disordered

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.support.diagnostics import error
+from stagec.support.source import UNKNOWN
 from stagec.trace.chakra import (
     AttrValue,
     CollKind,
@@ -145,7 +146,7 @@ class TraceWriter:
                 "tensor_size": max(1, node.size),
             }
             return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs, micros)
-        kind = _KINDS[node.kind]
+        kind = _collective(node)
         attrs |= {
             "comm_type": int(kind),
             "comm_size": max(1, self.comm_size(node)),
@@ -271,6 +272,18 @@ def _alike(prototypes: Sequence[Node]) -> Ints:
         at = len(n.name.partition(mark)[0].encode()) if mark else -1
         rows.append((known.setdefault(facts, len(known)), len(n.name.encode()) - len(mark), at))
     return np.array(rows, dtype=np.int64)
+
+
+def _collective(node: Node) -> CollKind:
+    """The kind of a collective. Raises `DiagnosticError` for one that traces do not know."""
+    found = _KINDS.get(node.kind)
+    if found is None:
+        raise error(
+            f"traces have no collective '{node.kind}'",
+            node.op.loc if node.op is not None else UNKNOWN,
+            remedy=f"the kinds are: {', '.join(_KINDS)}",
+        )
+    return found
 
 
 def _encoded(node: TraceNode) -> bytes:

@@ -11,6 +11,7 @@ from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
 from stagec.support.source import made_by
 from stagec.transform.state import StatePlacement
 
@@ -30,6 +31,12 @@ def add_optimizer(module: Module) -> None:
     end, params = body.terminator, module.parameters()
     placement = StatePlacement(module, strategy)
     grads = end.operands[1:]
+    if len(grads) != len(params):
+        raise error(
+            f"a step of {len(params)} parameters returns {len(grads)} gradients behind the loss",
+            end.loc,
+            remedy="return one gradient for each parameter, as 'differentiate' does",
+        )
     b = Builder(
         module.registry, body, len(body.ops) - 1, loc=made_by(PASS, strategy.loc), phase="optimizer"
     )
