@@ -99,7 +99,6 @@ def _param(param: object, seen: set[str]) -> Iterator[_Found]:
     if param.name in seen:
         yield f"has two parameters '{param.name}'", "rename one of the two"
     seen.add(param.name)
-    choices: object = param.choices
-    if not isinstance(choices, tuple):
-        message = f"has parameter '{param.name}' whose choices are no tuple"
+    if isinstance(cast("object", param.choices), str):
+        message = f"has parameter '{param.name}' whose choices are a text"
         yield message, 'write choices=("a", "b")'

@@ -152,7 +152,7 @@ LOADS = {
     "twice": (OP, 'params = (Param("a", "int"), Param("a", "int"))', "two parameters 'a'"),
     "no comma": (OP, 'params = (Param("by", "int"))', "the params of op 'my.twice' are no tuple"),
     "no param": (OP, 'params = ("by",)', "has 'by' as a parameter"),
-    "choices": (OP, 'params = (Param("a", "name", choices="ab"),)', "whose choices are no tuple"),
+    "choices": (OP, 'params = (Param("a", "name", choices="ab"),)', "whose choices are a text"),
     "operands": (OP, 'operands = ("x")', "the operands of op 'my.twice' are no tuple"),
     "op name": (OP, 'name = "twice"', "'twice' is no name of an op"),
     "class": (OP.replace("Twice(),", "Twice,"), "", "Twice is the class of an op"),
