@@ -283,7 +283,8 @@ class Identity(OpDef):
 class Place(Identity):
     """Pins a placement: the result has the written type, whatever the strategy says.
 
-    With `both` the gradient is pinned in the same way.
+    With `both` the gradient is pinned in the same way, and neither op that computes them is placed
+    for the pin: the values are moved, as Ulysses does.
     """
 
     name = "stg.place"
@@ -296,7 +297,9 @@ class Place(Identity):
         (dy,) = grads
         if dy is None or not op.flag("both"):
             return [dy]
-        return [b.value("stg.place", [dy], type=op.result.tensor, hint=f"d_{op.operands[0].name}")]
+        pin = replace(op.result.tensor, partial=None)
+        hint = f"d_{op.operands[0].name}"
+        return [b.value("stg.place", [dy], {"both": True}, type=pin, hint=hint)]
 
 
 class Copy(OpDef):

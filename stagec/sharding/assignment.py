@@ -6,7 +6,7 @@ and the placement of every result that it gives; from placed results it can be r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
@@ -81,6 +81,55 @@ def handed_on(op: Operation, rule: Rule, deferred: Axes) -> dict[int, Axes]:
     sums = {i: p.axes for i, p in parts.items() if p is not None and p.kind == "sum"}
     counts = [a for axes in sums.values() for a in axes if a in deferred]
     return {i: tuple(a for a in axes if counts.count(a) == 1) for i, axes in sums.items()}
+
+
+def passing_partial(op: Operation, rule: Rule, deferred: Axes = ()) -> Axes:
+    """Axes over which all linear operands are partial sums, so that the op may work on the
+    parts; or one operand alone, if they are deferred."""
+    if rule.each:
+        alone = handed_on(op, rule, deferred)
+        return tuple(a for i in sorted(alone) for a in alone[i])
+    parts = [op.operands[i].tensor.partial for i in sorted(rule.linear)]
+    if not parts or any(p is None or p.kind != "sum" for p in parts):
+        return ()
+    first = parts[0].axes if parts[0] else ()
+    return tuple(a for a in first if all(p is not None and a in p.axes for p in parts))
+
+
+def unreduced(
+    op: Operation, rule: Rule, index: int, assignment: Assignment, deferred: Axes = ()
+) -> Axes:
+    """Axes over which a result is a part under an assignment: those of factors that it has not, and
+    those of partial sums that all operands hand on."""
+    gone = rule.contracted(index) - rule.special
+    axes = [a for f in rule.factors if f in gone for a in assignment.get(f, ())]
+    used = {a for split in assignment.values() for a in split}
+    axes += [a for a in passing_partial(op, rule, deferred) if a not in used]
+    return tuple(dict.fromkeys(axes))
+
+
+#: What helps where a value is said to be a part of a sum, but is not.
+MAKE_PARTS = (
+    "drop the clause, or let an op make the parts: one that sums over a dimension split over these "
+    "axes, or a linear one all of whose operands are such parts"
+)
+
+
+def untrue_parts(
+    op: Operation, rule: Rule, assignment: Assignment, deferred: Axes = ()
+) -> Iterator[str]:
+    """Messages for results whose types say that they are parts of a sum or maximum, but nothing
+    makes them so: adding them up would count the value once for each rank."""
+    for index, value in enumerate(op.results):
+        partial = value.tensor.partial
+        true = unreduced(op, rule, index, assignment, deferred)
+        rest = [a for a in value.tensor.partial_axes if a not in true]
+        if partial is None:
+            continue
+        if rest:
+            yield f"gives %{value.name} whole, not in parts over {', '.join(rest)}: {value.type}"
+        elif partial.kind != rule.reduction:
+            yield f"gives %{value.name} in parts of a {rule.reduction}: {value.type}"
 
 
 def read_assignment(

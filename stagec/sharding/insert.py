@@ -1,8 +1,8 @@
 """Collective insertion: makes every change of placement an op.
 
 Each op says, through its rule and the placement of its results, how it needs its operands; where a
-value is placed otherwise, the steps of `reshard.plan` are inserted before its first user and shared
-by all later ones.
+value is placed otherwise, the steps of `Resharding.plan` are inserted before its first user and
+shared by all later ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import AllGather, Collective
-from stagec.sharding.assignment import accepted_splits, handed_on, read_assignment
+from stagec.sharding.assignment import (
+    MAKE_PARTS,
+    accepted_splits,
+    handed_on,
+    passing_partial,
+    read_assignment,
+    untrue_parts,
+)
 from stagec.sharding.local import place_from_operands
-from stagec.sharding.reshard import Axes, NoPlanError, Step, plan
+from stagec.sharding.reshard import Axes, NoPlanError, Resharding, Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.support.source import made_by
@@ -43,6 +50,7 @@ class _Inserter:
     def __init__(self, module: Module, save_gathered: bool) -> None:
         self._module = module
         self._facts = module.facts
+        self._resharding = Resharding.of(module)
         self._deferred = read_strategy(module).deferred
         self._save_gathered = save_gathered
         self._cache: dict[_Key, Value] = {}
@@ -62,11 +70,14 @@ class _Inserter:
         sizes = factor_sizes(op, rule)
         assignment = read_assignment(op, rule, sizes, self._facts, self._deferred)
         alone = handed_on(op, rule, self._deferred)
-        passing = tuple(a for a in _passed(op, rule))
+        for message in untrue_parts(op, rule, assignment, self._deferred):
+            raise error(f"'{op.name}' {message}", op.loc, remedy=MAKE_PARTS)
+        passing = _passed(op, rule)
         if len(rule.linear) > 2 and not any(rule.operands):
             self._reduce_in_groups(op, passing)
         for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=False)):
-            partial = passing if i in rule.linear else alone.get(i, ())
+            handed = passing if i in rule.linear else alone.get(i, ())
+            partial = tuple(a for a in value.tensor.partial_axes if a in handed)
             splits = accepted_splits(value.tensor, shape, rule, assignment)
             self._require(op, i, value, splits, partial)
         if op.definition.collective_phase:
@@ -114,13 +125,13 @@ class _Inserter:
         self, op: Operation, index: int, value: Value, splits: Sequence[Axes], partial: Axes
     ) -> None:
         have = value.tensor
-        keep = tuple(a for a in have.partial_axes if a in partial)
-        if [d.axes for d in have.dims] == list(splits) and keep == have.partial_axes:
+        if [d.axes for d in have.dims] == list(splits) and partial == have.partial_axes:
             return
         try:
-            steps = plan(have, splits, keep)
+            steps = self._resharding.plan(have, splits, partial)
         except NoPlanError as e:
-            raise error(f"'{op.name}' needs %{value.name} placed otherwise: {e}", op.loc) from None
+            message = f"'{op.name}' needs %{value.name} placed otherwise: {e}"
+            raise error(message, op.loc, remedy=MAKE_PARTS) from None
         phase = op.definition.collective_phase or op.phase
         builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc), phase=phase)
         home = value.region if op.parent is None else op.parent
@@ -184,10 +195,8 @@ def _passed(op: Operation, rule: Rule) -> Axes:
     """Partial axes that the op hands from operands to results."""
     if not rule.linear or not op.results:
         return ()
-    result = op.results[0].tensor.partial_axes
-    return tuple(
-        a for a in result if all(a in op.operands[i].tensor.partial_axes for i in rule.linear)
-    )
+    handed = passing_partial(op, rule)
+    return tuple(a for a in op.results[0].tensor.partial_axes if a in handed)
 
 
 def _keep_moved(region: Region, *, save_gathered: bool) -> None:

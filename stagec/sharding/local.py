@@ -16,8 +16,9 @@ from stagec.sharding.assignment import (
     handed_on,
     read_assignment,
     split_of,
+    unreduced,
+    untrue_parts,
 )
-from stagec.sharding.propagate import passing_partial
 
 
 def place_from_operands(op: Operation, facts: Facts) -> None:
@@ -38,12 +39,7 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
         busy = {a for f, axes in found.items() if f != factor for a in axes}
         found[factor] = tuple(takewhile(lambda a: a not in busy, found[factor]))  # noqa: B023
     for i, value in enumerate(op.results):
-        axes = tuple(
-            dict.fromkeys(
-                a for f in rule.factors if f in rule.contracted(i) for a in found.get(f, ())
-            )
-        )
-        axes = tuple(dict.fromkeys((*passing_partial(op, rule), *axes)))
+        axes = unreduced(op, rule, i, found)
         partial = Partial(rule.reduction, axes) if axes else None
         value.type = value.tensor.with_splits(
             [split_of(g, found) for g in rule.results[i]], partial
@@ -72,6 +68,7 @@ def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) 
             yield f"needs %{value.name} as {wanted}, but it is {value.type}"
         elif not set(value.tensor.partial_axes) <= set(passed):
             yield f"takes %{value.name} unreduced: {value.type}"
+    yield from untrue_parts(op, rule, assignment, deferred)
 
 
 def _bound_otherwise(op: Operation) -> Iterator[str]:

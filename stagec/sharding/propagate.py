@@ -7,23 +7,24 @@ results follow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import Expr, const, fraction, substitute
 from stagec.ir.facts import Facts
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
-from stagec.ir.rule import Group, Rule
+from stagec.ir.rule import Group
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
-from stagec.sharding.assignment import distribute, handed_on
+from stagec.ir_spec.ops.layout import Identity
+from stagec.sharding.assignment import distribute, unreduced
+from stagec.sharding.pins import join_pins, part_pins
 from stagec.sharding.strategy import read_strategy
+from stagec.sharding.weigh import Node, Offer, Split, Weighing
 from stagec.support.diagnostics import error, note
 
-Split = tuple[AxisUse, ...]
 PRIORITIES = (0, 1, 2)
-_OPEN_SIZE = 1 << 12
 
 
 def propagate(module: Module) -> None:
@@ -32,30 +33,21 @@ def propagate(module: Module) -> None:
     Raises `DiagnosticError` for pins that contradict each other.
     """
     for func in module.functions:
-        _Propagation(module, func.body).run()
-
-
-class _Node:
-    """An op with a rule: its factors' axes as found so far."""
-
-    def __init__(self, op: Operation, rule: Rule, sizes: dict[str, Expr]) -> None:
-        self.op, self.rule, self.sizes = op, rule, sizes
-        self.axes: dict[str, Split] = {}
-
-    def split(self, group: Group) -> Split:
-        return tuple(use for f in group for use in self.axes.get(f, ()))
+        places = part_pins(module, func.body)
+        _Propagation(module, func.body, places).run()
+        join_pins(places)
 
 
 class _Propagation:
-    def __init__(self, module: Module, region: Region) -> None:
+    def __init__(self, module: Module, region: Region, places: Sequence[Operation]) -> None:
         self._module = module
+        self._direct = {op.operands[0]: op for op in places}
         self._facts: Facts = module.facts
         self._region = region
         self._order = module.mesh.axes if module.mesh else ()
         self._deferred = read_strategy(module).deferred
-        self._env = module.env
-        self._weights: dict[Expr, int] = {}
-        self._nodes: dict[Operation, _Node] = {}
+        self._weighing = Weighing(module)
+        self._nodes: dict[Operation, Node] = {}
         self._free: dict[
             Value, list[Split]
         ] = {}  # carried arguments: placed by what is around them
@@ -71,7 +63,7 @@ class _Propagation:
         for op in region.ops:
             rule = op.definition.rule(op)
             if rule is not None:
-                self._nodes[op] = _Node(op, rule, factor_sizes(op, rule))
+                self._nodes[op] = Node(op, rule, factor_sizes(op, rule))
             for value in op.results:
                 if isinstance(value.type, TensorType) and value.type.placed and op.region is None:
                     self._pinned[value] = value.type
@@ -126,15 +118,29 @@ class _Propagation:
     def _take_pinned_results(self) -> None:
         for node in self._nodes.values():
             for value in node.op.results:
+                if value in self._direct:
+                    self._check_pins(node, value, self._direct[value].result.tensor)
                 if value in self._pinned:
-                    self._check_pins(node, value)
+                    node.summed |= {*self._pinned[value].partial_axes}
                     self._offer_dims(node, node.rule.results[value.index], self.split(value), 2)
+                for user, _ in value.uses if not isinstance(node.op.definition, Identity) else ():
+                    if isinstance(user.definition, Identity) and user.result in self._pinned:
+                        self._want(node, value, user)
 
-    def _check_pins(self, node: _Node, value: Value) -> None:
+    def _want(self, node: Node, value: Value, place: Operation) -> None:
+        """Note where a result is pinned; not where the strategy moves it to, which no op is placed
+        for: gradients that are reduced, what is exchanged."""
+        if not place.definition.collective_phase and not place.flag("both"):
+            pin = self._pinned[place.result]
+            node.wanted.setdefault(value.index, pin)
+            node.summed |= {*pin.partial_axes}
+            node.direct |= value in self._direct
+
+    def _check_pins(self, node: Node, value: Value, pin: TensorType) -> None:
         """A pinned result and a pinned operand must not split one factor over different axes."""
         result = {
             f: d.axes
-            for g, d in zip(node.rule.results[value.index], self._pinned[value].dims, strict=True)
+            for g, d in zip(node.rule.results[value.index], pin.dims, strict=True)
             for f in g
             if len(g) == 1
         }
@@ -168,34 +174,63 @@ class _Propagation:
             changed |= self._backward(node, priority)
         return changed
 
-    def _forward(self, node: _Node, priority: int) -> bool:
-        offers: list[tuple[int, tuple[bool, int, int], Group, Split]] = []
+    def _forward(self, node: Node, priority: int) -> bool:
+        offers: list[Offer] = []
         for i, (value, shape) in enumerate(zip(node.op.operands, node.rule.operands, strict=True)):
-            weight = self._weight(value)
+            weight = self._weighing.elements(value.tensor)
             for group, split in zip(shape, self.split(value), strict=True):
                 if split:
                     last = node.rule.gathered.issuperset(group)  # what is left of it is gathered
                     key = (last, -weight, i)
-                    offers.append((min(u.priority for u in split), key, group, split))
+                    offers.append(Offer(min(u.priority for u in split), key, group, split))
+        offers.sort(key=lambda o: (o.priority, o.key))
+        return self._take(node, self._best(node, offers, priority), priority)
+
+    def _take(self, node: Node, offers: Iterable[Offer], priority: int) -> bool:
         changed = False
-        for _, _, group, split in sorted(offers, key=lambda o: o[:2]):
-            changed |= self._offer(node, group, split, priority)
+        for offer in offers:
+            changed |= self._offer(node, offer.group, offer.split, priority)
         return changed
 
-    def _weight(self, value: Value) -> int:
-        """How much it costs to move a value: the larger operand of an op decides over its factors.
+    def _best(self, node: Node, offers: list[Offer], priority: int) -> list[Offer]:
+        """The offers in the order in which least moves; where none excludes another, as they come.
 
-        Open sizes count as large, all alike: only the degree matters then.
+        An op whose result is pinned is placed for the pin alone, unless less moves otherwise.
         """
-        elements = value.tensor.elements
-        if elements not in self._weights:
-            env = {s: self._env.get(s, _OPEN_SIZE) for s in elements.symbols}
-            self._weights[elements] = int(
-                fraction(substitute(elements, {s: const(n) for s, n in env.items()}))
-            )
-        return self._weights[elements]
+        pins = node.pins()
+        if node.direct and node.exact is None:
+            if all(node.exactly(o) for o in offers):
+                return pins + offers
+            node.exact = True
+            orders = [pins + offers]
+            costs = [self._moved(node, orders[0], priority)]
+            node.exact = False
+            more = node.orders(offers + pins, priority)
+            costs += [self._moved(node, order, priority) for order in more]
+            best = min(range(len(costs)), key=lambda i: costs[i])
+            node.exact = best == 0
+            return [*orders, *more][best]
+        orders = node.orders(offers + pins, priority)
+        if len(orders) == 1:
+            return offers
+        return min(orders, key=lambda order: self._moved(node, order, priority))
 
-    def _backward(self, node: _Node, priority: int) -> bool:
+    def _moved(self, node: Node, offers: list[Offer], priority: int) -> Fraction:
+        """Bytes that move if these offers are taken, one after the other."""
+        before = dict(node.axes)
+        self._take(node, offers, priority)
+        have = [
+            v.tensor.with_splits(
+                [tuple(u.axis for u in s) for s in self.split(v)],
+                Partial("sum", tuple(sorted(parts))) if (parts := self._unreduced(v)) else None,
+            )
+            for v in node.op.operands
+        ]
+        moved = self._weighing.moved(node, have, self._passing(node))
+        node.axes = before
+        return moved
+
+    def _backward(self, node: Node, priority: int) -> bool:
         changed = False
         for value, shape in zip(node.op.results, node.rule.results, strict=False):
             for op, index in value.uses:
@@ -274,14 +309,14 @@ class _Propagation:
         return self._pinned[arg] != before
 
     def _offer_dims(
-        self, node: _Node, shape: tuple[Group, ...], splits: list[Split], priority: int
+        self, node: Node, shape: tuple[Group, ...], splits: list[Split], priority: int
     ) -> bool:
         changed = False
         for group, split in zip(shape, splits, strict=True):
             changed |= self._offer(node, group, split, priority)
         return changed
 
-    def _offer(self, node: _Node, group: Group, split: Split, priority: int) -> bool:
+    def _offer(self, node: Node, group: Group, split: Split, priority: int) -> bool:
         """Split the factors of a dimension as offered, as far as priority, rule and other factors
         let it."""
         split = tuple(u for u in split if u.priority <= priority)
@@ -294,7 +329,7 @@ class _Propagation:
             changed |= self._extend(node, factor, [by_axis[a] for a in axes])
         return changed
 
-    def _extend(self, node: _Node, factor: str, offered: list[AxisUse]) -> bool:
+    def _extend(self, node: Node, factor: str, offered: list[AxisUse]) -> bool:
         now = node.axes.get(factor, ())
         if factor in node.rule.whole or [u.axis for u in now] != [
             u.axis for u in offered[: len(now)]
@@ -306,6 +341,7 @@ class _Propagation:
             axes = (*(u.axis for u in now), use.axis)
             if (
                 use.axis in taken
+                or not node.takes(factor, use.axis)
                 or (use.axis in self._passing(node) and not self._reduces_first(node, use))
                 or not self._facts.divides(axis_size(axes), node.sizes[factor])
             ):
@@ -315,7 +351,7 @@ class _Propagation:
             changed = True
         return changed
 
-    def _passing(self, node: _Node) -> frozenset[str]:
+    def _passing(self, node: Node) -> frozenset[str]:
         """Axes over which all linear operands are unreduced: the op hands the parts on, it does not
         split them."""
         if node.rule.each and self._deferred:
@@ -326,7 +362,7 @@ class _Propagation:
         parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
         return parts[0].intersection(*parts[1:])
 
-    def _reduces_first(self, node: _Node, use: AxisUse) -> bool:
+    def _reduces_first(self, node: Node, use: AxisUse) -> bool:
         """Whether a split that gives way elsewhere stops partial sums here: a linear operand lies
         otherwise than the op needs it, so it moves anyway, and less of it once it is reduced."""
         return use.priority > 0 and any(
@@ -339,7 +375,8 @@ class _Propagation:
 
     def _unreduced(self, value: Value) -> frozenset[str]:
         if value in self._pinned:
-            return frozenset(self._pinned[value].partial_axes)
+            partial = self._pinned[value].partial
+            return frozenset(partial.axes if partial and partial.kind == "sum" else ())
         op = value.producer
         if op is None:
             return frozenset()
@@ -379,7 +416,7 @@ class _Propagation:
             return None
         return arg.region.owner.operands[arg.index].tensor.partial
 
-    def _write_results(self, node: _Node) -> None:
+    def _write_results(self, node: Node) -> None:
         for value in node.op.results:
             if value in self._pinned:
                 pin = self._pinned[value]
@@ -388,7 +425,7 @@ class _Propagation:
             splits = [node.split(g) for g in node.rule.results[value.index]]
             value.type = _settled(value.tensor, splits, self._partial(node, value.index))
 
-    def _partial(self, node: _Node, index: int) -> Partial | None:
+    def _partial(self, node: Node, index: int) -> Partial | None:
         return _partial(node, index, self._order, self._deferred)
 
     def _write_region_results(self, op: Operation) -> None:
@@ -397,33 +434,12 @@ class _Propagation:
 
 
 def _partial(
-    node: _Node, index: int, order: Sequence[str], deferred: tuple[str, ...]
+    node: Node, index: int, order: Sequence[str], deferred: tuple[str, ...]
 ) -> Partial | None:
     """What is unreduced in a result: contracted split factors, and partial sums that all operands
     hand on."""
-    contracted = node.rule.contracted(index) - node.rule.special
-    axes = tuple(
-        dict.fromkeys(
-            u.axis for f in node.rule.factors if f in contracted for u in node.axes.get(f, ())
-        )
-    )
-    common = passing_partial(node.op, node.rule, deferred)
-    used = {u.axis for uses in node.axes.values() for u in uses}
-    axes += tuple(a for a in common if a not in used)
+    axes = unreduced(node.op, node.rule, index, node.assignment, deferred)
     return Partial(node.rule.reduction, tuple(sorted(axes, key=order.index))) if axes else None
-
-
-def passing_partial(op: Operation, rule: Rule, deferred: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Axes over which all linear operands are partial sums, so that the op may work on the
-    parts; or one operand alone, if they are deferred."""
-    if rule.each:
-        alone = handed_on(op, rule, deferred)
-        return tuple(a for i in sorted(alone) for a in alone[i])
-    parts = [op.operands[i].tensor.partial for i in sorted(rule.linear)]
-    if not parts or any(p is None or p.kind != "sum" for p in parts):
-        return ()
-    first = parts[0].axes if parts[0] else ()
-    return tuple(a for a in first if all(p is not None and a in p.axes for p in parts))
 
 
 def _settled(type_: TensorType, splits: list[Split], partial: Partial | None = None) -> TensorType:

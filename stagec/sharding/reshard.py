@@ -1,18 +1,34 @@
-"""How to get from one placement to another: a list of collectives, cheapest first.
+"""How to get from one placement to another: the cheapest sequence of collectives.
 
-`plan` works on types only. Per axis: partial to split is a reduce_scatter, partial to replicated an
-all_reduce, split to split an all_to_all, split to replicated an all_gather, replicated to split a
-slice.
+`Resharding.plan` is a shortest path over placements: which axes split each dimension, and over
+which the value is a partial sum. Each collective is an edge; its length is the bytes that a rank
+sends on a ring, then one call. `[M, N | sum(y)]` to `[M@x, N]`, with two ranks along each axis:
+
+    slice x @0        [M@x, N | sum(y)]    0 bytes
+    all_reduce y      [M@x, N]             half of the tensor
+    (all_reduce y, then slice x: the whole tensor)
+
+Bytes are shares of the tensor, so sizes of dimensions do not matter, only those of axes; an axis of
+open size counts as one of `OPEN_AXIS` ranks. Axes over which both ends are replicated are left
+alone: all their ranks do the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations, permutations
+from math import prod
 
-from stagec.ir.types import TensorType
+from stagec.ir.facts import Facts
+from stagec.ir.module import Module
+from stagec.ir.types import Dim, TensorType, axis_size
 
 Axes = tuple[str, ...]
+OPEN_AXIS = 8
 
 
 class NoPlanError(ValueError):
@@ -33,33 +49,84 @@ class Step:
     kind: str = "sum"
 
 
-def plan(have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> list[Step]:
-    """The steps from `have` to a value split over `splits` and partial over `partial`.
+#: Where a value is: the axes of each dimension, major first, and those of its partial sum.
+_State = tuple[tuple[Axes, ...], Axes]
+#: The sets of axes that may split each dimension.
+_Allowed = tuple[frozenset[frozenset[str]], ...]
 
-    Reductions that scatter come first (they shrink what follows), then reductions, exchanges,
-    slices and gathers. Axes that move together move in one step. Raises `NoPlanError`.
-    """
-    now = [d.axes for d in have.dims]
-    waiting = have.partial_axes
-    if not set(partial) <= set(waiting):
-        raise NoPlanError(
-            f"cannot make {have} partial over {', '.join(set(partial) - set(waiting))}"
+
+@dataclass(frozen=True)
+class Resharding:
+    """Plans for the values of one module: the sizes of its axes, and which splits may be made."""
+
+    sizes: Mapping[str, int]
+    divides: Callable[[Axes, Dim], bool]
+    _known: dict[object, tuple[list[Step], Fraction]] = field(
+        default_factory=dict[object, tuple[list[Step], Fraction]]
+    )
+
+    @classmethod
+    def of(cls, module: Module) -> Resharding:
+        """The plans of a module. A plan passes through splits that surely divide; those of a
+        dimension in zigzag order, or whose rows differ between ranks, are left as they are."""
+        mesh, facts, order = module.mesh, module.facts, module.zigzag
+        sizes = {a: mesh.sizes.get(a) or OPEN_AXIS for a in mesh.axes} if mesh else {}
+        return cls(sizes, lambda axes, d: _may_split(axes, d, facts, order))
+
+    def plan(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> list[Step]:
+        """The steps from `have` to a value split over `splits` and partial over `partial`. Raises
+        `NoPlanError`."""
+        return self._path(have, splits, partial)[0]
+
+    def cost(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> Fraction:
+        """What a rank sends on the way, as a share of the whole tensor. Raises `NoPlanError`."""
+        return self._path(have, splits, partial)[1]
+
+    def _path(
+        self, have: TensorType, splits: Sequence[Axes], partial: Axes
+    ) -> tuple[list[Step], Fraction]:
+        key = (have.dims, have.partial, tuple(splits), partial)
+        if key not in self._known:
+            self._known[key] = self._search(have, splits, partial)
+        return self._known[key]
+
+    def _search(
+        self, have: TensorType, splits: Sequence[Axes], partial: Axes
+    ) -> tuple[list[Step], Fraction]:
+        missing = [a for a in partial if a not in have.partial_axes]
+        if missing:
+            raise NoPlanError(f"cannot make {have} partial over {', '.join(missing)}")
+        kept = [_common(d.axes, s) for d, s in zip(have.dims, splits, strict=True)]
+        pending = tuple(a for a in have.partial_axes if a not in partial)
+        start = (tuple(d.axes[k:] for d, k in zip(have.dims, kept, strict=True)), pending)
+        end = (tuple(tuple(s[k:]) for s, k in zip(splits, kept, strict=True)), ())
+        moved = {*_axes(start), *_axes(end)}
+        axes = tuple(a for a in self.sizes if a in moved)
+        allowed = tuple(
+            frozenset(self._sets(d, d.axes[:k], axes, (have_moved, want_moved)))
+            for d, k, have_moved, want_moved in zip(have.dims, kept, start[0], end[0], strict=True)
         )
-    kind = have.partial.kind if have.partial else "sum"
-    steps: list[Step] = []
-    pending = tuple(a for a in waiting if a not in partial)
-    if kind == "sum":
-        for d, target in enumerate(splits):
-            over = target[len(now[d]) :]
-            if over and now[d] == target[: len(now[d])] and set(over) <= set(pending):
-                steps.append(Step("stg.reduce_scatter", over, d))
-                now[d] = target
-                pending = tuple(a for a in pending if a not in over)
-    if pending:
-        steps.append(Step("stg.all_reduce", pending, kind=kind))
-    steps += _together(_exchanges(now, splits))
-    steps += _gathers_and_slices(now, splits)
-    return steps
+        sizes = tuple(self.sizes[a] for a in axes)
+        kind = have.partial.kind if have.partial else "sum"
+        steps, cost = _shortest(start, end, _moves(axes, sizes, allowed, kind))
+        fixed = (a for d, k in zip(have.dims, kept, strict=True) for a in d.axes[:k])
+        return list(steps), cost / prod(self.sizes[a] for a in fixed)
+
+    def _sets(
+        self, d: Dim, prefix: Axes, axes: Axes, ends: tuple[Axes, Axes]
+    ) -> Iterator[frozenset[str]]:
+        """The sets of axes that may follow the prefix: those of both ends, and what divides."""
+        for count in range(len(axes) + 1):
+            for some in combinations(axes, count):
+                at_an_end = any(set(some) == set(moved[:count]) for moved in ends)
+                if at_an_end or self.divides((*prefix, *some), d):
+                    yield frozenset(some)
+
+
+def _may_split(axes: Axes, d: Dim, facts: Facts, order: Mapping[str, Axes]) -> bool:
+    if d.load is not None or (d.size.symbol_name or "") in order:
+        return False
+    return facts.divides(axis_size(axes), d.size)
 
 
 def _common(a: Axes, b: Axes) -> int:
@@ -69,54 +136,156 @@ def _common(a: Axes, b: Axes) -> int:
     return count
 
 
-_Move = tuple[Axes, int, int]
+def _axes(state: _State) -> Axes:
+    return tuple(a for axes in state[0] for a in axes) + state[1]
 
 
-def _exchanges(now: list[Axes], splits: Sequence[Axes]) -> list[_Move]:
-    """Splits that move from the end of one dimension to the end of another: axes, from, to; as many
-    axes at a time as can be."""
-    moves: list[_Move] = []
-    while (move := _exchange(now, splits)) is not None:
-        over, source, d = move
-        now[source], now[d] = now[source][: len(now[source]) - len(over)], (*now[d], *over)
-        moves.append(move)
-    return moves
+# -- the shortest path -----------------------------------------------------------------------------
+
+_Move = tuple[int, Step, _State]  # bytes, the step, where it leads
+#: What decides between paths of equal bytes and calls: reductions first, gathers last.
+_ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "slice", "all_gather")
 
 
-def _exchange(now: Sequence[Axes], splits: Sequence[Axes]) -> _Move | None:
-    for d, target in enumerate(splits):
-        missing = target[len(now[d]) :] if now[d] == target[: len(now[d])] else ()
-        for count in range(len(missing), 0, -1):
-            over = missing[:count]
+@lru_cache(maxsize=1 << 14)
+def _shortest(start: _State, end: _State, moves: _Moves) -> tuple[tuple[Step, ...], Fraction]:
+    """The A* algorithm: what a rank has at the end and does not have yet is still to be sent."""
+    queue: list[tuple[int, int, int, tuple[object, ...], _State, int, tuple[Step, ...]]] = []
+    heapq.heappush(queue, (0, 0, 0, (), start, 0, ()))
+    done: set[_State] = set()
+    whole = moves.local(end)
+    while queue:
+        _, calls, _, keys, state, sent, path = heapq.heappop(queue)
+        if state == end:
+            return path, Fraction(sent, moves.total)
+        if state in done:
+            continue
+        done.add(state)
+        for more, step, to in moves.of(state):
+            if to in done:
+                continue
+            steps, now = (*path, step), sent + more
+            least = now + max(0, whole - moves.local(to))
+            call = calls + (step.op != "stg.slice")
+            key = (*keys, moves.key(step))
+            heapq.heappush(queue, (least, call, len(steps), key, to, now, steps))
+    raise AssertionError(f"no way from {start} to {end}")  # gathers and slices always lead there
+
+
+@lru_cache(maxsize=1 << 10)
+def _moves(axes: Axes, sizes: tuple[int, ...], allowed: _Allowed, kind: str) -> _Moves:
+    return _Moves(dict(zip(axes, sizes, strict=True)), allowed, kind)
+
+
+class _Moves:
+    """The collectives that can be done to a placement.
+
+    The tensor counts as the square of all ranks, so that all shares of it are integers.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], allowed: _Allowed, kind: str) -> None:
+        self._sizes, self._axes, self._allowed, self._kind = sizes, tuple(sizes), allowed, kind
+        self._found: dict[_State, list[_Move]] = {}
+        self.total = prod(sizes.values()) ** 2
+
+    def local(self, state: _State) -> int:
+        """What one rank has."""
+        return self.total // self._count(a for s in state[0] for a in s)
+
+    def key(self, step: Step) -> tuple[object, ...]:
+        """What decides between steps that cost the same."""
+        over = tuple(self._axes.index(a) for a in step.over)
+        return _ORDER.index(step.op.removeprefix("stg.")), str(step.dim), str(step.source), over
+
+    def of(self, state: _State) -> list[_Move]:
+        """Each with its bytes and where it leads."""
+        if state not in self._found:
+            self._found[state] = list(self._all(state))
+        return self._found[state]
+
+    def _all(self, state: _State) -> Iterator[_Move]:
+        splits, partial = state
+        local = self.local(state)
+        for over in _subsets(partial):
+            rest = tuple(a for a in partial if a not in over)
+            step = Step("stg.all_reduce", over, kind=self._kind)
+            yield 2 * self._ring(local, over), step, (splits, rest)
+        if self._kind == "sum":
+            for d, over, to in self._split_further(splits, partial):
+                rest = tuple(a for a in partial if a not in over)
+                yield self._ring(local, over), Step("stg.reduce_scatter", over, d), (to, rest)
+        used = {*partial, *(a for s in splits for a in s)}
+        for d, over, to in self._split_further(splits, [a for a in self._axes if a not in used]):
+            yield 0, Step("stg.slice", over, d), (to, partial)
+        for d, axes in enumerate(splits):
+            for count in range(1, len(axes) + 1):
+                over = axes[-count:]
+                whole = local * self._count(over)
+                to = _with(splits, d, axes[:-count])
+                yield self._ring(whole, over), Step("stg.all_gather", over, d), (to, partial)
+        for step, to in self._exchanges(splits):
+            yield self._ring(local, step.over), step, (to, partial)
+
+    def _count(self, axes: Iterator[str] | Axes) -> int:
+        return prod(self._sizes[a] for a in axes)
+
+    def _ring(self, size: int, over: Axes) -> int:
+        """(n-1)/n of a buffer."""
+        return size - size // self._count(over)
+
+    def _split_further(
+        self, splits: tuple[Axes, ...], axes: Sequence[str]
+    ) -> Iterator[tuple[int, Axes, tuple[Axes, ...]]]:
+        """A dimension, axes that come to split it last, and the splits then."""
+        for over in _sequences(axes):
+            for d, now in enumerate(splits):
+                if {*now, *over} in self._allowed[d]:
+                    yield d, over, _with(splits, d, (*now, *over))
+
+    def _exchanges(self, splits: tuple[Axes, ...]) -> Iterator[tuple[Step, tuple[Axes, ...]]]:
+        """What one all_to_all can do: the last axes of dimensions become the last ones of others.
+        No dimension both gives and takes, so each rank sends each other one an equal part."""
+        seen: set[tuple[Axes, ...]] = {splits}
+        waiting: list[tuple[tuple[Axes, ...], tuple[_Exchange, ...]]] = [(splits, ())]
+        while waiting:
+            now, moves = waiting.pop(0)
+            gave, took = ({m[i] for m in moves} for i in (1, 2))
             for source, axes in enumerate(now):
-                keep = len(axes) - count
-                ends = source != d and axes[max(keep, 0) :] == over
-                if ends and _common(axes, splits[source]) <= keep:
-                    return over, source, d
-    return None
+                for d in range(len(now)) if source not in took else ():
+                    if d == source or d in gave or any(m[1:] == (source, d) for m in moves):
+                        continue
+                    for count in range(1, len(axes) + 1):
+                        over = axes[-count:]
+                        to = _with(_with(now, source, axes[:-count]), d, (*now[d], *over))
+                        if to not in seen and set(to[d]) in self._allowed[d]:
+                            seen.add(to)
+                            waiting.append((to, (*moves, (over, source, d))))
+                            yield _exchange(waiting[-1][1]), to
 
 
-def _together(moves: list[_Move]) -> list[Step]:
-    """One call for exchanges that come from one dimension, or go to one; else one for each."""
-    sources, dims = ({m[i] for m in moves} for i in (1, 2))
-    if len(moves) < 2 or sorted((len(sources), len(dims))) != [1, len(moves)]:
-        return [Step("stg.all_to_all", over, d, source) for over, source, d in moves]
-    ordered = moves if len(dims) == 1 else moves[::-1]  # the axes of a dimension, major first
+_Exchange = tuple[Axes, int, int]  # axes, from which dimension, to which
+
+
+def _exchange(moves: Sequence[_Exchange]) -> Step:
+    """One call for exchanges; those that leave one dimension are told major axis first."""
+    if len(moves) == 1:
+        ((over, source, d),) = moves
+        return Step("stg.all_to_all", over, d, source)
+    ordered = moves[::-1] if len({m[1] for m in moves}) == 1 else moves
     axes = [(axis, source, d) for over, source, d in ordered for axis in over]
     over, froms, tos = zip(*axes, strict=True)
-    return [Step("stg.all_to_all", over, tos, froms)]
+    return Step("stg.all_to_all", over, tos, froms)
 
 
-def _gathers_and_slices(now: list[Axes], splits: Sequence[Axes]) -> list[Step]:
-    gathers: list[Step] = []
-    slices: list[Step] = []
-    for d, target in enumerate(splits):
-        keep = _common(now[d], target)
-        if now[d][keep:]:
-            gathers.append(Step("stg.all_gather", now[d][keep:], d))
-        if target[keep:]:
-            slices.append(Step("stg.slice", target[keep:], d))
-    busy = {a for g in gathers for a in g.over}
-    early = [s for s in slices if not set(s.over) & busy and all(g.dim != s.dim for g in gathers)]
-    late = [s for s in slices if s not in early]
-    return early + gathers + late
+def _with(splits: tuple[Axes, ...], d: int, axes: Axes) -> tuple[Axes, ...]:
+    return (*splits[:d], axes, *splits[d + 1 :])
+
+
+def _subsets(axes: Sequence[str]) -> Iterator[Axes]:
+    for count in range(1, len(axes) + 1):
+        yield from combinations(axes, count)
+
+
+def _sequences(axes: Sequence[str]) -> Iterator[Axes]:
+    for count in range(1, len(axes) + 1):
+        yield from permutations(axes, count)

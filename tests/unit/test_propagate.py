@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
+from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
 from tests.support import clone, compiled, inputs_of, parse, run_numeric, run_passes
 
@@ -144,16 +145,20 @@ def splits(draw: st.DrawFn, rank: int) -> list[str]:
 
 
 @st.composite
-def placed(draw: st.DrawFn, dims: str) -> str:
-    """A type of these dimensions with a placement."""
+def placed(draw: st.DrawFn, dims: str, parts: bool = False) -> str:
+    """A type of these dimensions with a placement; with `parts`, perhaps a partial sum."""
     marks = draw(splits(len(dims)))
     text = ", ".join(d + m for d, m in zip(dims, marks, strict=True))
+    free = [a for a in AXES if not any(a in m for m in marks)]
+    if parts and free and draw(st.booleans()):
+        return f"f32[{text} | sum({draw(st.sampled_from(free))})]"
     return f"f32[{text}{'' if any(marks) else ' | rep'}]"
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Drawn:
-    """Values of one or two dimensions, combined in any way; some are pinned."""
+def programs(draw: st.DrawFn, parts: bool = False) -> Drawn:
+    """Values of one or two dimensions, combined in any way; some are pinned, with `parts` as
+    partial sums as well."""
     shapes = {"a": "AB", "w": "BC", "v": "B"}
     args = tuple(f"%{n}: {draw(placed(s))}" for n, s in shapes.items())
     lines: list[str] = []
@@ -169,6 +174,10 @@ def programs(draw: st.DrawFn) -> Drawn:
         text, result = draw(line(draw(st.sampled_from(ops)), source, dims, shapes))
         if not result:
             continue
+        if parts and "place" in text and draw(st.booleans()):
+            text = f"stg.place(%{source}) : {draw(placed(dims, parts))}"
+        elif parts and ":" not in text and draw(st.booleans()):
+            text = f"{text} : {draw(placed(result, parts))}"
         lines.append(f"    %{name} = {text}")
         shapes[name] = result
     last = [line.split()[0] for line in lines] or ["%a"]
@@ -229,6 +238,23 @@ def test_a_placed_program_computes_the_same(program: Drawn) -> None:
     inputs = inputs_of(plain)
     expected = run_numeric_plain(plain, inputs)
     module = compiled(program.text, PLACE)
+    for x, y in zip(expected, run_numeric(module, inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs(parts=True))
+def test_pinned_parts_are_true_or_refused(program: Drawn) -> None:
+    """Whatever is pinned as a partial sum: what compiles computes the same."""
+    try:
+        module = compiled(program.text, PLACE)
+    except DiagnosticError as e:
+        event("refused")
+        assert "in parts" in str(e) or "contradictory placements" in str(e), e
+        return
+    event("partial" if "sum(" in program.text else "no partial")
+    inputs = inputs_of(module)
+    expected = run_numeric_plain(compiled(program.text, "infer-shapes"), inputs)
     for x, y in zip(expected, run_numeric(module, inputs), strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-9, atol=1e-9)
 

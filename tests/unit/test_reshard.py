@@ -1,10 +1,14 @@
-"""Resharding: the steps of a plan lead from one placement to the other, in types and in numbers,
-and no step is taken that is not needed.
+"""Resharding: the steps of a plan lead from one placement to the other, in types and in numbers, and
+no other sequence of collectives sends less.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations, permutations, product
+from math import prod
 
 import numpy as np
 import pytest
@@ -16,7 +20,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import Dim, Partial, TensorType, dim
-from stagec.sharding.reshard import Axes, NoPlanError, Step, plan
+from stagec.sharding.reshard import Axes, NoPlanError, Resharding, Step
 from tests.support import parse
 
 AXES = ("x", "y", "z")
@@ -37,6 +41,11 @@ class Placement:
         partial = Partial("sum", self.partial) if self.partial else None
         return TensorType("f32", dims, partial, placed=True)
 
+    @property
+    def used(self) -> set[str]:
+        """The axes that split a dimension or are part of the sum."""
+        return {*self.partial, *(a for axes in self.splits for a in axes)}
+
 
 @st.composite
 def placements(draw: st.DrawFn, most_partial: int = len(AXES)) -> Placement:
@@ -52,8 +61,11 @@ def placements(draw: st.DrawFn, most_partial: int = len(AXES)) -> Placement:
     return Placement(tuple(map(tuple, splits)), tuple(partial))
 
 
+PLANS = Resharding({"x": 2, "y": 2, "z": 2}, lambda axes, d: True)
+
+
 def steps_of(have: Placement, want: Placement) -> list[Step]:
-    return plan(have.type, want.splits, want.partial)
+    return PLANS.plan(have.type, want.splits, want.partial)
 
 
 def program(have: Placement, steps: list[Step]) -> tuple[Module, Value]:
@@ -132,6 +144,27 @@ def test_nothing_becomes_partial(have: Placement, want: Placement) -> None:
             Placement((("x",), ())),
             ["reduce_scatter x @0", "all_reduce y"],
         ),
+        (Placement(((), ()), ("y",)), Placement((("x",), ())), ["slice x @0", "all_reduce y"]),
+        (
+            Placement(((), ()), ("x",)),
+            Placement((("x", "y"), ())),
+            ["slice y @1", "reduce_scatter x @0", "all_to_all y @1>0"],
+        ),
+        (
+            Placement((("x",), ("y",))),
+            Placement((("y",), ())),
+            ["all_gather x @0", "all_to_all y @1>0"],
+        ),
+        (
+            Placement((("x", "y"), ())),
+            Placement(((), ("x",))),
+            ["all_to_all x,y @0>1", "all_gather y @1"],
+        ),
+        (
+            Placement((("x",), (), ()), ("y",)),
+            Placement((("y",), (), ("x",))),
+            ["all_to_all x @0>2", "reduce_scatter y @0"],
+        ),
         (Placement(((), ()), ("x", "y")), Placement((("x", "y"), ())), ["reduce_scatter x,y @0"]),
         (Placement((("x", "y"), ())), Placement(((), ())), ["all_gather x,y @0"]),
         (Placement((("x", "y"), ())), Placement((("x",), ())), ["all_gather y @0"]),
@@ -154,7 +187,118 @@ def shown(step: Step) -> str:
 
 def test_a_partial_maximum_is_reduced_as_a_maximum_and_never_scattered() -> None:
     type_ = TensorType("f32", (Dim(dim(SIZE).size),), Partial("max", ("x",)), placed=True)
-    assert plan(type_, [("x",)]) == [
+    assert PLANS.plan(type_, [("x",)]) == [
         Step("stg.all_reduce", ("x",), kind="max"),
         Step("stg.slice", ("x",), 0),
     ]
+
+
+def test_no_split_is_passed_through_that_does_not_surely_divide() -> None:
+    have, want = Placement(((), ()), ("x",)), Placement((("x", "y"), ()))
+    strict = Resharding({"x": 2, "y": 2}, lambda axes, d: False)
+    steps = strict.plan(have.type, want.splits)
+    assert [shown(s) for s in steps] == ["reduce_scatter x @0", "slice y @0"]
+
+
+# -- against all sequences of collectives
+
+
+def all_placements(axes: Axes, rank: int) -> list[Placement]:
+    found: set[Placement] = set()
+    for where in product(range(-2, rank), repeat=len(axes)):
+        partial = tuple(a for a, w in zip(axes, where, strict=True) if w == -1)
+        members = [[a for a, w in zip(axes, where, strict=True) if w == d] for d in range(rank)]
+        found |= {Placement(s, partial) for s in product(*map(permutations, members))}
+    return sorted(found, key=str)
+
+
+def sent(name: str, over: Axes, splits: tuple[Axes, ...], sizes: Mapping[str, int]) -> Fraction:
+    """Bytes that a rank sends for a collective on a tensor of one byte, split so before it."""
+    n = prod(sizes[a] for a in over)
+    before = Fraction(1, prod(sizes[a] for s in splits for a in s))
+    buffer = {"all_reduce": 2 * before, "all_gather": before * n, "slice": Fraction()}
+    return buffer.get(name, before) * (n - 1) / n
+
+
+def collective(have: Placement, want: Placement) -> tuple[str, Axes] | None:
+    """The one collective that leads from one placement to another, if one does."""
+    reduced = tuple(a for a in have.partial if a not in want.partial)
+    if not set(want.partial) <= set(have.partial) or have == want:
+        return None
+    pairs = [(d, h, w) for d, (h, w) in enumerate(zip(have.splits, want.splits, strict=True))]
+    if any(h[: len(w)] != w and w[: len(h)] != h for _, h, w in pairs):
+        return None
+    gone = [(a, d) for d, h, w in pairs for a in h[len(w) :]]
+    come = [(a, d) for d, h, w in pairs for a in w[len(h) :]]
+    left, right = dict(gone), dict(come)
+    if reduced:
+        if gone or {a for a, _ in come} - set(reduced) or len(set(right.values())) > 1:
+            return None
+        return (
+            ("reduce_scatter", reduced)
+            if set(right) == set(reduced)
+            else (None if come else ("all_reduce", reduced))
+        )
+    if not gone:
+        return ("slice", tuple(right)) if len(set(right.values())) == 1 else None
+    if not come:
+        return ("all_gather", tuple(left)) if len(set(left.values())) == 1 else None
+    blocks = [[a for a in left if (left[a], right.get(a)) == way]
+              for way in product(set(left.values()), set(right.values()))]  # fmt: skip
+    whole = all(in_one_piece(b, gone) and in_one_piece(b, come) for b in blocks)
+    return ("all_to_all", tuple(left)) if set(left) == set(right) and whole else None
+
+
+def in_one_piece(block: list[str], moves: list[tuple[str, int]]) -> bool:
+    axes = [a for a, _ in moves]
+    return any(axes[i : i + len(block)] == block for i in range(len(axes)))
+
+
+def shortest(places: list[Placement], sizes: Mapping[str, int]) -> list[list[tuple[Fraction, int]]]:
+    """Bytes and calls of the best sequence between any two placements (Floyd and Warshall)."""
+    never = (Fraction(1 << 30), 0)
+    scale = prod(sizes.values()) ** 2
+    length = np.full((len(places), len(places)), int(never[0]), dtype=np.int64)
+    for i, have in enumerate(places):
+        length[i, i] = 0
+        for j, want in enumerate(places):
+            if (found := collective(have, want)) is not None:
+                share = sent(*found, have.splits, sizes) * scale
+                length[i, j] = int(share) * 64 + (found[0] != "slice")
+    for k in range(len(places)):
+        length = np.minimum(length, length[:, k, None] + length[None, k, :])
+    return [[(Fraction(int(n) // 64, scale), int(n) % 64) for n in row] for row in length]
+
+
+def bytes_and_calls(
+    have: Placement, steps: list[Step], sizes: Mapping[str, int]
+) -> tuple[Fraction, int]:
+    """Of a plan."""
+    local, total = Fraction(1, prod(sizes[a] for s in have.splits for a in s)), Fraction()
+    for step in steps:
+        n, name = prod(sizes[a] for a in step.over), step.op.removeprefix("stg.")
+        total += sent(name, step.over, ((),), sizes) * local
+        local *= {"all_gather": Fraction(n), "all_reduce": 1, "all_to_all": 1}.get(
+            name, Fraction(1, n)
+        )
+    return total, sum(s.op != "stg.slice" for s in steps)
+
+
+MESHES = [{"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 3, "y": 2}, {"x": 2, "y": 3, "z": 4}]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_no_sequence_of_collectives_is_cheaper(mesh: Mapping[str, int]) -> None:
+    """Between all placements of a tensor of rank 3, which has those of lower ranks among them; on
+    the axes that the two placements use, be it for a split or for a partial sum."""
+    plans = Resharding(mesh, lambda axes, d: True)
+    for axes in (some for n in range(1, len(mesh) + 1) for some in combinations(mesh, n)):
+        places = all_placements(axes, RANK)
+        best = shortest(places, mesh)
+        for (i, have), (j, want) in product(enumerate(places), enumerate(places)):
+            if have.splits != tuple(sorted(have.splits)):
+                continue  # the same as one with its dimensions in another order
+            if set(want.partial) <= set(have.partial) and have.used | want.used == set(axes):
+                steps = plans.plan(have.type, want.splits, want.partial)
+                assert bytes_and_calls(have, steps, mesh) == best[i][j], (have, want, steps)
+                assert plans.cost(have.type, want.splits, want.partial) == best[i][j][0]
