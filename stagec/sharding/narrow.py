@@ -1,9 +1,14 @@
-"""The order of casts and moves: activations are cast to fewer bytes before they move, parameters
-after.
+"""The order of casts and moves: what moves is the smaller of the two types.
 
-Moves only copy elements, so results are the same. What makes parameters whole (prefetched, merged
-for a block, kept until backward) is gathers of parameters themselves, as frameworks gather them by
-default.
+| before                  | after                   |                                               |
+|-------------------------|-------------------------|-----------------------------------------------|
+| gather, cast to fewer   | cast, gather            | half the bytes                                |
+| cast to more, gather    | gather, cast            | half the bytes                                |
+| cast of a parameter to  | gather, cast            | parameters themselves are prefetched, merged  |
+| fewer, gather           |                         | for a block and kept until backward           |
+| cast, all_reduce        | as it is                | the type of the cast is that of the reduction |
+
+Gathers and exchanges only copy elements, so results are the same.
 """
 
 from __future__ import annotations
@@ -20,14 +25,15 @@ _MOVES = (AllGather, AllToAll)
 
 
 def order_casts(module: Module) -> None:
-    """Exchange moves and casts to fewer bytes where one is all that becomes of the other."""
-    for op in list(module.main.body.walk()):
-        if not isinstance(op.definition, _MOVES):
-            continue
-        before, after = op.operands[0].producer, _only_user(op.result)
-        if before is not None and _narrows(before) and _is_weight(before.operands[0]):
+    """Exchange moves and casts where that moves fewer bytes, or a parameter itself."""
+    moves = [op for op in module.main.body.walk() if isinstance(op.definition, _MOVES)]
+    for op in moves:
+        before = op.operands[0].producer
+        if before is not None and _moves_first(before):
             _cast_after(module, before, op)
-        elif after is not None and _narrows(after) and not _is_weight(op.operands[0]):
+    for op in reversed(moves):
+        after = _only_user(op.result)
+        if after is not None and _narrows(after) and not _is_weight(op.operands[0]):
             _cast_before(module, op, after)
 
 
@@ -35,6 +41,16 @@ def _narrows(op: Operation) -> bool:
     if not op.definition.recasts:
         return False
     return DTYPE_BYTES[op.result.tensor.dtype] < DTYPE_BYTES[op.operands[0].tensor.dtype]
+
+
+def _moves_first(cast: Operation) -> bool:
+    """Whether a move after a cast comes before it: the cast widens, or is that of a parameter."""
+    if not cast.definition.recasts:
+        return False
+    types = (cast.operands[0].tensor.dtype, cast.result.tensor.dtype)
+    return DTYPE_BYTES[types[0]] < DTYPE_BYTES[types[1]] or (
+        _narrows(cast) and _is_weight(cast.operands[0])
+    )
 
 
 def _only_user(value: Value) -> Operation | None:
@@ -63,12 +79,12 @@ def _cast_before(module: Module, move: Operation, cast: Operation) -> None:
 
 def _cast_after(module: Module, cast: Operation, move: Operation) -> None:
     source, moved = cast.operands[0], move.result
-    b = Builder.after(module.registry, move, loc=cast.loc, phase=cast.phase)
-    narrow = moved.tensor
+    b = Builder.after(module.registry, move, loc=cast.loc, phase=move.phase)
+    to = moved.tensor
     move.set_operand(0, source)
-    moved.type = replace(narrow, dtype=source.tensor.dtype)
+    moved.type = replace(to, dtype=source.tensor.dtype)
     users = list(moved.uses)
-    made = b.value(cast.name, [moved], cast.attrs, type=narrow, hint=cast.result.name)
+    made = b.value(cast.name, [moved], cast.attrs, type=to, hint=cast.result.name)
     for user, index in users:
         user.set_operand(index, made)
     if not cast.result.uses:
