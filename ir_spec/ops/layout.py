@@ -191,7 +191,7 @@ class Concat(OpDef):
         lead, parts = _joined(op.operands[0].tensor.rank, len(op.operands))
         size = sum((v.tensor.shape[-1] for v in op.operands), ZERO)
         text = ",".join(lead + p for p in parts) + f"->{lead}Z"
-        return make_rule(text, whole=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
+        return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -223,7 +223,7 @@ class Cut(OpDef):
         lead, parts = _joined(op.operands[0].tensor.rank, len(sizes))
         text = f"{lead}Z->" + ",".join(lead + p for p in parts)
         known = dict(zip(parts, sizes, strict=True))
-        return make_rule(text, whole=f"{parts}Z", linear=[0], sizes=known)
+        return make_rule(text, exchanged=f"{parts}Z", linear=[0], sizes=known)
 
     @staticmethod
     def _sizes(op: Operation) -> list[Expr]:

@@ -12,6 +12,7 @@ from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir_spec.ops.base import need_result
+from stagec.ir_spec.ops.norm import rsqrt_scale
 
 _MEAN = Param("mean", "size", "the number of tokens to average over, such as B*S", required=True)
 
@@ -188,10 +189,11 @@ class CrossEntropyGrad(OpDef):
 
 
 class SumExp(OpDef):
-    """Sum of exp(x - m) over the last dimension, 3 FLOPs per element."""
+    """Sum of exp((x - m) / sqrt(rsqrt)) over the last dimension, 3 FLOPs per element."""
 
     name = "stg.sum_exp"
     operands = ("x", "m")
+    params = (Param("rsqrt", "size", "scale by 1/sqrt of this"),)
     example = "%s = stg.sum_exp(%logits, %m) : f32[B, S]"
 
     def rule(self, op: Operation) -> Rule:
@@ -205,7 +207,8 @@ class SumExp(OpDef):
         return product(n.values()) * 3
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.exp(args[0] - args[1][..., None]).sum(-1)]
+        x, m = args
+        return [np.exp((x - m[..., None]) * rsqrt_scale(op, ctx)).sum(-1)]
 
 
 class Pick(OpDef):

@@ -28,18 +28,20 @@ class RuleSyntaxError(ValueError):
 class Rule:
     """The factors of each operand and result dimension, and what may be done to them.
 
-    `whole` factors must not be split. `special` ones may, but then the op has to be rewritten
-    (`OpDef.partition`). Along `gathered` ones an operand may be split further than the result: the
-    op gathers what it lacks while it computes. `linear`: partial sums may pass if *all* operands
-    named here are partial over the same axes; `each`: from each of these operands alone, which
-    strategies ask for by deferring axes. `reduction` is the kind of partial value that a split
-    contracted factor leaves. `sizes` gives factors that appear in no operand, `loads` those whose
-    rows differ between ranks.
+    `whole` factors must not be split; an operand that is split along an `exchanged` one, which is
+    whole too, gets that split along another dimension instead of being gathered. `special` ones may
+    be split, but then the op has to be rewritten (`OpDef.partition`). Along `gathered` ones an
+    operand may be split further than the result: the op gathers what it lacks while it computes.
+    `linear`: partial sums may pass if *all* operands named here are partial over the same axes;
+    `each`: from each of these operands alone, which strategies ask for by deferring axes.
+    `reduction` is the kind of partial value that a split contracted factor leaves. `sizes` gives
+    factors that appear in no operand, `loads` those whose rows differ between ranks.
     """
 
     operands: tuple[Shape, ...]
     results: tuple[Shape, ...]
     whole: frozenset[str] = frozenset()
+    exchanged: frozenset[str] = frozenset()
     special: frozenset[str] = frozenset()
     gathered: frozenset[str] = frozenset()
     linear: frozenset[int] = frozenset()
@@ -71,6 +73,7 @@ def make_rule(
     text: str,
     *,
     whole: str = "",
+    exchanged: str = "",
     special: str = "",
     gathered: str = "",
     linear: Iterable[int] = (),
@@ -94,7 +97,8 @@ def make_rule(
     return Rule(
         operands,
         results,
-        frozenset(whole),
+        frozenset(whole + exchanged),
+        frozenset(exchanged),
         frozenset(special),
         frozenset(gathered),
         frozenset(linear),

@@ -1,12 +1,11 @@
 """The order of casts and moves: what moves is the smaller of the two types.
 
-| before                  | after                   |                                               |
-|-------------------------|-------------------------|-----------------------------------------------|
-| gather, cast to fewer   | cast, gather            | half the bytes                                |
-| cast to more, gather    | gather, cast            | half the bytes                                |
-| cast of a parameter to  | gather, cast            | parameters themselves are prefetched, merged  |
-| fewer, gather           |                         | for a block and kept until backward           |
-| cast, all_reduce        | as it is                | the type of the cast is that of the reduction |
+| written                             | done         |                                          |
+|-------------------------------------|--------------|------------------------------------------|
+| gather, cast to fewer bytes         | cast, gather | half of what is sent                     |
+| cast to more bytes, gather          | gather, cast | half of what is sent                     |
+| cast of a parameter, gather         | gather, cast | parameters are prefetched and kept whole |
+| cast, all_reduce                    | as written   | the type is that of the reduction        |
 
 Gathers and exchanges only copy elements, so results are the same.
 """

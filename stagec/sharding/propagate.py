@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.facts import Facts
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
-from stagec.ir.rule import Group
+from stagec.ir.rule import Group, Shape
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import distribute, unreduced
@@ -111,7 +111,7 @@ class _Propagation:
         """Propagate, then write the types."""
         self._take_pinned_results()
         for priority in PRIORITIES:
-            while self._sweep(priority):
+            while self._sweep(priority) or (not priority and self._exchange()):
                 pass
         self._write(self._region)
 
@@ -229,6 +229,34 @@ class _Propagation:
         moved = self._weighing.moved(node, have, self._passing(node))
         node.axes = before
         return moved
+
+    def _exchange(self) -> bool:
+        """Let an op take the split of a dimension that it exchanges along another one: operands are
+        not gathered then, and its work is shared. A split that gives way does not ask for that.
+        Whether there was such an op."""
+        return any(
+            self._move_split(node, value, shape, [u for u in split if not u.priority])
+            for node in self._nodes.values()
+            if node.rule.exchanged
+            for value, shape in zip(node.op.operands, node.rule.operands, strict=True)
+            for group, split in zip(shape, self.split(value), strict=True)
+            if node.rule.exchanged.issuperset(group)
+        )
+
+    def _move_split(self, node: Node, value: Value, shape: Shape, split: Sequence[AxisUse]) -> bool:
+        """Split a factor that all results have, an unsplit one if possible."""
+        rule = node.rule
+        places = [
+            (g[0], d)
+            for g, d in zip(shape, value.tensor.dims, strict=True)
+            if all(g in result for result in rule.results) and not rule.special.issuperset(g)
+        ]
+        for factor, d in sorted(places, key=lambda place: place[0] in node.axes):
+            uses = [*node.axes.get(factor, ()), *split]
+            may = self._weighing.may_split(tuple(u.axis for u in uses), d)
+            if may and self._extend(node, factor, uses):
+                return True
+        return False
 
     def _backward(self, node: Node, priority: int) -> bool:
         changed = False

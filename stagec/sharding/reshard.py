@@ -60,7 +60,7 @@ class Resharding:
     """Plans for the values of one module: the sizes of its axes, and which splits may be made."""
 
     sizes: Mapping[str, int]
-    divides: Callable[[Axes, Dim], bool]
+    may_split: Callable[[Axes, Dim], bool]
     _known: dict[object, tuple[list[Step], Fraction]] = field(
         default_factory=dict[object, tuple[list[Step], Fraction]]
     )
@@ -119,7 +119,7 @@ class Resharding:
         for count in range(len(axes) + 1):
             for some in combinations(axes, count):
                 at_an_end = any(set(some) == set(moved[:count]) for moved in ends)
-                if at_an_end or self.divides((*prefix, *some), d):
+                if at_an_end or self.may_split((*prefix, *some), d):
                     yield frozenset(some)
 
 

@@ -120,6 +120,7 @@ class Weighing:
     def __init__(self, module: Module) -> None:
         self._env = module.env
         self._resharding = Resharding.of(module)
+        self.may_split = self._resharding.may_split
         self._elements: dict[Expr, int] = {}
 
     def elements(self, type_: TensorType) -> int:

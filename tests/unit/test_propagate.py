@@ -62,7 +62,11 @@ def types_of(module: Module) -> dict[str, str]:
             "f32[A@y, C | sum(x)]",
         ),
         ("%a: f32[A@(y, x), B]", "%y = stg.gelu(%a)", "f32[A@(y, x), B]"),
-        ("%a: f32[A, B@x]", "%y = stg.softmax(%a)", "f32[A, B | rep]"),
+        ("%a: f32[A, B@x]", "%y = stg.softmax(%a)", "f32[A, B@x]"),
+        ("%a: f32[A, B@x]", "%y = stg.softmax[causal](%a)", "f32[A, B | rep]"),
+        ("%a: f32[A, B@x], %w: f32[B]", "%y = stg.rmsnorm(%a, %w)", "f32[A, B@x]"),
+        ("%a: f32[A, B@x], %w: f32[A, C@y]", "%y = stg.concat(%a, %w)", "f32[A@(x, y), B + C]"),
+        ("%a: f32[A, B@x!1], %w: f32[A, C]", "%y = stg.concat(%a, %w)", "f32[A, B + C | rep]"),
         ("%a: f32[A, B@x]", '%y = stg.sum["ab->a"](%a)', "f32[A | sum(x)]"),
         ("%a: f32[A, B@x]", '%y = stg.max["ab->a"](%a)', "f32[A | max(x)]"),
         ("%a: f32[A@x!1, B], %b: f32[A, B@x]", "%y = stg.add(%a, %b)", "f32[A, B@x]"),
@@ -170,50 +174,64 @@ def programs(draw: st.DrawFn, parts: bool = False) -> Drawn:
         ops += [f"{kind}:{n}" for n, s in shapes.items() for kind in ("add", "mul") if s == dims]
         ops += [f"matmul:{n}" for n, s in shapes.items() if dims[-1] == s[0] and len(s + dims) > 2]
         ops += ["sum", "max", "norm", "permute"] if len(dims) == 2 else []
+        ops += [f"join:{n}" for n, s in shapes.items() if s == dims]
+        ops += [f"{kind}:{n}" for kind in ("rms", "layer") for n, s in shapes.items()
+                if s == dims[-1]]  # fmt: skip
         ops += [f"bias:{n}" for n, s in shapes.items() if len(dims) == 2 and s == dims[1]]
         text, result = draw(line(draw(st.sampled_from(ops)), source, dims, shapes))
         if not result:
             continue
         if parts and "place" in text and draw(st.booleans()):
             text = f"stg.place(%{source}) : {draw(placed(dims, parts))}"
-        elif parts and ":" not in text and draw(st.booleans()):
+        elif parts and "place" not in text and "NAME" not in text and draw(st.booleans()):
             text = f"{text} : {draw(placed(result, parts))}"
-        lines.append(f"    %{name} = {text}")
+        text = text if "NAME" in text else f"%NAME = {text}"
+        lines.append(f"    {text.replace('NAME', name)}")
         shapes[name] = result
     last = [line.split()[0] for line in lines] or ["%a"]
     returned = draw(st.lists(st.sampled_from(last), min_size=1, max_size=2, unique=True))
     return Drawn(args, tuple(lines), tuple(returned))
 
 
-#: What the reductions of a value are, and the parameters of what keeps its dimensions.
+#: What the reductions of a value are, and what keeps its dimensions.
 REDUCED = {
     "norm": 'stg.einsum["{row},{row}->{kept}"](%{x}, %{x})',
     "sum": 'stg.sum["{row}->{kept}"](%{x})',
     "max": 'stg.max["{row}->{kept}"](%{x})',
 }
-SAID = {"scale": "[by = 1/2]", "cumsum": "[dim = 0]"}
+KEPT = {
+    "gelu": "stg.gelu(%{x})",
+    "softmax": "stg.softmax(%{x})",
+    "scale": "stg.scale[by = 1/2](%{x})",
+    "cumsum": "stg.cumsum[dim = 0](%{x})",
+    "add": "stg.add(%{x}, %{y})",
+    "mul": "stg.mul(%{x}, %{y})",
+    "bias": 'stg.add["{row},{last}->{row}"](%{x}, %{y})',
+    "rms": "stg.rmsnorm(%{x}, %{y})",
+    "layer": "stg.layernorm(%{x}, %{y}, %{y})",
+    "join": "%NAME_all = stg.concat(%{x}, %{y})\n"
+    "    %NAME, %NAME_b = stg.cut[sizes = ({size}, {size})](%NAME_all)",
+}
 
 
 @st.composite
 def line(
     draw: st.DrawFn, op: str, source: str, dims: str, shapes: dict[str, str]
 ) -> tuple[str, str]:
-    """An operation on a value, and the dimensions of its result ("" for none)."""
+    """An operation on a value, and the dimensions of its result ("" for none); where it takes two,
+    %NAME is the result."""
     kind, _, other = op.partition(":")
     low = dims.lower()
+    if kind in KEPT:
+        said = {"x": source, "y": other, "row": low, "last": low[-1], "size": dims[-1]}
+        return KEPT[kind].format(**said), dims
     match kind:
-        case "gelu" | "softmax" | "scale" | "cumsum":
-            return f"stg.{kind}{SAID.get(kind, '')}(%{source})", dims
         case "place":
             return f"stg.place(%{source}) : {draw(placed(dims))}", dims
-        case "add" | "mul":
-            return f"stg.{kind}(%{source}, %{other})", dims
         case "norm" | "sum" | "max":
             return REDUCED[kind].format(x=source, row=low, kept=low[0]), dims[0]
         case "permute":
             return f'stg.permute["{low}->{low[::-1]}"](%{source})', dims[::-1]
-        case "bias":
-            return f'stg.add["{low},{low[1]}->{low}"](%{source}, %{other})', dims
         case _:
             right = shapes[other].lower()
             out = low[:-1] + right[1:]
@@ -242,17 +260,26 @@ def test_a_placed_program_computes_the_same(program: Drawn) -> None:
         np.testing.assert_allclose(y, x, rtol=1e-9, atol=1e-9)
 
 
+def unless_refused(text: str) -> Module | None:
+    """The placed module; None if a pin makes parts of what is whole, or contradicts another."""
+    try:
+        module = compiled(text, PLACE)
+    except DiagnosticError as e:
+        if "in parts" not in str(e) and "contradictory placements" not in str(e):
+            raise
+        event("refused")
+        return None
+    event("with parts" if "sum(" in text else "without")
+    return module
+
+
 @settings(max_examples=300, deadline=None)
 @given(programs(parts=True))
 def test_pinned_parts_are_true_or_refused(program: Drawn) -> None:
     """Whatever is pinned as a partial sum: what compiles computes the same."""
-    try:
-        module = compiled(program.text, PLACE)
-    except DiagnosticError as e:
-        event("refused")
-        assert "in parts" in str(e) or "contradictory placements" in str(e), e
+    module = unless_refused(program.text)
+    if module is None:
         return
-    event("partial" if "sum(" in program.text else "no partial")
     inputs = inputs_of(module)
     expected = run_numeric_plain(compiled(program.text, "infer-shapes"), inputs)
     for x, y in zip(expected, run_numeric(module, inputs), strict=True):

@@ -1,5 +1,5 @@
-"""Resharding: the steps of a plan lead from one placement to the other, in types and in numbers, and
-no other sequence of collectives sends less.
+"""Resharding: the steps of a plan lead from one placement to the other, in types and in numbers,
+and no other sequence of collectives sends less.
 """
 
 from __future__ import annotations
