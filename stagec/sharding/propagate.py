@@ -198,22 +198,25 @@ class _Propagation:
         An op whose result is pinned is placed for the pin alone, unless less moves otherwise.
         """
         pins = node.pins()
-        if node.direct and node.exact is None:
-            if all(node.exactly(o) for o in offers):
-                return pins + offers
-            node.exact = True
-            orders = [pins + offers]
-            costs = [self._moved(node, orders[0], priority)]
-            node.exact = False
-            more = node.orders(offers + pins, priority)
-            costs += [self._moved(node, order, priority) for order in more]
-            best = min(range(len(costs)), key=lambda i: costs[i])
-            node.exact = best == 0
-            return [*orders, *more][best]
-        orders = node.orders(offers + pins, priority)
-        if len(orders) == 1:
-            return offers
-        return min(orders, key=lambda order: self._moved(node, order, priority))
+        if not node.direct:
+            orders = node.orders(offers + pins, priority)
+            return self._least(node, orders, priority)[1] if len(orders) > 1 else offers
+        if node.exact is not None or all(node.exactly(o) for o in offers):
+            return self._least(node, node.orders(pins + offers, priority), priority)[1]
+        node.exact = True
+        exactly = self._least(node, node.orders(pins + offers, priority), priority)
+        node.exact = False
+        otherwise = self._least(node, node.orders(offers + pins, priority), priority)
+        node.exact = exactly[0] <= otherwise[0]
+        return exactly[1] if node.exact else otherwise[1]
+
+    def _least(
+        self, node: Node, orders: list[list[Offer]], priority: int
+    ) -> tuple[Fraction, list[Offer]]:
+        """The order in which least moves, and how much."""
+        moved = [self._moved(node, order, priority) for order in orders]
+        best = min(range(len(orders)), key=lambda i: moved[i])
+        return moved[best], orders[best]
 
     def _moved(self, node: Node, offers: list[Offer], priority: int) -> Fraction:
         """Bytes that move if these offers are taken, one after the other."""

@@ -100,18 +100,20 @@ class Node:
         return [[*order, *others] for order in some]
 
     def _contested(self, offers: list[Offer], priority: int) -> list[Offer]:
-        """Offers of the same priority of one axis to different factors."""
+        """Offers of one priority that exclude each other: of an axis to different factors, or to
+        one behind different axes."""
         used = {u.axis for split in self.axes.values() for u in split}
         open_ = [o for o in offers if o.priority <= priority]
         open_ = [o for o in open_ if not self.rule.whole.issuperset(o.group)]
-        first = min((o.priority for o in open_), default=0)
-        homes: dict[str, set[Group]] = {}
-        for offer in open_:
-            for use in offer.split if offer.priority == first else ():
-                if use.axis not in used:
-                    homes.setdefault(use.axis, set()).add(offer.group)
-        axes = {a for a, groups in homes.items() if len(groups) > 1}
-        return [o for o in open_ if o.priority == first and axes & {u.axis for u in o.split}]
+        first = [o for o in open_ if o.priority == min(x.priority for x in open_)]
+        places: dict[str, set[object]] = {}
+        for offer in first:
+            axes = tuple(u.axis for u in offer.split)
+            for i, axis in enumerate(axes):
+                if axis not in used:
+                    places.setdefault(axis, set()).add((offer.group, axes[:i]))
+        contested = {a for a, found in places.items() if len(found) > 1}
+        return [o for o in first if contested & {u.axis for u in o.split}]
 
 
 class Weighing:

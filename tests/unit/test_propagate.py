@@ -260,12 +260,12 @@ def test_a_placed_program_computes_the_same(program: Drawn) -> None:
         np.testing.assert_allclose(y, x, rtol=1e-9, atol=1e-9)
 
 
-def unless_refused(text: str) -> Module | None:
-    """The placed module; None if a pin makes parts of what is whole, or contradicts another."""
+def unless_refused(text: str, passes: str, *reasons: str) -> Module | None:
+    """The module after the passes; None if it is refused for one of these reasons."""
     try:
-        module = compiled(text, PLACE)
+        module = compiled(text, passes)
     except DiagnosticError as e:
-        if "in parts" not in str(e) and "contradictory placements" not in str(e):
+        if not any(reason in str(e) for reason in reasons):
             raise
         event("refused")
         return None
@@ -277,7 +277,23 @@ def unless_refused(text: str) -> Module | None:
 @given(programs(parts=True))
 def test_pinned_parts_are_true_or_refused(program: Drawn) -> None:
     """Whatever is pinned as a partial sum: what compiles computes the same."""
-    module = unless_refused(program.text)
+    module = unless_refused(program.text, PLACE, "in parts", "contradictory placements")
+    if module is None:
+        return
+    inputs = inputs_of(module)
+    expected = run_numeric_plain(compiled(program.text, "infer-shapes"), inputs)
+    for x, y in zip(expected, run_numeric(module, inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_what_was_decided_may_be_pinned(program: Drawn) -> None:
+    """Also the partial sums among it, which are true."""
+    decided = print_module(compiled(program.text, PROPAGATE))
+    pinned = decided.replace("phase = sharded", "phase = shaped")
+    passes = PLACE.removeprefix("infer-shapes,")
+    module = unless_refused(pinned, passes, "contradictory placements")
     if module is None:
         return
     inputs = inputs_of(module)
