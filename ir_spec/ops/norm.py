@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, evaluate, product
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
@@ -94,7 +94,9 @@ def _sum(b: Builder, x: Value, hint: str) -> Value:
 
 def _together(b: Builder, parts: Sequence[Value], over: Axes, kind: str = "sum") -> Sequence[Value]:
     """The statistics of whole rows from those of their parts, in one call."""
-    attrs = {"over": over, "kind": kind} if kind != "sum" else {"over": over}
+    attrs: dict[str, RawAttr] = {"over": over}
+    if kind != "sum":
+        attrs["kind"] = kind
     return b.op("stg.all_reduce", parts, attrs, names=[f"{v.name}_r" for v in parts]).results
 
 

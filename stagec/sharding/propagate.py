@@ -266,8 +266,9 @@ class _Propagation:
         for value, shape in zip(node.op.results, node.rule.results, strict=False):
             for op, index in value.uses:
                 wanted = self._wanted(op, index)
-                if wanted is not None:
-                    changed |= self._offer_dims(node, shape, wanted, priority)
+                for group, split in zip(shape, wanted or (), strict=False):
+                    if not node.rule.special.issuperset(group):  # a part of the result is free
+                        changed |= self._offer(node, group, split, priority)
         return changed
 
     def _wanted(self, op: Operation, index: int) -> list[Split] | None:

@@ -274,13 +274,14 @@ def bytes_and_calls(
     have: Placement, steps: list[Step], sizes: Mapping[str, int]
 ) -> tuple[Fraction, int]:
     """Of a plan."""
-    local, total = Fraction(1, prod(sizes[a] for s in have.splits for a in s)), Fraction()
+    local, total = Fraction(1, prod(sizes[a] for s in have.splits for a in s)), Fraction(0)
     for step in steps:
         n, name = prod(sizes[a] for a in step.over), step.op.removeprefix("stg.")
         total += sent(name, step.over, ((),), sizes) * local
-        local *= {"all_gather": Fraction(n), "all_reduce": 1, "all_to_all": 1}.get(
-            name, Fraction(1, n)
-        )
+        if name == "all_gather":
+            local *= n
+        elif name in ("reduce_scatter", "slice"):
+            local /= n
     return total, sum(s.op != "stg.slice" for s in steps)
 
 
