@@ -239,7 +239,7 @@ class _Moves:
         """A dimension, axes that come to split it last, and the splits then."""
         for over in _sequences(axes):
             for d, now in enumerate(splits):
-                if {*now, *over} in self._allowed[d]:
+                if frozenset((*now, *over)) in self._allowed[d]:
                     yield d, over, _with(splits, d, (*now, *over))
 
     def _exchanges(self, splits: tuple[Axes, ...]) -> Iterator[tuple[Step, tuple[Axes, ...]]]:
@@ -257,7 +257,7 @@ class _Moves:
                     for count in range(1, len(axes) + 1):
                         over = axes[-count:]
                         to = _with(_with(now, source, axes[:-count]), d, (*now[d], *over))
-                        if to not in seen and set(to[d]) in self._allowed[d]:
+                        if to not in seen and frozenset(to[d]) in self._allowed[d]:
                             seen.add(to)
                             waiting.append((to, (*moves, (over, source, d))))
                             yield _exchange(waiting[-1][1]), to

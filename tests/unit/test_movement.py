@@ -15,7 +15,6 @@ from stagec.support.diagnostics import DiagnosticError
 from tests.support import analyse, compiled
 
 PLACE = "infer-shapes,propagate-sharding,insert-collectives"
-HALF = Fraction(1, 2)
 
 
 def placed(args: str, body: str, returned: str = "%y", mesh: str = "x = 2, y = 4") -> Module:
@@ -147,6 +146,6 @@ def test_a_split_last_dimension_is_exchanged_to_join_or_cut_it(body: str, return
 def test_gathered_logits_are_sent_in_the_type_of_the_product() -> None:
     """One all_gather of [b, s, V] in two bytes an element, not in four."""
     sizes = {"L": 1, "B": 1, "S": 1024}
-    traffic = analyse("llama3-8b", tp=8, no_vocab_parallel=True, sizes=sizes)["traffic"]
-    gathers = [t for t in traffic if t["collective"] == "all_gather" and t["phase"] == "forward"]
-    assert [t["bytes"] for t in gathers] == [1024 * 128256 * 2]
+    (job,) = analyse("llama3-8b", tp=8, no_vocab_parallel=True, sizes=sizes)["classes"]
+    gathers = [c for c in job["collectives"] if c["op"] == "all_gather"]
+    assert [(c["bytes"], c["count"]) for c in gathers] == [(1024 * 128256 * 2, 1)]
