@@ -84,53 +84,57 @@ def activations(strategy: str, *phases: str) -> Rows:
 
 
 def fstp() -> Rows:
-    """Forward: an input gathered for each norm, every product scattered. Backward gathers the
-    norms' inputs again. The head gathers the gradient of its output, and the norm before it that of
-    its own. Weights of q, k, v, gate and up are smaller than the gradients that they meet, so they
-    change sides, in one call a block, and leave a sum for the norm."""
-    tp = 4
-    weights = D * (H * K + 2 * G * K + 2 * F)
+    """Forward: norms sum their rows up, every product is scattered. Backward: what the products
+    with q, k, v and o, and those for weights of gate and up, contract is gathered, and the gradient
+    of the head's output. Weights of gate and up are smaller than the gradients that they meet, so
+    they change sides, in one call a block, and leave a sum for the norm, which is scattered."""
+    tp, heads = 4, 2 * TOKENS * (H * K + 2 * G * K)
     return {
-        ("all_gather", ("tp",), "backward", "bf16"): (
-            2 * L + 3,
-            (2 * L + 2) * MESSAGE + 2 * TOKENS * V,
-        ),
-        ("all_reduce", ("tp",), "backward", "bf16"): (2 * L, 2 * L * MESSAGE),
-        ("all_to_all", ("tp",), "backward", "bf16"): (L, L * 2 * weights // tp),
-        ("all_gather", ("tp",), "forward", "bf16"): (2 * L + 1, (2 * L + 1) * MESSAGE),
+        ("all_reduce", ("tp",), "forward", "f32"): _sums(STATISTICS, 2 * L + 1),
         ("reduce_scatter", ("tp",), "forward", "bf16"): (
             6 * L + 1,
             L * (WIDE + 2 * MESSAGE) + 2 * TOKENS * V,
         ),
-        ("all_reduce", ("tp",), "forward", "f32"): STATISTICS,
+        ("all_gather", ("tp",), "backward", "bf16"): (
+            7 * L + 1,
+            L * (4 * MESSAGE + heads) + 2 * TOKENS * V,
+        ),
+        ("all_to_all", ("tp",), "backward", "bf16"): (L, L * 2 * D * 2 * F // tp),
+        ("reduce_scatter", ("tp",), "backward", "bf16"): (L, L * MESSAGE),
+        ("all_reduce", ("tp",), "backward", "f32"): _sums((0, 0), 2 * L + 1, of=2),
     }
 
 
+def _sums(others: tuple[int, int], norms: int, of: int = 1) -> tuple[int, int]:
+    """The all_reduces of the sums of rows, `of` for each norm in one call, beside others."""
+    return others[0] + norms, others[1] + norms * of * 4 * TOKENS
+
+
 def fstp_blocks() -> Rows:
-    """Two gathers and two scatters a layer, one each for the ends; norms need whole gradients."""
-    every = (2 * L + 1, (2 * L + 1) * MESSAGE)
+    """Two gathers and two scatters a layer, one each for the ends; backward the gradients of norms
+    are scattered, and the norms' results gathered again."""
+    calls = 2 * L + 1
+    every = (calls, calls * MESSAGE)
     return {
         ("reduce_scatter", ("tp",), "forward", "bf16"): every,
         ("all_gather", ("tp",), "forward", "bf16"): every,
-        ("all_reduce", ("tp",), "forward", "f32"): STATISTICS,
-        ("all_reduce", ("tp",), "backward", "bf16"): every,
-        ("all_gather", ("tp",), "backward", "bf16"): every,
+        ("all_reduce", ("tp",), "forward", "f32"): _sums(STATISTICS, calls),
+        ("all_gather", ("tp",), "backward", "bf16"): (2 * calls, 2 * calls * MESSAGE),
+        ("reduce_scatter", ("tp",), "backward", "bf16"): every,
+        ("all_reduce", ("tp",), "backward", "f32"): _sums((0, 0), calls, of=2),
     }
 
 
 def tp_2d() -> Rows:
-    """Over x whatever contracts D, over y whatever contracts heads, F or V; norms gather over x,
-    backward their inputs and gradients.
-    """
+    """Over x whatever contracts D, the norms' rows too; over y what contracts heads, F or V."""
     x, y, ends = 2, 4, 2 * L + 1
     return {
         ("all_reduce", ("tpy",), "forward", "bf16"): (ends, ends * MESSAGE // x),
-        ("all_gather", ("tpx",), "forward", "bf16"): (ends, ends * MESSAGE),
         ("all_reduce", ("tpx",), "forward", "bf16"): (4 * L, L * WIDE // y),
-        ("all_reduce", ("tpx",), "forward", "f32"): (1, 4 * TOKENS * V // y),
+        ("all_reduce", ("tpx",), "forward", "f32"): _sums((1, 4 * TOKENS * V // y), ends),
         ("all_reduce", ("tpy",), "forward", "f32"): STATISTICS,
         ("all_reduce", ("tpy",), "backward", "bf16"): (ends, ends * MESSAGE // x),
-        ("all_gather", ("tpx",), "backward", "bf16"): (2 * ends, 2 * ends * MESSAGE),
+        ("all_reduce", ("tpx",), "backward", "f32"): _sums((0, 0), ends, of=2),
         ("all_reduce", ("tpx",), "backward", "bf16"): (
             2 * L,
             L * 2 * TOKENS * (H * K + F) // y,

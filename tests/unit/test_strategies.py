@@ -130,7 +130,7 @@ class Expected:
     def _loss(self) -> None:
         if self.job.no_vocab_parallel:
             logits = self.tokens * self.w.vocabulary
-            self.add("all_gather", ["tp"], "forward", "f32", self.job.microbatches, logits)
+            self.add("all_gather", ["tp"], "forward", "bf16", self.job.microbatches, logits)
         else:
             self.add("all_reduce", ["tp"], "forward", "f32", 3 * self.job.microbatches, self.tokens)
 
