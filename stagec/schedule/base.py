@@ -95,8 +95,8 @@ class Schedule(ABC):
         for size, what in ((stages, "stages"), (microbatches, "microbatches"), (chunks, "chunks")):
             if size < 1:
                 raise error(f"{self.name} with {size} {what}", remedy="give at least 1")
-        self.check_actions(stages, microbatches, chunks)
         self.check_chunks(chunks)
+        self.check_actions(stages, microbatches, chunks)
 
     def check_actions(self, stages: int, microbatches: int, chunks: int) -> None:
         """No more actions than can be looked at one by one."""
@@ -109,7 +109,7 @@ class Schedule(ABC):
                 f"at most {MAX_ACTIONS:,}",
                 remedy=f"give at most {fitting:,} microbatches, or fewer stages"
                 if fitting
-                else "give fewer stages",
+                else f"give fewer {'chunks' if chunks > stages else 'stages'}",
             )
 
     def check_chunks(self, chunks: int) -> None:

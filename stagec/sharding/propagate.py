@@ -24,8 +24,6 @@ from stagec.sharding.strategy import read_strategy
 from stagec.sharding.weigh import Node, Offer, Split, Weighing
 from stagec.support.diagnostics import error, note
 
-PRIORITIES = (0, 1, 2)
-
 
 def propagate(module: Module) -> None:
     """Give every value of every function a placement, in place.
@@ -110,10 +108,16 @@ class _Propagation:
     def run(self) -> None:
         """Propagate, then write the types."""
         self._take_pinned_results()
-        for priority in PRIORITIES:
+        for priority in self._priorities():
             while self._sweep(priority) or (not priority and self._exchange()):
                 pass
         self._write(self._region)
+
+    def _priorities(self) -> list[int]:
+        """Those of the splits that are given; at any other one there is nothing to spread."""
+        given = [*self._pinned.values(), *self._region.returns]
+        dims = (d for t in given if isinstance(t, TensorType) for d in t.dims)
+        return sorted({0, *(use.priority for d in dims for use in d.split)})
 
     def _take_pinned_results(self) -> None:
         for node in self._nodes.values():
