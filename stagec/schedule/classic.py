@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import ClassVar, TypeAlias
 
 from stagec.schedule.action import Action
 from stagec.schedule.base import ClosedForm, Formulas, Schedule
 from stagec.schedule.costs import UNIT, Costs
+
+#: From the number of an action of a rank to its chunk and its microbatch.
+Nth: TypeAlias = Callable[[int], tuple[int, int]]
 
 
 class GPipe(Schedule):
@@ -53,7 +57,21 @@ class OneFOneB(Schedule):
         return ClosedForm(bubble, flight)
 
 
-class Interleaved(Schedule):
+class Looped(Schedule):
+    """Base of schedules of several chunks per rank: a microbatch passes all ranks once for each."""
+
+    #: The like schedule of one chunk per rank.
+    of_one_chunk: ClassVar[str]
+    default_chunks = 2
+
+    def check_chunks(self, chunks: int) -> None:
+        """Any number from 2."""
+        if chunks < 2:
+            remedy = f"give 2, or choose the schedule '{self.of_one_chunk}'"
+            raise self.refuse("at least 2 chunks per rank", f"{chunks} given", remedy)
+
+
+class Interleaved(Looped):
     """1F1B over v chunks per rank, in groups of p microbatches (arXiv 2104.04473, section 2.2).
 
     A group passes chunk 0, then chunk 1, and so on; backward takes the chunks in reverse. Rank r
@@ -68,13 +86,7 @@ class Interleaved(Schedule):
     summary = "1F1B over several chunks per rank"
     source = "arXiv 2104.04473"
     formulas = Formulas("(p-1)(F+B)/v", "min(m, p + (p-1-2r)/v)", "p divides m, v >= 2")
-    default_chunks = 2
-
-    def check_chunks(self, chunks: int) -> None:
-        """Any number from 2."""
-        if chunks < 2:
-            remedy = "give 2, or choose the schedule '1f1b'"
-            raise self.refuse("at least 2 chunks per rank", f"{chunks} given", remedy)
+    of_one_chunk = "1f1b"
 
     def check(self, stages: int, microbatches: int, chunks: int) -> None:
         """p divides m."""
@@ -91,16 +103,8 @@ class Interleaved(Schedule):
     def rank_actions(
         self, rank: int, stages: int, microbatches: int, chunks: int
     ) -> Iterator[Action]:
-        def forward(k: int) -> tuple[int, int]:
-            group, k = divmod(k, stages * chunks)
-            return k // stages, group * stages + k % stages
-
-        def backward(k: int) -> tuple[int, int]:
-            chunk, microbatch = forward(k)
-            return chunks - 1 - chunk, microbatch
-
         warmup = 2 * (stages - 1 - rank) + (chunks - 1) * stages
-        return one_f_one_b(warmup, microbatches * chunks, forward, backward)
+        return one_f_one_b(warmup, microbatches * chunks, *in_groups(stages, chunks))
 
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
@@ -114,7 +118,7 @@ class Interleaved(Schedule):
         return ClosedForm(bubble, tuple(flight))
 
 
-class LoopedBreadthFirst(Schedule):
+class LoopedBreadthFirst(Looped):
     """GPipe over v chunks per rank: all microbatches through a chunk before the next one.
 
     Breadth-first pipeline parallelism (arXiv 2211.05953). Backward takes the chunks in reverse.
@@ -125,26 +129,13 @@ class LoopedBreadthFirst(Schedule):
     summary = "all microbatches through a chunk before the next chunk"
     source = "arXiv 2211.05953"
     formulas = Formulas("(p-1 + (v-1)max(0, p-m))(F+B)/v", "m", "v >= 2")
-    default_chunks = 2
-
-    def check_chunks(self, chunks: int) -> None:
-        """Any number from 2."""
-        if chunks < 2:
-            remedy = "give 2, or choose the schedule 'gpipe'"
-            raise self.refuse("at least 2 chunks per rank", f"{chunks} given", remedy)
+    of_one_chunk = "gpipe"
 
     def rank_actions(
         self, rank: int, stages: int, microbatches: int, chunks: int
     ) -> Iterator[Action]:
-        def forward(k: int) -> tuple[int, int]:
-            return divmod(k, microbatches)
-
-        def backward(k: int) -> tuple[int, int]:
-            chunk, microbatch = divmod(k, microbatches)
-            return chunks - 1 - chunk, microbatch
-
         count = microbatches * chunks
-        return one_f_one_b(count, count, forward, backward)
+        return one_f_one_b(count, count, *in_groups(microbatches, chunks))
 
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
@@ -155,6 +146,21 @@ class LoopedBreadthFirst(Schedule):
         return ClosedForm(bubble, (Fraction(microbatches),) * stages)
 
 
+def in_groups(size: int, chunks: int) -> tuple[Nth, Nth]:
+    """The k-th forward and the k-th backward of a rank: a group of so many microbatches through
+    chunk 0, then through chunk 1, and so on; backward takes the chunks in reverse."""
+
+    def forward(k: int) -> tuple[int, int]:
+        before, k = divmod(k, size * chunks)
+        return k // size, before * size + k % size
+
+    def backward(k: int) -> tuple[int, int]:
+        chunk, microbatch = forward(k)
+        return chunks - 1 - chunk, microbatch
+
+    return forward, backward
+
+
 def chunk_0(k: int) -> tuple[int, int]:
     """The k-th action of a rank with one chunk: its chunk and its microbatch."""
     return 0, k
@@ -163,8 +169,8 @@ def chunk_0(k: int) -> tuple[int, int]:
 def one_f_one_b(
     warmup: int,
     count: int,
-    forward: Callable[[int], tuple[int, int]],
-    backward: Callable[[int], tuple[int, int]],
+    forward: Nth,
+    backward: Nth,
 ) -> Iterator[Action]:
     """`warmup` forwards, a forward and a backward in turn, the backwards that are left.
 

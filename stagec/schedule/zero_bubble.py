@@ -4,14 +4,14 @@ ZBV."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import TypeAlias
 
 from stagec.schedule.action import KINDS, Action, Kind, Placement, v_shape
 from stagec.schedule.base import ClosedForm, Formulas, Schedule, counted
-from stagec.schedule.classic import chunk_0, one_f_one_b
+from stagec.schedule.classic import Looped, Nth, chunk_0, in_groups, one_f_one_b
 from stagec.schedule.costs import UNIT, Costs
 
 
@@ -48,7 +48,7 @@ class ZBH1(Schedule):
         return ClosedForm(Fraction(bubble) if holds else None, flight)
 
 
-class InterleavedZeroBubble(Schedule):
+class InterleavedZeroBubble(Looped):
     """ZB-H1 over v chunks per rank, as PyTorch's ScheduleInterleavedZeroBubble (arXiv 2401.10241).
 
     Microbatches go in groups, as many as p goes into m, through chunk 0, then chunk 1, and so on;
@@ -64,14 +64,8 @@ class InterleavedZeroBubble(Schedule):
         "min(m, g + (p-g)/v)",
         "v >= 2, g = m/max(1, floor(m/p)); m >= p, W <= F, W <= B-W",
     )
-    default_chunks = 2
+    of_one_chunk = "zb-h1"
     splits_weight_gradient = True
-
-    def check_chunks(self, chunks: int) -> None:
-        """Any number from 2."""
-        if chunks < 2:
-            remedy = "give 2, or choose the schedule 'zb-h1'"
-            raise self.refuse("at least 2 chunks per rank", f"{chunks} given", remedy)
 
     def check(self, stages: int, microbatches: int, chunks: int) -> None:
         """Groups of equal size."""
@@ -89,17 +83,8 @@ class InterleavedZeroBubble(Schedule):
         self, rank: int, stages: int, microbatches: int, chunks: int
     ) -> Iterator[Action]:
         group = microbatches // max(1, microbatches // stages)
-
-        def forward(k: int) -> tuple[int, int]:
-            before, k = divmod(k, group * chunks)
-            return k // group, before * group + k % group
-
-        def backward(k: int) -> tuple[int, int]:
-            chunk, microbatch = forward(k)
-            return chunks - 1 - chunk, microbatch
-
         warmup, count = (chunks - 1) * group + stages - 1 - rank, microbatches * chunks
-        return late_weights(rank, warmup, count, forward, backward)
+        return late_weights(rank, warmup, count, *in_groups(group, chunks))
 
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
@@ -117,8 +102,8 @@ def late_weights(
     late: int,
     warmup: int,
     count: int,
-    forward: Callable[[int], tuple[int, int]],
-    backward: Callable[[int], tuple[int, int]],
+    forward: Nth,
+    backward: Nth,
 ) -> Iterator[Action]:
     """1F1B with split backwards; the W of each comes `late` backwards after it.
 
