@@ -4,7 +4,8 @@ are known, else what may be the largest."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
+from math import lcm
+from operator import ge
 
 from stagec.ir.expr import Env, Expr, evaluate, maximum, substitute, symbol, terms, total
 from stagec.memory.buffers import Buffer
@@ -13,7 +14,8 @@ from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: Whether a buffer is counted.
 Wanted = Callable[[Buffer], bool]
-_Terms = Mapping[str, Fraction]
+#: Multiples of a monomial, by its number.
+_Terms = Mapping[int, int]
 _LARGE = 4096
 
 
@@ -40,9 +42,16 @@ def worst_of(
         moments = [found] if found is not None else []
     else:
         more = {n: symbol(n) + _LARGE for n in long}
-        parts = {b: terms(substitute(e, more)) for b, e in sizes.items()}
-        moments = _undominated(runs, parts)
+        moments = _undominated(runs, _numbered({b: substitute(e, more) for b, e in sizes.items()}))
     return maximum(total_of(m.made, wanted) - total_of(m.gone, wanted) for m in moments)
+
+
+def _numbered(sizes: Mapping[Buffer, Expr]) -> dict[Buffer, _Terms]:
+    """Sizes by their monomials, all multiplied by what makes every coefficient an integer."""
+    found = {b: terms(e) for b, e in sizes.items()}
+    numbers = {m: i for i, m in enumerate(dict.fromkeys(m for t in found.values() for m in t))}
+    scale = lcm(*(c.denominator for t in found.values() for c in t.values()))
+    return {b: {numbers[m]: int(c * scale) for m, c in t.items()} for b, t in found.items()}
 
 
 def _undominated(runs: Iterable[Run], sizes: Mapping[Buffer, _Terms]) -> list[Moment]:
@@ -51,10 +60,10 @@ def _undominated(runs: Iterable[Run], sizes: Mapping[Buffer, _Terms]) -> list[Mo
     budget = Budget(
         MAX_PLAN_STEPS, "comparing moments with open sizes", "give sizes: --set, or bind them"
     )
-    kept: list[tuple[Moment, _Terms]] = []
+    kept: list[tuple[Moment, list[int]]] = []
     for run in runs:
         for moment, mine in _candidates(run, sizes, budget):
-            budget.spend(sum(len(t) for _, t in kept) + len(mine) * len(kept))
+            budget.spend(2 * len(mine) * len(kept))
             if not any(_covers(other, mine) for _, other in kept):
                 kept = [(m, t) for m, t in kept if not _covers(mine, t)] + [(moment, mine)]
     return [m for m, _ in kept]
@@ -62,25 +71,25 @@ def _undominated(runs: Iterable[Run], sizes: Mapping[Buffer, _Terms]) -> list[Mo
 
 def _candidates(
     run: Run, sizes: Mapping[Buffer, _Terms], budget: Budget
-) -> Iterator[tuple[Moment, _Terms]]:
+) -> Iterator[tuple[Moment, list[int]]]:
     """The moments after which something ends or nothing runs, with what is held by terms: before,
     it is only more and more."""
-    held: dict[str, Fraction] = {}
+    held = [0] * (1 + max((number for t in sizes.values() for number in t), default=-1))
     for place, (step, ends) in enumerate(run):
         for buffer in step.made:
             _add(held, sizes.get(buffer, {}), 1)
         last = place + 1 == len(run) or not run[place + 1][0].counts
         if step.counts and (last or any(b in sizes for b in ends)):
             budget.spend(len(held))
-            yield Moment(run, place), dict(held)
+            yield Moment(run, place), list(held)
         for buffer in ends:
             _add(held, sizes.get(buffer, {}), -1)
 
 
-def _add(held: dict[str, Fraction], part: _Terms, sign: int) -> None:
+def _add(held: list[int], part: _Terms, sign: int) -> None:
     for monomial, number in part.items():
-        held[monomial] = held.get(monomial, Fraction(0)) + sign * number
+        held[monomial] += sign * number
 
 
-def _covers(big: _Terms, small: _Terms) -> bool:
-    return all(big.get(k, 0) >= small.get(k, 0) for k in big.keys() | small.keys())
+def _covers(big: list[int], small: list[int]) -> bool:
+    return all(map(ge, big, small))
