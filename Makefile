@@ -24,7 +24,7 @@ help:
 	@echo "make clean   remove build outputs              make distclean   ... and .venv"
 
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 check: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
