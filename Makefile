@@ -1,4 +1,4 @@
-# One entry point for everything: make test | check | demo | bless | docs | bench | fuzz | proto | clean.
+# One entry point for everything: make test | check | demo | bless | docs | bench | mutants | fuzz | proto | clean.
 # Needs Python >= 3.11; all else goes into .venv and is reinstalled only when pyproject.toml changes.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ SCHEMA := stagec/trace/et_def.proto
 DEMO_DIR  := build/demo
 DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
 
-.PHONY: help test check demo bless docs bench fuzz proto lit clean distclean
+.PHONY: help test check demo bless docs bench mutants fuzz proto lit clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make demo    compile a Llama 3 8B for 64 GPUs  make bless   accept changed goldens"
 	@echo "make docs    regenerate the generated docs     make bench   time the compiler"
 	@echo "make lit     the lit suite, with stock lit     make proto   regenerate the trace schema"
+	@echo "make mutants make lines of passes wrong, one by one: their lit tests must notice (K=TEXT chooses)"
 	@echo "make fuzz    try mutated inputs (FOR=600 seconds, SEED=1)"
 	@echo "make clean   remove build outputs              make distclean   ... and .venv"
 
@@ -48,6 +49,11 @@ docs: $(VENV)/.stamp-run
 
 bench: $(VENV)/.stamp-run
 	$(BIN)/python tools/bench.py
+
+# Wrong lines, each of which the lit folder of its pass must notice; K chooses some.
+K ?=
+mutants: $(VENV)/.stamp-test
+	$(BIN)/python -m tools.mutants -k '$(K)'
 
 # Inputs with new faults go to build/fuzz; tools/fuzz.py has more options.
 FOR ?= 600

@@ -1,0 +1,32 @@
+"""The table of mutants: every patch fits the compiler as it is; `make mutants` runs them."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagec.testing.syntax import find_tests
+from tools.mutants import LIT, ROOT, TABLE, Mutant, read_table
+
+MUTANTS = read_table(TABLE.read_text())
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_patch_fits_once_and_can_be_run(mutant: Mutant) -> None:
+    text = (ROOT / mutant.file).read_text()
+    patched = mutant.apply(text)
+    assert patched != text
+    compile(patched, mutant.file, "exec")
+    assert any(find_tests(ROOT / LIT / mutant.folder))
+
+
+def test_a_patch_that_does_not_fit_is_refused() -> None:
+    mutant = Mutant("it", "passes/bind", "a.py", "a = 1", "a = 2")
+    assert mutant.apply("a = 1\n") == "a = 2\n"
+    for text in ("b = 1\n", "a = 1\na = 1\n"):
+        with pytest.raises(ValueError, match=r"a\.py has 'a = 1' [02] times, expected once"):
+            mutant.apply(text)
+
+
+def test_mutants_are_told_apart_by_what_they_break() -> None:
+    assert len({str(m) for m in MUTANTS}) == len(MUTANTS)
+    assert len({(m.file, m.stands, m.instead) for m in MUTANTS}) == len(MUTANTS)
