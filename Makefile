@@ -1,4 +1,4 @@
-# One entry point for everything: make test | check | demo | bless | docs | bench | mutants | fuzz | proto | clean.
+# One entry point for everything: `make` tells what there is.
 # Needs Python >= 3.11; all else goes into .venv and is reinstalled only when pyproject.toml changes.
 
 PYTHON ?= python3

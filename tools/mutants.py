@@ -1,5 +1,5 @@
-"""Tries mutants: one line of the compiler is made wrong, in a copy, and the lit folder of its pass must
-notice. `make mutants` runs all of tools/mutants.txt, `-k TEXT` those with TEXT in their line."""
+"""Tries mutants: one line of the compiler is made wrong, in a copy, and the lit folder of its pass
+must notice. `make mutants` tries all of tools/mutants.txt, `-k TEXT` those with TEXT in their line."""
 
 from __future__ import annotations
 
