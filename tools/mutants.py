@@ -1,5 +1,5 @@
 """Tries mutants: one line of the compiler is made wrong, in a copy, and the lit folder of its pass
-must notice. `make mutants` tries all of tools/mutants.txt, `-k TEXT` those with TEXT in their line."""
+must notice. `make mutants` tries all of tools/mutants.txt."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tools" / "mutants.txt"
@@ -79,7 +83,7 @@ class Copy:
 
     def failures(self, folder: str) -> list[str]:
         """The tests of a folder that fail. Raises `RuntimeError` if it cannot be run."""
-        argv = [sys.executable, "-m", "stagec", "test", str(LIT / folder)]
+        argv = [sys.executable, "-m", "stagec", "test", "-j", "1", str(LIT / folder)]
         env = {**os.environ, "PYTHONPATH": str(self._root), "TMPDIR": str(self._root)}
         done = subprocess.run(
             argv, cwd=self._root, env=env, capture_output=True, text=True, check=False
@@ -91,48 +95,84 @@ class Copy:
         return [Path(name).relative_to(LIT / folder).as_posix() for name in failed]
 
 
-def run(mutants: Iterable[Mutant]) -> list[str]:
-    """Try mutants, one after the other; what is wrong with them or with the tests."""
-    problems: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="stagec-mutants-") as folder:
-        copy = Copy(Path(folder))
-        chosen = list(mutants)
-        for name in dict.fromkeys(m.folder for m in chosen):
-            problems += [f"{name}/{test} fails without a mutant" for test in copy.failures(name)]
-        for mutant in chosen if not problems else ():
-            problem = _try(copy, mutant)
-            problems += [problem] if problem else []
-    return problems
+class Copies:
+    """Copies of the tree, one for each job."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self._free: SimpleQueue[Copy] = SimpleQueue()
+        for number in range(jobs):
+            self._free.put(Copy(folder / str(number)))
+
+    @contextmanager
+    def one(self) -> Generator[Copy]:
+        """A copy that nobody else uses meanwhile."""
+        copy = self._free.get()
+        try:
+            yield copy
+        finally:
+            self._free.put(copy)
 
 
-def _try(copy: Copy, mutant: Mutant) -> str | None:
-    """Try one mutant and tell of it; what is wrong if it is not killed."""
+def run(mutants: Sequence[Mutant], jobs: int) -> int:
+    """Try mutants and tell of each; how many survive or do not fit, or how many folders fail as
+    they are."""
+    with (
+        tempfile.TemporaryDirectory(prefix="stagec-mutants-") as folder,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        copies = Copies(Path(folder), jobs)
+        folders = dict.fromkeys(m.folder for m in mutants)
+        if wrong := _count(pool.map(partial(_as_it_is, copies), folders)):
+            return wrong
+        return _count(pool.map(partial(_tried, copies), mutants))
+
+
+def _count(told: Iterable[tuple[bool, str]]) -> int:
+    """Print what there is to tell; how many things are wrong."""
+    wrong = 0
+    for well, line in told:
+        wrong += not well
+        if line:
+            print(line, flush=True)
+    return wrong
+
+
+def _as_it_is(copies: Copies, folder: str) -> tuple[bool, str]:
+    with copies.one() as copy:
+        failed = copy.failures(folder)
+    return not failed, f"FAILS    {folder}: without a mutant, {failed[0]}" if failed else ""
+
+
+def _tried(copies: Copies, mutant: Mutant) -> tuple[bool, str]:
+    """Whether a mutant is killed, and the line that says so."""
     text = (ROOT / mutant.file).read_text()
     try:
-        copy.write(mutant.file, mutant.apply(text))
+        wrong = mutant.apply(text)
     except ValueError as e:
-        return f"{mutant}: {e}"
-    failed = copy.failures(mutant.folder)
-    copy.write(mutant.file, text)
+        return False, f"UNFIT    {mutant}: {e}"
+    with copies.one() as copy:
+        copy.write(mutant.file, wrong)
+        failed = copy.failures(mutant.folder)
+        copy.write(mutant.file, text)
     if not failed:
-        print(f"SURVIVED {mutant}", flush=True)
-        return f"{mutant}: no test notices"
+        return False, f"SURVIVED {mutant}"
     more = f" and {len(failed) - 1} more" if failed[1:] else ""
-    print(f"killed   {mutant}: by {failed[0]}{more}", flush=True)
-    return None
+    return True, f"killed   {mutant}: by {failed[0]}{more}"
 
 
 def main() -> int:
-    """Exit code 1 if a mutant survives, does not fit, or a test fails without one."""
+    """Exit code 1 if a mutant survives or does not fit, or if a folder fails without one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "-k", default="", metavar="TEXT", help="only mutants with TEXT in their line"
     )
-    text = parser.parse_args().k
-    mutants = [m for m in read_table(TABLE.read_text()) if text in f"{m} {m.file}"]
-    problems = run(mutants)
-    print(*problems, f"{len(mutants)} mutants, {len(problems)} problems", sep="\n")
-    return 1 if problems else 0
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("-j", type=int, default=cores, metavar="N", help="mutants at once")
+    given = parser.parse_args()
+    mutants = [m for m in read_table(TABLE.read_text()) if given.k in f"{m} {m.file}"]
+    wrong = run(mutants, given.j)
+    print(f"{len(mutants)} mutants, {wrong} problems")
+    return 1 if wrong or not mutants else 0
 
 
 if __name__ == "__main__":
