@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,18 +82,21 @@ class Copy:
         path.write_text(text)
         os.utime(path, (self._changes, self._changes))
 
-    def failures(self, folder: str) -> list[str]:
-        """The tests of a folder that fail. Raises `RuntimeError` if it cannot be run."""
+    def failures(self, folder: str) -> dict[str, bool]:
+        """The tests of a folder that fail, and whether the compiler crashes in them.
+
+        Raises `RuntimeError` if the folder cannot be run.
+        """
         argv = [sys.executable, "-m", "stagec", "test", "-j", "1", str(LIT / folder)]
         env = {**os.environ, "PYTHONPATH": str(self._root), "TMPDIR": str(self._root)}
         done = subprocess.run(
             argv, cwd=self._root, env=env, capture_output=True, text=True, check=False
         )
-        lines = done.stdout.splitlines()
-        failed = [line.removeprefix("FAIL ") for line in lines if line.startswith("FAIL ")]
-        if bool(failed) != (done.returncode == 1):
+        told = re.split(r"^FAIL ", done.stdout, flags=re.MULTILINE)[1:]
+        if bool(told) != (done.returncode == 1):
             raise RuntimeError(f"{folder}: exit code {done.returncode}\n{done.stderr}")
-        return [Path(name).relative_to(LIT / folder).as_posix() for name in failed]
+        names = (Path(text.splitlines()[0]).relative_to(LIT / folder).as_posix() for text in told)
+        return {name: "Traceback" in text for name, text in zip(names, told, strict=True)}
 
 
 class Copies:
@@ -140,7 +144,7 @@ def _count(told: Iterable[tuple[bool, str]]) -> int:
 def _as_it_is(copies: Copies, folder: str) -> tuple[bool, str]:
     with copies.one() as copy:
         failed = copy.failures(folder)
-    return not failed, f"FAILS    {folder}: without a mutant, {failed[0]}" if failed else ""
+    return not failed, f"FAILS    {folder}: without a mutant, {', '.join(failed)}" if failed else ""
 
 
 def _tried(copies: Copies, mutant: Mutant) -> tuple[bool, str]:
@@ -156,8 +160,10 @@ def _tried(copies: Copies, mutant: Mutant) -> tuple[bool, str]:
         copy.write(mutant.file, text)
     if not failed:
         return False, f"SURVIVED {mutant}"
-    more = f" and {len(failed) - 1} more" if failed[1:] else ""
-    return True, f"killed   {mutant}: by {failed[0]}{more}"
+    killers = [name for name, crashes in failed.items() if not crashes]
+    if not killers:
+        return False, f"CRASHES  {mutant}: make it wrong only, no test needs to notice a crash"
+    return True, f"killed   {mutant}: by {', '.join(killers)}"
 
 
 def main() -> int:
