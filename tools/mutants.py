@@ -21,6 +21,8 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tools" / "mutants.txt"
 LIT = Path("tests", "lit")
+#: What the compiler says when it fails by a fault of its own.
+CRASH = "stagec: internal error"
 #: What a lit folder needs; the rooms that stand beside `stagec` are linked from it.
 COPIED = ("stagec", "passes", "ir_spec", LIT)
 
@@ -96,7 +98,7 @@ class Copy:
         if bool(told) != (done.returncode == 1):
             raise RuntimeError(f"{folder}: exit code {done.returncode}\n{done.stderr}")
         names = (Path(text.splitlines()[0]).relative_to(LIT / folder).as_posix() for text in told)
-        return {name: "Traceback" in text for name, text in zip(names, told, strict=True)}
+        return {name: CRASH in text for name, text in zip(names, told, strict=True)}
 
 
 class Copies:
