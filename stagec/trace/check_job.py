@@ -201,16 +201,22 @@ def _contents(messages: tuple[Message, ...]) -> list[tuple[int, int]]:
 def _crossed(
     trace: RankTrace, there: RankTrace, ours: tuple[Message, ...], theirs: tuple[Message, ...]
 ) -> tuple[RankTrace, int, str]:
-    either = zip(ours, theirs, strict=False)
-    last = min(len(ours), len(theirs)) - 1
-    at = next((i for i, (a, b) in enumerate(either) if (a.tag, a.size) != (b.tag, b.size)), last)
-    node = trace.analysis.program.nodes[ours[at].index]
-    other = there.analysis.program.nodes[theirs[at].index]
+    """The first message that the ends, which are not alike, do not agree on; one may have none."""
+    pairs = enumerate(zip(_contents(ours), _contents(theirs), strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    sent = trace.analysis.program.nodes[ours[at].index] if at < len(ours) else None
+    got = there.analysis.program.nodes[theirs[at].index] if at < len(theirs) else None
+    which = f"message {at + 1} from rank {trace.rank} to rank {there.rank}"
+    if sent is None:
+        assert got is not None  # ends that are not alike are not both at their end
+        return there, got.id, f"{which} is received by {got.label}, but not sent"
+    if got is None:
+        return trace, sent.id, f"{which} is {sent.label}, but not received"
     text = (
-        f"message {at + 1} from rank {trace.rank} to rank {there.rank} is {node.label} with tag "
-        f"{ours[at].tag}, but {other.label} with tag {theirs[at].tag} where it is received"
+        f"{which} is {sent.label} with tag {ours[at].tag}, but {got.label} with tag "
+        f"{theirs[at].tag} where it is received"
     )
-    return trace, node.id, text
+    return trace, sent.id, text
 
 
 def _check_collectives(job: Job, report: CheckReport) -> None:

@@ -660,6 +660,26 @@ def test_unmatched_messages(
     assert expected in report.errors[0].message
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (
+            {0: [send(1, 1)], 1: [send(1, 0)]},
+            "message 1 from rank 0 to rank 1 is node 1 'send1', but",
+        ),
+        ({0: [recv(1, 1)], 1: [send(2, 0), send(3, 0, 2)]}, "is node 3 'send3', but not received"),
+        ({0: [send(1, 1)], 1: [recv(2, 0), recv(3, 0, 2)]}, "by node 3 'recv3', but not sent"),
+        ({0: [send(1, 1)], 1: [recv(2, 0, tag=4)]}, "with tag 0, but node 2 'recv2' with tag 4"),
+    ],
+)
+def test_messages_in_unlike_numbers_are_in_no_order(
+    tmp_path: Path, ranks: Ranks, expected: str
+) -> None:
+    report = check(tmp_path, ranks, None)
+    assert report.errors
+    assert expected in str(report.eager_only)
+
+
 def test_unmatched_send_says_where(tmp_path: Path) -> None:
     finding = only(check(tmp_path, {0: [send(7, 1)], 1: [comp(1)]}, None).errors, "unmatched-send")
     assert (finding.path.name, finding.node) == ("job.0.et", 7)
