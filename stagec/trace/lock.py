@@ -6,6 +6,7 @@ however they end; what is written in it is for those who wait.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -24,6 +25,8 @@ from stagec.support.diagnostics import DiagnosticError, error
 _PATIENCE = 5.0
 _STEP = 0.05
 _MOST = 4096
+#: What file systems say that have no such locks, as some of clusters: writing goes on without.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 @contextmanager
@@ -56,6 +59,11 @@ def _taken(path: Path, folder: Path) -> int:
             os.close(handle)
             time.sleep(_STEP)
             continue
+        except OSError as e:
+            if e.errno in _NO_LOCKS:
+                return handle
+            os.close(handle)
+            raise
         if _is_at(handle, path):
             return handle
         os.close(handle)  # the holder has ended meanwhile, and its file with it

@@ -160,6 +160,24 @@ def test_the_second_writer_is_told_who_has_the_folder(
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOLCK, 0), (errno.ENOTSUP, 0), (errno.EIO, 1)]
+)
+def test_a_file_system_without_locks_is_written_to(
+    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some clusters have; other faults of a disk are told."""
+
+    def flock(handle: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("stagec.trace.lock.fcntl.flock", flock)
+    ran = stagec("compile", LLAMA, *SIZES, "-o", tmp_path / "out")
+    assert ran.code == code
+    assert ("error: " in ran.err) is bool(code)
+    assert (tmp_path / "out").exists() is not bool(code)
+
+
 TWO = """
 import sys
 from stagec.driver.cli import main
