@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CHAKRA := mlc-chakra==1.0.0
 PROTOC := grpcio-tools==1.75.1
-SCHEMA := stagec/trace/et_def.proto
+SCHEMA := stagec/formats/chakra/et_def.proto
 
 DEMO_DIR  := build/demo
 DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagec.api import Module, Pass, Phase
-from stagec.trace.emit import emit_module
-from stagec.trace.writer import Emission
+from stagec.job.emit import emit_module
+from stagec.job.writer import Emission
 
 
 @dataclass(frozen=True)

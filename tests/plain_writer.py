@@ -12,16 +12,16 @@ from itertools import islice
 
 import numpy as np
 
+from stagec.formats.chakra.encode import SCHEMA_VERSION, Roofline, TraceWriter
+from stagec.formats.chakra.nodes import encode_metadata, encode_node, varint
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.replay import replays
+from stagec.program.classes import RankClass
+from stagec.program.groups import Channel, Groups, channel_of, group_axes, neighbours
+from stagec.program.nodes import Node, Ref, Stack, item, last_node
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import actions_of, receives_of, regions_of
-from stagec.trace.chakra import encode_metadata, encode_node, varint
-from stagec.trace.classes import RankClass
-from stagec.trace.encode import SCHEMA_VERSION, Roofline, TraceWriter
-from stagec.trace.groups import Channel, Groups, channel_of, group_axes, neighbours
-from stagec.trace.nodes import Node, Ref, Stack, item, last_node
 
 
 @dataclass(slots=True)
@@ -365,7 +365,7 @@ class _Unroller:
             tag=count * len(self._channels) + self._channels[channel],
             deps=self._deps(op),
         )
-        if op.flag("beside"):
+        if op.flag("overlapped"):
             node.after += self._before_last_product()
         self._order.append(node)
         return node

@@ -25,11 +25,11 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Array, Registry
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
+from stagec.program.classes import rank_classes
+from stagec.program.nodes import Program
 from stagec.support.source import Source
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_module
-from stagec.trace.classes import rank_classes
-from stagec.trace.nodes import Program
 
 LLAMA, GPT = "llama3-8b", "gpt3-175b"
 MIXTRAL, QWEN = "mixtral-8x7b", "qwen3-30b-a3b"

@@ -178,7 +178,7 @@ def _job(dp: int) -> dict[str, Any]:
     """Compile and write llama3-70b for 8 x dp ranks; write the same bytes plainly."""
     from stagec.driver.job import JobBuilder
     from stagec.driver.options import JobOptions
-    from stagec.trace.emit import emit_module
+    from stagec.job.emit import emit_module
 
     folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))
     try:

@@ -135,8 +135,8 @@ def _beside_plain(folder: Path, model: str, options: dict[str, Any], limit: int)
 def _emit(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict[str, Any]:
     from stagec.driver.job import JobBuilder
     from stagec.driver.options import JobOptions
-    from stagec.trace.emit import make_job, write_job
-    from stagec.trace.writer import Emission, parse_ranges
+    from stagec.job.emit import make_job, write_job
+    from stagec.job.writer import Emission, parse_ranges
 
     began = time.perf_counter()
     job = make_job(JobBuilder(JobOptions(model, **options)).lower(), "job")
@@ -201,11 +201,11 @@ def _timed() -> Generator[dict[str, float]]:
 
 
 def _archive(folder: Path, model: str, options: dict[str, Any]) -> dict[str, Any]:
+    from stagec.check.archive import check_archive
     from stagec.driver.job import JobBuilder
     from stagec.driver.options import JobOptions
-    from stagec.trace.archive import Archive, write_archive
-    from stagec.trace.check_archive import check_archive
-    from stagec.trace.emit import make_job
+    from stagec.job.archive import Archive, write_archive
+    from stagec.job.emit import make_job
 
     path = folder / f"stagec-scale-{os.getpid()}.archive"
     times = [time.perf_counter()]

@@ -32,12 +32,12 @@ JOBS = {
     "dualpipe": "deepseek-v3 --pp 4 --ep 8 --dp 8 --schedule dualpipev --set L=16",
     "recompute": "gpt-22b --pp 2 --tp 4 --sp --recompute full --recompute-layers 2 --set L=8 "
     "--offload optimizer --memory-nodes --fp8 hybrid",
-    "preset": "--preset llama3-405b-8k",
+    "preset": "--preset llama3-405b-8k --only-ranks 0-15,8176-8191",
 }
 #: Answers beside traces.
 ANSWERS = {
     "validate": ("validate", "--json"),
-    "analyze": tuple("analyze deepseek-v3 --pp 16 --ep 64 --dp 128 --json".split()),
+    "analyze": ("analyze", "deepseek-v3", "--pp", "16", "--ep", "64", "--dp", "128", "--json"),
 }
 #: What a manifest says of its making, which may change, and its checksum of itself.
 _OF_MAKING = ("command", "strategy", "versions", "checksum", "sha256")
@@ -71,7 +71,9 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
         files = {*old["digests"], *new["digests"]}
         other = sorted(f for f in files if old["digests"].get(f) != new["digests"].get(f))
         wrong += bool(other)
-        print(f"{name:12} {len(files):7} {old['bytes']:12}  {'no: ' + other[0] if other else 'yes'}")
+        print(
+            f"{name:12} {len(files):7} {old['bytes']:12}  {'no: ' + other[0] if other else 'yes'}"
+        )
     return int(wrong > 0)
 
 

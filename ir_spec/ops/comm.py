@@ -145,9 +145,7 @@ class AllReduce(Collective):
         Param(
             "stages", "flag", "the operand is the part of this pipeline stage in a sum over them"
         ),
-        Param(
-            "among", "name", "mirror: pairs of coordinates i and n-1-i only", choices=("mirror",)
-        ),
+        Param("pairs", "name", "mirrored: coordinates i and n-1-i only", choices=("mirrored",)),
     )
     example = "%y = stg.all_reduce[over = tp](%x) : bf16[B@dp, S, D]"
 
@@ -289,16 +287,16 @@ def _ints(op: Operation, name: str) -> list[int]:
     return [int(v.value or 0) for v in items if isinstance(v, Expr)]
 
 
-class Shift(Collective):
+class CollectivePermute(Collective):
     """Every rank sends its part to the rank `by` places further along the axes, round the ring.
 
     The placement stays. In global view the parts of the split dimension are rotated. It is one send
     and one receive on each rank, not a call of a group.
     """
 
-    name = "stg.shift"
+    name = "stg.collective_permute"
     params = (_OVER, Param("by", "int", "places, round the ring (default 1)"))
-    example = "%k2, %v2 = stg.shift[over = cp](%k, %v) : (bf16[B, S@cp, G, K], bf16[B, S@cp, G, K])"
+    example = "%k2 = stg.collective_permute[over = cp](%k) : bf16[B, S@cp, G, K]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
         over = op.names("over")
@@ -311,14 +309,14 @@ class Shift(Collective):
         return [parts[(i - by) % len(parts)] for i in range(len(parts))]
 
 
-class Slice(Movement):
+class AllSlice(Movement):
     """Takes the local part of a replicated value along dimension `dim`; a view, nothing is sent."""
 
-    name = "stg.slice"
+    name = "stg.all_slice"
     free = True
     aliases = True
     params = (_DIM, _OVER)
-    example = "%y = stg.slice[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
+    example = "%y = stg.all_slice[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
         over, d = op.names("over"), operand_dim(op, index)
@@ -327,4 +325,4 @@ class Slice(Movement):
         return _with_dim(type_, d, _split(type_.dims[d], over))
 
 
-OPS = (AllReduce(), ReduceScatter(), AllGather(), AllToAll(), Shift(), Slice())
+OPS = (AllReduce(), ReduceScatter(), AllGather(), AllToAll(), CollectivePermute(), AllSlice())

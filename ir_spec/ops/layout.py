@@ -280,16 +280,16 @@ class Identity(OpDef):
         return [args[0]]
 
 
-class Place(Identity):
+class ShardingConstraint(Identity):
     """Pins a placement: the result has the written type, whatever the strategy says.
 
     With `both` the gradient is pinned in the same way, and neither op that computes them is placed
     for the pin: the values are moved, as Ulysses does.
     """
 
-    name = "stg.place"
+    name = "stg.sharding_constraint"
     params = (Param("both", "flag", "pin the gradient too"),)
-    example = "%y = stg.place(%x) : bf16[B@dp, S, V]"
+    example = "%y = stg.sharding_constraint(%x) : bf16[B@dp, S, V]"
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -299,7 +299,7 @@ class Place(Identity):
             return [dy]
         pin = replace(op.result.tensor, partial=None)
         hint = f"d_{op.operands[0].name}"
-        return [b.value("stg.place", [dy], {"both": True}, type=pin, hint=hint)]
+        return [b.value("stg.sharding_constraint", [dy], {"both": True}, type=pin, hint=hint)]
 
 
 class Copy(OpDef):
@@ -399,7 +399,7 @@ OPS = (
     Stack(),
     Concat(),
     Cut(),
-    Place(),
+    ShardingConstraint(),
     Copy(),
     Recall(),
     Discard(),

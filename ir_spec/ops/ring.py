@@ -222,7 +222,7 @@ def _cast(b: Builder, value: Value, dtype: str) -> Value:
 def _shift(b: Builder, values: Sequence[Value], over: Sequence[str]) -> list[Value]:
     """One message with these values to the next rank."""
     names = _named([v.name for v in values], "next")
-    return b.op("stg.shift", values, {"over": tuple(over)}, names=names).results
+    return b.op("stg.collective_permute", values, {"over": tuple(over)}, names=names).results
 
 
 def _go_round(

@@ -76,7 +76,7 @@ class CumSum(OpDef):
         totals = b.value("stg.all_gather", [total], along, hint=f"{y}_totals")
         how = {**how, "exclusive": True}
         before = b.value("stg.cumsum", [totals], {"dim": d, **how}, hint=f"{y}_before")
-        mine = b.value("stg.slice", [before], along, hint=f"{y}_mine")
+        mine = b.value("stg.all_slice", [before], along, hint=f"{y}_mine")
         spec = Quoted(f"{cut},{kept}->{cut}")
         sums = b.value("stg.add", [own, mine], {"spec": spec}, hint=f"{y}_sums")
         return [b.value("stg.reshape", [sums], {"spec": Quoted(f"{cut}->{whole}")}, hint=y)]

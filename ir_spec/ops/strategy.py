@@ -37,11 +37,11 @@ class SplitOp(Declaration):
     """Dimensions of these names are split over the axes wherever that can be.
 
     `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
-    no computation uses the axis otherwise: sequence parallelism. With `yields` the split is
+    no computation uses the axis otherwise: sequence parallelism. With `weak` the split is
     everywhere, data included, but gives way to computations in the same way: the batch over the
-    axis of expert parallelism. `beside` limits it to values that have one of those dimensions too:
-    the experts' weights, but not the router's. `of` names the values of the model that are split,
-    arguments or results; for them it comes before statements without names.
+    axis of expert parallelism. `only_with` limits it to values that have one of those
+    dimensions too: the experts' weights, but not the router's. `of` names the values of the model
+    that are split, arguments or results; for them it comes before statements without names.
     """
 
     name = "stg.split"
@@ -50,8 +50,8 @@ class SplitOp(Declaration):
         _OVER,
         Param("at", "name", "rest, or everywhere by default", choices=("rest",)),
         _OF,
-        Param("yields", "flag", "give way where a computation uses the axes otherwise"),
-        Param("beside", "names", "only in values that have one of these dimensions too"),
+        Param("weak", "flag", "give way where a computation uses the axes otherwise"),
+        Param("only_with", "names", "only in values that have one of these dimensions too"),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 

@@ -183,7 +183,7 @@ class CollOp(NodeOp):
         Param("bucket", "int", "bytes with which a call is full"),
         Param("parts", "sizes", "with `bucket`: bytes of each operand"),
         Param("ahead", "int", "iterations by which it may start early"),
-        Param("among", "name", "mirror: coordinates i and n-1-i only", choices=("mirror",)),
+        Param("pairs", "name", "mirrored: coordinates i and n-1-i only", choices=("mirrored",)),
         Param("kept", "int", "first iterations of the repeat that have the result already"),
         Param("blocking", "flag", "computations wait for it in the order of the text"),
     )
@@ -215,7 +215,7 @@ class MessageOp(NodeOp):
         Param("bytes", "size", "bytes sent by one rank", required=True),
         Param("dtype", "name", "element type"),
         Param("channel", "int", "which of several streams of messages (default 0)"),
-        Param("beside", "flag", "not before the last matrix product above it starts"),
+        Param("overlapped", "flag", "not before the last matrix product above it starts"),
     )
 
 

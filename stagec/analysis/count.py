@@ -14,10 +14,10 @@ from stagec.ir.module import Module
 from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.trace import MessageOp
+from stagec.program.buckets import calls
+from stagec.program.groups import MIRROR, group_axes
 from stagec.schedule.attached import placement_of
 from stagec.support.diagnostics import error
-from stagec.trace.buckets import calls
-from stagec.trace.groups import MIRROR, group_axes
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")

@@ -20,19 +20,19 @@ from stagec.ir.expr import Env, UnboundError, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef
-from stagec.ir_spec.ops.comm import Collective, Shift
+from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.memory.buffers import Buffer, Step
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import device_bytes
 from stagec.memory.step import Planner, Run, State, turns
 from stagec.memory.timeline import DEVICE, Sized, Timeline
+from stagec.program.classes import RankClass
+from stagec.program.nodes import Events, Ints, Node, Program
+from stagec.program.stepper import Order
 from stagec.schedule.attached import actions_of, receives_of, regions_of, stages_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.trace.classes import RankClass
-from stagec.trace.nodes import Events, Ints, Node, Program
-from stagec.trace.stepper import Order
 
 
 class Plans:
@@ -144,7 +144,11 @@ class _Plan:
 
     def _is_call(self, op: Operation) -> bool:
         collective = isinstance(op.definition, Collective)
-        return collective and not isinstance(op.definition, Shift) and "bucket" not in op.attrs
+        return (
+            collective
+            and not isinstance(op.definition, CollectivePermute)
+            and "bucket" not in op.attrs
+        )
 
 
 def _is_end(step: Step, kind: type[OpDef]) -> bool:

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import pairwise
 
 from stagec.analysis.footprint import check_sizes, operation_text, ranks_of
+from stagec.formats.chakra.encode import Roofline
 from stagec.ir.core import Operation
 from stagec.ir.core import Region as Body
 from stagec.ir.expr import Env, evaluate
@@ -27,7 +28,6 @@ from stagec.schedule.costs import Costs
 from stagec.schedule.replay import replay
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
-from stagec.trace.encode import Roofline
 from stagec.transform.lower import is_computation, work_of
 
 #: More operations of a function than this, in all iterations of its repeats, are not drawn.

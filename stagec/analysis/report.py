@@ -23,8 +23,8 @@ from stagec.ir.expr import ZERO, Env, Expr, evaluate, expand, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size, index_name
+from stagec.program.classes import class_coordinates
 from stagec.support.diagnostics import error
-from stagec.trace.classes import class_coordinates
 
 SCHEMA = 1
 Show = Callable[[Expr], Any]

@@ -14,8 +14,8 @@ from stagec.driver.common import write_output
 from stagec.driver.streams import tell
 
 if TYPE_CHECKING:
-    from stagec.trace.check import CheckReport
-    from stagec.trace.findings import Finding
+    from stagec.check.findings import Finding
+    from stagec.check.traces import CheckReport
 
 
 @click.command("check")
@@ -62,11 +62,11 @@ def _sends(report: CheckReport) -> str:
 
 def _report(path: Path) -> CheckReport:
     if path.is_dir():
-        from stagec.trace.check import check_directory
+        from stagec.check.traces import check_directory
 
         return check_directory(path)
     if path.is_file():
-        from stagec.trace.check_archive import check_archive
+        from stagec.check.archive import check_archive
 
         return check_archive(path)
     from stagec.support.diagnostics import error

@@ -21,7 +21,7 @@ from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.ir.module import Module
-    from stagec.trace.emit import Annotate, Job
+    from stagec.job.emit import Annotate, Job
 
 
 @click.command("compile")
@@ -116,7 +116,7 @@ def _check_outputs(
     if archive is not None:
         check_archive_options(given)
     if output is not None and not given["dry_run"]:
-        from stagec.trace.place import check_target
+        from stagec.job.folder import check_target
 
         check_target(output, force=given["force"], resume=given["resume"])
 
@@ -148,7 +148,7 @@ def _lower(builder: JobBuilder, *, memory_events: bool) -> tuple[Module, Annotat
 
 
 def _job(builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None) -> Job:
-    from stagec.trace.emit import make_job
+    from stagec.job.emit import make_job
 
     name = given["name"] or builder.model_name
     check_name(name)
@@ -157,7 +157,7 @@ def _job(builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None) 
 
 
 def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
-    from stagec.trace.archive import write_archive
+    from stagec.job.archive import write_archive
 
     began = time.perf_counter()
     size = write_archive(job, path, about)

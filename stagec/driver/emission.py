@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from stagec.trace.archive import Archive
-    from stagec.trace.cluster import Run
-    from stagec.trace.emit import Job
-    from stagec.trace.writer import Emission, Progress, Written
+    from stagec.job.archive import Archive
+    from stagec.job.cluster import Run
+    from stagec.job.emit import Job
+    from stagec.job.writer import Emission, Progress, Written
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,12 +73,12 @@ def _with(options: Sequence[Callable[[F], F]], function: F) -> F:
 def workers(given: Mapping[str, Any]) -> Generator[Run]:
     """Who does the work, as asked for. Raises `DiagnosticError` if the cluster is not there."""
     if given["scheduler"] is not None:
-        from stagec.trace.cluster import cluster
+        from stagec.job.cluster import cluster
 
         with cluster(given["scheduler"], given["jobs"]) as run:
             yield run
         return
-    from stagec.trace.workers import run_units
+    from stagec.job.workers import run_units
 
     yield partial(run_units, workers=_processes(given))
 
@@ -87,12 +87,12 @@ def emit(
     source: Job | Archive, directory: Path, about: Mapping[str, object], given: Mapping[str, Any]
 ) -> Written:
     """Write the traces of a job as asked for. Raises `DiagnosticError`."""
-    from stagec.trace.writer import write_source
+    from stagec.job.writer import write_source
 
     with _emission(given) as how:
         if given["scheduler"] is None:
             return write_source(source, directory, about, how)
-        from stagec.trace.remote import written_by
+        from stagec.job.remote import written_by
 
         with workers(given) as run:
             elsewhere = written_by(run, source)
@@ -102,7 +102,7 @@ def emit(
 @contextmanager
 def _emission(given: Mapping[str, Any]) -> Generator[Emission]:
     """How to write; on a terminal with progress, rate and time left."""
-    from stagec.trace.writer import Emission, parse_ranges
+    from stagec.job.writer import Emission, parse_ranges
 
     text = given["only_ranks"]
     ranks = parse_ranges(text) if text is not None else None

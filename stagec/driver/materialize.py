@@ -29,7 +29,7 @@ def command(archive: Path, output: Path, **given: Any) -> int:
     Files, groups file and manifest are those that stagec compile -o would have written.
     """
     from stagec.driver.tables import bytes_text
-    from stagec.trace.archive import Archive
+    from stagec.job.archive import Archive
 
     source = Archive.open(archive)
     began = time.perf_counter()

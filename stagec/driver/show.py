@@ -13,7 +13,7 @@ import click
 from stagec.driver.streams import tell
 
 if TYPE_CHECKING:
-    from stagec.trace.show import Row
+    from stagec.formats.chakra.show import Row
 
 
 @click.command("show")
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
     """Print the nodes of an execution trace, and totals by kind."""
+    from stagec.formats.chakra.nodes import TraceError
+    from stagec.formats.chakra.show import describe, totals
     from stagec.support.diagnostics import error
-    from stagec.trace.chakra import TraceError
-    from stagec.trace.show import describe, totals
 
     try:
         rows = list(describe(trace, None if everything else limit))

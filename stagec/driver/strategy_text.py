@@ -26,10 +26,10 @@ def _layout(
     if data:
         yield f"stg.split[B, over = {_tuple(data)}]"
     if "ep" in axes:
-        yield "stg.split[B, over = ep, yields]"
+        yield "stg.split[B, over = ep, weak]"
     experts = _expert_axes(options, axes)
     if experts and "E" in symbols:
-        yield f"stg.split[E, over = {_tuple(experts)}, beside = M]"
+        yield f"stg.split[E, over = {_tuple(experts)}, only_with = M]"
     if "cp" in axes:
         yield "stg.split[S, over = cp]"
         into = _tuple(n for n in ("H", "G") if n in symbols)

@@ -21,8 +21,8 @@ from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
 from stagec.driver.streams import tell
 from stagec.driver.tables import bytes_text, console, count_text, table
+from stagec.job.workers import run_units
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from stagec.trace.workers import run_units
 
 #: Nothing that looks inside is for the jobs of a search.
 _SILENT: Mapping[str, Any] = {

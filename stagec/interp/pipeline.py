@@ -251,7 +251,7 @@ class _Stage(Machine):
         """Add up over the stages of a group; wait until all have come."""
         last = self.env[self._job.over] - 1
         group = tuple(range(last + 1))
-        if op.text("among") == "mirror":
+        if op.text("pairs") == "mirrored":
             group = tuple(sorted({self._number, last - self._number}))
         parts = [list(self._values[v]) for v in op.operands]
         for value, mine in zip(op.results, parts, strict=True):

@@ -242,11 +242,11 @@ def _number(op: Operation, name: str) -> Expr | None:
 #: What replaces the only result of an op of this name, None if nothing does.
 FOLDS: Final[dict[str, Fold]] = {
     "stg.add": _operand,
-    "stg.all_gather": _inverse_of("stg.slice"),
+    "stg.all_gather": _inverse_of("stg.all_slice"),
     "stg.all_to_all": _all_to_all,
     "stg.cast": _operand,
     "stg.reshape": _reshape,
     "stg.scale": _scale,
-    "stg.slice": _inverse_of("stg.all_gather"),
+    "stg.all_slice": _inverse_of("stg.all_gather"),
     "stg.stack": _stack,
 }

@@ -83,13 +83,13 @@ def receives_before(
 
 def senders(rank: int, placement: Placement) -> tuple[int, ...]:
     """The ranks that send to a rank."""
-    beside = (
+    near_ranks = (
         near
         for stage, home in enumerate(placement.homes)
         if home.rank == rank
         for near in (placement.previous(stage), placement.following(stage))
     )
-    ranks = {placement[near].rank for near in beside if near is not None}
+    ranks = {placement[near].rank for near in near_ranks if near is not None}
     return tuple(sorted(ranks - {rank}))
 
 

@@ -1,11 +1,11 @@
 """Pinned results: where a value shall be, not how its op computes it.
 
-While placements are found, a pin is a `stg.place` behind the op, which then may be placed otherwise
-if less moves so:
+While placements are found, a pin is a `stg.sharding_constraint` behind the op, which then may be
+placed otherwise if less moves so:
 
     %y = stg.softmax(%x) : f32[A, B@x]      before
     %y = stg.softmax(%x) : f32[A, B]        while placements are found
-    %y_placed = stg.place(%y) : f32[A, B@x]
+    %y_placed = stg.sharding_constraint(%y) : f32[A, B@x]
 
 A place behind an op that gives its result as pinned is taken away again.
 """
@@ -34,7 +34,9 @@ def part_pins(module: Module, region: Region) -> list[Operation]:
                 if not isinstance(pin, TensorType) or not pin.placed:
                     continue
                 value.type, users = pin.unplaced(), list(value.uses)
-                place = b.value("stg.place", [value], type=pin, hint=f"{value.name}_placed")
+                place = b.value(
+                    "stg.sharding_constraint", [value], type=pin, hint=f"{value.name}_placed"
+                )
                 for user, index in users:
                     user.set_operand(index, place)
                 if place.producer is not None:

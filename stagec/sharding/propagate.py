@@ -161,7 +161,7 @@ class _Propagation:
                         f"{', '.join(mine)} in its result, but over {', '.join(other)} in "
                         f"%{operand.name}",
                         value.loc,
-                        remedy="change one of them, or move the value with 'stg.place'",
+                        remedy="change one of them, or move it with 'stg.sharding_constraint'",
                         notes=[note(f"%{operand.name} is pinned here: {pinned}", operand.loc)],
                     )
 

@@ -144,7 +144,7 @@ def _axes(state: _State) -> Axes:
 
 _Move = tuple[int, Step, _State]  # bytes, the step, where it leads
 #: What decides between paths of equal bytes and calls: reductions first, gathers last.
-_ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "slice", "all_gather")
+_ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "all_slice", "all_gather")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -166,7 +166,7 @@ def _shortest(start: _State, end: _State, moves: _Moves) -> tuple[tuple[Step, ..
                 continue
             steps, now = (*path, step), sent + more
             least = now + max(0, whole - moves.local(to))
-            call = calls + (step.op != "stg.slice")
+            call = calls + (step.op != "stg.all_slice")
             key = (*keys, moves.key(step))
             heapq.heappush(queue, (least, call, len(steps), key, to, now, steps))
     raise AssertionError(f"no way from {start} to {end}")  # gathers and slices always lead there
@@ -216,7 +216,7 @@ class _Moves:
                 yield self._ring(local, over), Step("stg.reduce_scatter", over, d), (to, rest)
         used = {*partial, *(a for s in splits for a in s)}
         for d, over, to in self._split_further(splits, [a for a in self._axes if a not in used]):
-            yield 0, Step("stg.slice", over, d), (to, partial)
+            yield 0, Step("stg.all_slice", over, d), (to, partial)
         for d, axes in enumerate(splits):
             for count in range(1, len(axes) + 1):
                 over = axes[-count:]

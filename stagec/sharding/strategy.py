@@ -19,8 +19,8 @@ Axes = tuple[str, ...]
 class SplitRule:
     """Dimensions of these names are split over the axes.
 
-    `rest`: only between blocks. `yields`: everywhere, but computations that use the axes otherwise
-    come first. `beside`: only in values that have one of these dimensions too. `of`: only in the
+    `rest`: only between blocks. `weak`: everywhere, but computations that use the axes otherwise
+    come first. `only_with`: only in values that have one of these dimensions too. `of`: only in the
     values named.
     """
 
@@ -29,13 +29,13 @@ class SplitRule:
     rest: bool = False
     loc: Loc = UNKNOWN
     of: tuple[str, ...] = ()
-    yields: bool = False
-    beside: tuple[str, ...] = ()
+    weak: bool = False
+    only_with: tuple[str, ...] = ()
 
     @property
     def soft(self) -> bool:
         """Whether it gives way where a computation uses the axes otherwise."""
-        return self.rest or self.yields
+        return self.rest or self.weak
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ def _split(op: Operation) -> dict[str, Any]:
         rest=op.text("at") == "rest",
         loc=op.loc,
         of=op.names("of"),
-        yields=op.flag("yields"),
-        beside=op.names("beside"),
+        weak=op.flag("weak"),
+        only_with=op.names("only_with"),
     )
     return {"splits": (rule,)}
 

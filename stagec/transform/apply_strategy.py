@@ -25,6 +25,7 @@ from stagec.transform.sharder import Sharder
 from stagec.transform.stages import cut, read_pipeline
 
 PASS = "apply-strategy"
+PIN = "stg.sharding_constraint"
 
 
 def apply_strategy(module: Module) -> None:
@@ -110,7 +111,7 @@ def _check_rule(
     rule: SplitRule, axes: tuple[str, ...], symbols: Iterable[str], problems: DiagnosticList
 ) -> None:
     known = list(symbols)
-    for name in (*rule.dims, *rule.beside):
+    for name in (*rule.dims, *rule.only_with):
         if name not in known:
             problems.error(
                 f"the model has no dimension '{name}'",
@@ -246,7 +247,7 @@ class _Applier:
         for rule in sorted(self._strategy.splits, key=lambda r: name not in r.of):
             if name not in rule.of and (rule.of or (rule.rest and not rest)):
                 continue
-            if not _beside(rule, dims):
+            if not _limited(rule, dims):
                 continue
             for i, d in enumerate(dims):
                 if not _concerns(rule, d) or used & set(rule.over) or d.size.symbols & whole:
@@ -283,7 +284,7 @@ class _Applier:
     def _place_named(self) -> None:
         """Pin the values inside the function that statements name; gradients find their own place.
 
-        Carried values get a type, all others a `stg.place`.
+        Carried values get a type, all others a `stg.sharding_constraint`.
         """
         named = {name: rule.loc for rule in self._strategy.whole for name in rule.of}
         named |= {name: rule.loc for rule in self._strategy.splits for name in rule.of}
@@ -324,7 +325,7 @@ class _Applier:
             for index in operands:
                 value = op.operands[index]
                 whole = self._moved(value.tensor, name, ())
-                op.set_operand(index, b.value("stg.place", [value], type=whole, hint=value.name))
+                op.set_operand(index, b.value(PIN, [value], type=whole, hint=value.name))
 
     def _exchange(self, name: str, into: tuple[str, ...]) -> None:
         """Move the split of `name` to the dimensions `into` around the ops concerned."""
@@ -349,14 +350,14 @@ class _Applier:
                 value = op.operands[index]
                 home, moved = self._place(value.tensor.unplaced(), rest=False), value.tensor
                 moved = self._moved(moved, name, into)
-                here = b.value("stg.place", [value], {"both": True}, type=home, hint=value.name)
-                op.set_operand(index, b.value("stg.place", [here], type=moved, hint=value.name))
+                here = b.value(PIN, [value], {"both": True}, type=home, hint=value.name)
+                op.set_operand(index, b.value(PIN, [here], type=moved, hint=value.name))
             after = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
             result, users = op.results[0], list(op.results[0].uses)
             home = self._place(result.tensor.unplaced(), rest=False)
             moved = self._moved(result.tensor, name, into)
-            here = after.value("stg.place", [result], {"both": True}, type=moved, hint=result.name)
-            back = after.value("stg.place", [here], type=home, hint=result.name)
+            here = after.value(PIN, [result], {"both": True}, type=moved, hint=result.name)
+            back = after.value(PIN, [here], type=home, hint=result.name)
             for user, slot in users:
                 user.set_operand(slot, back)
 
@@ -388,9 +389,9 @@ def _concerns(rule: SplitRule, d: Dim) -> bool:
     return named and (rule.soft or not d.split)
 
 
-def _beside(rule: SplitRule, dims: Iterable[Dim]) -> bool:
+def _limited(rule: SplitRule, dims: Iterable[Dim]) -> bool:
     """Whether a value with these dimensions is one that the rule is limited to."""
-    return not rule.beside or any(d.size.symbols & set(rule.beside) for d in dims)
+    return not rule.only_with or any(d.size.symbols & set(rule.only_with) for d in dims)
 
 
 def _symbols(type_: TensorType) -> frozenset[str]:

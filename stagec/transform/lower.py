@@ -16,7 +16,7 @@ from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.types import NODE, axis_size
-from stagec.ir_spec.ops.comm import Collective, Shift
+from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
@@ -130,7 +130,7 @@ class _Lowering:
                 self._nodes[result] = self._nodes[viewed]
 
     def _node(self, op: Operation, b: Builder) -> Value:
-        if isinstance(op.definition, Shift):
+        if isinstance(op.definition, CollectivePermute):
             return self._shift(op, op.definition, b)
         if isinstance(op.definition, Collective):
             return self._collective(op, op.definition, b)
@@ -259,7 +259,7 @@ class _Lowering:
         for result in op.results:
             self._nodes[result] = node
 
-    def _shift(self, op: Operation, definition: Shift, b: Builder) -> Value:
+    def _shift(self, op: Operation, definition: CollectivePermute, b: Builder) -> Value:
         """Both ends are posted together, beside the computation of what is at hand, so that two
         buffers are enough."""
         deps, name = self._deps(op.operands), op.results[0].name
@@ -269,7 +269,7 @@ class _Lowering:
             "bytes": definition.buffer(op),
             "dtype": op.operands[0].tensor.dtype,
             "channel": self._channels.setdefault(op, len(self._channels)),
-            "beside": True,
+            "overlapped": True,
         }
         b.op("et.send", deps, attrs, names=[name])
         return b.value("et.recv", deps, attrs, hint=name)
@@ -281,8 +281,8 @@ class _Lowering:
             "bytes": definition.buffer(op),
             "dtype": op.operands[0].tensor.dtype,
         }
-        if "among" in op.attrs:
-            attrs["among"] = op.text("among")
+        if "pairs" in op.attrs:
+            attrs["pairs"] = op.text("pairs")
         if "bucket" in op.attrs and all(v in self._nodes for v in op.operands):
             attrs["bucket"] = op.expr("bucket")
             attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)
@@ -303,7 +303,7 @@ def _common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]
         raise error(
             f"'{op.name}' gathers {' and '.join(over)} itself, expected the same axes",
             op.loc,
-            remedy="gather one of them before, with stg.place",
+            remedy="gather one of them before, with stg.sharding_constraint",
         )
     return axes
 

@@ -66,7 +66,7 @@ def pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
         if isinstance(owner, Region)
         else Builder.after(registry, owner, loc=loc)
     )
-    pinned = b.value("stg.place", [value], type=type_, hint=value.name)
+    pinned = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
     for user, index in users:
         user.set_operand(index, pinned)
 

@@ -3,7 +3,7 @@
 With `scatter` axes, ranks that hold the same value send a part each, which the receivers put
 together (Megatron-LM's scatter-gather):
 
-    %p = stg.slice[dim = 1, over = tp](%y) : bf16[B, S@tp, D]              // the sender
+    %p = stg.all_slice[dim = 1, over = tp](%y) : bf16[B, S@tp, D]              // the sender
     stg.send[over = pp, by = 1](%p)
 
     %q = stg.recv[over = pp, by = 1] : bf16[B, S@tp, D]                    // the receiver
@@ -41,7 +41,7 @@ class StageMessages:
         """Send a value, or the rank's part of it."""
         cut = self._cut(value.tensor)
         if cut is not None:
-            value = b.value("stg.slice", [value], _moved(cut), hint=f"{value.name}_s")
+            value = b.value("stg.all_slice", [value], _moved(cut), hint=f"{value.name}_s")
         b.op("stg.send", [value], attrs, types=())
 
     def receive(

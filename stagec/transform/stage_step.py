@@ -26,7 +26,7 @@ from stagec.transform.stage_values import StageValues, chunk_name
 from stagec.transform.stages import Held, Piece, Pipeline
 
 PASS = "split-stages"
-MIRROR = "mirror"
+MIRRORED = "mirrored"
 
 
 class State(Enum):
@@ -99,7 +99,7 @@ class StageStep:
         if odd is not None and not self._is_stacked(value, odd // 2):
             odd = None  # a sum over the layers: of a parameter that all of them share
         owner = Owner(odd // 2) if odd is not None else Owner(None, positions)
-        state = State.SHARE if self._among(owner) is not None else State.HELD
+        state = State.SHARE if self._pairs(owner) is not None else State.HELD
         spread = Spread(state, owner)
         found: list[Value] = []
         for holding in self._values.held:
@@ -118,16 +118,16 @@ class StageStep:
             spread.here[None] = self._sum(found, result.name, "gradient")
         return spread
 
-    def _among(self, owner: Owner) -> str | None:
-        """Which stages contribute to a gradient: '' for all, mirror for pairs, None for one."""
+    def _pairs(self, owner: Owner) -> str | None:
+        """Which stages contribute to a gradient: '' for all, mirrored for pairs, None for one."""
         stages, placement = self._pipeline.stages, self._pipeline.placement
         if owner.repeat is not None:
-            return MIRROR if placement.copies > 1 else None
+            return MIRRORED if placement.copies > 1 else None
         ranks = set(self._homes(owner))
         if len(ranks) == 1:
             return None
         if len(ranks) == 2 and sum(ranks) == stages - 1:
-            return MIRROR
+            return MIRRORED
         if len(ranks) == stages:
             return ""
         raise error(
@@ -281,9 +281,9 @@ class StageStep:
         """Reduce over the stages what an operation needs whole."""
         spread = self._spread[value]
         if spread.state is State.SHARE and spread.owner is not None:
-            among = self._among(spread.owner)
+            pairs = self._pairs(spread.owner)
             here = {
-                key: self._reduced(v, "gradient", among)
+                key: self._reduced(v, "gradient", pairs)
                 for key, v in self._in_model_order(spread.here)
             }
             self._spread[value] = replace(spread, state=State.HELD, here=here)
@@ -302,10 +302,10 @@ class StageStep:
         depth = {h.home.chunk: h.depth for h in self._values.held}
         return sorted(here.items(), key=lambda item: depth.get(item[0] or 0, 0))
 
-    def _reduced(self, value: Value, phase: str, among: str | None) -> Value:
+    def _reduced(self, value: Value, phase: str, pairs: str | None) -> Value:
         attrs: dict[str, RawAttr] = {"over": (self._pipeline.rule.over,), "stages": True}
-        if among:
-            attrs["among"] = among
+        if pairs:
+            attrs["pairs"] = pairs
         self._builder.phase = phase
         self._builder.loc = made_by(PASS, value.loc)
         return self._builder.value("stg.all_reduce", [value], attrs, hint=f"{value.name}_p")

@@ -11,7 +11,7 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.trace.nodes import Node
+from stagec.program.nodes import Node
 from tests.support import LLAMA, analyse, only_program, stagec
 
 SIZES = {"L": 2, "B": 2}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stagec.driver.job import JobBuilder
-from stagec.trace.classes import RankClass, rank_classes
+from stagec.program.classes import RankClass, rank_classes
 from tests.oracle.test_experts import assert_same
 from tests.support import (
     DEEPSEEK,

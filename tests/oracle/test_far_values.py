@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stagec.check.traces import check_directory
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
-from stagec.trace.check import check_directory
-from stagec.trace.emit import make_job, write_job
+from stagec.job.emit import make_job, write_job
 from tests.support import STEP, inputs_of, run_passes
 
 #: Each layer of the decoder attends to the output of the encoder, and the output of the embedding

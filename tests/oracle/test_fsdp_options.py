@@ -18,8 +18,8 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from stagec.trace.classes import rank_classes
-from stagec.trace.nodes import Node, Program
+from stagec.program.classes import rank_classes
+from stagec.program.nodes import Node, Program
 from tests.support import (
     LLAMA,
     PLACE,

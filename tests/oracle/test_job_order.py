@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from stagec.check.traces import check_directory
 from stagec.driver.job import JobBuilder
-from stagec.trace.check import check_directory
-from stagec.trace.emit import Job, make_job, write_job
-from stagec.trace.nodes import Node, Program
+from stagec.job.emit import Job, make_job, write_job
+from stagec.program.nodes import Node, Program
 from tests.support import GPT, LLAMA, MIXTRAL, pairwise, tiny_options
 
 

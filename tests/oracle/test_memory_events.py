@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.memory_events import Plans
+from stagec.formats.chakra.nodes import TraceNode, encode_node, read_trace
+from stagec.program.classes import rank_classes
+from stagec.program.nodes import Events
 from stagec.support.diagnostics import DiagnosticError
-from stagec.trace.chakra import TraceNode, encode_node, read_trace
-from stagec.trace.classes import rank_classes
-from stagec.trace.nodes import Events
 from tests.oracle.test_memory_replay import PLANNED
 from tests.support import LLAMA, run_passes, stagec, tiny_module
 

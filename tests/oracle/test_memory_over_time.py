@@ -19,16 +19,16 @@ from stagec.analysis.picture import SMALLER, Picture, pictures
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.driver.planned import Planned
+from stagec.formats.chakra.encode import Roofline
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.memory.timeline import Held, Point, Timeline
+from stagec.program.classes import rank_classes
+from stagec.program.nodes import Node
 from stagec.schedule.action import RankActions, steps
 from stagec.schedule.registry import SCHEDULES
-from stagec.trace.classes import rank_classes
-from stagec.trace.encode import Roofline
-from stagec.trace.nodes import Node
 from tests.support import GPT, LLAMA, MIXTRAL, assert_same_items, registry, tiny_options
 
 SIZES = {"L": 4, "B": 8, "S": 8}

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from stagec.check.traces import check_directory
 from stagec.driver.job import JobBuilder
+from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
+from stagec.job.emit import make_job, write_job
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError
-from stagec.trace.chakra import NodeKind, TraceNode, read_trace
-from stagec.trace.check import check_directory
-from stagec.trace.emit import make_job, write_job
 from tests.support import LLAMA, tiny_options
 
 

@@ -18,12 +18,12 @@ import pytest
 from stagec.analysis.footprint import footprint
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
+from stagec.formats.chakra.nodes import NodeKind, read_trace
 from stagec.ir.opdef import Array
+from stagec.program.classes import rank_classes
+from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError
-from stagec.trace.chakra import NodeKind, read_trace
-from stagec.trace.classes import rank_classes
-from stagec.trace.nodes import Node
 from tests.support import (
     GPT,
     LLAMA,

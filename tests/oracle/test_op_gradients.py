@@ -148,7 +148,7 @@ CASES = {
         "    %a = stg.mul(%p, %q)\n    %y = stg.add(%a, %r)",
         "B, D",
     ),
-    "place": Case(X, "%y = stg.place(%x) : f32[B, S, D | rep]", "B, S, D"),
+    "place": Case(X, "%y = stg.sharding_constraint(%x) : f32[B, S, D | rep]", "B, S, D"),
     "route": Case("%x: f32[B, S, H | param]", "%y, %e = stg.route[k = G](%x)", "B, S, G"),
     "route-normalized": Case(
         "%x: f32[B, S, H | param], %u: f32[H]",

@@ -69,7 +69,7 @@ def test_a_ring_equals_one_device(row: dict[str, Any]) -> None:
     axes = options.pop("axes")
     inputs, expected = plain(row["param_dtype"])
     module = tiny_module(LLAMA, f"{STEP},{PLACE}", **axes, **options, sizes=SIZES)
-    assert operations(module, "stg.shift")
+    assert operations(module, "stg.collective_permute")
     names = [v.name for v in module.main.body.terminator.operands]
     found = run_numeric(module, inputs)
     for name, x, y in zip(names, expected, found, strict=True):
@@ -115,7 +115,7 @@ def test_packed_keys_and_values_over_any_axes(
     inputs = inputs_of(one, 4)
     mesh = MESH.format(over=over, cp=cp, tp=tp, order=order)
     module = compiled(PACKED.format(mesh=mesh, causal=causal), f"{GRADIENTS},{PLACE}")
-    assert len(operations(module, "stg.shift")) == 4
+    assert len(operations(module, "stg.collective_permute")) == 4
     for x, y in zip(run_numeric(one, inputs), run_numeric(module, inputs), strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10)
 
@@ -125,7 +125,7 @@ def test_a_wrong_message_is_seen(order: str) -> None:
     """In the other direction, or a place too far, any of them changes what is computed."""
     inputs, expected = plain("bf16")
     module = tiny_module(LLAMA, f"{STEP},{PLACE}", cp=4, cp_order=order, sizes=SIZES)
-    shifts = operations(module, "stg.shift")
+    shifts = operations(module, "stg.collective_permute")
     assert len(shifts) == 4  # forward; backward: keys and values, gradients, gradients home
     for op in shifts:
         for by in (2, 3, 4):

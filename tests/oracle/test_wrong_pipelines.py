@@ -21,10 +21,10 @@ Break = Callable[[Module], None]
 OPTIONS = {"pp": 2, "dp": 2, "microbatches": 4}
 
 
-def reductions(module: Module, among: str) -> list[Operation]:
+def reductions(module: Module, pairs: str) -> list[Operation]:
     """The reductions over stages: of mirrored pairs, or of all."""
     found = operations(module, "stg.all_reduce")
-    return [op for op in found if op.flag("stages") and op.text("among") == among]
+    return [op for op in found if op.flag("stages") and op.text("pairs") == pairs]
 
 
 def drop(op: Operation) -> None:
@@ -35,7 +35,7 @@ def drop(op: Operation) -> None:
 
 
 def no_tied_sum(module: Module) -> None:
-    for op in reductions(module, "mirror"):
+    for op in reductions(module, "mirrored"):
         drop(op)
 
 
@@ -47,8 +47,8 @@ def no_norm_sum(module: Module) -> None:
 def norm_of_a_pair(module: Module) -> None:
     """The embedding counts twice in the norm."""
     for func in module.functions:
-        tied = next(op for op in func.body.ops if op.text("among") == "mirror")
-        norm = next(op for op in func.body.ops if op.flag("stages") and "among" not in op.attrs)
+        tied = next(op for op in func.body.ops if op.text("pairs") == "mirrored")
+        norm = next(op for op in func.body.ops if op.flag("stages") and "pairs" not in op.attrs)
         square = Operation(module.registry["stg.squared_norm"], [tied.result], loc=tied.loc)
         more = Operation(module.registry["stg.add"], (), loc=tied.loc)
         part = square.add_result("again", norm.operands[0].type)

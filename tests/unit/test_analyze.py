@@ -16,10 +16,10 @@ import pytest
 from stagec.analysis.report import analysis
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
+from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, read_trace
 from stagec.ir.expr import const, evaluate, fraction, substitute
+from stagec.job.emit import emit_module
 from stagec.models import library
-from stagec.trace.chakra import CollKind, NodeKind, TraceNode, read_trace
-from stagec.trace.emit import emit_module
 from tests.support import GPT, LLAMA, analyse, only_program, parse_expr, stagec
 
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import zstandard
 
+from stagec.check.archive import check_archive
+from stagec.formats.chakra.nodes import TraceError, read_trace
+from stagec.job.archive import MAGIC, Archive
 from stagec.support.diagnostics import DiagnosticError
-from stagec.trace.archive import MAGIC, Archive
-from stagec.trace.chakra import TraceError, read_trace
-from stagec.trace.check_archive import check_archive
 from tests.support import LLAMA, stagec
 
 SIZES = "L=4,B=32,S=4,D=8,H=4,G=4,K=2,F=8,V=16"

@@ -13,8 +13,8 @@ import pytest
 from chakra.schema.protobuf import et_def_pb2 as public_untyped
 from google.protobuf import descriptor_pb2
 
-from stagec.trace import et_def_pb2 as ours
-from stagec.trace.chakra import (
+from stagec.formats.chakra import et_def_pb2 as ours
+from stagec.formats.chakra.nodes import (
     ATTR_TYPES,
     MAX_RECORD_BYTES,
     AttrValue,
@@ -26,8 +26,8 @@ from stagec.trace.chakra import (
     encode_node,
     read_trace,
 )
-from stagec.trace.limits import exceeded_limits
-from stagec.trace.show import Row, describe, totals
+from stagec.formats.chakra.show import Row, describe, totals
+from stagec.formats.limits import exceeded_limits
 
 public: Any = public_untyped
 ROOT = Path(__file__).parents[2]
@@ -113,16 +113,18 @@ def test_schema_keeps_out_of_the_way_of_another_copy() -> None:
     assert ours.DESCRIPTOR.package != public.DESCRIPTOR.package
 
 
-@pytest.mark.parametrize("first", ["stagec.trace.et_def_pb2", "chakra.schema.protobuf.et_def_pb2"])
+@pytest.mark.parametrize(
+    "first", ["stagec.formats.chakra.et_def_pb2", "chakra.schema.protobuf.et_def_pb2"]
+)
 def test_both_schemas_load_in_one_process_in_either_order(first: str) -> None:
-    code = f"import {first}, stagec.trace.et_def_pb2, chakra.schema.protobuf.et_def_pb2"
+    code = f"import {first}, stagec.formats.chakra.et_def_pb2, chakra.schema.protobuf.et_def_pb2"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_generated_schema_is_that_of_the_proto_file(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools")
     out = tmp_path / "set.bin"
-    args = ["-I.", f"--descriptor_set_out={out}", "stagec/trace/et_def.proto"]
+    args = ["-I.", f"--descriptor_set_out={out}", "stagec/formats/chakra/et_def.proto"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *args], cwd=ROOT, check=True)
     compiled = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]
     for message in compiled.message_type:

@@ -74,13 +74,15 @@ TEXTS = {
         body("%y = stg.gelu(%x)\n    %y = stg.gelu(%x)"), "6:5", "redefinition of '%y'"
     ),
     "undeclared-symbol": Bad(body("%y = stg.gelu(%x) : f32[B, Q]"), "5:5", "'Q'"),
-    "axis-twice": Bad(body("%y = stg.place(%x) : f32[B@dp, D@dp]"), "5:5", "axis 'dp'"),
-    "unknown-axis": Bad(body("%y = stg.place(%x) : f32[B@cp, D]"), "5:5", "'cp'"),
+    "axis-twice": Bad(
+        body("%y = stg.sharding_constraint(%x) : f32[B@dp, D@dp]"), "5:5", "axis 'dp'"
+    ),
+    "unknown-axis": Bad(body("%y = stg.sharding_constraint(%x) : f32[B@cp, D]"), "5:5", "'cp'"),
     "contradictory-pins": Bad(
         body("%y = stg.gelu(%p) : f32[B@tp, D]"), "5:5", "contradictory placements"
     ),
     "does-not-divide": Bad(
-        body("%y = stg.place(%x) : f32[B, D]").replace("D = 8", "D = 7").replace(
+        body("%y = stg.sharding_constraint(%x) : f32[B, D]").replace("D = 8", "D = 7").replace(
             "%p: f32[B@dp, D]", "%p: f32[B, D@dp]"
         ),
         "4:30",

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from stagec.driver.job import JobBuilder
+from stagec.job import cluster as engine
+from stagec.job import remote, writer
+from stagec.job.archive import Archive
+from stagec.job.cluster import cluster
+from stagec.job.emit import Job, make_job, write_job
+from stagec.job.remote import written_by
+from stagec.job.writer import Emission
 from stagec.support.diagnostics import DiagnosticError
-from stagec.trace import cluster as engine
-from stagec.trace import remote, writer
-from stagec.trace.archive import Archive
-from stagec.trace.cluster import cluster
-from stagec.trace.emit import Job, make_job, write_job
-from stagec.trace.remote import written_by
-from stagec.trace.writer import Emission
 from tests.support import LLAMA, stagec, tiny_options
 
 distributed: Any = pytest.importorskip("distributed")

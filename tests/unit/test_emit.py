@@ -21,13 +21,13 @@ from typing import Any
 
 import pytest
 
+from stagec.check.traces import check_directory
 from stagec.driver.job import JobBuilder
-from stagec.trace.chakra import CollKind, NodeKind, TraceNode, encode_node, read_trace
-from stagec.trace.check import check_directory
-from stagec.trace.emit import Job, emit_module, make_job, write_job
-from stagec.trace.nodes import Node, Program
-from stagec.trace.place import MANIFEST
-from stagec.trace.writer import Emission, Written
+from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_node, read_trace
+from stagec.job.emit import Job, emit_module, make_job, write_job
+from stagec.job.folder import MANIFEST
+from stagec.job.writer import Emission, Written
+from stagec.program.nodes import Node, Program
 from tests.support import LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
 
 ROOT = Path(__file__).parents[2]
@@ -544,7 +544,7 @@ def test_ranks_are_patched_not_serialised(tmp_path: Path, monkeypatch: pytest.Mo
         calls[-1] += 1
         return encode_node(node)
 
-    monkeypatch.setattr("stagec.trace.encode.encode_node", counted)
+    monkeypatch.setattr("stagec.formats.chakra.encode.encode_node", counted)
     for dp in (2, 256):
         calls.append(0)
         module = JobBuilder(tiny_options(LLAMA, dp=dp, sizes={"B": dp, "L": 8}, zero=0)).lower()

@@ -133,7 +133,7 @@ def test_a_link_to_a_folder_is_written_through(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from stagec.trace.place import working_folder
+from stagec.job.folder import working_folder
 with working_folder(Path(sys.argv[1]), force=False, resume=False):
     print("writing", flush=True)
     time.sleep(60)
@@ -143,7 +143,7 @@ with working_folder(Path(sys.argv[1]), force=False, resume=False):
 def test_the_second_writer_is_told_who_has_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stagec.trace.lock._PATIENCE", 0.1)
+    monkeypatch.setattr("stagec.job.lock._PATIENCE", 0.1)
     out = tmp_path / "out"
     words = [sys.executable, "-c", HOLD, str(out)]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) as first:
@@ -171,7 +171,7 @@ def test_a_file_system_without_locks_is_written_to(
     def flock(handle: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("stagec.trace.lock.fcntl.flock", flock)
+    monkeypatch.setattr("stagec.job.lock.fcntl.flock", flock)
     ran = stagec("compile", LLAMA, *SIZES, "-o", tmp_path / "out")
     assert ran.code == code
     assert ("error: " in ran.err) is bool(code)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stagec.trace.chakra import NodeKind, TraceNode, read_trace
+from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
 from tests.support import LLAMA, stagec
 
 SIZES = "L=4,B=16,S=8,D=8,H=4,G=4,K=2,F=8,V=16"

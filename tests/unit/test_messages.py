@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stagec.check.traces import check_directory
+from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
 from stagec.ir.module import Module
-from stagec.trace.chakra import NodeKind, TraceNode, read_trace
-from stagec.trace.check import check_directory
-from stagec.trace.classes import rank_classes
-from stagec.trace.emit import emit_module
+from stagec.job.emit import emit_module
+from stagec.program.classes import rank_classes
 from tests.support import parse
 
 COMP = "et.comp[add, flops = 8, bytes = 4, out = 4]"

@@ -41,7 +41,10 @@ def moved(module: Module) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     "body",
     [
-        '    %d = stg.einsum["mk,mn->kn"](%a, %g)\n    %y = stg.place(%d) : f32[128@y, 256]',
+        (
+            '    %d = stg.einsum["mk,mn->kn"](%a, %g)\n'
+            "    %y = stg.sharding_constraint(%d) : f32[128@y, 256]"
+        ),
         '    %y = stg.einsum["mk,mn->kn"](%a, %g) : f32[128@y, 256]',
     ],
 )
@@ -62,7 +65,11 @@ def test_a_dimension_that_an_op_needs_whole_may_be_pinned_split() -> None:
     args, op = "%a: f32[8, 8@x]", "stg.softmax[causal](%a)"
     module = placed(args, f"    %y = {op} : f32[8, 8@x]")
     assert [name for name, _ in moved(module)] == ["all_gather"]
-    assert [op.name for op in module.main.body.ops][-3:] == ["stg.slice", "stg.place", "stg.return"]
+    assert [op.name for op in module.main.body.ops][-3:] == [
+        "stg.all_slice",
+        "stg.sharding_constraint",
+        "stg.return",
+    ]
 
 
 # -- partial sums
@@ -71,7 +78,10 @@ def test_a_dimension_that_an_op_needs_whole_may_be_pinned_split() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("%b = stg.place(%a) : f32[8, 8 | sum(x)]", "'stg.place' gives %b whole, not in parts"),
+        (
+            "%b = stg.sharding_constraint(%a) : f32[8, 8 | sum(x)]",
+            "'stg.sharding_constraint' gives %b whole, not in parts",
+        ),
         ("%b = stg.gelu(%a) : f32[8, 8 | sum(x)]", "'stg.gelu' gives %b whole, not in parts"),
         (
             '%b = stg.einsum["ab,bc->ac"](%a, %a2) : f32[8, 8 | sum(x)]',
@@ -94,7 +104,8 @@ def test_a_whole_value_is_not_taken_for_parts_of_a_sum(body: str, message: str) 
 def test_parts_in_a_text_are_verified() -> None:
     text = (
         "stg.module @m[phase = partitioned] {\n  stg.mesh @p[x = 2]\n"
-        "  stg.func @f(%a: f32[8 | rep]) {\n    %b = stg.place(%a) : f32[8 | sum(x)]\n"
+        "  stg.func @f(%a: f32[8 | rep]) {\n"
+        "    %b = stg.sharding_constraint(%a) : f32[8 | sum(x)]\n"
         "    %c = stg.all_reduce[over = x](%b) : f32[8 | rep]\n    stg.return(%c)\n  }\n}\n"
     )
     with pytest.raises(DiagnosticError, match="gives %b whole, not in parts over x"):

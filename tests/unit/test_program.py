@@ -10,8 +10,8 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.ir.module import Module
+from stagec.program.nodes import Node, Program
 from stagec.support.diagnostics import DiagnosticError
-from stagec.trace.nodes import Node, Program
 from tests.support import LLAMA, only_program, parse, tiny_options
 
 HEAD = "stg.module @m[phase = lowered] {\n  stg.symbols[N = 3]\n  stg.mesh @p[dp = 2]\n"

@@ -79,7 +79,8 @@ def test_table(args: str, body: str, expected: str) -> None:
 
 
 def test_placements_flow_backward_into_what_is_not_pinned() -> None:
-    body = "%b = stg.gelu(%a)\n    %c = stg.silu(%b)\n    %y = stg.place(%c) : f32[A@x, B@y]"
+    body = "%b = stg.gelu(%a)\n    %c = stg.silu(%b)\n"
+    body += "    %y = stg.sharding_constraint(%c) : f32[A@x, B@y]"
     found = types_of(compiled(function("%a: f32[A, B | rep]", body), PROPAGATE))
     assert found["y"] == "f32[A@x, B@y]"
     assert found["b"] == found["c"] == "f32[A@x, B@y]"
@@ -87,7 +88,8 @@ def test_placements_flow_backward_into_what_is_not_pinned() -> None:
 
 
 def test_a_pin_wins_over_what_flows() -> None:
-    body = "%b = stg.gelu(%a)\n    %p = stg.place(%b) : f32[A, B@y]\n    %y = stg.gelu(%p)"
+    body = "%b = stg.gelu(%a)\n    %p = stg.sharding_constraint(%b) : f32[A, B@y]\n"
+    body += "    %y = stg.gelu(%p)"
     found = types_of(compiled(function("%a: f32[A@x, B]", body), PROPAGATE))
     assert found["p"] == "f32[A, B@y]"
     assert found["y"] == "f32[A, B@y]"
@@ -170,7 +172,7 @@ def programs(draw: st.DrawFn, parts: bool = False) -> Drawn:
         name = f"t{i}"
         source = draw(st.sampled_from(sorted(shapes)))
         dims = shapes[source]
-        ops = ["gelu", "softmax", "scale", "place", "cumsum"]
+        ops = ["gelu", "softmax", "scale", "sharding_constraint", "cumsum"]
         ops += [f"{kind}:{n}" for n, s in shapes.items() for kind in ("add", "mul") if s == dims]
         ops += [f"matmul:{n}" for n, s in shapes.items() if dims[-1] == s[0] and len(s + dims) > 2]
         ops += ["sum", "max", "norm", "permute"] if len(dims) == 2 else []
@@ -181,9 +183,10 @@ def programs(draw: st.DrawFn, parts: bool = False) -> Drawn:
         text, result = draw(line(draw(st.sampled_from(ops)), source, dims, shapes))
         if not result:
             continue
-        if parts and "place" in text and draw(st.booleans()):
-            text = f"stg.place(%{source}) : {draw(placed(dims, parts))}"
-        elif parts and "place" not in text and "NAME" not in text and draw(st.booleans()):
+        pinned = "sharding_constraint" in text
+        if parts and pinned and draw(st.booleans()):
+            text = f"stg.sharding_constraint(%{source}) : {draw(placed(dims, parts))}"
+        elif parts and not pinned and "NAME" not in text and draw(st.booleans()):
             text = f"{text} : {draw(placed(result, parts))}"
         text = text if "NAME" in text else f"%NAME = {text}"
         lines.append(f"    {text.replace('NAME', name)}")
@@ -226,8 +229,8 @@ def line(
         said = {"x": source, "y": other, "row": low, "last": low[-1], "size": dims[-1]}
         return KEPT[kind].format(**said), dims
     match kind:
-        case "place":
-            return f"stg.place(%{source}) : {draw(placed(dims))}", dims
+        case "sharding_constraint":
+            return f"stg.sharding_constraint(%{source}) : {draw(placed(dims))}", dims
         case "norm" | "sum" | "max":
             return REDUCED[kind].format(x=source, row=low, kept=low[0]), dims[0]
         case "permute":

@@ -137,18 +137,18 @@ def test_nothing_becomes_partial(have: Placement, want: Placement) -> None:
         (Placement(((), ()), ("x",)), Placement((("x",), ())), ["reduce_scatter x @0"]),
         (Placement((("x",), ())), Placement(((), ())), ["all_gather x @0"]),
         (Placement((("x",), ())), Placement(((), ("x",))), ["all_to_all x @0>1"]),
-        (Placement(((), ())), Placement((("x",), ())), ["slice x @0"]),
+        (Placement(((), ())), Placement((("x",), ())), ["all_slice x @0"]),
         (Placement(((), ()), ("x", "y")), Placement(((), ())), ["all_reduce x,y"]),
         (
             Placement(((), ()), ("x", "y")),
             Placement((("x",), ())),
             ["reduce_scatter x @0", "all_reduce y"],
         ),
-        (Placement(((), ()), ("y",)), Placement((("x",), ())), ["slice x @0", "all_reduce y"]),
+        (Placement(((), ()), ("y",)), Placement((("x",), ())), ["all_slice x @0", "all_reduce y"]),
         (
             Placement(((), ()), ("x",)),
             Placement((("x", "y"), ())),
-            ["slice y @1", "reduce_scatter x @0", "all_to_all y @1>0"],
+            ["all_slice y @1", "reduce_scatter x @0", "all_to_all y @1>0"],
         ),
         (
             Placement((("x",), ("y",))),
@@ -168,7 +168,7 @@ def test_nothing_becomes_partial(have: Placement, want: Placement) -> None:
         (Placement(((), ()), ("x", "y")), Placement((("x", "y"), ())), ["reduce_scatter x,y @0"]),
         (Placement((("x", "y"), ())), Placement(((), ())), ["all_gather x,y @0"]),
         (Placement((("x", "y"), ())), Placement((("x",), ())), ["all_gather y @0"]),
-        (Placement((("x",), ())), Placement((("x", "y"), ())), ["slice y @0"]),
+        (Placement((("x",), ())), Placement((("x", "y"), ())), ["all_slice y @0"]),
         (Placement((("x",), ()), ("y",)), Placement((("x",), ("y",))), ["reduce_scatter y @1"]),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_partial_maximum_is_reduced_as_a_maximum_and_never_scattered() -> None
     type_ = TensorType("f32", (Dim(dim(SIZE).size),), Partial("max", ("x",)), placed=True)
     assert PLANS.plan(type_, [("x",)]) == [
         Step("stg.all_reduce", ("x",), kind="max"),
-        Step("stg.slice", ("x",), 0),
+        Step("stg.all_slice", ("x",), 0),
     ]
 
 
@@ -197,7 +197,7 @@ def test_no_split_is_passed_through_that_does_not_surely_divide() -> None:
     have, want = Placement(((), ()), ("x",)), Placement((("x", "y"), ()))
     strict = Resharding({"x": 2, "y": 2}, lambda axes, d: False)
     steps = strict.plan(have.type, want.splits)
-    assert [shown(s) for s in steps] == ["reduce_scatter x @0", "slice y @0"]
+    assert [shown(s) for s in steps] == ["reduce_scatter x @0", "all_slice y @0"]
 
 
 # -- against all sequences of collectives
@@ -216,7 +216,7 @@ def sent(name: str, over: Axes, splits: tuple[Axes, ...], sizes: Mapping[str, in
     """Bytes that a rank sends for a collective on a tensor of one byte, split so before it."""
     n = prod(sizes[a] for a in over)
     before = Fraction(1, prod(sizes[a] for s in splits for a in s))
-    buffer = {"all_reduce": 2 * before, "all_gather": before * n, "slice": Fraction()}
+    buffer = {"all_reduce": 2 * before, "all_gather": before * n, "all_slice": Fraction()}
     return buffer.get(name, before) * (n - 1) / n
 
 
@@ -240,7 +240,7 @@ def collective(have: Placement, want: Placement) -> tuple[str, Axes] | None:
             else (None if come else ("all_reduce", reduced))
         )
     if not gone:
-        return ("slice", tuple(right)) if len(set(right.values())) == 1 else None
+        return ("all_slice", tuple(right)) if len(set(right.values())) == 1 else None
     if not come:
         return ("all_gather", tuple(left)) if len(set(left.values())) == 1 else None
     blocks = [[a for a in left if (left[a], right.get(a)) == way]
@@ -264,7 +264,7 @@ def shortest(places: list[Placement], sizes: Mapping[str, int]) -> list[list[tup
         for j, want in enumerate(places):
             if (found := collective(have, want)) is not None:
                 share = sent(*found, have.splits, sizes) * scale
-                length[i, j] = int(share) * 64 + (found[0] != "slice")
+                length[i, j] = int(share) * 64 + (found[0] != "all_slice")
     for k in range(len(places)):
         length = np.minimum(length, length[:, k, None] + length[None, k, :])
     return [[(Fraction(int(n) // 64, scale), int(n) % 64) for n in row] for row in length]
@@ -280,9 +280,9 @@ def bytes_and_calls(
         total += sent(name, step.over, ((),), sizes) * local
         if name == "all_gather":
             local *= n
-        elif name in ("reduce_scatter", "slice"):
+        elif name in ("reduce_scatter", "all_slice"):
             local /= n
-    return total, sum(s.op != "stg.slice" for s in steps)
+    return total, sum(s.op != "stg.all_slice" for s in steps)
 
 
 MESHES = [{"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 3, "y": 2}, {"x": 2, "y": 3, "z": 4}]

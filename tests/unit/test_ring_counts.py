@@ -15,7 +15,7 @@ import pytest
 from stagec.analysis.report import analysis
 from stagec.driver.job import JobBuilder
 from stagec.ir.expr import ZERO, Expr, maximum
-from stagec.trace.classes import rank_classes
+from stagec.program.classes import rank_classes
 from tests.support import (
     LLAMA,
     analyse,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stagec.driver.job import JobBuilder
+from stagec.formats.chakra.encode import Encoder, Layout, Roofline
+from stagec.job.emit import Job, make_job
 from stagec.schedule.registry import SCHEDULES
-from stagec.trace.emit import Job, make_job
-from stagec.trace.encode import Encoder, Layout, Roofline
 from tests.plain_writer import plain_trace, program_of
 from tests.support import GPT, LLAMA, tiny_options
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from stagec.trace import check_ranks
-from stagec.trace.chakra import AttrValue, NodeKind, TraceNode, encode_metadata, encode_node
-from stagec.trace.check import CheckReport, check_directory
-from stagec.trace.check_deadlock import check_deadlock
-from stagec.trace.check_files import read_groups
-from stagec.trace.check_job import Job
-from stagec.trace.check_program import Program, analyse
-from stagec.trace.check_ranks import RankReader
-from stagec.trace.findings import FINDINGS_PER_CODE, Finding
+from stagec.check import ranks as check_ranks
+from stagec.check.agreement import Job
+from stagec.check.deadlock import check_deadlock
+from stagec.check.files import read_groups
+from stagec.check.findings import FINDINGS_PER_CODE, Finding
+from stagec.check.program import Program, analyse
+from stagec.check.ranks import RankReader
+from stagec.check.traces import CheckReport, check_directory
+from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode, encode_metadata, encode_node
 
 Ranks = dict[int, list[TraceNode]]
 Groups = dict[str, list[int]]

@@ -9,7 +9,8 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stagec.trace.chakra import (
+from stagec.check.traces import check_directory
+from stagec.formats.chakra.nodes import (
     ATTR_TYPES,
     AttrValue,
     NodeKind,
@@ -19,8 +20,7 @@ from stagec.trace.chakra import (
     encode_node,
     read_trace,
 )
-from stagec.trace.check import check_directory
-from stagec.trace.show import describe, totals
+from stagec.formats.chakra.show import describe, totals
 
 GROUPS = b'{"1": [0, 1], "2": [1, 0]}'
 

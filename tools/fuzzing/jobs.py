@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import zstandard
 
-from stagec.trace.archive import MAGIC, VERSION, Archive
-from stagec.trace.chakra import TraceError
-from stagec.trace.check import check_directory
-from stagec.trace.check_archive import check_archive
-from stagec.trace.place import MANIFEST, check_target
-from stagec.trace.seal import SEAL, sealed
-from stagec.trace.show import totals
+from stagec.check.archive import check_archive
+from stagec.check.traces import check_directory
+from stagec.formats.chakra.nodes import TraceError
+from stagec.formats.chakra.show import totals
+from stagec.job.archive import MAGIC, VERSION, Archive
+from stagec.job.folder import MANIFEST, check_target
+from stagec.job.seal import SEAL, sealed
 from tools.fuzzing.base import Family, job, quietly
 from tools.fuzzing.mutate import mutate_bytes, mutate_json
 

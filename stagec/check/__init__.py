@@ -1,0 +1,1 @@
+"""Proofs about jobs: form, order, agreement of ranks, deadlock."""

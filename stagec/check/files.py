@@ -1,0 +1,231 @@
+"""The files of a directory of traces: which there are, the groups file and the manifest.
+
+Everything here is about names, sizes and JSON; no trace is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from stagec.check.findings import CheckReport
+from stagec.job.seal import SEAL, is_intact
+
+MANIFEST_NAME = "manifest.json"
+_TRACE_NAME = re.compile(r"(?P<name>.+)\.(?P<rank>0|[1-9][0-9]{0,8})\.et", re.ASCII | re.DOTALL)
+_GROUP_ID = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups file: members by group id, and where that was read."""
+
+    path: Path
+    members: Mapping[int, tuple[int, ...]]
+
+
+def group_id(text: str) -> int | None:
+    """A communicator's id: the decimal of an integer > 0, without sign or leading zeros."""
+    return int(text) if _GROUP_ID.fullmatch(text) else None
+
+
+def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]]:
+    """The name of the job, and its trace files by rank, lowest rank first."""
+    jobs: dict[str, dict[int, Path]] = {}
+    for path in _entries(directory, report):
+        match = _TRACE_NAME.fullmatch(path.name)
+        if match:
+            jobs.setdefault(match["name"], {})[int(match["rank"])] = path
+        elif path.suffix == ".et":
+            message = f"expected a trace named NAME.RANK.et, found {path.name}"
+            report.error(path, "bad-name", message, "rename it, ranks counting from 0")
+    if not jobs:
+        message = "expected trace files NAME.RANK.et, found none"
+        report.error(directory, "no-traces", message, "name a directory that holds traces")
+        return "", {}
+    if len(jobs) > 1:
+        found = ", ".join(sorted(jobs))
+        message = f"expected the traces of one job, found {len(jobs)}: {found}"
+        report.error(directory, "mixed-names", message, "keep one job per directory")
+    name = max(sorted(jobs), key=lambda job: len(jobs[job]))
+    files = dict(sorted(jobs[name].items()))
+    _check_ranks(directory, name, files, report)
+    return name, files
+
+
+def _entries(directory: Path, report: CheckReport) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except (OSError, ValueError) as error:
+        message = f"expected a directory of traces: {error}"
+        report.error(directory, "no-directory", message, "name a directory that can be read")
+        return []
+
+
+def _check_ranks(
+    directory: Path, name: str, files: Mapping[int, Path], report: CheckReport
+) -> None:
+    missing = next((rank for rank in range(len(files)) if rank not in files), None)
+    if missing is not None:
+        message = f"expected ranks 0 to {max(files)}, found no {name}.{missing}.et"
+        report.error(directory, "missing-rank", message, "number the ranks from 0 without gaps")
+
+
+def read_groups(directory: Path, name: str, report: CheckReport) -> Groups | None:
+    """The groups file of a job: `NAME.json`, else the only JSON file that looks like one."""
+    path = directory / f"{name}.json"
+    if not path.exists():
+        candidates = [p for p in _entries(directory, report) if _looks_like_groups(p)]
+        if len(candidates) != 1:
+            return None
+        path = candidates[0]
+    try:
+        parsed = _load(path)
+    except (OSError, ValueError, RecursionError) as error:
+        message = f'expected communicator groups like {{"1": [0, 1]}}: {error}'
+        report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
+        return Groups(path, {})
+    if "empty" in str(path):
+        message = "expected a path without the word 'empty', which ASTRA-sim takes for no file"
+        report.warning(path, "empty-in-path", message, "rename the job or its directory")
+    if not isinstance(parsed, dict):
+        message = f"expected an object of groups, found {type(parsed).__name__}"
+        report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
+        return Groups(path, {})
+    entries = cast("dict[str, object]", parsed)
+    return Groups(path, dict(_parsed_groups(path, entries, report)))
+
+
+_GROUPS_REMEDY = "write one object: decimal ids > 0 to lists of distinct ranks"
+
+
+def _looks_like_groups(path: Path) -> bool:
+    if path.suffix != ".json" or path.name == MANIFEST_NAME:
+        return False
+    try:
+        parsed = _load(path)
+    except (OSError, ValueError, RecursionError):
+        return False
+    if not isinstance(parsed, dict):
+        return False
+    entries = cast("dict[str, object]", parsed)
+    return all(group_id(k) is not None and isinstance(v, list) for k, v in entries.items())
+
+
+def _load(path: Path) -> object:
+    if not path.is_file():
+        raise ValueError("it is not a regular file")
+    return cast("object", json.loads(path.read_bytes(), object_pairs_hook=_distinct))
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return entries
+
+
+def _parsed_groups(
+    path: Path, entries: Mapping[str, object], report: CheckReport
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for key, value in entries.items():
+        number, members = group_id(key), _ranks(value)
+        if number is None or members is None:
+            found = f"{key!r}: {reprlib.repr(value)}"
+            message = f"expected a decimal id > 0 with a list of distinct ranks, found {found}"
+            report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
+        else:
+            yield number, members
+
+
+def _ranks(value: object) -> tuple[int, ...] | None:
+    if not isinstance(value, list):
+        return None
+    ranks: list[int] = []
+    for item in cast("list[object]", value):
+        if not isinstance(item, int) or isinstance(item, bool) or item < 0:
+            return None
+        ranks.append(item)
+    return tuple(ranks) if len(set(ranks)) == len(ranks) else None
+
+
+def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckReport) -> None:
+    """Compare the files with the sizes and checksums of the manifest, where there is one, and the
+    manifest with its own."""
+    path = directory / MANIFEST_NAME
+    if not path.exists():
+        return
+    try:
+        parsed = _object(_load(path))
+        files = _manifest_files(parsed)
+        _check_seal(path, parsed, report)
+    except (OSError, ValueError, RecursionError) as error:
+        message = f'expected {{"files": {{NAME: {{"bytes": ..., "crc32": ...}}}}}}: {error}'
+        report.error(path, "bad-manifest", message, "write the traces again")
+        return
+    for name, (size, checksum) in files.items():
+        _check_file(directory / name, size, checksum, report)
+    for trace in traces.values():
+        if trace.name not in files:
+            message = "expected every trace to be in the manifest, found one that is not"
+            report.error(trace, "unlisted-file", message, "remove it, or write the traces again")
+
+
+def _check_seal(path: Path, parsed: Mapping[str, object], report: CheckReport) -> None:
+    """A manifest has its own checksum; those of other tools and of the first version may not."""
+    version = parsed.get("manifest", 1)
+    if (SEAL in parsed or version != 1) and not is_intact(path.read_bytes()):
+        message = f"expected the manifest with its own checksum ({SEAL}), found another text"
+        remedy = "write the traces again; the manifest changed after it was written"
+        report.error(path, "wrong-checksum", message, remedy)
+
+
+def _manifest_files(parsed: Mapping[str, object]) -> dict[str, tuple[int, str]]:
+    files: dict[str, tuple[int, str]] = {}
+    for name, entry in _object(parsed.get("files")).items():
+        size, checksum = _object(entry).get("bytes"), _object(entry).get("crc32")
+        if not isinstance(size, int) or not isinstance(checksum, str):
+            raise ValueError(f"the entry of {name!r} lacks its size or its checksum")
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"{name!r} is not the name of a file of this directory")
+        files[name] = size, checksum
+    return files
+
+
+def _object(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"found {type(value).__name__} in place of an object")
+    return cast("dict[str, object]", value)
+
+
+def _check_file(path: Path, size: int, checksum: str, report: CheckReport) -> None:
+    remedy = "write the traces again; the file changed after it was written"
+    if not path.is_file():
+        message = "expected a file that the manifest names, found none"
+        report.error(path, "missing-file", message, remedy)
+        return
+    try:
+        found_size, found = path.stat().st_size, _crc32(path)
+    except OSError as error:
+        report.error(path, "missing-file", f"expected a readable file: {error}", remedy)
+        return
+    if found_size != size:
+        message = f"expected {size} bytes as in the manifest, found {found_size}"
+        report.error(path, "wrong-size", message, remedy)
+    elif found != checksum.lower():
+        message = f"expected CRC-32 {checksum} as in the manifest, found {found}"
+        report.error(path, "wrong-checksum", message, remedy)
+
+
+def _crc32(path: Path) -> str:
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found = zlib.crc32(block, found)
+    return f"{found:08x}"

@@ -1,0 +1,96 @@
+"""What must hold of a single node: its kind, and the presence, type and range of its attributes.
+
+The tables restate what simulators read; everything else on a node is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from stagec.formats.chakra.nodes import ATTR_TYPES, CollKind, NodeKind, TraceNode
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A finding about a program, before it is known which files hold the program."""
+
+    node: int | None
+    code: str
+    message: str
+    remedy: str
+    is_error: bool = True
+
+
+_REQUIRED: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {
+        NodeKind.MEM_LOAD: ("is_cpu_op", "tensor_size"),
+        NodeKind.MEM_STORE: ("is_cpu_op", "tensor_size"),
+        NodeKind.COMP: ("is_cpu_op", "num_ops", "tensor_size"),
+        NodeKind.COLL: ("is_cpu_op", "comm_type", "comm_size", "pg_name"),
+        NodeKind.SEND: ("is_cpu_op", "comm_size", "comm_tag", "comm_dst"),
+        NodeKind.RECV: ("is_cpu_op", "comm_size", "comm_tag", "comm_src"),
+    }
+)
+
+_MINIMUM: Mapping[str, int] = MappingProxyType(
+    {"num_ops": 1, "tensor_size": 1, "comm_size": 1, "comm_tag": 0, "comm_dst": 0, "comm_src": 0}
+)
+
+_KINDS = frozenset(NodeKind) - {NodeKind.INVALID}
+
+_SUPPORTED = (
+    CollKind.ALL_REDUCE,
+    CollKind.ALL_GATHER,
+    CollKind.BROADCAST,
+    CollKind.ALL_TO_ALL,
+    CollKind.REDUCE_SCATTER,
+)
+
+
+def node_problems(node: TraceNode) -> Iterator[Problem]:
+    """What is wrong with one node taken by itself."""
+    if node.kind == NodeKind.METADATA:
+        message = f"expected no METADATA node, found {node.label}; simulators stall on it"
+        yield Problem(node.id, "metadata-node", message, "leave the node out")
+    elif node.kind not in _KINDS:
+        message = f"expected a node kind from 2 to 7, found {node.kind} on {node.label}"
+        yield Problem(node.id, "unknown-kind", message, "write the kind of the Chakra schema")
+    for name in _REQUIRED.get(node.kind, ()):
+        yield from _attribute_problems(node, name)
+    if node.kind == NodeKind.COLL and node.attr_types.get("comm_type") == "int64":
+        yield from _collective_problems(node)
+
+
+def _attribute_problems(node: TraceNode, name: str) -> Iterator[Problem]:
+    expected, found = ATTR_TYPES[name], node.attr_types.get(name)
+    if found is None:
+        message = f"expected attribute {name} ({expected}) on {node.label}, found none"
+        yield Problem(node.id, "missing-attribute", message, f"write {name} as {expected}")
+        return
+    if found != expected:
+        message = f"expected attribute {name} of {node.label} to be {expected}, found {found}"
+        remedy = f"write {name} as {expected}; readers take another type for 0"
+        yield Problem(node.id, "wrong-type", message, remedy)
+        return
+    value, least = node.attrs[name], _MINIMUM.get(name)
+    if least is not None and isinstance(value, int) and value < least:
+        message = f"expected {name} >= {least} on {node.label}, found {value}"
+        yield Problem(node.id, "bad-value", message, _value_remedy(name))
+
+
+def _value_remedy(name: str) -> str:
+    if name in ("num_ops", "tensor_size", "comm_size"):
+        return "leave out nodes without work, or write at least 1; simulators stall on zero"
+    return f"write {name} as a number that is not negative"
+
+
+def _collective_problems(node: TraceNode) -> Iterator[Problem]:
+    kind = node.attrs["comm_type"]
+    if kind in _SUPPORTED:
+        return
+    names = ", ".join(f"{kind.label} ({kind:d})" for kind in _SUPPORTED)
+    message = f"expected comm_type of {node.label} to be one of {names}, found {kind!r}"
+    remedy = "express it by a supported collective; simulators abort on others"
+    yield Problem(node.id, "unsupported-collective", message, remedy)

@@ -1,0 +1,294 @@
+"""What must hold of the program of one rank, whatever its peers do: ids, dependencies, order.
+
+A program is analysed once, however many ranks share it; groups and peers are numbered by first
+occurrence ("slots"), so that ranks which differ in nothing else have the same program.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+from stagec.check.nodes import Problem, node_problems
+from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective of a program: index of its node, `CollKind`, bytes."""
+
+    index: int
+    kind: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A send or a receive of a program: index of its node, tag, bytes."""
+
+    index: int
+    tag: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The nodes of a rank in file order, with the slots of their groups and peers by index."""
+
+    nodes: tuple[TraceNode, ...]
+    group_slots: Mapping[int, int]
+    peer_slots: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What the comparison of ranks needs of a program.
+
+    `deps` are node indices. Per slot, `collectives`, `sends` and `receives` stand in the order in
+    which dependencies, and node ids where those leave it open, make the rank issue them. `sound`
+    is false where the dependencies are not a graph without cycles. `unordered` are, by slot, two
+    sends to a peer, or two receives from one, that dependencies do not order.
+    """
+
+    program: Program
+    deps: tuple[tuple[int, ...], ...]
+    sound: bool
+    problems: tuple[Problem, ...]
+    collectives: Mapping[int, tuple[Collective, ...]]
+    sends: Mapping[int, tuple[Message, ...]]
+    receives: Mapping[int, tuple[Message, ...]]
+    unordered: Mapping[int, tuple[int, int]]
+
+
+def analyse(program: Program) -> Analysis:
+    """Check a program by itself and collect its communication by slot."""
+    nodes = program.nodes
+    problems = [problem for node in nodes for problem in node_problems(node)]
+    graph_problems = list(_graph_problems(nodes))
+    deps = _indexed_deps(nodes)
+    order = issue_order(nodes, deps)
+    if len(order) < len(nodes):
+        graph_problems.append(_cycle_problem(nodes, deps, order))
+        order += sorted(set(range(len(nodes))) - set(order))
+    sound = not any(p.code in _UNSOUND for p in graph_problems)
+    collectives = _collectives(program, order)
+    sends = _messages(program, order, NodeKind.SEND)
+    receives = _messages(program, order, NodeKind.RECV)
+    unordered: dict[int, tuple[int, int]] = {}
+    if sound:
+        for slot, messages in (*sends.items(), *receives.items()):
+            pair = first_unordered(deps, order, [m.index for m in messages])
+            if pair is not None:
+                unordered[slot] = pair
+        problems += _unordered_collectives(program, deps, order)
+        channels = (*sends.values(), *receives.values())
+        problems += _unordered_messages(program, deps, order, channels)
+    found = (*graph_problems, *problems)
+    return Analysis(program, deps, sound, found, collectives, sends, receives, unordered)
+
+
+_UNSOUND = frozenset({"duplicate-id", "missing-dependency", "dependency-cycle"})
+
+
+def issue_order(nodes: Sequence[TraceNode], deps: Sequence[tuple[int, ...]]) -> list[int]:
+    """Node indices by dependencies, then by id; nodes on or behind a cycle are left out."""
+    waiting = [len(sources) for sources in deps]
+    users = _users(deps)
+    ready = [(node.id, index) for index, node in enumerate(nodes) if not waiting[index]]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, index = heappop(ready)
+        order.append(index)
+        for user in users[index]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                heappush(ready, (nodes[user].id, user))
+    return order
+
+
+def _users(deps: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    users: list[list[int]] = [[] for _ in deps]
+    for index, sources in enumerate(deps):
+        for source in sources:
+            users[source].append(index)
+    return users
+
+
+def _indexed_deps(nodes: Sequence[TraceNode]) -> tuple[tuple[int, ...], ...]:
+    index_of = {node.id: index for index, node in enumerate(nodes)}
+    return tuple(
+        tuple(
+            {index_of[d]: None for d in (*node.data_deps, *node.ctrl_deps) if d in index_of}.keys()
+        )
+        for node in nodes
+    )
+
+
+def _graph_problems(nodes: Sequence[TraceNode]) -> Iterator[Problem]:
+    counts = Counter(node.id for node in nodes)
+    for node_id, count in counts.items():
+        if count > 1:
+            message = f"expected one node with id {node_id}, found {count}"
+            yield Problem(node_id, "duplicate-id", message, "number the nodes of a rank uniquely")
+    for node in nodes:
+        for dep in (*node.data_deps, *node.ctrl_deps):
+            if dep not in counts:
+                message = f"{node.label} depends on node {dep}, which is not in the file"
+                remedy = "drop the dependency or write the node"
+                yield Problem(node.id, "missing-dependency", message, remedy)
+    if not nodes:
+        message = "expected at least one node, found only the metadata"
+        yield Problem(None, "no-nodes", message, "give an idle rank one node of minimal work")
+    elif all(node.data_deps or node.ctrl_deps for node in nodes):
+        message = "expected a node without dependencies to start with, found none"
+        yield Problem(None, "no-start", message, "drop the dependencies of the first node")
+
+
+def _cycle_problem(
+    nodes: Sequence[TraceNode], deps: Sequence[tuple[int, ...]], order: Sequence[int]
+) -> Problem:
+    stuck = set(range(len(nodes))) - set(order)
+    seen: dict[int, None] = {}
+    index = min(stuck)
+    while index not in seen:
+        seen[index] = None
+        index = next(source for source in deps[index] if source in stuck)
+    cycle = [*seen][[*seen].index(index) :]
+    path = " waits for ".join(nodes[i].label for i in [*cycle, index])
+    message = f"expected dependencies without a cycle, found {path}"
+    return Problem(nodes[index].id, "dependency-cycle", message, "drop one of these dependencies")
+
+
+def _collectives(program: Program, order: Sequence[int]) -> Mapping[int, tuple[Collective, ...]]:
+    by_slot: dict[int, list[Collective]] = defaultdict(list)
+    for index in order:
+        if program.nodes[index].kind == NodeKind.COLL and index in program.group_slots:
+            attrs = program.nodes[index].attrs
+            collective = Collective(
+                index, _integer(attrs, "comm_type"), _integer(attrs, "comm_size")
+            )
+            by_slot[program.group_slots[index]].append(collective)
+    return {slot: tuple(found) for slot, found in by_slot.items()}
+
+
+def _messages(
+    program: Program, order: Sequence[int], kind: NodeKind
+) -> Mapping[int, tuple[Message, ...]]:
+    by_slot: dict[int, list[Message]] = defaultdict(list)
+    for index in order:
+        if program.nodes[index].kind == kind and index in program.peer_slots:
+            attrs = program.nodes[index].attrs
+            message = Message(index, _integer(attrs, "comm_tag"), _integer(attrs, "comm_size"))
+            by_slot[program.peer_slots[index]].append(message)
+    return {slot: tuple(found) for slot, found in by_slot.items()}
+
+
+def _integer(attrs: Mapping[str, AttrValue], name: str) -> int:
+    value = attrs.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _unordered_collectives(
+    program: Program, deps: Sequence[tuple[int, ...]], order: Sequence[int]
+) -> Iterator[Problem]:
+    every = [index for index in order if program.nodes[index].kind == NodeKind.COLL]
+    across = first_unordered(deps, order, every)
+    if across is None:
+        return
+    for slot in sorted(set(program.group_slots.values())):
+        inside = first_unordered(
+            deps, order, [i for i in every if program.group_slots.get(i) == slot]
+        )
+        if inside is not None:
+            yield _unordered(program, "unordered-in-group", inside, "two collectives of one group")
+    if program.group_slots.get(across[0]) != program.group_slots.get(across[1]):
+        what = "two collectives of different groups"
+        yield _unordered(program, "unordered-across-groups", across, what)
+
+
+def _unordered_messages(
+    program: Program,
+    deps: Sequence[tuple[int, ...]],
+    order: Sequence[int],
+    channels: Sequence[tuple[Message, ...]],
+) -> Iterator[Problem]:
+    for channel in channels:
+        alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for message in channel:
+            alike[message.tag, message.size].append(message.index)
+        for indices in alike.values():
+            pair = _first_swappable(program.nodes, deps, order, indices)
+            if pair is not None:
+                what = "two messages of the same peer, tag and size"
+                yield _unordered(program, "unordered-messages", pair, what)
+
+
+def _unordered(program: Program, code: str, pair: tuple[int, int], what: str) -> Problem:
+    first, second = (program.nodes[index] for index in pair)
+    message = (
+        f"expected dependencies to order {what}, found {first.label} and {second.label} free to "
+        "swap; ranks that choose differently deadlock"
+    )
+    remedy = f"add a control dependency of node {second.id} on node {first.id}"
+    if code == "unordered-messages":
+        remedy += ", or give them different tags"
+    return Problem(second.id, code, message, remedy, is_error=False)
+
+
+def first_unordered(
+    deps: Sequence[tuple[int, ...]], order: Sequence[int], chosen: Sequence[int]
+) -> tuple[int, int] | None:
+    """The first neighbours in `chosen` of which the second does not depend on the first.
+
+    `chosen` is a part of `order`, which is topological.
+    """
+    rank = {index: number for number, index in enumerate(chosen, start=1)}
+    if len(rank) < 2:
+        return None
+    longest = [0] * len(deps)
+    for index in order:
+        best = 0
+        for source in deps[index]:
+            best = max(best, longest[source])
+        if index in rank:
+            best += 1
+            if best != rank[index]:
+                return chosen[rank[index] - 2], index
+        longest[index] = best
+    return None
+
+
+def _first_swappable(
+    nodes: Sequence[TraceNode],
+    deps: Sequence[tuple[int, ...]],
+    order: Sequence[int],
+    chosen: Sequence[int],
+) -> tuple[int, int] | None:
+    """The first neighbours in `chosen` that a simulator may issue in either order.
+
+    It issues ready nodes lowest id first, so a node that is ready no later than another and has
+    the lower id goes first even where no dependency says so.
+    """
+    if first_unordered(deps, order, chosen) is None:
+        return None
+    marks = [0] * len(deps)
+    bit = {source: 1 << number for number, source in enumerate(_barriers(deps, chosen))}
+    for index in order:
+        mask = bit.get(index, 0)
+        for source in deps[index]:
+            mask |= marks[source]
+        marks[index] = mask
+    for first, second in pairwise(chosen):
+        ready = all(marks[second] & bit[source] for source in deps[first])
+        follows = marks[second] & bit[first]
+        if not follows and not (ready and nodes[first].id < nodes[second].id):
+            return first, second
+    return None
+
+
+def _barriers(deps: Sequence[tuple[int, ...]], chosen: Sequence[int]) -> dict[int, None]:
+    return dict.fromkeys(i for index in chosen for i in (index, *deps[index]))

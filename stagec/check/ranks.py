@@ -1,0 +1,137 @@
+"""Reading the trace of a rank for the checker, at little cost for what was seen before.
+
+Records are decoded once for all ranks that hold the same bytes, and a program is analysed once
+for all ranks that differ only in which groups and peers they talk to (a rank class).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagec.check.program import Analysis, Program, analyse
+from stagec.formats.chakra.nodes import (
+    AttrValue,
+    NodeKind,
+    TraceNode,
+    decode_node,
+    read_records,
+    split_records,
+)
+
+_CACHED_RECORDS = 1 << 17
+
+_LINK_OF: Mapping[int, str] = {
+    NodeKind.COLL: "pg_name",
+    NodeKind.SEND: "comm_dst",
+    NodeKind.RECV: "comm_src",
+}
+_LINKS = frozenset({"pg_name", "comm_dst", "comm_src"})
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """The trace of one rank: the class of its program, and its groups and peers by slot.
+
+    `groups` holds the `pg_name` of each group slot as written, `peers` the rank of each peer slot.
+    """
+
+    rank: int
+    path: Path
+    class_id: int
+    analysis: Analysis
+    groups: tuple[str, ...]
+    peers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A decoded record; `shape` is a digest of all but the link, the group or peer it names."""
+
+    node: TraceNode
+    shape: bytes
+    link: AttrValue | None
+
+
+class RankReader:
+    """Reads trace files, remembering records and programs across them."""
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, _Record] = {}
+        self._class_ids: dict[bytes, int] = {}
+        self.classes: list[Analysis] = []
+
+    def read(self, path: Path, rank: int) -> RankTrace:
+        """The trace of a rank.
+
+        Raises TraceError for a file that is not a trace.
+        """
+        return self._trace(path, rank, read_records(path))
+
+    def read_bytes(self, path: Path, rank: int, data: bytes) -> RankTrace:
+        """The trace of a rank from the content of its file.
+
+        Raises TraceError for what is not a trace.
+        """
+        return self._trace(path, rank, split_records(path, data))
+
+    def _trace(self, path: Path, rank: int, found: Iterable[tuple[int, bytes]]) -> RankTrace:
+        records = [self._record(path, offset, raw) for offset, raw in found]
+        groups: dict[str, int] = {}
+        peers: dict[int, int] = {}
+        group_slots: dict[int, int] = {}
+        peer_slots: dict[int, int] = {}
+        for index, record in enumerate(records):
+            link = record.link
+            if isinstance(link, str):
+                group_slots[index] = groups.setdefault(link, len(groups))
+            elif isinstance(link, int):
+                peer_slots[index] = peers.setdefault(link, len(peers))
+        key = _digest(records, group_slots, peer_slots)
+        class_id = self._class_ids.get(key)
+        if class_id is None:
+            class_id = self._class_ids[key] = len(self.classes)
+            nodes = tuple(record.node for record in records)
+            self.classes.append(analyse(Program(nodes, group_slots, peer_slots)))
+        return RankTrace(rank, path, class_id, self.classes[class_id], tuple(groups), tuple(peers))
+
+    def _record(self, path: Path, offset: int, raw: bytes) -> _Record:
+        record = self._records.get(raw)
+        if record is None:
+            node = decode_node(path, offset, raw)
+            record = _Record(node, _shape(node), _link(node))
+            if len(self._records) >= _CACHED_RECORDS:
+                self._records.clear()
+            self._records[raw] = record
+        return record
+
+
+def _link(node: TraceNode) -> AttrValue | None:
+    """The group or the peer of a node, if it has one of a type that can name it."""
+    name = _LINK_OF.get(node.kind)
+    if name is None:
+        return None
+    value = node.attrs.get(name)
+    return value if isinstance(value, str if name == "pg_name" else int) else None
+
+
+def _shape(node: TraceNode) -> bytes:
+    values = [
+        (name, type_name, None if name in _LINKS else node.attrs[name])
+        for name, type_name in sorted(node.attr_types.items())
+    ]
+    facts = (node.id, node.name, node.kind, node.data_deps, node.ctrl_deps, values)
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
+
+
+def _digest(
+    records: list[_Record], group_slots: Mapping[int, int], peer_slots: Mapping[int, int]
+) -> bytes:
+    digest = hashlib.sha256(b"".join([record.shape for record in records]))
+    for slots in (group_slots, peer_slots):
+        digest.update(array("q", [number for pair in slots.items() for number in pair]).tobytes())
+        digest.update(b"|")
+    return digest.digest()

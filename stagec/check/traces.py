@@ -1,0 +1,99 @@
+"""The trace checker: proves a directory of traces well-formed and free of deadlock.
+
+Here the parts come together: files, programs by themselves, ranks against each other, and what
+simulators cannot take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from stagec.check.agreement import Job, check_job
+from stagec.check.deadlock import check_deadlock
+from stagec.check.files import check_manifest, discover, read_groups
+from stagec.check.findings import CheckReport, Finding
+from stagec.check.ranks import RankReader, RankTrace
+from stagec.formats.chakra.nodes import TraceError
+from stagec.formats.limits import exceeded_limits
+
+__all__ = ["CheckReport", "Finding", "check_directory"]
+
+
+def check_directory(
+    directory: Path, *, progress: Callable[[int, int], None] | None = None
+) -> CheckReport:
+    """Check all traces of one job, with their groups file and, if there is one, the manifest.
+
+    `progress` is called with the number of trace files read and their total. Whatever is wrong
+    with the directory is a finding; nothing is raised.
+    """
+    report = CheckReport()
+    name, files = discover(directory, report)
+    if not files:
+        return report
+    check_manifest(directory, files, report)
+    traces = _read(files, report, progress)
+    groups = read_groups(directory, name, report)
+    check_traces(Job(directory, traces, frozenset(files), groups), report)
+    return report
+
+
+def check_traces(job: Job, report: CheckReport) -> None:
+    """Check the traces of a job that have been read."""
+    _count(job, report)
+    _report_programs(job.traces.values(), report)
+    check_job(job, report)
+    check_deadlock(job, report)
+    _check_limits(job, report)
+
+
+def _read(
+    files: Mapping[int, Path],
+    report: CheckReport,
+    progress: Callable[[int, int], None] | None,
+) -> dict[int, RankTrace]:
+    reader = RankReader()
+    traces: dict[int, RankTrace] = {}
+    for done, (rank, path) in enumerate(files.items(), start=1):
+        try:
+            traces[rank] = reader.read(path, rank)
+        except TraceError as error:
+            message = f"byte {error.byte_offset}: {error.message}"
+            report.error(path, "unreadable", message, "write the trace again")
+        if progress is not None:
+            progress(done, len(files))
+    return traces
+
+
+def _count(job: Job, report: CheckReport) -> None:
+    report.ranks = len(job.ranks)
+    report.groups = len(job.members)
+    ranks = Counter(trace.class_id for trace in job.traces.values())
+    analyses = {trace.class_id: trace.analysis for trace in job.traces.values()}
+    for class_id, count in ranks.items():
+        analysis = analyses[class_id]
+        report.nodes += count * len(analysis.deps)
+        report.collectives += count * sum(map(len, analysis.collectives.values()))
+        report.sends += count * sum(map(len, analysis.sends.values()))
+
+
+def _report_programs(traces: Iterable[RankTrace], report: CheckReport) -> None:
+    """The problems of each program, once, on the first rank that runs it."""
+    by_class: dict[int, list[RankTrace]] = defaultdict(list)
+    for trace in traces:
+        by_class[trace.class_id].append(trace)
+    for first, *others in by_class.values():
+        also = f" (likewise {len(others)} more ranks with this program)" if others else ""
+        for problem in first.analysis.problems:
+            add = report.error if problem.is_error else report.warning
+            message = problem.message + also
+            add(first.path, problem.code, message, problem.remedy, node=problem.node)
+
+
+def _check_limits(job: Job, report: CheckReport) -> None:
+    longest = max((len(trace.analysis.deps) for trace in job.traces.values()), default=0)
+    for sentence in exceeded_limits(job.group_slots, len(job.ranks), longest):
+        remedy = "fewer ranks, groups or nodes fit; other consumers may take the job as it is"
+        report.warning(job.directory, "consumer-limit", sentence, remedy)

@@ -1,0 +1,391 @@
+"""Class programs as bytes: stamped for a class, patched per rank.
+
+Ranks of a class differ in the identifiers of their communicators and in their peers only. A node's
+`pg_name`, or its peer, is the last field of its record, so it is a few bytes at a known place.
+Programs are serialised once for each combination of identifier widths (peers have one width in a
+job), and these bytes are overwritten for each rank.
+
+Nodes that are alike but for their names and numbers, these of the same widths, have one layout: one
+of them is serialised, the others are copies of it with other letters and digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import fsum
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stagec.formats.chakra.nodes import (
+    AttrValue,
+    CollKind,
+    NodeKind,
+    TraceNode,
+    encode_metadata,
+    encode_node,
+    varint,
+)
+from stagec.program.groups import Axes, Groups, neighbours
+from stagec.program.nodes import Ints, Node, Program, marker_of
+from stagec.support.diagnostics import error
+from stagec.support.source import UNKNOWN
+
+SCHEMA_VERSION = "0.0.4"
+_KINDS = {kind.label: kind for kind in CollKind}
+_K = TypeVar("_K")
+#: mesh axis and difference of coordinates
+Neighbour = tuple[str, int]
+Bytes = npt.NDArray[np.uint8]
+#: Nodes with more edges than this are serialised one by one: the widths of the edges of others,
+#: two bits each, fit one integer.
+_MOST_EDGES = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A device for durations: peak FLOP/s and bytes/s."""
+
+    flops: float
+    bandwidth: float
+
+    def seconds(self, flops: int, size: int) -> float:
+        """Time of a computation that executes so many FLOPs and touches so many bytes."""
+        return max(flops / self.flops, size / self.bandwidth)
+
+    def micros(self, node: Node) -> int:
+        """Microseconds of a computation, at least one: the format has whole ones. A merged one
+        takes as long as its parts one after the other, which is rounded once."""
+        parts = node.parts or ((node.flops, node.size),)
+        return max(1, round(1e6 * fsum(self.seconds(*part) for part in parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A serialised program; for each axes and each neighbour, the positions of the last byte of
+    its identifiers, and what is written there now."""
+
+    data: Bytes
+    ends: Mapping[Axes, Ints]
+    peers: Mapping[Neighbour, Ints]
+    _there: dict[Axes | Neighbour, bytes] = field(default_factory=dict[Axes | Neighbour, bytes])
+
+    def group(self, axes: Axes, number: int) -> None:
+        """Write the identifier of a group."""
+        self._put(axes, self.ends[axes], str(number).encode())
+
+    def peer(self, way: Neighbour, rank: bytes) -> None:
+        """Write a peer, as a varint of the width of all peers."""
+        self._put(way, self.peers[way], rank)
+
+    def _put(self, key: Axes | Neighbour, ends: Ints, text: bytes) -> None:
+        there = self._there.get(key, b"")
+        for place in range(1, len(text) + 1):
+            if text[-place:][:1] != there[-place:][:1]:
+                self.data[ends - (place - 1)] = text[-place]
+        self._there[key] = text
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who talks to whom in a job: what the bytes of a rank need beside those of its class."""
+
+    mesh: Mapping[str, int]
+    groups: Groups
+
+    @property
+    def peer_width(self) -> int:
+        """Bytes of a peer."""
+        return len(varint(self.groups.ranks - 1))
+
+    def patched(self, variant: Variant, rank: int) -> memoryview:
+        """The bytes of a rank, in the memory of the variant: good until the next rank is made,
+        since the same places are overwritten for every rank."""
+        for axes in variant.ends:
+            variant.group(axes, self.groups.of_rank(axes, rank))
+        for axis, by in variant.peers:
+            peer = int(neighbours(self.mesh, axis, by, np.array([rank]))[0])
+            variant.peer((axis, by), _fixed_varint(peer, self.peer_width))
+        return variant.data.data
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWriter:
+    """Makes nodes as consumers want them."""
+
+    mesh: Mapping[str, int]
+    ranks: int
+    roofline: Roofline | None = None
+
+    def trace_node(self, node: Node, group: str) -> TraceNode:
+        """A node as consumers want it. No FLOPs or bytes are written as 1: consumers stall on 0."""
+        attrs: dict[str, AttrValue] = {"is_cpu_op": False}
+        memory = {"alloc_bytes": node.alloc, "free_bytes": node.free}
+        attrs |= {name: size for name, size in memory.items() if size}
+        data = tuple(d.id for d in node.deps)
+        control = tuple(d.id for d in node.after)
+        if node.is_message:
+            sends = node.kind == "send"
+            attrs |= {
+                "comm_size": max(1, node.size),
+                "comm_tag": node.tag,
+                "comm_dst" if sends else "comm_src": self._largest_peer,
+            }
+            end = NodeKind.SEND if sends else NodeKind.RECV
+            return TraceNode(node.id, node.name, end, data, control, attrs)
+        if node.is_copy:
+            attrs["tensor_size"] = max(1, node.size)
+            way = NodeKind.MEM_STORE if node.to == "host" else NodeKind.MEM_LOAD
+            return TraceNode(node.id, node.name, way, data, control, attrs)
+        if not node.is_collective:
+            micros = self.roofline.micros(node) if self.roofline else 0
+            attrs |= {
+                "num_ops": max(1, node.flops),
+                "tensor_size": max(1, node.size),
+            }
+            return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs, micros)
+        kind = _collective(node)
+        attrs |= {
+            "comm_type": int(kind),
+            "comm_size": max(1, self.comm_size(node)),
+            "pg_name": group,
+        }
+        return TraceNode(node.id, node.name, NodeKind.COLL, data, control, attrs)
+
+    @property
+    def _largest_peer(self) -> int:
+        return (1 << (7 * len(varint(self.ranks - 1)))) - 1
+
+    def comm_size(self, node: Node) -> int:
+        """Bytes as consumers read them: the shard for an all-gather, the full buffer otherwise."""
+        if node.kind != "all_gather":
+            return node.size
+        members = 1
+        for axis in node.group:
+            members *= self.mesh[axis]
+        return node.size // members
+
+
+class Encoder:
+    """Makes the file of any rank of a class."""
+
+    def __init__(self, program: Program, layout: Layout, roofline: Roofline | None = None) -> None:
+        self._program, self._layout = program, layout
+        self._writer = TraceWriter(layout.mesh, layout.groups.ranks, roofline)
+        self._variants: dict[tuple[int, ...], Variant] = {}
+
+    @property
+    def axes(self) -> list[Axes]:
+        """The axes of its collectives' groups."""
+        return self._program.groups
+
+    def rank(self, rank: int) -> memoryview:
+        """The bytes of `<name>.<rank>.et`, good until the next rank is made."""
+        return self._layout.patched(self.variant(self.widths(rank)), rank)
+
+    def widths(self, rank: int) -> tuple[int, ...]:
+        """Digits of the identifiers of the rank's groups, in the order of `program.groups`."""
+        groups = self._layout.groups
+        return tuple(len(str(groups.of_rank(axes, rank))) for axes in self._program.groups)
+
+    def variant(self, widths: tuple[int, ...]) -> Variant:
+        """The program for identifiers of these widths."""
+        if widths not in self._variants:
+            given = dict(zip(self._program.groups, widths, strict=True))
+            self._variants[widths] = _serialise(self._program, self._writer, given)
+        return self._variants[widths]
+
+
+def _serialise(program: Program, writer: TraceWriter, widths: Mapping[Axes, int]) -> Variant:
+    metadata = np.frombuffer(encode_metadata(SCHEMA_VERSION), dtype=np.uint8)
+    kinds = list(_same_layout(program))
+    records = [
+        _serialise_like(
+            program, members, writer, "9" * widths.get(_first(program, members).group, 0)
+        )
+        for members in kinds
+    ]
+    lengths = np.zeros(len(program), dtype=np.int64)
+    for members, block in zip(kinds, records, strict=True):
+        lengths[members] = block.shape[1]
+    after = len(metadata) + np.cumsum(lengths)
+    data = np.empty(after[-1], dtype=np.uint8)
+    data[: len(metadata)] = metadata
+    for members, block in zip(kinds, records, strict=True):
+        size = block.shape[1]
+        shape, strides = (len(data) - size + 1, size), (1, 1)
+        windows: Bytes = np.ndarray(shape, np.uint8, data.data, strides=strides)
+        windows[after[members] - size] = block
+    ends: dict[Axes, list[Ints]] = {axes: [] for axes in widths}
+    peers: dict[Neighbour, list[Ints]] = {}
+    for members in kinds:
+        node = _first(program, members)
+        if node.is_collective:
+            ends[node.group].append(after[members] - 1)
+        elif node.is_message:
+            towards = node.by if node.kind == "send" else -node.by
+            peers.setdefault((node.over, towards), []).append(after[members] - 1)
+    return Variant(data, _positions(ends), _positions(peers))
+
+
+def _first(program: Program, members: Ints) -> Node:
+    return program.prototypes[int(program.prototype[members[0]])]
+
+
+def _same_layout(program: Program) -> Iterator[Ints]:
+    """The nodes (from 0) of each layout."""
+    count = len(program)
+    numbers = np.diff(program.starts)
+    inner = np.arange(len(program.edges)) - np.repeat(program.starts[:-1], numbers)
+    shift = np.minimum(2 * inner, 62)
+    weights = (_varint_width(program.edges) - 1) << shift
+    total = np.concatenate([[0], np.cumsum(weights)])
+    edges = total[program.starts[1:]] - total[program.starts[:-1]]
+    alike = _alike(program.prototypes)[program.prototype]
+    marked = alike[:, 2] >= 0
+    digits = np.where(marked, decimal_width(program.microbatch), 0)
+    single = np.where(numbers > _MOST_EDGES, np.arange(1, count + 1), 0)
+    data = program.control - program.starts[:-1]
+    tag = _varint_width(program.tag)
+    memory = (program.events.alloc, program.events.free) if program.events is not None else ()
+    facts = (*alike.T, digits, _varint_width(np.arange(1, count + 1)), tag, *memory)
+    keys = (*facts, data, numbers, edges, single)
+    order = np.lexsort(keys)
+    differs = np.zeros(count, dtype=bool)
+    differs[0] = True
+    for key in keys:
+        ordered = key[order]
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    yield from np.split(order, np.flatnonzero(differs)[1:])
+
+
+def _alike(prototypes: Sequence[Node]) -> Ints:
+    """For each prototype: a number for all of it but its name, the length of that without the
+    number of a microbatch, and where that number is in it, or -1."""
+    known: dict[tuple[object, ...], int] = {}
+    rows: list[tuple[int, int, int]] = []
+    for n in prototypes:
+        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by, n.to, n.parts)
+        mark = marker_of(n.name)
+        at = len(n.name.partition(mark)[0].encode()) if mark else -1
+        rows.append((known.setdefault(facts, len(known)), len(n.name.encode()) - len(mark), at))
+    return np.array(rows, dtype=np.int64)
+
+
+def _collective(node: Node) -> CollKind:
+    """The kind of a collective. Raises `DiagnosticError` for one that traces do not know."""
+    found = _KINDS.get(node.kind)
+    if found is None:
+        raise error(
+            f"traces have no collective '{node.kind}'",
+            node.op.loc if node.op is not None else UNKNOWN,
+            remedy=f"the kinds are: {', '.join(_KINDS)}",
+        )
+    return found
+
+
+def _encoded(node: TraceNode) -> bytes:
+    """The record of a node. Raises `DiagnosticError` for a number that the format cannot hold."""
+    try:
+        return encode_node(node)
+    except ValueError as problem:
+        raise error(
+            f"a trace cannot hold this: {problem}",
+            remedy="choose smaller sizes: traces have integers of 64 bits",
+        ) from None
+
+
+def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group: str) -> Bytes:
+    """The records of nodes of one layout: one serialised by protobuf, repeated
+    and overwritten. Fields come in the order of their numbers: identifier, name, kind, control and
+    data dependencies, ..., attributes."""
+    prototype = _first(program, members)
+    one = int(members[0])
+    begin, middle, end = program.starts[one], program.control[one], program.starts[one + 1]
+    edges = [Node("", "", "", 0, id=e) for e in program.edges[begin:end].tolist()]
+    mark = marker_of(prototype.name)
+    number = str(program.microbatch[one])
+    name = prototype.name.replace(mark, number) if mark else prototype.name
+    data = int(middle - begin)
+    node = replace(
+        prototype,
+        id=one + 1,
+        name=name,
+        tag=int(program.tag[one]),
+        deps=edges[:data],
+        after=edges[data:],
+    )
+    if program.events is not None:
+        node.alloc, node.free = int(program.events.alloc[one]), int(program.events.free[one])
+    record = _encoded(writer.trace_node(node, group))
+    block = np.tile(np.frombuffer(record, dtype=np.uint8), (len(members), 1))
+    if len(members) == 1:
+        return block
+    at = 1 + next(i for i, byte in enumerate(record) if byte < _MORE)  # the length
+    at = _put(block, at + 1, members + 1)
+    if name:
+        length = len(name.encode())
+        at += 1 + len(varint(length))
+        used, which = np.unique(program.prototype[members], return_inverse=True)
+        like: list[int] = used.tolist()
+        if len(like) > 1:
+            names = (program.prototypes[i].name for i in like)
+            text = "".join(n.replace(marker_of(n), number) if mark else n for n in names)
+            table = np.frombuffer(text.encode(), dtype=np.uint8).reshape(-1, length)
+            block[:, at : at + length] = table[which]
+        if mark:
+            digits = at + len(prototype.name.partition(mark)[0].encode())
+            _put_decimal(block, digits, len(number), program.microbatch[members])
+        at += length
+    at += 2  # the kind
+    for starts, targets in ((program.control, node.after), (program.starts, node.deps)):
+        if targets:
+            at += 1 + len(varint(sum(len(varint(e.id)) for e in targets)))
+            for i in range(len(targets)):
+                at = _put(block, at, program.edges[starts[members] + i])
+    if prototype.is_message:
+        _put(block, record.rindex(_TAG) + len(_TAG), program.tag[members])
+    return block
+
+
+_MORE = 0x80
+#: The name of the attribute, and the key of its 32-bit value.
+_TAG = b"comm_tag\x38"
+
+
+def _put(block: Bytes, at: int, numbers: Ints) -> int:
+    """Overwrite varints of one width; the place after them."""
+    width = len(varint(int(numbers[0])))
+    for i in range(width):
+        digit = numbers >> (7 * i) & 0x7F
+        block[:, at + i] = digit | _MORE if i < width - 1 else digit
+    return at + width
+
+
+def _put_decimal(block: Bytes, at: int, width: int, numbers: Ints) -> None:
+    for i in range(width):
+        block[:, at + width - 1 - i] = ord("0") + numbers // 10**i % 10
+
+
+def _varint_width(numbers: Ints) -> Ints:
+    """Bytes of each number as a varint."""
+    limits = np.array([1 << (7 * i) for i in range(1, 9)], dtype=np.int64)
+    return np.searchsorted(limits, numbers, side="right") + 1
+
+
+def decimal_width(numbers: Ints) -> Ints:
+    """Digits of each number."""
+    limits = np.array([10**i for i in range(1, 18)], dtype=np.int64)
+    return np.searchsorted(limits, numbers, side="right") + 1
+
+
+def _positions(found: Mapping[_K, list[Ints]]) -> dict[_K, Ints]:
+    return {key: np.sort(np.concatenate(ends)) for key, ends in found.items() if ends}
+
+
+def _fixed_varint(number: int, width: int) -> bytes:
+    """A varint of exactly `width` bytes: padded with empty groups, which readers accept."""
+    digits = [number >> (7 * i) & 0x7F for i in range(width)]
+    return bytes([*(d | 0x80 for d in digits[:-1]), digits[-1]])

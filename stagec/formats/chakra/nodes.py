@@ -1,0 +1,326 @@
+"""The Chakra file format: nodes to bytes and back.
+
+This is the one module that knows protobuf. A file is a metadata record and then node records,
+each behind the varint of its length; everything malformed comes out as a `TraceError`.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from io import BytesIO
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, cast
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from stagec.formats.chakra.et_def_pb2 import AttributeProto, GlobalMetadata, Node
+
+AttrValue = int | float | str | bool | bytes | tuple[int | float | str | bool | bytes, ...]
+
+MAX_RECORD_BYTES = 16 << 20
+"""A longer record is refused: it bounds the memory that a hostile length prefix can claim."""
+
+ATTR_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "is_cpu_op": "bool",
+        "num_ops": "int64",
+        "tensor_size": "uint64",
+        "alloc_bytes": "uint64",
+        "free_bytes": "uint64",
+        "comm_type": "int64",
+        "comm_size": "int64",
+        "pg_name": "string",
+        "comm_tag": "int32",
+        "comm_src": "int32",
+        "comm_dst": "int32",
+    }
+)
+"""The exact type of each attribute that consumers read; another integer type reads as 0."""
+
+_CHUNK_BYTES = 1 << 20
+_MAX_VARINT_BYTES = 5
+_LAST_NODE_FIELD = 10
+_LAST_ATTR_FIELD = 32
+
+
+class NodeKind(IntEnum):
+    """What a node asks of the simulator."""
+
+    INVALID = 0
+    METADATA = 1
+    MEM_LOAD = 2
+    MEM_STORE = 3
+    COMP = 4
+    SEND = 5
+    RECV = 6
+    COLL = 7
+
+    @property
+    def label(self) -> str:
+        """The kind in lower case: `comp`, `send`, `mem_load`."""
+        return self.name.lower()
+
+
+class CollKind(IntEnum):
+    """The values of the attribute `comm_type`."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+    @property
+    def label(self) -> str:
+        """The collective in lower case: `all_reduce`."""
+        return self.name.lower()
+
+
+class TraceError(Exception):
+    """A file that is not a readable trace; `byte_offset` is where the bad record starts."""
+
+    def __init__(self, path: Path, byte_offset: int, message: str) -> None:
+        super().__init__(f"{path}: byte {byte_offset}: {message}")
+        self.path = path
+        self.byte_offset = byte_offset
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class TraceNode:
+    """One node of one rank.
+
+    `kind` is a `NodeKind`, or any other integer that a file may hold. Dependencies are node ids
+    of the same rank. `attr_types` names the protobuf type of attributes (`int64`, `string_list`);
+    the reader fills it in, the writer needs it only to depart from `ATTR_TYPES`.
+    """
+
+    id: int
+    name: str
+    kind: int
+    data_deps: tuple[int, ...] = ()
+    ctrl_deps: tuple[int, ...] = ()
+    attrs: Mapping[str, AttrValue] = field(default_factory=dict[str, AttrValue])
+    duration_micros: int = 0
+    attr_types: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+
+    @property
+    def label(self) -> str:
+        """How messages name the node: `node 7 'layer0.mlp'`."""
+        return f"node {self.id} {self.name!r}"
+
+
+def encode_metadata(version: str) -> bytes:
+    """The first record of a file, with its length prefix."""
+    return _prefixed(GlobalMetadata(version=version))
+
+
+def encode_node(node: TraceNode) -> bytes:
+    """The record of a node, with its length prefix.
+
+    Raises ValueError for a value that its protobuf type cannot hold.
+    """
+    message = Node(id=node.id, name=node.name, duration_micros=node.duration_micros)
+    message.type = node.kind  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    message.ctrl_deps.extend(node.ctrl_deps)
+    message.data_deps.extend(node.data_deps)
+    for name, value in node.attrs.items():
+        type_name = node.attr_types.get(name) or ATTR_TYPES.get(name) or _default_type(value)
+        try:
+            _set_value(message.attr.add(name=name), type_name, value)
+        except (AttributeError, TypeError, ValueError) as error:
+            found = f"{node.label}: attribute {name!r}: {value!r} does not fit {type_name}"
+            raise ValueError(found) from error
+    return _prefixed(message)
+
+
+def read_trace(path: Path) -> Iterator[TraceNode]:
+    """The nodes of a file in file order, in memory bounded by the longest record.
+
+    Raises TraceError for anything that is not a well-formed trace.
+    """
+    for offset, record in read_records(path):
+        yield decode_node(path, offset, record)
+
+
+def read_records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Byte offset and undecoded bytes of each node record; the metadata is verified and skipped.
+
+    Raises TraceError where the file cannot be opened or cut into records.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TraceError(path, 0, "expected a regular file, found a directory or a device")
+        with path.open("rb") as file:
+            yield from _nodes_only(path, file)
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
+        raise TraceError(path, 0, f"cannot be read: {error}") from error
+
+
+def split_records(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """As `read_records`, for the content of a file; `path` names it in errors."""
+    return _nodes_only(path, BytesIO(data))
+
+
+def _nodes_only(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    records = _split(path, file)
+    _verify_metadata(path, next(records, None))
+    yield from records
+
+
+def decode_node(path: Path, offset: int, record: bytes) -> TraceNode:
+    """The node of one record of `read_records`.
+
+    Raises TraceError at `offset` of `path` for bytes that are not a node.
+    """
+    try:
+        message = Node.FromString(record)
+    except DecodeError as error:
+        raise TraceError(path, offset, f"expected a Chakra node: {error}") from error
+    if _has_wrong_type(message, _LAST_NODE_FIELD):
+        raise TraceError(path, offset, "expected a Chakra node, found a field of another type")
+    attrs: dict[str, AttrValue] = {}
+    types: dict[str, str] = {}
+    for attr in message.attr:
+        member = attr.WhichOneof("value")
+        if member is not None:
+            attrs[attr.name] = _value(attr, member)
+            types[attr.name] = member.removesuffix("_val")
+        elif _has_wrong_type(attr, _LAST_ATTR_FIELD):
+            found = f"attribute {attr.name!r} holds a value of another type than its field"
+            raise TraceError(path, offset, found)
+    return TraceNode(
+        id=message.id,
+        name=message.name,
+        kind=int(message.type),
+        data_deps=tuple(message.data_deps),
+        ctrl_deps=tuple(message.ctrl_deps),
+        attrs=attrs,
+        duration_micros=message.duration_micros,
+        attr_types=types,
+    )
+
+
+def _prefixed(message: Message) -> bytes:
+    body = message.SerializeToString(deterministic=True)
+    return varint(len(body)) + body
+
+
+def varint(number: int) -> bytes:
+    """An unsigned integer in protobuf's encoding, as short as can be."""
+    digits = bytearray()
+    while number >= 0x80:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
+
+
+def _default_type(value: AttrValue) -> str:
+    match value:
+        case bool():
+            return "bool"
+        case int():
+            return "int64"
+        case float():
+            return "double"
+        case str():
+            return "string"
+        case bytes():
+            return "bytes"
+        case _:
+            return f"{_default_type(value[0]) if value else 'int64'}_list"
+
+
+def _set_value(attr: AttributeProto, type_name: str, value: AttrValue) -> None:
+    if not isinstance(value, tuple):
+        setattr(attr, f"{type_name}_val", value)
+        return
+    values = getattr(attr, type_name)
+    values.SetInParent()
+    values.values.extend(value)
+
+
+def _value(attr: AttributeProto, member: str) -> AttrValue:
+    value: object = getattr(attr, member)
+    if member.endswith("_list"):
+        return tuple(cast("Iterable[int | float | str]", getattr(value, "values")))  # noqa: B009
+    return cast("int | float | str", value)
+
+
+def _has_wrong_type(message: Message, last_field: int) -> bool:
+    """Whether a field of the schema came with another wire type: protobuf sets those aside.
+
+    Fields beyond the schema are those of a newer one, and are ignored.
+    """
+    unknown = UnknownFieldSet(message)
+    return any(unknown[index].field_number <= last_field for index in range(len(unknown)))
+
+
+def _verify_metadata(path: Path, first: tuple[int, bytes] | None) -> None:
+    if first is None:
+        raise TraceError(path, 0, "expected a GlobalMetadata record, found an empty file")
+    offset, record = first
+    if _is_node(record):
+        found = "expected a GlobalMetadata record, found a node; readers skip the first record"
+        raise TraceError(path, offset, found)
+    try:
+        GlobalMetadata.FromString(record)
+    except DecodeError as error:
+        raise TraceError(path, offset, f"expected a GlobalMetadata record: {error}") from error
+
+
+def _is_node(record: bytes) -> bool:
+    try:
+        return int(Node.FromString(record).type) != NodeKind.INVALID
+    except DecodeError:
+        return False
+
+
+def _split(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    buffer, start, position = b"", 0, 0
+    while True:
+        if len(buffer) - position < _MAX_VARINT_BYTES:
+            start, buffer, position = start + position, buffer[position:], 0
+            buffer += file.read(_CHUNK_BYTES)
+            if not buffer:
+                return
+        offset = start + position
+        length, position = _length(path, offset, buffer, position)
+        missing = length - (len(buffer) - position)
+        if missing > 0:
+            start, buffer, position = start + position, buffer[position:], 0
+            buffer += file.read(max(missing, _CHUNK_BYTES))
+            if len(buffer) < length:
+                found = f"expected a record of {length} bytes, found {len(buffer)}; truncated"
+                raise TraceError(path, offset, found)
+        yield offset, buffer[position : position + length]
+        position += length
+
+
+def _length(path: Path, offset: int, buffer: bytes, position: int) -> tuple[int, int]:
+    """The length prefix at `position`, and the position after it."""
+    length = 0
+    for index in range(_MAX_VARINT_BYTES):
+        if position + index >= len(buffer):
+            raise TraceError(path, offset, "truncated in the length of a record")
+        byte = buffer[position + index]
+        length |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            break
+    else:
+        raise TraceError(path, offset, "expected a record length of at most 5 bytes")
+    if length > MAX_RECORD_BYTES:
+        found = f"expected a record of at most {MAX_RECORD_BYTES} bytes, found {length}"
+        raise TraceError(path, offset, found)
+    return length, position + index + 1

@@ -1,0 +1,1 @@
+"""Writing jobs: folders, archives, worker processes and clusters."""

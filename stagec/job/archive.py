@@ -1,0 +1,288 @@
+"""A job in one file: class programs as bytes, and tables of what differs between ranks.
+
+The format is described in docs/archive.md. Whatever is in a file, opening and reading it ends in
+what it holds or in a `DiagnosticError`, in memory bounded by what its index admits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import zstandard
+
+from stagec.formats.chakra.encode import Layout, Variant, decimal_width
+from stagec.formats.chakra.nodes import TraceNode, decode_node, split_records
+from stagec.job.archive_index import Index, StoredClass, StoredVariant, parse_index
+from stagec.job.emit import Job
+from stagec.program.groups import Groups, number_groups
+from stagec.program.nodes import Ints
+from stagec.support.diagnostics import error
+from stagec.support.files import new_file
+
+MAGIC = b"stagec archive\n\0"
+VERSION = 1
+#: Magic, version, bytes of the index in the file and unpacked, SHA-256 of it unpacked.
+_HEAD = struct.Struct("<16sIQQ32s")
+_LEVEL = 9
+#: Repetitions are found at this distance, and readers need so much memory.
+_WINDOW_LOG = 26
+MOST_INDEX_BYTES = 256 << 20
+_REMEDY = "write the archive again with stagec compile --archive"
+
+
+def write_archive(job: Job, path: Path, about: Mapping[str, object]) -> int:
+    """Write a job to a file, all or nothing; the bytes of the file."""
+    with new_file(path) as file:
+        _write(job, file, about)
+    return path.stat().st_size
+
+
+def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
+    """Frames first, then the index, then the head, whose place was left free."""
+    file.write(bytes(_HEAD.size))
+    classes: list[dict[str, object]] = []
+    for number, each in enumerate(job.classes):
+        variants: list[dict[str, object]] = []
+        encoder = job.encoder(number)
+        for widths in _widths(job.groups, encoder.axes, job.members[number]):
+            variant = encoder.variant(widths)
+            raw, ends, peers = _payload(variant)
+            start, size = file.tell(), file.write(_compressed(raw))
+            variants.append(
+                {
+                    "widths": list(widths),
+                    "start": start,
+                    "size": size,
+                    "bytes": len(raw),
+                    "trace_bytes": len(variant.data),
+                    "sha256": hashlib.sha256(raw).hexdigest(),
+                    "groups": ends,
+                    "peers": peers,
+                }
+            )
+        classes.append(
+            {
+                "coords": dict(each.coords),
+                "uses": [list(axes) for axes in each.groups],
+                "axes": [list(axes) for axes in encoder.axes],
+                "entry": job.entry(number),
+                "variants": variants,
+            }
+        )
+    index = {"name": job.name, "mesh": dict(job.mesh), "about": dict(about), "classes": classes}
+    raw = json.dumps(index, separators=(",", ":")).encode()
+    packed = _compressed(raw)
+    file.write(packed)
+    file.seek(0)
+    file.write(_HEAD.pack(MAGIC, VERSION, len(packed), len(raw), hashlib.sha256(raw).digest()))
+
+
+def _widths(
+    groups: Groups, axes: Sequence[tuple[str, ...]], members: Ints
+) -> list[tuple[int, ...]]:
+    """The combinations of widths of identifiers that occur among ranks."""
+    digits = [decimal_width(groups.number[a][members]) for a in axes]
+    if not digits:
+        return [()]
+    rows = np.unique(np.stack(digits, axis=1), axis=0)
+    return [tuple(row) for row in cast("list[list[int]]", rows.tolist())]
+
+
+def _payload(variant: Variant) -> tuple[bytes, list[Any], list[Any]]:
+    """The bytes of a program and its tables; what the index says of the tables."""
+    parts = [variant.data.tobytes()]
+    for places in (*variant.ends.values(), *variant.peers.values()):
+        parts.append(np.diff(places, prepend=0).astype("<u4").tobytes())
+    ends = [[list(axes), len(places)] for axes, places in variant.ends.items()]
+    peers = [[axis, by, len(places)] for (axis, by), places in variant.peers.items()]
+    return b"".join(parts), ends, peers
+
+
+def _compressed(data: bytes) -> bytes:
+    window = min(_WINDOW_LOG, max(10, len(data).bit_length()))
+    parameters = zstandard.ZstdCompressionParameters(
+        compression_level=_LEVEL, window_log=window, enable_ldm=True
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
+
+
+def _decompressed(packed: bytes, size: int) -> bytes:
+    """Exactly `size` bytes. Raises ValueError for anything else."""
+    try:
+        unpack = zstandard.ZstdDecompressor(max_window_size=1 << (_WINDOW_LOG + 1))
+        with unpack.stream_reader(packed) as reader:
+            data = reader.read(size + 1)
+    except (zstandard.ZstdError, MemoryError) as problem:
+        raise ValueError(str(problem)) from None
+    if len(data) != size:
+        raise ValueError(
+            f"expected {size} bytes, found {'more' if len(data) > size else len(data)}"
+        )
+    return data
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An open archive: a source of traces, and of the nodes of any rank. `digest` is the SHA-256 of
+    its index, which holds those of all programs."""
+
+    path: Path
+    index: Index
+    digest: str
+
+    @classmethod
+    def open(cls, path: Path) -> Archive:
+        """Open an archive. Raises `DiagnosticError` for what is none."""
+        try:
+            with path.open("rb") as file:
+                parsed, digest = _read_index(file)
+                return cls(path, parse_index(parsed, path.stat().st_size), digest)
+        except ValueError as problem:
+            raise error(f"'{path}' is no readable archive: {problem}", remedy=_REMEDY) from None
+
+    @property
+    def name(self) -> str:
+        """The name of the files."""
+        return self.index.name
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """The mesh of the job."""
+        return self.index.mesh
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        """What the manifest says of where the traces come from."""
+        return self.index.about
+
+    @property
+    def members(self) -> Sequence[Ints]:
+        """The ranks of each class."""
+        return self.index.members
+
+    @property
+    def groups(self) -> Groups:
+        """The numbered communicator groups."""
+        return self._groups
+
+    @cached_property
+    def _groups(self) -> Groups:
+        used = zip((c.uses for c in self.index.classes), self.members, strict=True)
+        return number_groups(self.mesh, used)
+
+    def entry(self, number: int) -> dict[str, object]:
+        """What the manifest says of a class."""
+        return dict(self.index.classes[number].entry)
+
+    def encoder(self, number: int) -> StoredProgram:
+        """The program of a class."""
+        layout = Layout(self.mesh, self.groups)
+        return StoredProgram(self.path, self.index.classes[number], layout)
+
+    def class_of(self, rank: int) -> int:
+        """The class of a rank. Raises `DiagnosticError` if there is no such rank."""
+        if not 0 <= rank < self.groups.ranks:
+            raise error(
+                f"there is no rank {rank}: the job has {self.groups.ranks} ranks",
+                remedy=f"choose among 0-{self.groups.ranks - 1}",
+            )
+        return next(
+            i for i, m in enumerate(self.members) if m[np.searchsorted(m, rank) % len(m)] == rank
+        )
+
+    def nodes(self, rank: int) -> Iterator[TraceNode]:
+        """The nodes of a rank, without writing anything. Raises `DiagnosticError`."""
+        data = self.encoder(self.class_of(rank)).rank(rank)
+        yield from nodes_of(Path(f"{self.name}.{rank}.et"), data)
+
+
+def nodes_of(path: Path, data: memoryview) -> Iterator[TraceNode]:
+    """The nodes in the bytes of a trace. Raises `TraceError`."""
+    return (decode_node(path, at, record) for at, record in split_records(path, bytes(data)))
+
+
+class StoredProgram:
+    """The program of a class in an archive."""
+
+    def __init__(self, path: Path, stored: StoredClass, layout: Layout) -> None:
+        self._path, self._stored, self._layout = path, stored, layout
+        self._variants: dict[tuple[int, ...], Variant] = {}
+
+    def widths(self, rank: int) -> tuple[int, ...]:
+        """Digits of the identifiers of the rank's groups."""
+        groups = self._layout.groups
+        return tuple(len(str(groups.of_rank(axes, rank))) for axes in self._stored.axes)
+
+    def rank(self, rank: int) -> memoryview:
+        """The bytes of a rank, good until the next is made. Raises `DiagnosticError`."""
+        return self._layout.patched(self.variant(self.widths(rank)), rank)
+
+    def variant(self, widths: tuple[int, ...]) -> Variant:
+        """The program for identifiers of these widths. Raises `DiagnosticError`."""
+        if widths not in self._variants:
+            try:
+                self._variants[widths] = self._read(widths)
+            except ValueError as problem:
+                raise error(
+                    f"'{self._path}' is damaged, in a program: {problem}", remedy=_REMEDY
+                ) from None
+        return self._variants[widths]
+
+    def _read(self, widths: tuple[int, ...]) -> Variant:
+        stored = self._stored.variants.get(widths)
+        if stored is None:
+            raise ValueError(f"there is none for identifiers of {widths} digits")
+        with self._path.open("rb") as file:
+            file.seek(stored.start)
+            packed = file.read(stored.size)
+        raw = _decompressed(packed, stored.bytes)
+        if hashlib.sha256(raw).hexdigest() != stored.sha256:
+            raise ValueError("its checksum is another one")
+        return _variant(stored, raw, self._layout.peer_width)
+
+
+def _variant(stored: StoredVariant, raw: bytes, peer_width: int) -> Variant:
+    data = np.frombuffer(raw, dtype=np.uint8, count=stored.trace_bytes).copy()
+    tables = np.frombuffer(raw, dtype="<u4", offset=stored.trace_bytes)
+    at = 0
+
+    def take(count: int, width: int) -> Ints:
+        nonlocal at
+        places = np.cumsum(tables[at : at + count], dtype=np.int64)
+        at += count
+        if len(places) and (places[0] < width - 1 or places[-1] >= len(data)):
+            raise ValueError("a table leads out of it")
+        return places
+
+    ends = {axes: take(count, 20) for axes, count in stored.groups.items()}
+    peers = {way: take(count, peer_width) for way, count in stored.peers.items()}
+    return Variant(data, ends, peers)
+
+
+def _read_index(file: BinaryIO) -> tuple[object, str]:
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        raise ValueError("it does not start as one")
+    _, version, packed_bytes, raw_bytes, digest = _HEAD.unpack(head)
+    if version != VERSION:
+        raise ValueError(f"it has version {version}, expected {VERSION}")
+    if max(packed_bytes, raw_bytes) > MOST_INDEX_BYTES:
+        raise ValueError("its index is too long")
+    file.seek(0, os.SEEK_END)
+    file.seek(max(_HEAD.size, file.tell() - packed_bytes))
+    raw = _decompressed(file.read(packed_bytes), raw_bytes)
+    if hashlib.sha256(raw).digest() != digest:
+        raise ValueError("the checksum of its index is another one")
+    try:
+        return json.loads(raw), digest.hex()
+    except RecursionError:
+        raise ValueError("its index is nested too deeply") from None

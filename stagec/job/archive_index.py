@@ -1,0 +1,174 @@
+"""The index of an archive: everything in it is checked before it is used.
+
+All here raises ValueError for an index that is not well-formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+
+from stagec.program.groups import MIRROR, Axes, coordinate
+from stagec.program.nodes import NODE_KINDS, Ints
+from stagec.support.limits import MAX_RANKS
+
+MOST_PROGRAM_BYTES = 1 << 30
+_MOST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVariant:
+    """Where a serialised program is, and how many places each of its tables has."""
+
+    start: int
+    size: int
+    bytes: int
+    trace_bytes: int
+    sha256: str
+    groups: Mapping[Axes, int]
+    peers: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClass:
+    """A class: its coordinates, the groups that number it and those in its program, what the
+    manifest says of it, and its programs by widths of identifiers."""
+
+    coords: Mapping[str, int]
+    uses: Sequence[Axes]
+    axes: Sequence[Axes]
+    entry: Mapping[str, object]
+    variants: Mapping[tuple[int, ...], StoredVariant]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an archive says of its job; `members` are the ranks of each class."""
+
+    name: str
+    mesh: Mapping[str, int]
+    about: Mapping[str, object]
+    classes: Sequence[StoredClass]
+    members: Sequence[Ints]
+
+
+def parse_index(parsed: object, file_bytes: int) -> Index:
+    """The index of an archive of so many bytes."""
+    given = _object(parsed)
+    name = _text(given.get("name"))
+    plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
+    if not plain or name.startswith(".") or name in ("", "manifest") or len(name) > 200:
+        raise ValueError(f"{name[:40]!r} is no name of a job")
+    mesh = {axis: _number(size, 1) for axis, size in _object(given.get("mesh")).items()}
+    ranks = prod(mesh.values())
+    if ranks > MAX_RANKS:
+        raise ValueError(f"it has {ranks} ranks, expected at most {MAX_RANKS}")
+    classes = [_class(each, mesh, file_bytes) for each in _list(given.get("classes"))]
+    members = [_members(each.coords, mesh, ranks) for each in classes]
+    every = np.concatenate([np.zeros(0, dtype=np.int64), *members])
+    if len(every) != ranks or len(np.unique(every)) != ranks:
+        raise ValueError("its classes are not a partition of the ranks")
+    for each, found in zip(classes, members, strict=True):
+        if each.entry.get("count") != len(found):
+            raise ValueError("the size of a class is another one")
+    return Index(name, mesh, _object(given.get("about")), classes, members)
+
+
+def _members(coords: Mapping[str, int], mesh: Mapping[str, int], ranks: int) -> Ints:
+    every = np.arange(ranks, dtype=np.int64)
+    inside = np.ones(ranks, dtype=bool)
+    for axis, index in coords.items():
+        inside &= coordinate(mesh, axis, every) == index
+    return every[inside]
+
+
+def _class(parsed: object, mesh: Mapping[str, int], file_bytes: int) -> StoredClass:
+    given = _object(parsed)
+    coords = {_axis(a, mesh): _number(i, 0) for a, i in _object(given.get("coords")).items()}
+    uses = [_axes(axes, mesh) for axes in _list(given.get("uses"))]
+    axes = [_axes(axes, mesh) for axes in _list(given.get("axes"))]
+    entry = _object(given.get("entry"))
+    nodes = _object(entry.get("nodes"))
+    known = set(NODE_KINDS[:4]) <= nodes.keys() <= set(NODE_KINDS)  # copies came later
+    if not known or not all(_number(n, 0) >= 0 for n in nodes.values()):
+        raise ValueError("the nodes of a class are not counted by kind")
+    if not set(axes) <= set(uses):
+        raise ValueError("a class has a group that is not numbered")
+    variants: dict[tuple[int, ...], StoredVariant] = {}
+    for item in _list(given.get("variants")):
+        each = _object(item)
+        widths = tuple(_number(w, 1) for w in _list(each.get("widths")))
+        if len(widths) != len(axes):
+            raise ValueError("a program has other groups than its class")
+        variants[widths] = _variant(each, axes, mesh, file_bytes)
+    return StoredClass(coords, uses, axes, entry, variants)
+
+
+def _variant(
+    given: Mapping[str, object], axes: Sequence[Axes], mesh: Mapping[str, int], file_bytes: int
+) -> StoredVariant:
+    start, size = _number(given.get("start"), 0), _number(given.get("size"), 0)
+    total, trace = _number(given.get("bytes"), 0), _number(given.get("trace_bytes"), 1)
+    if start + size > file_bytes:
+        raise ValueError("it is truncated")
+    groups: dict[Axes, int] = {}
+    peers: dict[tuple[str, int], int] = {}
+    for item in _list(given.get("groups")):
+        one, count = _items(item, 2)
+        groups[_axes(one, mesh)] = _number(count, 0)
+    for item in _list(given.get("peers")):
+        axis, by, count = _items(item, 3)
+        peers[_axis(_text(axis), mesh), _number(by, -_MOST)] = _number(count, 0)
+    tables = 4 * (sum(groups.values()) + sum(peers.values()))
+    if total != trace + tables or total > MOST_PROGRAM_BYTES or not set(groups) <= set(axes):
+        raise ValueError("the tables of a program do not fit it")
+    return StoredVariant(start, size, total, trace, _text(given.get("sha256")), groups, peers)
+
+
+def _axes(parsed: object, mesh: Mapping[str, int]) -> Axes:
+    names = tuple(_text(a) for a in _list(parsed))
+    plain = [_axis(a.removesuffix(MIRROR), mesh) for a in names]
+    if not names or len(set(plain)) < len(plain):
+        raise ValueError("a group over no axis, or twice over one")
+    return names
+
+
+def _axis(name: str, mesh: Mapping[str, int]) -> str:
+    if name not in mesh:
+        raise ValueError(f"{name[:40]!r} is no axis of its mesh")
+    return name
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"its index has {type(value).__name__} in place of an object")
+    return cast("dict[str, Any]", value)
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError(f"its index has {type(value).__name__} in place of a list")
+    return cast("list[object]", value)
+
+
+def _items(value: object, count: int) -> list[object]:
+    found = _list(value)
+    if len(found) != count:
+        raise ValueError(f"its index has {len(found)} items in place of {count}")
+    return found
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"its index has {type(value).__name__} in place of a text")
+    return value
+
+
+def _number(value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
+        raise ValueError("its index has no valid number where one is expected")
+    return value

@@ -1,0 +1,134 @@
+"""From a lowered module to files: the programs of its rank classes as a source of traces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from stagec.formats.chakra.encode import Encoder, Layout, Roofline
+from stagec.ir.module import Module
+from stagec.job.writer import Emission, Written, write_source
+from stagec.program.classes import RankClass, rank_classes
+from stagec.program.fuse import Granularity, fused
+from stagec.program.groups import Groups, number_groups
+from stagec.program.nodes import NODE_KINDS, Ints, Names, Node, Program
+
+#: Adds to a program what is asked for.
+Annotate = Callable[[RankClass, Program], Program]
+#: Programs that a job holds at a time.
+_KEPT = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """The rank classes and the mesh that runs them."""
+
+    name: str
+    classes: Sequence[RankClass]
+    mesh: Mapping[str, int]
+    roofline: Roofline | None = None
+    names: Names = "full"
+    granularity: Granularity = "op"
+    annotate: Annotate | None = None
+    _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
+
+    @property
+    def members(self) -> list[Ints]:
+        """The ranks of each class."""
+        return self._members
+
+    @property
+    def groups(self) -> Groups:
+        """The numbered communicator groups."""
+        return self._groups
+
+    @cached_property
+    def _members(self) -> list[Ints]:
+        return [c.members(self.mesh) for c in self.classes]
+
+    @cached_property
+    def _groups(self) -> Groups:
+        used = zip((c.groups for c in self.classes), self.members, strict=True)
+        return number_groups(self.mesh, used)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Who talks to whom."""
+        return Layout(self.mesh, self.groups)
+
+    def _program(self, number: int) -> Program:
+        """The program of a class; the latest few are kept."""
+        while len(self._programs) >= _KEPT and number not in self._programs:
+            del self._programs[next(iter(self._programs))]
+        if number not in self._programs:
+            each = self.classes[number]
+            program = each.program()
+            if self.annotate is not None:
+                program = self.annotate(each, program)
+            self._programs[number] = fused(program, self.granularity).named(self.names)
+        return self._programs[number]
+
+    def encoder(self, number: int) -> Encoder:
+        """The program of a class as bytes."""
+        return Encoder(self._program(number), self.layout, self.roofline)
+
+    def entry(self, number: int) -> dict[str, object]:
+        """What the manifest says of a class."""
+        each, ranks = self.classes[number], self.members[number]
+        program = self._program(number)
+        kinds: Counter[str] = Counter()
+        for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
+            kinds[_kind(node)] += count
+        events = program.events
+        memory = {"static_bytes": events.static, "peak_bytes": events.peak} if events else None
+        return {
+            "name": each.name,
+            "count": len(ranks),
+            "example_rank": int(ranks[0]),
+            "coords": dict(each.coords),
+            "nodes": {kind: kinds[kind] for kind in NODE_KINDS},
+            **({"memory": memory} if memory is not None else {}),
+        }
+
+
+def _kind(node: Node) -> str:
+    if node.is_message or node.is_copy:
+        return node.kind
+    return "coll" if node.is_collective else "comp"
+
+
+def make_job(
+    module: Module,
+    name: str,
+    roofline: Roofline | None = None,
+    names: Names = "full",
+    granularity: Granularity = "op",
+    annotate: Annotate | None = None,
+) -> Job:
+    """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
+    mesh = module.mesh
+    sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
+    return Job(name, rank_classes(module), sizes, roofline, names, granularity, annotate)
+
+
+def write_job(
+    job: Job, directory: Path, about: Mapping[str, object], how: Emission | None = None
+) -> Written:
+    """Write the traces of a job. Raises `DiagnosticError`."""
+    return write_source(job, directory, about, how or Emission())
+
+
+def emit_module(
+    module: Module,
+    name: str,
+    directory: Path,
+    about: Mapping[str, object],
+    *,
+    roofline: Roofline | None = None,
+    how: Emission | None = None,
+) -> Written:
+    """Write the traces of a lowered module. Raises `DiagnosticError`."""
+    return write_job(make_job(module, name, roofline), directory, about, how)

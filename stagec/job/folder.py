@@ -1,0 +1,129 @@
+"""Where a job is written: a working folder beside the asked-for one, which takes its place only
+when complete.
+
+The working folder has a fixed name, so that what an interrupted run left is found again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stagec.job.lock import locked
+from stagec.job.seal import SEALED
+from stagec.support.diagnostics import error
+from stagec.support.files import umask
+
+MANIFEST = "manifest.json"
+
+
+@contextmanager
+def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path]:
+    """A folder to write to that becomes `target` in the end, which must be no symbolic link.
+
+    With `resume` it is the one that an interrupted run left, or `target` itself where that is
+    complete. A disk that fails leaves it, to be resumed; so does any end of a run with `resume`.
+    Raises `DiagnosticError` if another run is writing there, or something would be lost.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _termination_raises(), locked(target):
+        check_target(target, force=force, resume=resume)
+        working, old = (target.with_name(f".{target.name}.{end}") for end in ("partial", "old"))
+        in_place = resume and not working.exists() and target.is_dir() and any(target.iterdir())
+        folder = target if in_place else working
+        if not resume and working.exists():
+            shutil.rmtree(working)
+        folder.mkdir(exist_ok=True)
+        try:
+            yield folder
+        except OSError as problem:
+            _tell_how_to_resume(problem)
+            raise
+        except BaseException:
+            if not resume:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if not in_place:
+            folder.chmod(0o777 & ~umask())
+            _replace(folder, target, old, force=force)
+
+
+def real_folder(folder: Path) -> Path:
+    """The folder that is written to: of a symbolic link, what it points to."""
+    return Path(os.path.realpath(folder)) if folder.is_symlink() else folder
+
+
+def _tell_how_to_resume(problem: OSError) -> None:
+    problem.add_note("what is written is kept: run the same command with --resume to go on")
+
+
+def _replace(new: Path, target: Path, old: Path, *, force: bool) -> None:
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists() and force and any(target.iterdir()):
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_target(directory: Path, *, force: bool, resume: bool = False) -> None:
+    """Refuse a target that would lose something. Raises `DiagnosticError`.
+
+    With `resume`, earlier output of stagec is what is to be completed.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise error(
+            f"'{directory}' is a file, expected a directory to write to",
+            remedy="choose another -o",
+        )
+    if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise error(
+            f"'{directory}' is or contains the working directory", remedy="choose another -o"
+        )
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    working = directory.with_name(f".{directory.name}.partial")
+    if not force and (not resume or working.exists()):
+        raise error(
+            f"'{directory}' is not empty", remedy="choose another -o, or replace it with --force"
+        )
+    _check_replaceable(directory)
+
+
+def _check_replaceable(directory: Path) -> None:
+    """Only what an earlier run wrote is replaced, and only if nothing else is there."""
+    try:
+        manifest: Any = json.loads((directory / MANIFEST).read_bytes())
+        known = manifest["manifest"] in (1, SEALED)
+        ours = {MANIFEST, *manifest["files"]} if known else set[str]()
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = set[str]()
+    foreign = sorted(p.name for p in directory.iterdir() if p.name not in ours)
+    if foreign:
+        raise error(
+            f"'{directory}' holds files that stagec did not write, such as '{foreign[0]}'",
+            remedy="--force replaces earlier output only; choose another -o",
+        )
+
+
+@contextmanager
+def _termination_raises() -> Generator[None]:
+    """Turn SIGTERM into an exception while writing, so that a killed run cleans up."""
+
+    def stop(signum: int, _frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,102 @@
+"""Writing a job by the workers of a cluster.
+
+They get the path of an archive of the job, ranks and a folder, and materialize these ranks: the
+file system must be shared. Files appear under their names when complete, so that a worker that is
+lost, or that comes back, does no harm.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from stagec.job.archive import Archive, write_archive
+from stagec.job.cluster import Run
+from stagec.job.emit import Job
+from stagec.job.writer import Done, Elsewhere, Files, RankWriter, Unit
+from stagec.support.diagnostics import error
+
+_SHARED = "driver and workers must share a file system, with the same paths"
+#: Seconds until what a worker has written is seen here.
+_LAG = 30.0
+_opened = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker has to know beside the ranks."""
+
+    archive: str
+    digest: str
+    folder: str
+    compare: bool
+
+
+def written_by(run: Run, source: Job | Archive) -> Elsewhere:
+    """Writes files of a job with the workers that `run` gives work to."""
+
+    def write(folder: Path, units: Sequence[Unit], compare: bool) -> Iterator[tuple[int, Done]]:
+        with _stored(source, folder) as archive:
+            path, place = archive.path.resolve(), folder.resolve()
+            order = Order(str(path), archive.digest, str(place), compare)
+            for number, done in run(partial(_write, order), units):
+                _arrived(folder, done[1])
+                yield number, done
+
+    return write
+
+
+@contextmanager
+def _stored(source: Job | Archive, folder: Path) -> Generator[Archive]:
+    """An archive of the job: itself, or one beside the folder for as long as it is needed."""
+    if isinstance(source, Archive):
+        yield source
+        return
+    path = folder.with_name(f"{folder.name}.archive")
+    try:
+        write_archive(source, path, {})
+        yield Archive.open(path)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _arrived(folder: Path, files: Files) -> None:
+    """Raise `DiagnosticError` for files that are not where the driver looks for them."""
+    deadline = time.monotonic() + _LAG
+    while missing := [n for n, (size, _) in files.items() if _size(folder / n) != size]:
+        if time.monotonic() > deadline:
+            raise error(f"a worker wrote '{missing[0]}', but not to '{folder}'", remedy=_SHARED)
+        time.sleep(0.1)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+# -- in a worker ---------------------------------------------------------------------------------
+
+
+def _write(order: Order, unit: Unit) -> Done:
+    """Write some ranks; each thread of a worker keeps what it has opened last."""
+    kept: Mapping[Order, RankWriter] = getattr(_opened, "writers", {})
+    if order not in kept:
+        _opened.writers = kept = {order: _writer(order)}
+    return kept[order].write(unit)
+
+
+def _writer(order: Order) -> RankWriter:
+    path, folder = Path(order.archive), Path(order.folder)
+    if not folder.is_dir() or not path.is_file():
+        raise error(f"a worker does not see '{path}' and '{folder}'", remedy=_SHARED)
+    archive = Archive.open(path)
+    if archive.digest != order.digest:
+        raise error(f"'{path}' is another file for a worker", remedy=_SHARED)
+    return RankWriter(archive, folder, order.compare, by_rename=True)

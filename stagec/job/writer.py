@@ -1,0 +1,301 @@
+"""Writes a job: one `.et` file per rank, the groups file and the manifest, all or nothing.
+
+A job comes from a `Source`: a compiled module, or an archive of one. Files are written by worker
+processes, each for ranges of ranks; the result does not depend on their number. What an interrupted
+run left is compared, byte for byte, with what is to be there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from stagec.formats.limits import exceeded_limits
+from stagec.job.folder import MANIFEST, real_folder, working_folder
+from stagec.job.seal import SEALED, sealed
+from stagec.job.workers import run_units
+from stagec.program.groups import Groups
+from stagec.program.nodes import Ints
+from stagec.support.diagnostics import error
+from stagec.support.limits import MAX_RANKS
+
+#: Called with the ranks done and their total.
+Progress = Callable[[int, int], None]
+#: A worker takes about so many bytes at a time.
+_UNIT_BYTES = 64 << 20
+#: A smaller job is written without workers.
+_SMALL_JOB = 16 << 20
+#: The sizes of so many classes are an estimate for all.
+_SAMPLES = 4
+
+
+class RankBytes(Protocol):
+    """Makes the file of any rank of a class."""
+
+    def rank(self, rank: int) -> memoryview:
+        """The bytes of a rank, good until the next is made."""
+        ...
+
+
+class Source(Protocol):
+    """A job that can be written."""
+
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        ...
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """Its mesh."""
+        ...
+
+    @property
+    def groups(self) -> Groups:
+        """The numbered communicator groups."""
+        ...
+
+    @property
+    def members(self) -> Sequence[Ints]:
+        """The ranks of each class."""
+        ...
+
+    def entry(self, number: int) -> dict[str, object]:
+        """What the manifest says of a class."""
+        ...
+
+    def encoder(self, number: int) -> RankBytes:
+        """The program of a class."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: bytes of each file, and the warnings that go with it."""
+
+    directory: Path
+    files: Mapping[str, int]
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self.files.values())
+
+
+#: A class by number, and some of its ranks.
+Unit = tuple[int, Ints]
+#: Size and CRC-32 of each file.
+Files = dict[str, tuple[int, str]]
+#: What the manifest says of a class, and the files of some of its ranks.
+Done = tuple[dict[str, object], Files]
+#: Writes ranks into a folder, perhaps on other machines: what is done, with the number of the unit;
+#: the flag: what is there already is compared.
+Elsewhere = Callable[[Path, Sequence[Unit], bool], Iterator[tuple[int, Done]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """How a job is written: which ranks (all, if None), by how many worker processes, whether an
+    interrupted run is completed or earlier output replaced, and who writes if not workers here."""
+
+    ranks: Ints | None = None
+    workers: int = 1
+    resume: bool = False
+    force: bool = False
+    progress: Progress | None = None
+    elsewhere: Elsewhere | None = None
+
+
+def write_source(
+    source: Source, directory: Path, about: Mapping[str, object], how: Emission
+) -> Written:
+    """Write the traces of a job into `directory`.
+
+    `about` goes into the manifest (inputs, strategy, versions). Raises `DiagnosticError` if the
+    directory is not empty (and not `force`), cannot be written, or does not fit on the disk.
+    """
+    target, classes = real_folder(directory), _classes(source, how.ranks)
+    with working_folder(target, force=how.force, resume=how.resume) as folder:
+        writer = RankWriter(source, folder, how.resume)
+        sizes = writer.sizes(classes)
+        total = sum(size * len(ranks) for (_, ranks), size in zip(classes, sizes, strict=True))
+        _check_space(folder, total)
+        workers = how.workers if total > _SMALL_JOB else 1
+        units = list(_units(classes, sizes))
+        if how.elsewhere is not None:
+            results = how.elsewhere(folder, units, how.resume)
+        else:
+            results = run_units(writer.write, units, workers)
+        entries: dict[int, dict[str, object]] = {}
+        parts: dict[int, Files] = {}
+        for unit, (entry, found) in results:
+            entries[units[unit][0]], parts[unit] = entry, found
+            if how.progress is not None:
+                how.progress(sum(map(len, parts.values())), sum(len(r) for _, r in classes))
+        files = {
+            name: facts
+            for _, part in sorted(parts.items(), key=itemgetter(0))
+            for name, facts in part.items()
+        }
+        ids = source.groups.ids
+        nodes = max(sum(_counts(entry).values()) for entry in entries.values())
+        warnings = tuple(exceeded_limits(ids, source.groups.ranks, nodes))
+        if "empty" in str(directory.resolve() / source.name):
+            warnings += ("ASTRA-sim takes a path with the word 'empty' for no groups file at all",)
+        table = f"{source.name}.json"
+        files[table] = writer.put(table, json.dumps(source.groups.table()).encode())
+        manifest: dict[str, object] = {
+            "manifest": SEALED,
+            **about,
+            "ranks": source.groups.ranks,
+            **({} if how.ranks is None else {"ranks_written": ranges_text(how.ranks)}),
+            "mesh": dict(source.mesh),
+            "classes": [entry for _, entry in sorted(entries.items(), key=itemgetter(0))],
+            "consumer_limits_exceeded": list(warnings),
+            "files": {n: {"bytes": size, "crc32": digest} for n, (size, digest) in files.items()},
+        }
+        files[MANIFEST] = writer.put(MANIFEST, sealed(manifest))
+        if how.resume or how.elsewhere is not None:
+            _remove_others(folder, files)
+    return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)
+
+
+class RankWriter:
+    """Writes files of ranks into a folder; with `compare`, those that are not there already, and
+    with `by_rename` under other names first."""
+
+    def __init__(
+        self, source: Source, folder: Path, compare: bool, *, by_rename: bool = False
+    ) -> None:
+        self._source, self._folder, self._compare = source, folder, compare
+        self._suffix = f".{uuid.uuid4().hex}" if by_rename else ""
+        self._encoders: dict[int, RankBytes] = {}
+
+    def sizes(self, classes: Sequence[Unit]) -> list[int]:
+        """About how many bytes a rank of each class takes, from a few of them."""
+        step = -(-len(classes) // _SAMPLES) or 1
+        found = {
+            i: len(self._encoder(classes[i][0]).rank(int(classes[i][1][0])))
+            for i in range(0, len(classes), step)
+        }
+        largest = max(found.values(), default=0)
+        return [found.get(i, largest) for i in range(len(classes))]
+
+    def write(self, unit: Unit) -> Done:
+        """Write some ranks of a class; what the manifest says of the class and of the files."""
+        number, ranks = unit
+        encoder = self._encoder(number)
+        files: Files = {}
+        for rank in ranks.tolist():
+            name = f"{self._source.name}.{rank}.et"
+            files[name] = self.put(name, encoder.rank(rank))
+        return self._source.entry(number), files
+
+    def put(self, name: str, data: bytes | memoryview) -> tuple[int, str]:
+        """Write a file; its size and checksum."""
+        path = self._folder / name
+        if not (self._compare and _holds(path, data)):
+            working = path.with_name(f".{name}{self._suffix}") if self._suffix else path
+            working.write_bytes(data)
+            if self._suffix:
+                working.rename(path)
+        return len(data), f"{zlib.crc32(data):08x}"
+
+    def _encoder(self, number: int) -> RankBytes:
+        if number not in self._encoders:
+            while len(self._encoders) >= _SAMPLES:
+                del self._encoders[next(iter(self._encoders))]
+            self._encoders[number] = self._source.encoder(number)
+        return self._encoders[number]
+
+
+def _holds(path: Path, data: bytes | memoryview) -> bool:
+    """Whether a file has this content."""
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except FileNotFoundError:
+        return False
+
+
+def _remove_others(folder: Path, files: Mapping[str, object]) -> None:
+    """Remove what an interrupted run, or a lost worker, left."""
+    for path in folder.iterdir():
+        if path.name not in files:
+            path.unlink()
+
+
+def _classes(source: Source, ranks: Ints | None) -> list[Unit]:
+    """The ranks to write, by class. Raises `DiagnosticError` if the job has no such rank."""
+    if ranks is None:
+        return list(enumerate(source.members))
+    if len(ranks) and ranks[-1] >= source.groups.ranks:
+        raise error(
+            f"there is no rank {ranks[-1]}: the job has {source.groups.ranks} ranks",
+            remedy=f"choose among 0-{source.groups.ranks - 1}",
+        )
+    found = ((n, m[np.isin(m, ranks)]) for n, m in enumerate(source.members))
+    return [(n, m) for n, m in found if len(m)]
+
+
+def _units(classes: Sequence[Unit], sizes: Sequence[int]) -> Iterator[Unit]:
+    for (number, ranks), size in zip(classes, sizes, strict=True):
+        step = max(1, _UNIT_BYTES // max(1, size))
+        for start in range(0, len(ranks), step):
+            yield number, ranks[start : start + step]
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    """Refuse a job that does not fit. What is there already will be compared or replaced."""
+    there = sum(entry.stat().st_size for entry in os.scandir(folder))
+    free = shutil.disk_usage(folder).free
+    if needed - there > free:
+        raise error(
+            f"the traces take about {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free on "
+            f"the disk of '{folder.parent}'",
+            remedy="free space, write some ranks (--only-ranks), or one archive (--archive FILE)",
+        )
+
+
+def _counts(entry: Mapping[str, Any]) -> Mapping[str, int]:
+    nodes: Mapping[str, int] = entry["nodes"]
+    return nodes
+
+
+def parse_ranges(text: str) -> Ints:
+    """The ranks of `0-1023,4096`, in order. Raises `DiagnosticError`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = [first, last if dash else first]
+        if not all(e.isascii() and e.isdigit() and len(e) < _MOST_DIGITS for e in ends):
+            raise _no_ranges(part)
+        low, high = map(int, ends)
+        if high < low or high - low > MAX_RANKS:
+            raise _no_ranges(part)
+        found.update(range(low, high + 1))
+    return np.array(sorted(found), dtype=np.int64)
+
+
+_MOST_DIGITS = 9
+
+
+def _no_ranges(part: str) -> Exception:
+    return error(f"'{part}' is no range of ranks", remedy="write ranks as 0-1023,4096")
+
+
+def ranges_text(ranks: Ints) -> str:
+    """Ranks in order, as ranges."""
+    breaks = np.flatnonzero(np.diff(ranks) > 1) + 1
+    parts = [p for p in np.split(ranks, breaks) if len(p)]
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

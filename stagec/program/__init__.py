@@ -1,0 +1,1 @@
+"""Class programs: unrolling a lowered module into the nodes of one rank."""

@@ -1,0 +1,191 @@
+"""Buckets: the reduction of gradients in several calls, each issued when its gradients are there.
+
+Gradients fill a bucket in the order in which backward completes them; the one with which it reaches
+its size closes it. None is cut, so a bucket may be larger; the last one may be smaller. This is the
+rule of PyTorch's DDP (`_compute_bucket_assignment_by_size`) and of Megatron-LM, whose buckets hold
+gradients of one chunk of the model only, as here.
+
+With layers of (%a: 10, %b: 30 bytes), completed in this order, and buckets of 25 bytes:
+
+    repeat of 2 layers, reversed: L1/%a L1/%b L0/%a L0/%b    then %e: 5 bytes
+    buckets:                      [40       ][40       ]     [5]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import ONE, Expr, buckets, total
+from stagec.program.nodes import Ints, Node, Ref, Stack, last_node
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Gradients that are completed one after the other: those of these operands, or a layer's part
+    of each of them in every iteration of a repeat."""
+
+    parts: tuple[int, ...]
+    repeat: Operation | None = None
+
+    @property
+    def times(self) -> Expr:
+        """How often."""
+        return ONE if self.repeat is None else self.repeat.expr("count")
+
+    @property
+    def order(self) -> slice:
+        """The layers, in the order in which they run."""
+        reverse = self.repeat is not None and self.repeat.flag("reverse")
+        return slice(None, None, -1 if reverse else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """When a value is complete, by the text: in the action of this chunk of the model, at these
+    positions of nested regions; in a repeat, at this position of its body."""
+
+    chunk: int
+    path: tuple[int, ...]
+    repeat: Operation | None = None
+    inside: int = -1
+
+    @property
+    def run(self) -> tuple[int, tuple[int, ...], bool]:
+        """What tells runs apart, in order."""
+        return self.chunk, self.path, self.repeat is None
+
+
+def readiness(op: Operation) -> list[list[Run]]:
+    """The operands of a reduction in the order in which they are complete, for each chunk of the
+    model by itself."""
+    places = [_place(value) for value in op.operands]
+    order = sorted(range(len(places)), key=lambda i: (*places[i].run, places[i].inside))
+    runs = [list(mine) for _, mine in groupby(order, key=lambda i: places[i].run)]
+    by_chunk = groupby(runs, key=lambda mine: places[mine[0]].chunk)
+    return [[Run(tuple(r), places[r[0]].repeat) for r in mine] for _, mine in by_chunk]
+
+
+def _place(value: Value) -> _Place:
+    chunk, path = 0, list[int]()
+    while (op := value.producer) is not None:
+        path.append(op.position())
+        if op.region is None or value.index < (op.integer("carry", 1) if _carries(op) else 0):
+            break
+        inner = op.body.terminator.operands[value.index]
+        if _carries(op):
+            made = inner.producer
+            return _Place(chunk, tuple(path), op, -1 if made is None else made.position())
+        chunk = op.integer("chunk", chunk)
+        value = inner
+    return _Place(chunk, tuple(path))
+
+
+def _carries(op: Operation) -> bool:
+    return op.definition.carries
+
+
+# -- the order of issue ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Bucketed:
+    """A reduction in buckets; each call has its place right after the node that completes it."""
+
+    nodes: list[Node]
+    ready: list[Node | None]
+
+
+def with_buckets(order: Ints, buckets: Sequence[tuple[int, int | None]]) -> Ints:
+    """The order of nodes with each bucket right after the node that completes it.
+
+    Nodes are integers; `buckets` are pairs of a bucket and what completes it, if anything does.
+    """
+    waiting: dict[int, list[int]] = {}
+    for bucket, ready in buckets:
+        waiting.setdefault(_FIRST if ready is None else ready, []).append(bucket)
+    cut = {bucket for bucket, _ in buckets}
+    roots = [ready for ready in waiting if ready not in cut]
+    place = np.zeros(int(order.max(initial=0)) + 1, dtype=np.int64)
+    place[order] = np.arange(1, len(order) + 1)
+    where: list[int] = []
+    what: list[int] = []
+    for root in roots:
+        following = list(_following(root, waiting))
+        where += [int(place[root]) if root != _FIRST else 0] * len(following)
+        what += following
+    return np.insert(order, where, what) if what else order
+
+
+_FIRST = -1
+
+
+def _following(root: int, waiting: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    """The buckets that are complete with a node: one may in turn complete another one."""
+    pending = [*reversed(waiting.get(root, ()))]
+    while pending:
+        bucket = pending.pop()
+        yield bucket
+        pending += reversed(waiting.get(bucket, ()))
+
+
+# -- the calls -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A gradient: its bytes, the node that completes it, its layer and its name."""
+
+    size: int
+    node: Node | None
+    layer: str
+    name: str
+
+
+def pieces(
+    run: Run, refs: Sequence[Ref], sizes: Sequence[int], names: Sequence[str], times: int
+) -> Iterator[Piece]:
+    """The gradients of a run in order, from the values of all operands, their bytes and names."""
+    if run.repeat is None:
+        for i in run.parts:
+            yield Piece(sizes[i], last_node(refs[i]), "", names[i])
+        return
+    for layer in range(times)[run.order]:
+        for i in run.parts:
+            ref = refs[i]
+            node = last_node(ref.items[layer]) if isinstance(ref, Stack) else None
+            yield Piece(sizes[i] // times, node, f"L{layer}", names[i])
+
+
+def filled(given: Sequence[Piece], bucket: int) -> Iterator[Sequence[Piece]]:
+    """The gradients of each bucket."""
+    start = held = 0
+    for end, piece in enumerate(given, 1):
+        held += piece.size
+        if held >= bucket:
+            yield given[start:end]
+            start, held = end, 0
+    if held:
+        yield given[start:]
+
+
+def label(inside: Sequence[Piece]) -> tuple[str, str]:
+    """What a bucket is called: `L1` and `g_wq.reduce`, or `L1..L0` and `g_wk..g_wq.reduce` after
+    the first and the last gradient."""
+    first, last = inside[0], inside[-1]
+    layers = "..".join(dict.fromkeys(p.layer for p in (first, last) if p.layer))
+    names = first.name if len(inside) == 1 else f"{first.name}..{last.name}"
+    return layers, f"{names}.reduce"
+
+
+def calls(op: Operation) -> Expr:
+    """The number of calls of a reduction in buckets."""
+    sizes = op.exprs("parts")
+    return total(
+        buckets(op.expr("bucket"), [(r.times, [sizes[i] / r.times for i in r.parts]) for r in runs])
+        for runs in readiness(op)
+    )

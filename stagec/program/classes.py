@@ -1,0 +1,144 @@
+"""Rank classes: ranks whose programs differ in communicators and peers only.
+
+A class is what is told apart by the program itself: the stage of a pipeline, and a coordinate that
+sizes depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from stagec.ir.core import Attr, Operation
+from stagec.ir.expr import Expr
+from stagec.ir.loads import Loads
+from stagec.ir.module import Module
+from stagec.ir.types import index_name
+from stagec.program.groups import Axes, Channel, channel_of, coordinate, group_axes
+from stagec.program.nodes import Program
+from stagec.program.stepper import Order
+from stagec.program.unroll import unroll
+from stagec.program.unroller import Layered
+from stagec.schedule.attached import actions_of, receives_of, stages_of
+from stagec.support.diagnostics import error
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """The ranks at these coordinates run this graph.
+
+    `env` are the known sizes, `channels` the numbers of all streams of messages of the job.
+    """
+
+    module: Module
+    graph: Operation
+    coords: Mapping[str, int]
+    env: Mapping[str, int]
+    channels: Mapping[Channel, int]
+    loads: Loads
+
+    @property
+    def name(self) -> str:
+        """`stage0`, or with further coordinates `stage0-cp1`."""
+        axis = self.graph.text("over")
+        rest = [f"{a}{i}" for a, i in self.coords.items() if a != axis]
+        return "-".join((f"stage{self.stage}", *rest))
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage."""
+        return self.coords.get(self.graph.text("over"), 0)
+
+    def program(self) -> Program:
+        """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
+        many."""
+        where = self.module, self.graph, self.stage
+        order = Order(actions_of(*where), receives_of(*where))
+        stages = stages_of(self.graph)
+        slot = stages.index(self.stage) if stages else 0
+        loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None
+        return unroll(self.graph, self.name, self.env, order, self.channels, loads)
+
+    @cached_property
+    def groups(self) -> list[Axes]:
+        """The axes over which its collectives go, in program order."""
+        found = (group_axes(op) for op in self.graph.body.walk() if op.name == "et.coll")
+        return list(dict.fromkeys(found))
+
+    def members(self, mesh: Mapping[str, int]) -> npt.NDArray[np.int64]:
+        """Its ranks, in order."""
+        ranks = np.arange(int(np.prod(list(mesh.values()), dtype=np.int64)), dtype=np.int64)
+        inside = np.ones(ranks.size, dtype=bool)
+        for axis, index in self.coords.items():
+            inside &= coordinate(mesh, axis, ranks) == index
+        return ranks[inside]
+
+
+def rank_classes(module: Module) -> list[RankClass]:
+    """The classes of a lowered module, by stage. Raises `DiagnosticError` if a size is open."""
+    graphs = module.ops("et.graph")
+    if not graphs:
+        raise error(
+            f"module @{module.name} has no et.graph",
+            module.root.loc,
+            remedy="run 'lower-to-trace' first",
+        )
+    env = module.env
+    channels, loads = _channels(graphs), Loads(module)
+    found: list[RankClass] = []
+    for graph in graphs:
+        indices = _index_axes(module, graph)
+        _check_known(module, graph, {**env, **{index_name(a): 0 for a in indices}})
+        for coords in class_coordinates(module, graph):
+            given = {**env, **{index_name(a): i for a, i in coords.items()}}
+            found.append(RankClass(module, graph, coords, given, channels, loads))
+    return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
+
+
+def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, int]]:
+    """The coordinates that tell the classes of one graph apart; those of open axes do not."""
+    env, axis, stages = module.env, graph.text("over"), stages_of(graph)
+    indices = [a for a in _index_axes(module, graph) if a != axis and a in env]
+    names = ([axis] if stages else []) + indices
+    values = ([stages] if stages else []) + [range(env[a]) for a in indices]
+    for choice in product(*values):
+        yield dict(zip(names, choice, strict=True))
+
+
+def _index_axes(module: Module, graph: Operation) -> list[str]:
+    """The axes whose coordinate a size of the graph depends on."""
+    used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
+    told_apart = Loads(module).axes(used)
+    axes = module.mesh.axes if module.mesh else ()
+    return [a for a in axes if index_name(a) in used or a in told_apart]
+
+
+def _symbols(value: Attr) -> frozenset[str]:
+    if isinstance(value, tuple):
+        return frozenset(s for v in value for s in _symbols(v))
+    return value.symbols if isinstance(value, Expr) else frozenset()
+
+
+def _check_known(module: Module, graph: Operation, env: Mapping[str, int]) -> None:
+    used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
+    missing = sorted(used - env.keys())
+    if missing:
+        raise error(
+            f"no value for {', '.join(missing)}", graph.loc, remedy=module.how_to_set(missing)
+        )
+
+
+def _channels(graphs: list[Operation]) -> dict[Channel, int]:
+    """A number for every stream of messages, the same on all ranks."""
+    found = {
+        channel_of(op)
+        for graph in graphs
+        for op in graph.body.walk()
+        if op.name in ("et.send", "et.recv")
+    }
+    return {channel: number for number, channel in enumerate(sorted(found))}

@@ -1,0 +1,219 @@
+"""Columns of a program: collects nodes and instances of templates while a graph is unrolled, and
+puts them into their final order at the end.
+
+Here the order of streams becomes control dependencies: computations follow each other, and so do
+collectives, copies in each direction, sends to one rank and receives from one rank.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stagec.program.buckets import Bucketed, with_buckets
+from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
+from stagec.program.stamp import Instance, Stream, Template
+
+
+class Columns:
+    """Nodes by handle; the handles of issued nodes (not of buckets) increase in their order."""
+
+    def __init__(self) -> None:
+        self._prototypes: list[Node] = []
+        self._plain: dict[int, tuple[Node, int]] = {}
+        self._bases: list[int] = []
+        self._instances: list[Instance] = []
+        self._next = 0
+
+    def add_node(self, node: Node) -> None:
+        """A node outside templates; gives it its handle."""
+        node.id, self._next = self._next, self._next + 1
+        self._plain[node.id] = node, self.add_prototypes([node])
+
+    def add_prototypes(self, nodes: Sequence[Node]) -> int:
+        """Nodes that stand for others; the number of the first one."""
+        self._prototypes += nodes
+        return len(self._prototypes) - len(nodes)
+
+    def add_instance(
+        self,
+        template: Template,
+        outside: Ints,
+        microbatches: Sequence[int],
+        tags: Mapping[Stream, int],
+    ) -> Instance:
+        """A template with what its placeholders stand for."""
+        base, count = self._next, len(template.nodes)
+        table = np.concatenate([outside, np.arange(base, base + count)])
+        instance = Instance(template, base, table, microbatches, tags)
+        template.instances.append(instance)
+        self._bases.append(base)
+        self._instances.append(instance)
+        self._next += count
+        return instance
+
+    def node(self, handle: int) -> Node:
+        """The node of a handle, or one that stands for it."""
+        if handle in self._plain:
+            return self._plain[handle][0]
+        instance = self._instances[bisect_right(self._bases, handle) - 1]
+        return instance.node(handle - instance.base)
+
+    def program(
+        self,
+        name: str,
+        order: Sequence[Node | Instance],
+        bucketed: Sequence[Bucketed | Instance],
+        templates: Iterable[Template],
+        channels: Mapping[tuple[str, int, int], int],
+    ) -> Program:
+        """The program, in its final order."""
+        facts = _Facts(self._next)
+        for node, number in self._plain.values():
+            facts.put_node(node, number)
+        for template in templates:
+            facts.put_instances(template, channels)
+        issued = with_buckets(_issued(order), list(_cut(bucketed)))
+        place = np.zeros(self._next, dtype=np.int64)
+        place[issued] = np.arange(1, len(issued) + 1)
+        prototype = facts.prototype[issued]
+        sources, targets, control = facts.edges()
+        streams = _streams(self._prototypes, prototype)
+        starts, middle, edges = sorted_edges(
+            len(issued),
+            np.concatenate([place[sources], streams[0]]),
+            np.concatenate([place[targets], streams[1]]),
+            np.concatenate([control, np.ones(len(streams[0]), dtype=np.int64)]),
+        )
+        columns = prototype, facts.microbatch[issued], facts.tag[issued]
+        return Program(name, self._prototypes, *columns, starts, middle, edges)
+
+
+class _Facts:
+    """What is known by handle."""
+
+    def __init__(self, count: int) -> None:
+        self.prototype = np.zeros(count, dtype=np.int64)
+        self.microbatch = np.zeros(count, dtype=np.int64)
+        self.tag = np.zeros(count, dtype=np.int64)
+        self._plain: list[tuple[int, int, int]] = []
+        self._parts: list[tuple[Ints, Ints, Ints]] = []
+
+    def put_node(self, node: Node, prototype: int) -> None:
+        """A node outside templates, with its edges."""
+        self.prototype[node.id], self.tag[node.id] = prototype, node.tag
+        self._plain += [(node.id, d.id, 0) for d in node.deps]
+        self._plain += [(node.id, a.id, 1) for a in node.after]
+
+    def put_instances(
+        self, template: Template, channels: Mapping[tuple[str, int, int], int]
+    ) -> None:
+        """All instances of a template at once."""
+        nodes, instances = template.nodes, template.instances
+        if not nodes or not instances:
+            return
+        bases = np.array([i.base for i in instances], dtype=np.int64)[:, None]
+        handles = bases + np.arange(len(nodes))
+        self.prototype[handles] = template.first_prototype + np.arange(len(nodes))
+        tags = np.array([n.tag for n in nodes], dtype=np.int64)
+        self.tag[handles] = tags + _tag_offsets(template, channels)
+        numbers = np.array([[*i.microbatches, 0] for i in instances], dtype=np.int64)
+        marks = [marker_of(n.name) for n in nodes]
+        slots = np.array([MICROBATCH.index(m) if m else -1 for m in marks], dtype=np.int64)
+        self.microbatch[handles] = numbers[:, slots]
+        found = [(n.id, template.place(d), 0) for n in nodes for d in n.deps]
+        found += [(n.id, template.place(a), 1) for n in nodes for a in n.after]
+        if found:
+            inner, places, control = np.array(found, dtype=np.int64).T
+            tables = np.stack([i.table for i in instances])
+            row = np.broadcast_to(control, (len(instances), len(control)))
+            self._parts.append(((bases + inner).ravel(), tables[:, places].ravel(), row.ravel()))
+
+    def edges(self) -> tuple[Ints, Ints, Ints]:
+        """Source, target, and 1 for order or 0 for data, of all edges."""
+        plain = np.array(self._plain, dtype=np.int64).reshape(-1, 3).T
+        parts = [(plain[0], plain[1], plain[2]), *self._parts]
+        sources, targets, control = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return sources, targets, control
+
+
+def _tag_offsets(template: Template, channels: Mapping[tuple[str, int, int], int]) -> Ints:
+    """What is added to the tags of each instance's messages."""
+    column = {(kind, channels[c]): i for i, (kind, c) in enumerate(template.sent)}
+    streams = [
+        column[n.kind, n.tag % len(channels)] if n.is_message else len(column)
+        for n in template.nodes
+    ]
+    rows = [[*(i.tags[s] for s in template.sent), 0] for i in template.instances]
+    offsets: Ints = np.array(rows, dtype=np.int64)[:, streams]
+    return offsets
+
+
+def _issued(order: Sequence[Node | Instance]) -> Ints:
+    parts = [
+        np.array([t.id]) if isinstance(t, Node) else np.arange(t.base, t.base + t.template.ordered)
+        for t in order
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def _cut(bucketed: Sequence[Bucketed | Instance]) -> Iterator[tuple[int, int | None]]:
+    for cut in bucketed:
+        if isinstance(cut, Instance):
+            yield from cut.buckets()
+        else:
+            for node, ready in zip(cut.nodes, cut.ready, strict=True):
+                yield node.id, None if ready is None else ready.id
+
+
+def _streams(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
+    """The edges, by final identifiers, that keep each stream in order: first those of blocking
+    collectives, from and to computations."""
+    ways: dict[tuple[str, str, int], int] = {}
+    kind = np.array([_stream(n, ways) for n in prototypes], dtype=np.int64)[prototype]
+    identifiers = np.arange(1, len(kind) + 1)
+    computations = identifiers[kind == 0]
+    collectives = identifiers[(kind == 1) | (kind == 3)]
+    blocking = identifiers[kind == 3]
+    before = np.searchsorted(computations, blocking)
+    follows = before > 0
+    sources, targets = [blocking[follows]], [computations[before[follows] - 1]]
+    latest = np.searchsorted(blocking, computations) - 1
+    previous = np.concatenate([[0], computations[:-1]])[: len(computations)]
+    waited = np.where(latest >= 0, blocking[latest] if len(blocking) else 0, 0)
+    waits = waited > previous
+    sources.append(computations[waits])
+    targets.append(waited[waits])
+    others = [identifiers[kind == number] for number in range(4, 1 + max(kind, default=0))]
+    for stream in (computations, collectives, *others):
+        sources.append(stream[1:])
+        targets.append(stream[:-1])
+    return np.concatenate(sources), np.concatenate(targets)
+
+
+def _stream(node: Node, ways: dict[tuple[str, str, int], int]) -> int:
+    """0 of computations, 1 of collectives (3 if they are blocking), 4 and 5 of copies to the host
+    and to the device, from 6 on those of messages: one for each rank sent to or received from."""
+    if node.is_copy:
+        return 4 if node.to == "host" else 5
+    if node.is_message:
+        return ways.setdefault((node.kind, node.over, node.by), 6 + len(ways))
+    return 0 if node.is_computation else 1 + 2 * node.blocking
+
+
+def sorted_edges(
+    count: int, sources: Ints, targets: Ints, control: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Edges by source, data first, each target once: where each node's start, where its order
+    starts, and the targets."""
+    order = np.argsort(2 * sources + control, kind="stable")
+    sources, targets, control = sources[order], targets[order], control[order]
+    _, first = np.unique(sources * (count + 1) + targets, return_index=True)
+    first.sort()
+    sources, targets, control = sources[first], targets[first], control[first]
+    numbers = np.bincount(sources, minlength=count + 1)[1:]
+    starts = np.concatenate([[0], np.cumsum(numbers)])
+    ordered = np.bincount(sources, weights=control, minlength=count + 1)[1:].astype(np.int64)
+    return starts, starts[1:] - ordered, targets

@@ -1,0 +1,125 @@
+"""Communicator groups: which ranks talk over which axes, and the numbers that consumers know them
+by. Peers of messages: neighbours along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from stagec.ir.core import Operation
+
+Axes = tuple[str, ...]
+#: mesh axis, coordinate of the receiver minus that of the sender, which stream of several
+Channel = tuple[str, int, int]
+#: Marks an axis of a group of two: coordinates i and n-1-i.
+MIRROR = ":mirror"
+
+
+def group_axes(op: Operation) -> Axes:
+    """The axes of a lowered collective; one among mirrored pairs of an axis is marked so."""
+    mark = MIRROR if op.text("pairs") == "mirrored" else ""
+    return tuple(a + mark for a in op.names("group"))
+
+
+def channel_of(op: Operation) -> Channel:
+    """The stream of messages that a lowered end of a message belongs to."""
+    return op.text("over"), op.integer("by"), op.integer("channel", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All groups of a job. `members[axes][i]` are the ranks of group `first[axes] + i`, in ring
+    order."""
+
+    ranks: int
+    first: Mapping[Axes, int]
+    members: Mapping[Axes, npt.NDArray[np.int64]]
+    number: Mapping[Axes, npt.NDArray[np.int64]]
+
+    def of_rank(self, axes: Axes, rank: int) -> int:
+        """The identifier of the rank's group over these axes."""
+        return int(self.number[axes][rank])
+
+    @property
+    def ids(self) -> range:
+        """All identifiers."""
+        return range(1, 1 + sum(map(len, self.members.values())))
+
+    def table(self) -> dict[str, list[int]]:
+        """The content of the groups file: identifier to ranks."""
+        return {
+            str(self.first[axes] + i): row.tolist()
+            for axes, rows in self.members.items()
+            for i, row in enumerate(rows)
+        }
+
+
+def coordinate(
+    mesh: Mapping[str, int], axis: str, ranks: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The coordinate of each rank along an axis."""
+    return ranks // _stride(mesh, axis) % mesh[axis]
+
+
+def neighbours(
+    mesh: Mapping[str, int], axis: str, by: int, ranks: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The rank whose coordinate along `axis` is by more, modulo the axis, for each rank."""
+    here = coordinate(mesh, axis, ranks)
+    return ranks + ((here + by) % mesh[axis] - here) * _stride(mesh, axis)
+
+
+def _stride(mesh: Mapping[str, int], axis: str) -> int:
+    names = list(mesh)
+    faster = names[names.index(axis) + 1 :]
+    return prod(mesh[n] for n in faster)
+
+
+def number_groups(
+    mesh: Mapping[str, int], used: Iterable[tuple[Iterable[Axes], npt.NDArray[np.int64]]]
+) -> Groups:
+    """Number the groups over axes, from 1, in order of their first rank: those that ranks use.
+
+    `used` holds, for each class, the axes in order of use and the ranks. Ranks number the mesh
+    row-major, last axis fastest; within a group the axes count major first.
+    """
+    users: dict[Axes, list[npt.NDArray[np.int64]]] = {}
+    for each, ranks in used:
+        for axes in each:
+            users.setdefault(axes, []).append(ranks)
+    names = list(mesh)
+    grid = np.arange(int(np.prod([mesh[n] for n in names], dtype=np.int64)), dtype=np.int64)
+    shaped = grid.reshape([mesh[n] for n in names])
+    first: dict[Axes, int] = {}
+    members: dict[Axes, npt.NDArray[np.int64]] = {}
+    number: dict[Axes, npt.NDArray[np.int64]] = {}
+    start = 1
+    for axes, parts in users.items():
+        inside = np.zeros(grid.size, dtype=bool)
+        inside[np.concatenate(parts)] = True
+        rows = _rows(names, shaped, axes)
+        rows = rows[inside[rows].any(axis=1)]
+        first[axes], members[axes] = start, rows
+        ids = np.zeros(grid.size, dtype=np.int64)
+        ids[rows.reshape(-1)] = np.repeat(np.arange(start, start + len(rows)), rows.shape[1])
+        number[axes] = ids
+        start += len(rows)
+    return Groups(grid.size, first, members, number)
+
+
+def _rows(names: list[str], shaped: npt.NDArray[np.int64], axes: Axes) -> npt.NDArray[np.int64]:
+    """One row of ranks for each group over the axes."""
+    plain = [a.removesuffix(MIRROR) for a in axes]
+    rest = [i for i, n in enumerate(names) if n not in plain]
+    rows = shaped.transpose([*rest, *(names.index(a) for a in plain)])
+    rows = rows.reshape(-1, int(np.prod(rows.shape[len(rest) :], dtype=np.int64)))
+    if axes and axes[0].endswith(MIRROR):
+        half = rows.shape[1] // 2
+        pairs = np.stack([rows[:, :half], rows[:, ::-1][:, :half]], axis=2)
+        rows = np.sort(pairs.reshape(-1, 2), axis=1)
+        rows = rows[np.argsort(rows[:, 0])]
+    return rows

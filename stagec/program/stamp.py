@@ -1,0 +1,209 @@
+"""Templates of the steps of a schedule, and their instances.
+
+What a step makes is the same for every microbatch, up to the nodes that it takes from outside, the
+numbers of its messages and of the microbatch. It is unrolled once, with placeholders for what comes
+from outside; an instance is the template and a table of what the placeholders stand for.
+
+Nodes are known by handles: an instance owns a range of them, in the order of the template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, cast
+
+import numpy as np
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.program.buckets import Bucketed
+from stagec.program.groups import Channel
+from stagec.program.nodes import Ints, Node, Ref, Stack
+
+#: Shape of a value: None, a node, or a stack of shapes with the index of its last item.
+Shape: TypeAlias = "str | tuple[object, ...] | None"
+NODE = "node"
+#: A value that an earlier part of the same step makes.
+INSIDE = "inside"
+Stream = tuple[str, Channel]
+NO_NODES: Ints = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A value that an instance made: its shape, and where its nodes are in the instance's table."""
+
+    shape: Shape
+    table: Ints
+    places: Ints
+
+    @property
+    def handles(self) -> Ints:
+        """The nodes of the value."""
+        return self.table[self.places]
+
+
+Held = Ref | Made
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One region of a step without the operations to `skip`: what it takes from outside, the values
+    that it makes, and what it `yielded` for each.
+
+    `slot` tells the microbatches of a step apart, `action` the actions.
+    """
+
+    body: Region
+    skip: frozenset[Operation]
+    results: Sequence[Value]
+    yielded: Sequence[Value]
+    captured: Sequence[Value]
+    prefix: str
+    slot: int
+    action: int
+    microbatch: int
+
+
+@dataclass(slots=True)
+class Template:
+    """A step unrolled once. Nodes are identified by their place; `nodes[:ordered]` are in the order
+    of issue, the rest are buckets, whose place comes later.
+
+    Edges lead to places in the table of an instance: what comes from outside, then the nodes.
+    """
+
+    nodes: list[Node]
+    ordered: int
+    outside: int
+    made: list[dict[Value, tuple[Shape, Ints]]]
+    buckets: list[tuple[int, int | None]]
+    sent: Mapping[Stream, int]
+    first_prototype: int = 0
+    computations: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
+    instances: list[Instance] = field(default_factory=list["Instance"])
+
+    def __post_init__(self) -> None:
+        ordered = enumerate(self.nodes[: self.ordered])
+        self.computations = [(i, bool(n.matmul)) for i, n in ordered if n.is_computation][::-1]
+
+    def place(self, node: Node) -> int:
+        """Where a node, or a placeholder, is in the table."""
+        return -node.id - 1 if node.id < 0 else self.outside + node.id
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """A template at one place of the program. `table` are the handles of what comes from outside,
+    and then of its own nodes, which start at `base`."""
+
+    template: Template
+    base: int
+    table: Ints
+    microbatches: Sequence[int]
+    tags: Mapping[Stream, int]
+    _nodes: dict[int, Node] = field(default_factory=dict[int, Node])
+
+    def node(self, place: int) -> Node:
+        """A node that stands for the one at a place of the template."""
+        if place not in self._nodes:
+            original = self.template.nodes[place]
+            self._nodes[place] = replace(original, deps=[], after=[], id=self.base + place)
+        return self._nodes[place]
+
+    def computations(self) -> Iterator[tuple[Instance, int, bool]]:
+        """The places of its computations, last one first, and whether they are matrix products."""
+        return ((self, place, product) for place, product in self.template.computations)
+
+    def buckets(self) -> Iterator[tuple[int, int | None]]:
+        """Handles of its buckets, and of what completes them."""
+        for place, ready in self.template.buckets:
+            yield self.base + place, None if ready is None else int(self.table[ready])
+
+
+def captured(body: Region, skip: frozenset[Operation] = frozenset()) -> tuple[Value, ...]:
+    """The values that a region takes from outside, its arguments and what the operations to `skip`
+    make among them, in order of use."""
+    inside: set[Value] = set()
+    used: dict[Value, None] = {}
+    for op in body.walk():
+        if op in skip:
+            continue
+        used.update(dict.fromkeys(op.operands))
+        inside.update(op.results)
+        if op.region is not None:
+            inside.update(op.region.args)
+    return tuple(v for v in used if v not in inside)
+
+
+def shape_of(ref: Ref) -> Shape:
+    """The shape of a value."""
+    if isinstance(ref, Stack):
+        return (ref.last, *(shape_of(i) for i in ref.items))
+    return None if ref is None else NODE
+
+
+def leaves(ref: Ref) -> Iterator[Node]:
+    """The nodes of a value, in order."""
+    if isinstance(ref, Stack):
+        for inner in ref.items:
+            yield from leaves(inner)
+    elif ref is not None:
+        yield ref
+
+
+def flat(ref: Held) -> tuple[Shape, Ints]:
+    """The shape of a value and the handles of its nodes."""
+    if ref is None:
+        return None, NO_NODES
+    if isinstance(ref, Made):
+        return ref.shape, ref.handles
+    return shape_of(ref), np.array([n.id for n in leaves(ref)], dtype=np.int64)
+
+
+def build(shape: Shape, nodes: Iterator[Node]) -> Ref:
+    """A value of a shape from its nodes."""
+    if shape is None:
+        return None
+    if isinstance(shape, tuple):
+        last, items = cast("int", shape[0]), cast("tuple[Shape, ...]", shape[1:])
+        return Stack([build(s, nodes) for s in items], last)
+    return next(nodes)
+
+
+class Placeholders:
+    """Nodes that stand for the places of a table, one after the other."""
+
+    def __init__(self) -> None:
+        self.given: list[Node] = []
+
+    def __iter__(self) -> Iterator[Node]:
+        return self
+
+    def __next__(self) -> Node:
+        self.given.append(Node("", "", "", 0, id=-len(self.given) - 1))
+        return self.given[-1]
+
+
+def make_template(
+    ordered: list[Node],
+    bucketed: Sequence[Bucketed],
+    made: Sequence[Mapping[Value, Ref]],
+    outside: int,
+    sent: Mapping[Stream, int],
+) -> Template:
+    """The template of what was unrolled with `outside` placeholders."""
+    nodes = [*ordered, *(n for cut in bucketed for n in cut.nodes)]
+    for place, node in enumerate(nodes):
+        node.id = place
+    found = Template(nodes, len(ordered), outside, [], [], sent)
+    for values in made:
+        found.made.append({v: (shape_of(r), _places(found, r)) for v, r in values.items()})
+    for cut in bucketed:
+        for node, ready in zip(cut.nodes, cut.ready, strict=True):
+            found.buckets.append((node.id, None if ready is None else found.place(ready)))
+    return found
+
+
+def _places(template: Template, ref: Ref) -> Ints:
+    return np.array([template.place(n) for n in leaves(ref)], dtype=np.int64)

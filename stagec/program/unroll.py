@@ -1,0 +1,81 @@
+"""The program of a rank class: the nodes of one rank, in order, from a lowered and bound graph.
+
+Repeats, accumulations and the actions of a pipeline schedule are unrolled here and only here.
+Identifiers and the control order of the streams come last, when the order is final: computations,
+collectives, and the messages of each ordered pair of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stagec.ir.core import Operation, Region
+from stagec.ir.expr import evaluate
+from stagec.program.groups import Channel
+from stagec.program.nodes import Program
+from stagec.program.stepper import Order, Stepper
+from stagec.program.unroller import Layered
+from stagec.support.diagnostics import error
+from stagec.support.limits import MAX_ITERATIONS
+
+#: More nodes per rank than this are a mistake: no consumer takes them.
+MOST_NODES = 20_000_000
+
+
+def unroll(
+    graph: Operation,
+    name: str,
+    env: Mapping[str, int],
+    order: Order | None = None,
+    channels: Mapping[Channel, int] | None = None,
+    loads: Layered | None = None,
+) -> Program:
+    """Unroll an et.graph with the known sizes.
+
+    `order` is that of its pipeline stage, `channels` the numbers of all streams of
+    messages, `loads` sizes that differ from layer to layer. Raises `DiagnosticError` if there are
+    no nodes, or far too many.
+    """
+    count = _count(graph.body, env)
+    if count > MOST_NODES:
+        raise error(
+            f"the program has {count:,} nodes per rank, expected at most {MOST_NODES:,}",
+            graph.loc,
+            remedy="choose fewer layers or microbatches",
+        )
+    turns = _iterations(graph.body, env)
+    if turns > MAX_ITERATIONS:
+        raise error(
+            f"the repeats of the program run {turns:,} iterations and values that these hand on, "
+            f"expected at most {MAX_ITERATIONS:,}",
+            graph.loc,
+            remedy="choose smaller counts, and repeat what computes",
+        )
+    unroller = Stepper(env, order or Order(), channels or {}, loads)
+    unroller.region(graph.body)
+    program = unroller.finish(name)
+    if not len(program):
+        raise error(
+            "the program has no nodes", graph.loc, remedy="compute something in the function"
+        )
+    return program
+
+
+def _count(region: Region, env: Mapping[str, int]) -> int:
+    """Nodes of a region, buckets not cut."""
+    return sum(
+        _times(op, env) * _count(op.region, env) if op.region else 1 for op in region.ops[:-1]
+    )
+
+
+def _iterations(region: Region, env: Mapping[str, int]) -> int:
+    """Iterations of all repeats, and the values that each hands on: work even without nodes."""
+    repeats = [(op, op.region) for op in region.ops if op.region]
+    return sum(
+        _times(op, env) * (1 + len(r.terminator.operands) + _iterations(r, env))
+        for op, r in repeats
+    )
+
+
+def _times(op: Operation, env: Mapping[str, int]) -> int:
+    return evaluate(op.expr("count"), env) if "count" in op.attrs else 1

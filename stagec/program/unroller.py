@@ -1,0 +1,315 @@
+"""Walks a lowered graph: repeats are unrolled, and nodes made of its operations.
+
+Nodes refer to each other as objects. Gathers of parameters are issued iterations ahead, reductions
+cut into buckets, messages numbered on their channel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import evaluate
+from stagec.ir.replay import replays
+from stagec.program.buckets import Bucketed, Piece, filled, label, pieces, readiness
+from stagec.program.columns import Columns
+from stagec.program.groups import Channel, channel_of, group_axes
+from stagec.program.nodes import Node, Ref, Stack, item, last_node
+from stagec.program.stamp import Held, Instance, Made, Stream, build
+
+
+@dataclass(frozen=True)
+class Layered:
+    """Sizes that differ from layer to layer; `slot` is the place of the stage among those that
+    share the program."""
+
+    at: Callable[[int], Mapping[str, Fraction]]
+    slot: int
+
+
+class Unroller:
+    """Walks regions, and makes nodes of what it meets.
+
+    `_in_template` tells whether that is a template, or the program itself.
+    """
+
+    def __init__(
+        self,
+        env: Mapping[str, int],
+        channels: Mapping[Channel, int],
+        loads: Layered | None,
+    ) -> None:
+        self._env, self._channels = env, channels
+        self._loads, self._layer = loads, 0
+        self._refs: dict[Value, Held] = {}
+        self._order: list[Node | Instance] = []
+        self._bucketed: list[Bucketed | Instance] = []
+        self._prefix = ""
+        self._replays = True
+        self._costs: dict[tuple[Operation, int], dict[str, int]] = {}
+        self._sent: Counter[Stream] = Counter()
+        self._columns = Columns()
+        self._in_template = False
+
+    # -- regions -----------------------------------------------------------------------------------
+
+    def region(self, region: Region, skip: frozenset[Operation] = frozenset()) -> list[Ref]:
+        """Emit the nodes of a region; what it yields."""
+        for op in region.ops[:-1]:
+            if op not in skip:
+                self._op(op)
+        return [self._ref(v) for v in region.terminator.operands]
+
+    def _op(self, op: Operation) -> None:
+        if op.name == "et.recall":
+            self._refs[op.result] = self._refs.get(op.operands[0 if self._replays else 1])
+            return
+        if op.region is not None:
+            run = self._repeat if op.name == "et.repeat" else self.accumulate
+            self._refs.update(zip(op.results, run(op, op.region), strict=True))
+            return
+        self._refs[op.result] = self._node(op)
+
+    def _ref(self, value: Value) -> Ref:
+        """The nodes of a value, for what is not stamped."""
+        held = self._refs.get(value)
+        if not isinstance(held, Made):
+            return held
+        return build(held.shape, map(self._columns.node, held.handles.tolist()))
+
+    def _number(self, op: Operation, name: str) -> int:
+        known = self._costs.setdefault((op, self._layer), {})
+        if name not in known:
+            env: Mapping[str, int | Fraction] = self._env
+            if self._loads is not None:
+                env = {**env, **self._loads.at(self._layer)}
+            known[name] = evaluate(op.expr(name), env) if name in op.attrs else 0
+        return known[name]
+
+    def _repeat(self, op: Operation, region: Region) -> list[Ref]:
+        count, carry = self._number(op, "count"), op.integer("carry", 1)
+        early = frozenset(o for o in region.ops if "ahead" in o.attrs)
+        ahead = max((self._number(o, "ahead") for o in early), default=0)
+        inputs = [self._ref(v) for v in op.operands]
+        carried, prefix, outer = inputs[:carry], self._prefix, self._replays
+        order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
+        stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
+        ready: list[dict[Value, Ref]] = []
+        again = frozenset(o for o in region.ops if o.phase == "recompute")
+        first, layer = self._first_layer(op), self._layer
+        for step, i in enumerate(order):
+            self._layer = layer if first is None else first + i
+            while len(ready) < min(step + ahead + 1, count):
+                ready.append(self._prefetch(early, prefix, order[len(ready)], len(ready)))
+            self._prefix = f"{prefix}L{i}/"
+            self._refs.update(
+                zip(region.args, carried + [item(r, i) for r in inputs[carry:]], strict=True)
+            )
+            self._refs.update(ready[step])
+            self._replays = replays(op, i)
+            idle = frozenset[Operation]() if self._replays else again - early
+            self._refs.update(dict.fromkeys(r for o in idle for r in o.results))
+            yielded = self.region(region, early | idle)
+            carried = yielded[:carry]
+            for stack, ref in zip(stacks, yielded[carry:], strict=True):
+                stack[i] = ref
+        self._prefix, self._replays, self._layer = prefix, outer, layer
+        last = order[-1] if count else 0
+        return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
+
+    def _first_layer(self, op: Operation) -> int | None:
+        """The number of a repeat's first layer on this stage, where loads go by it."""
+        if self._loads is None or "first" not in op.attrs:
+            return None
+        return evaluate(op.exprs("first")[self._loads.slot], self._env)
+
+    def _prefetch(
+        self, early: frozenset[Operation], prefix: str, i: int, step: int
+    ) -> dict[Value, Ref]:
+        """Issue the parameter gathers of iteration i, the `step`th that runs, now: iterations
+        early, not at the start of the step."""
+        found: dict[Value, Ref] = {}
+        last = self._last_computation() if early else None
+        self._prefix = f"{prefix}L{i}/"
+        for op in sorted(early, key=lambda o: o.position()):
+            if step < self._number(op, "kept"):
+                found[op.result] = None  # still there from forward, for whose end all waits
+                continue
+            node = self._collective(op)
+            if isinstance(node, Node) and last is not None:
+                node.after.append(last)
+            found[op.result] = node
+        return found
+
+    def _computations(self) -> Iterator[tuple[Instance | Node, int, bool]]:
+        """The computations so far, last one first: which, and whether it is a matrix product."""
+        for thing in reversed(self._order):
+            if isinstance(thing, Instance):
+                yield from thing.computations()
+            elif thing.is_computation:
+                yield thing, 0, bool(thing.matmul)
+
+    def _last_computation(self) -> Node | None:
+        return next((node_of(*found[:2]) for found in self._computations()), None)
+
+    def accumulate(self, op: Operation, region: Region) -> list[Ref]:
+        """Run a region for each microbatch; what it yields in the end."""
+        inputs = [self._ref(v) for v in op.operands]
+        self._refs.update(zip(region.args, inputs, strict=True))
+        prefix, yielded = self._prefix, list[Ref]()
+        for i in range(self._number(op, "count")):
+            self._prefix = f"{prefix}mb{i}/"
+            yielded = self.region(region)
+        self._prefix = prefix
+        return yielded
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _issue(self, node: Node) -> None:
+        if not self._in_template:
+            self._columns.add_node(node)
+        self._order.append(node)
+
+    def _deps(self, op: Operation) -> list[Node]:
+        return [n for v in op.operands if (n := last_node(self._ref(v))) is not None]
+
+    def _name(self, op: Operation) -> str:
+        return self._scope(op) + op.result.name
+
+    def _scope(self, op: Operation) -> str:
+        return f"{op.phase}/{self._prefix}"
+
+    def _node(self, op: Operation) -> Ref:
+        make = {"et.comp": self._computation, "et.coll": self._collective, "et.copy": self._copy}
+        return make.get(op.name, self._message)(op)
+
+    def _copy(self, op: Operation) -> Node:
+        """Not before the computation above it is done: what comes back is not there earlier."""
+        to = op.text("to")
+        kind = "store" if to == "host" else "load"
+        last = self._last_computation()
+        node = Node(
+            kind,
+            f"{self._name(op)}.{kind}",
+            op.phase,
+            self._number(op, "bytes"),
+            scope=self._scope(op),
+            to=to,
+            op=op,
+            deps=self._deps(op),
+            after=[] if last is None else [last],
+        )
+        self._issue(node)
+        return node
+
+    def _computation(self, op: Operation) -> Node:
+        node = Node(
+            op.text("kind"),
+            self._name(op),
+            op.phase,
+            self._number(op, "bytes"),
+            self._number(op, "flops"),
+            self._number(op, "matmul"),
+            self._number(op, "out"),
+            scope=self._scope(op),
+            op=op,
+            deps=self._deps(op),
+        )
+        self._issue(node)
+        return node
+
+    def _message(self, op: Operation) -> Node:
+        channel, kind = channel_of(op), op.name.removeprefix("et.")
+        count = self._sent[kind, channel]
+        self._sent[kind, channel] += 1
+        node = Node(
+            kind,
+            f"{self._name(op)}.{kind}" if kind == "send" else self._name(op),
+            op.phase,
+            self._number(op, "bytes"),
+            scope=self._scope(op),
+            over=channel[0],
+            by=channel[1] % self._env[channel[0]],
+            tag=count * len(self._channels) + self._channels[channel],
+            op=op,
+            deps=self._deps(op),
+        )
+        if op.flag("overlapped"):
+            node.after += self._before_last_product()
+        self._issue(node)
+        return node
+
+    def _before_last_product(self) -> list[Node]:
+        """The computation right before the last matrix product, which starts when it is done."""
+        computations = self._computations()
+        for _, _, product in computations:
+            if product:
+                return [node_of(*found[:2]) for found in islice(computations, 1)]
+        return []
+
+    def _collective(self, op: Operation) -> Ref:
+        if "bucket" in op.attrs:
+            return self._buckets(op)
+        node = Node(
+            op.text("kind"),
+            self._name(op),
+            op.phase,
+            self._number(op, "bytes"),
+            scope=self._scope(op),
+            group=group_axes(op),
+            blocking=op.flag("blocking"),
+            op=op,
+            deps=self._deps(op),
+        )
+        self._issue(node)
+        return node
+
+    def _buckets(self, op: Operation) -> Ref:
+        """The calls of a reduction in buckets; the last of them, after which all are done."""
+        sizes = [evaluate(part, self._env) for part in op.exprs("parts")]
+        refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
+        cut, ends = Bucketed([], []), dict[Node, int]()
+        for runs in readiness(op):
+            given: list[Piece] = []
+            for run in runs:
+                given += pieces(run, refs, sizes, names, evaluate(run.times, self._env))
+            for inside in filled(given, self._number(op, "bucket")):
+                cut.nodes.append(self._bucket(op, inside))
+                cut.ready.append(inside[-1].node)
+            if cut.nodes:
+                ready = cut.ready[-1]
+                ends[cut.nodes[-1]] = -1 if ready is None else ready.id
+        self._bucketed.append(cut)
+        return max(ends, key=ends.__getitem__) if ends else None
+
+    def _bucket(self, op: Operation, inside: Sequence[Piece]) -> Node:
+        layers, name = label(inside)
+        scope = f"{self._scope(op)}{layers}/" if layers else self._scope(op)
+        node = Node(
+            op.text("kind"),
+            scope + name,
+            op.phase,
+            sum(piece.size for piece in inside),
+            scope=scope,
+            group=group_axes(op),
+            bucket=True,
+            op=op,
+            deps=list(dict.fromkeys(p.node for p in inside if p.node is not None)),
+        )
+        if not self._in_template:
+            self._columns.add_node(node)
+        return node
+
+
+def node_of(thing: Instance | Node, place: int) -> Node:
+    """A node, or the one at a place of an instance."""
+    return thing if isinstance(thing, Node) else thing.node(place)
+
+
+def handle_of(thing: Instance | Node, place: int) -> int:
+    """The handle of that."""
+    return thing.id if isinstance(thing, Node) else thing.base + place

@@ -1,1 +1,0 @@
-"""Execution traces: graph, rank classes, file format, checker."""
