@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from stagec.api import Plugin
 from stagec.ir_spec.ops import BUILTIN
-from stagec.passes.add_optimizer import AddOptimizer
-from stagec.passes.apply_strategy import ApplyStrategy
-from stagec.passes.bind import Bind
-from stagec.passes.canonicalize import Canonicalize
-from stagec.passes.coalesce_collectives import CoalesceCollectives
-from stagec.passes.differentiate import Differentiate
-from stagec.passes.eliminate_common_subexpressions import EliminateCommonSubexpressions
-from stagec.passes.eliminate_dead_code import EliminateDeadCode
-from stagec.passes.emit_chakra import EmitChakra
-from stagec.passes.infer_shapes import InferShapes
-from stagec.passes.insert_collectives import InsertCollectives
-from stagec.passes.lower_to_trace import LowerToTrace
-from stagec.passes.plan_memory import PlanMemory
-from stagec.passes.propagate_sharding import PropagateSharding
-from stagec.passes.split_stages import SplitStages
-from stagec.passes.verify import Verify
+from stagec.passes.autodiff.add_optimizer import AddOptimizer
+from stagec.passes.autodiff.differentiate import Differentiate
+from stagec.passes.cleanup.canonicalize import Canonicalize
+from stagec.passes.cleanup.eliminate_common_subexpressions import EliminateCommonSubexpressions
+from stagec.passes.cleanup.eliminate_dead_code import EliminateDeadCode
+from stagec.passes.cleanup.verify import Verify
+from stagec.passes.lower.emit_chakra import EmitChakra
+from stagec.passes.lower.lower_to_trace import LowerToTrace
+from stagec.passes.memory.plan_memory import PlanMemory
+from stagec.passes.partition.coalesce_collectives import CoalesceCollectives
+from stagec.passes.partition.insert_collectives import InsertCollectives
+from stagec.passes.partition.propagate_sharding import PropagateSharding
+from stagec.passes.pipeline_stages.split_stages import SplitStages
+from stagec.passes.shapes.bind import Bind
+from stagec.passes.shapes.infer_shapes import InferShapes
+from stagec.passes.strategy.apply_strategy import ApplyStrategy
 
 PLUGIN = Plugin(
     name="builtin",

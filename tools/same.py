@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 #: Jobs that together use every part of the compiler. Sizes are small where files are written.
 JOBS = {
@@ -91,13 +91,16 @@ def _answer(stagec: str, words: tuple[str, ...]) -> dict[str, Any]:
     return _record({n: t.encode() for n, t in _leaves("", json.loads(_run(stagec, *words)))})
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            yield from _leaves(f"{path}.{key}", item)
+def _leaves(path: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        items = [*cast("dict[str, object]", value).items()]
+    elif isinstance(value, list):
+        items = [(str(i), v) for i, v in enumerate(cast("list[object]", value))]
     else:
         yield path, json.dumps(value)
+        return
+    for key, item in items:
+        yield from _leaves(f"{path}.{key}", item)
 
 
 def _content(path: Path) -> bytes:

@@ -27,8 +27,8 @@ from stagec.schedule.attached import placement_of, stages_of
 from stagec.schedule.costs import Costs
 from stagec.schedule.replay import replay
 from stagec.sharding.strategy import read_strategy
+from stagec.sharding.work import is_computation, work_of
 from stagec.support.diagnostics import error
-from stagec.transform.lower import is_computation, work_of
 
 #: More operations of a function than this, in all iterations of its repeats, are not drawn.
 MOST_OPERATIONS = 250_000

@@ -169,7 +169,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(_: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("stagec.passes.infer_shapes.infer_module", crash)
+    monkeypatch.setattr("stagec.passes.shapes.infer_shapes.infer_module", crash)
 
 
 @pytest.mark.usefixtures("broken")

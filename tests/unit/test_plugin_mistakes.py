@@ -190,7 +190,7 @@ def test_a_mistake_of_the_compiler_is_still_called_one(
     def broken(_: object) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr("stagec.passes.infer_shapes.infer_module", broken)
+    monkeypatch.setattr("stagec.passes.shapes.infer_shapes.infer_module", broken)
     ran = run(tmp_path, OP.replace("METHOD", ""), "stg.gelu", "infer-shapes")
     assert ran.code == 70
     assert "bug in stagec" in ran.err

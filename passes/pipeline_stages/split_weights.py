@@ -6,11 +6,9 @@ Each backward repeat becomes two; what the second needs of the first is handed o
 
 from __future__ import annotations
 
-from stagec.ir.core import Operation, Region, Value
-from stagec.ir.module import Module
+from stagec.api import Module, Operation, Region, Value, made_by
 from stagec.ir.rewrite import carried
-from stagec.support.source import made_by
-from stagec.transform.sections import ancestors
+from stagec.passes.pipeline_stages.sections import ancestors
 
 PASS = "split-stages"
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stagec.ir.core import Operation, Value
+from stagec.api import Operation, Value
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.ops.comm import Movement
-from stagec.transform.sections import Part, Sections, ancestors, too_far
-from stagec.transform.stages import Piece
+from stagec.passes.pipeline_stages.sections import Part, Sections, ancestors, too_far
+from stagec.sharding.stages import Piece
 
 
 @dataclass

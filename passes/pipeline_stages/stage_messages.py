@@ -15,15 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Value
-from stagec.ir.expr import evaluate, numerator_and_denominator
+from stagec.api import AxisUse, Builder, Module, TensorType, Value, axis_size, error, evaluate
+from stagec.ir.builder import RawAttr
+from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.facts import divisible
-from stagec.ir.module import Module
-from stagec.ir.types import AxisUse, TensorType, axis_size
+from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.strategy import PipelineRule
-from stagec.support.diagnostics import error
-from stagec.transform.assumptions import Assumptions
 
 #: The dimension that is cut, and the axes.
 _Cut = tuple[int, tuple[str, ...]]

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from stagec.ir.core import Operation, Region, Value
+from stagec.api import DiagnosticError, Operation, Region, Value, error
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.ops.comm import Movement
-from stagec.support.diagnostics import DiagnosticError, error
 
 
 class Part(IntEnum):

@@ -1,4 +1,4 @@
-"""Unit collectives: one call where a framework makes one.
+"""coalesce-collectives: unit collectives: one call where a framework makes one.
 
 Gathers of parameters used in one region become one (an FSDP unit: each block, and the root), which
 are resharded together; reductions of parameter gradients in one region become one for each group
@@ -8,14 +8,33 @@ of axes, or buckets of a given size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from stagec.ir.core import Attr, Operation, Region
-from stagec.ir.expr import const
-from stagec.ir.module import Module, is_parameter
+from stagec.api import Attr, Module, Operation, Pass, Phase, Region, const, is_parameter
 from stagec.ir.opdef import attr_text
 from stagec.ir_spec.ops.comm import Collective
 from stagec.sharding.kept import reshard_units
 from stagec.sharding.strategy import read_strategy
+
+
+@dataclass(frozen=True)
+class CoalesceCollectives(Pass):
+    """Merge the gathers of the parameters of a block, and the reductions of their gradients, into
+    one call each.
+
+    Before:
+        %a_g = stg.all_gather[dim = 0, over = dp](%a) : bf16[D, F]
+        %b_g = stg.all_gather[dim = 1, over = dp](%b) : bf16[F, D]
+    After:
+        %a_g, %b_g = stg.all_gather[dim = (0, 1), over = dp](%a, %b) : (bf16[D, F], bf16[F, D])
+    """
+
+    name = "coalesce-collectives"
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        coalesce(module)
+
 
 _Key = tuple[str, ...]
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Region, Value
+from stagec.api import (
+    Builder,
+    Loc,
+    Module,
+    Operation,
+    Region,
+    Value,
+    error,
+    factor_sizes,
+    is_parameter,
+    made_by,
+)
 from stagec.ir.expr import ZERO
-from stagec.ir.module import Module, is_parameter
-from stagec.ir.opdef import factor_sizes
-from stagec.support.diagnostics import error
-from stagec.support.source import Loc, made_by
 
 PASS = "eight-bits"
 #: Element types of forward operands, and of gradients, by recipe.

@@ -1,4 +1,4 @@
-"""Lowering: the partitioned function becomes an et.graph whose ops are the nodes of a trace.
+"""lower-to-trace: the partitioned function becomes an et.graph whose ops are the nodes of a trace.
 
 Only here are sizes divided by axis sizes: FLOPs and bytes become those of one rank, as expressions.
 """
@@ -6,20 +6,54 @@ Only here are sizes divided by axis sizes: FLOPs and bytes become those of one r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
-from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Expr, call, total
-from stagec.ir.module import Module, is_parameter
-from stagec.ir.opdef import factor_sizes
+from stagec.api import (
+    Builder,
+    Expr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Value,
+    axis_size,
+    call,
+    error,
+    is_parameter,
+    total,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.expr import ZERO
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
-from stagec.ir.types import NODE, axis_size
+from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error
+from stagec.sharding.work import work_of
+
+
+@dataclass(frozen=True)
+class LowerToTrace(Pass):
+    """Replace the function by an `et.graph`: computations and collectives of one rank, sizes still
+    symbolic.
+
+    Before:
+        %y = stg.einsum["bd,df->bf"](%x, %w) : bf16[B@dp, F@tp]
+        %z = stg.all_gather[dim = 1, over = tp](%y) : bf16[B@dp, F]
+    After:
+        %y = et.comp[einsum, flops = 2*B*D*F/(dp*tp), ..., out = 2*B*F/(dp*tp)](%x, %w) : node
+        %z = et.coll[all_gather, group = tp, bytes = 2*B*F/dp, dtype = bf16](%y) : node
+    """
+
+    name = "lower-to-trace"
+    needs = Phase.PARTITIONED
+    until = Phase.PLANNED
+    gives = Phase.LOWERED
+
+    def run(self, module: Module) -> None:
+        lower_to_trace(module)
 
 
 def lower_to_trace(module: Module) -> None:
@@ -50,31 +84,6 @@ _ACTIVATIONS = ("forward", "backward", "recompute")
 
 def _elements(parameters: list[Value]) -> Expr:
     return total(p.tensor.elements for p in parameters)
-
-
-class Work(NamedTuple):
-    """What a computation does on one rank: FLOPs, those of matrix products, bytes touched."""
-
-    flops: Expr
-    matmul: Expr
-    bytes: Expr
-
-
-def work_of(op: Operation) -> Work:
-    """The work of a computation with local sizes."""
-    definition, rule = op.definition, op.definition.rule(op)
-    sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
-    flops, matmul = definition.flops(op, sizes), definition.matmul_flops(op, sizes)
-    return Work(flops, matmul, definition.bytes_touched(op))
-
-
-def is_computation(op: Operation) -> bool:
-    """Whether an operation becomes a node that computes: it is no view, copy to or from the host,
-    region, collective or message."""
-    definition = op.definition
-    if op.region is not None or definition.recalls or definition.free or not definition.computes:
-        return False
-    return bool(op.results) and not isinstance(definition, Collective | SendOp | RecvOp)
 
 
 class _Lowering:

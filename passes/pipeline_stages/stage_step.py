@@ -13,17 +13,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Value
-from stagec.ir.module import Module
-from stagec.ir.types import TensorType
+from stagec.api import Builder, Module, Operation, TensorType, Value, error, made_by
+from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
-from stagec.support.diagnostics import error
-from stagec.support.source import made_by
-from stagec.transform.sections import Part
-from stagec.transform.stage_values import StageValues, chunk_name
-from stagec.transform.stages import Held, Piece, Pipeline
+from stagec.passes.pipeline_stages.sections import Part
+from stagec.passes.pipeline_stages.stage_values import StageValues, chunk_name
+from stagec.sharding.stages import Held, Piece, Pipeline
 
 PASS = "split-stages"
 MIRRORED = "mirrored"

@@ -6,13 +6,10 @@ result; any other is computed again in the backward region, from what is kept.
 
 from __future__ import annotations
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import const, is_quadratic
-from stagec.ir.opdef import Registry
+from stagec.api import Builder, Operation, Region, Registry, Value, const, made_by
+from stagec.ir.expr import is_quadratic
 from stagec.ir.replay import EVERY, FIRST
 from stagec.sharding.strategy import Recompute
-from stagec.support.source import made_by
 
 PASS = "recompute"
 

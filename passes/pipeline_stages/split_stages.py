@@ -1,4 +1,4 @@
-"""Cuts a training step into the functions of pipeline stages.
+"""split-stages: cuts a training step into the functions of pipeline stages.
 
 Stages that hold the same share one function. In it the accumulation over microbatches becomes a
 list of actions, with sends and receives where the model is cut; what comes after the accumulation
@@ -8,23 +8,58 @@ is kept for the parameters that the stage holds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Attr, Operation, Quoted, Region, Value
-from stagec.ir.expr import Expr, const, total
-from stagec.ir.module import Module
+from stagec.api import (
+    Attr,
+    Builder,
+    Expr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    Region,
+    TensorType,
+    Value,
+    const,
+    error,
+    made_by,
+    total,
+)
+from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried
-from stagec.ir.types import TensorType
+from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
+from stagec.passes.pipeline_stages.sections import Part, Sections, Slot, dissect
+from stagec.passes.pipeline_stages.split_weights import split_weights
+from stagec.passes.pipeline_stages.stage_messages import StageMessages
+from stagec.passes.pipeline_stages.stage_step import StageStep
+from stagec.passes.pipeline_stages.stage_values import StageValues
+from stagec.sharding.kept import gather_once
+from stagec.sharding.stages import Held, Piece, Pipeline, cut, held_pieces, read_pipeline
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error
-from stagec.support.source import made_by
-from stagec.transform.far_values import FarValues, critical_ops, far_values
-from stagec.transform.sections import Part, Sections, Slot, dissect
-from stagec.transform.split_weights import split_weights
-from stagec.transform.stage_messages import StageMessages
-from stagec.transform.stage_step import StageStep
-from stagec.transform.stage_values import StageValues
-from stagec.transform.stages import Held, Piece, Pipeline, cut, held_pieces, read_pipeline
+
+
+@dataclass(frozen=True)
+class SplitStages(Pass):
+    """Cut the step into functions of pipeline stages, as `stg.pipeline` says.
+
+    Stages that hold the same share a function. Its accumulation becomes a list of `stg.action`s,
+    with `stg.send` and `stg.recv` where the model is cut; a schedule with split backward gets
+    actions for the gradients of weights. Reductions between stages (the gradient norm, tied
+    embeddings) are inserted. With `reshard = never` every parameter is gathered once, before the
+    microbatches. Without that statement nothing happens.
+    """
+
+    name = "split-stages"
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        split_stages(module)
+        strategy = read_strategy(module)
+        if strategy.pipeline is not None and strategy.reshard == "never":
+            gather_once(module)
+
 
 PASS = "split-stages"
 #: The parts of the work in which stages send.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, UnboundError, const, evaluate
+from stagec.api import Expr, Load, Loc, Module, Operation, const, error, evaluate
+from stagec.ir.expr import UnboundError
 from stagec.ir.infer import forget_types, infer_module
-from stagec.ir.module import Module
-from stagec.ir.types import Load
 from stagec.sharding.strategy import LoadRule, Strategy
-from stagec.support.diagnostics import error
-from stagec.support.source import Loc
 
 
 def size_experts(module: Module, strategy: Strategy) -> None:

@@ -4,12 +4,8 @@ round the ranks instead.
 
 from __future__ import annotations
 
-from stagec.ir.core import Attr, Operation, Region
-from stagec.ir.module import Module
-from stagec.ir.opdef import factor_sizes
+from stagec.api import Attr, Module, Operation, Region, error, factor_sizes, made_by
 from stagec.sharding.strategy import RingRule, Strategy
-from stagec.support.diagnostics import error
-from stagec.support.source import made_by
 
 PASS = "apply-strategy"
 

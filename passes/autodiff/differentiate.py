@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation of the training step, from the ops' own gradients.
+"""differentiate: reverse-mode differentiation of the training step, from the ops' own gradients.
 
 The backward of a repeat is a reversed repeat; the forward values that it uses are handed over
 stacked, so the stash is explicit. Gradients of parameters end in `stg.gradient`, where reduction
@@ -9,18 +9,62 @@ so that its reduction need not wait for other gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Quoted, Region, Value
-from stagec.ir.module import Module
-from stagec.ir.rule import letters
-from stagec.ir.types import FLOATS, TensorType
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    Region,
+    TensorType,
+    Value,
+    error,
+    letters,
+    made_by,
+)
+from stagec.ir.types import FLOATS
+from stagec.passes.autodiff.handover import hand_over
 from stagec.sharding.strategy import Strategy, read_strategy
-from stagec.support.diagnostics import error
-from stagec.support.source import made_by
-from stagec.transform.handover import hand_over
-from stagec.transform.state import StatePlacement
+from stagec.sharding.zero import StatePlacement
+
+
+@dataclass(frozen=True)
+class Differentiate(Pass):
+    """Append the gradient of the loss with respect to every parameter, through repeats and
+    accumulation.
+
+    What backward needs of a repeat's forward comes out of it stacked: the stash is explicit.
+
+    Before:
+        stg.func @f(%x: f32[B], %w: f32[B | param]) -> f32[] {
+          %y = stg.mul(%x, %w) : f32[B]
+          %l = stg.sum["b->"](%y) : f32[]
+          stg.return(%l)
+        }
+    After:
+        stg.func @f(%x: f32[B], %w: f32[B | param]) -> (f32[], f32[B]) {
+          %y = stg.mul(%x, %w) : f32[B]
+          %l = stg.sum["b->"](%y) : f32[]
+          %d_loss = stg.constant[value = 1, phase = backward] : f32[]
+          %d_y = stg.broadcast["->b", sizes = B, phase = backward](%d_loss) : f32[B]
+          %d_x = stg.mul[phase = backward](%d_y, %w) : f32[B]
+          %d_w = stg.mul[phase = backward](%d_y, %x) : f32[B]
+          %g_w = stg.gradient[phase = gradient](%d_w) : f32[B]
+          stg.return(%l, %g_w)
+        }
+    """
+
+    name = "differentiate"
+    needs = Phase.SHAPED
+    until = Phase.PLACED
+    gives = Phase.DIFFERENTIATED
+
+    def run(self, module: Module) -> None:
+        differentiate(module)
+
 
 PASS = "differentiate"
 

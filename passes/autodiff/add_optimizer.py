@@ -1,19 +1,28 @@
-"""Appends the optimizer to a differentiated step: gradient norm, clipping, one AdamW update per
-parameter."""
+"""add-optimizer: appends gradient norm, clipping and one AdamW update per parameter."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Value
-from stagec.ir.expr import Expr
-from stagec.ir.module import Module
-from stagec.ir.types import TensorType
+from stagec.api import Builder, Expr, Module, Pass, Phase, TensorType, Value, error, made_by
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error
-from stagec.support.source import made_by
-from stagec.transform.state import StatePlacement
+from stagec.sharding.zero import StatePlacement
+
+
+@dataclass(frozen=True)
+class AddOptimizer(Pass):
+    """Append the optimizer: the function then returns the loss, updated parameters and updated
+    state.
+
+    The strategy says which (`stg.optimizer`) and with which element types (`stg.dtypes`).
+    """
+
+    name = "add-optimizer"
+    needs = Phase.DIFFERENTIATED
+
+    def run(self, module: Module) -> None:
+        add_optimizer(module)
+
 
 PASS = "add-optimizer"
 

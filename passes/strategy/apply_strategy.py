@@ -1,28 +1,74 @@
-"""Puts a model on a mesh: turns the statements of a strategy into pinned placements and
-assumptions."""
+"""apply-strategy: turns the statements of a strategy into pinned placements and assumptions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import const, numerator_and_denominator, symbol
+from stagec.api import (
+    AxisUse,
+    Builder,
+    DiagnosticList,
+    Dim,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    TensorType,
+    Value,
+    axis_size,
+    const,
+    error,
+    made_by,
+    symbol,
+)
+from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.infer import forget_types, infer_op
-from stagec.ir.module import Module
-from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
+from stagec.passes.strategy.eight_bits import use_eight_bits
+from stagec.passes.strategy.expert_sizes import size_experts
+from stagec.passes.strategy.naming import check_recompute, check_values, pin
+from stagec.passes.strategy.pass_round import pass_round, special_ops
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.stages import cut, read_pipeline
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
-from stagec.support.diagnostics import DiagnosticList, error
-from stagec.support.source import made_by
+from stagec.sharding.zero import Sharder
 from stagec.support.suggest import did_you_mean
-from stagec.transform.assumptions import Assumptions
-from stagec.transform.eight_bits import use_eight_bits
-from stagec.transform.expert_sizes import size_experts
-from stagec.transform.naming import check_recompute, check_values, pin
-from stagec.transform.pass_round import pass_round, special_ops
-from stagec.transform.sharder import Sharder
-from stagec.transform.stages import cut, read_pipeline
+
+
+@dataclass(frozen=True)
+class ApplyStrategy(Pass):
+    """Turn the statements of the module's `stg.strategy` into placements, assumptions and
+    microbatches.
+
+    Axes of size 1 vanish. A placement that the model pins wins over the strategy.
+
+    Before:
+        stg.mesh @pod[dp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[B, over = dp]
+        }
+        stg.func @f(%x: bf16[B, D]) -> bf16[B, D] {
+          stg.return(%x)
+        }
+    After:
+        stg.mesh @pod[dp = 2]
+        stg.assume[B % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[B, over = dp]
+        }
+        stg.func @f(%x: bf16[B@dp, D]) -> bf16[B, D] {
+          stg.return(%x)
+        }
+    """
+
+    name = "apply-strategy"
+    needs = Phase.SHAPED
+    gives = Phase.PLACED
+
+    def run(self, module: Module) -> None:
+        apply_strategy(module)
+
 
 PASS = "apply-strategy"
 PIN = "stg.sharding_constraint"

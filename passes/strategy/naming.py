@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Region, Value
-from stagec.ir.module import Module
-from stagec.ir.opdef import Registry
-from stagec.ir.types import TensorType
+from stagec.api import (
+    Builder,
+    DiagnosticList,
+    Loc,
+    Module,
+    Region,
+    Registry,
+    TensorType,
+    Value,
+    error,
+)
 from stagec.sharding.strategy import SplitRule, Strategy
-from stagec.support.diagnostics import DiagnosticList, error
-from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
 
 

@@ -8,10 +8,10 @@ from stagec.ir.core import Value
 from stagec.ir.expr import evaluate, total
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType, axis_size
+from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import Strategy
 from stagec.support.diagnostics import error
-from stagec.transform.assumptions import Assumptions
 
 
 class Sharder:
@@ -80,3 +80,15 @@ class Sharder:
 def _repeat_counts(module: Module) -> frozenset[str]:
     """Sizes that repeats slice along: never sharded, an iteration needs its slice whole."""
     return frozenset(str(op.expr("count")) for op in module.walk() if op.definition.carries)
+
+
+class StatePlacement:
+    """Placements that follow from a parameter's own and the ZeRO stage."""
+
+    def __init__(self, module: Module, strategy: Strategy) -> None:
+        self._sharder = Sharder(module, strategy)
+        self._further = strategy.zero in (1, 2)
+
+    def gradient(self, param: Value) -> TensorType:
+        """Where the reduced gradient of a parameter lives (and its optimizer state)."""
+        return self._sharder.shard(param) if self._further else param.tensor

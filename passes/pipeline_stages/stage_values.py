@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Attr, Operation, Region, Value
-from stagec.ir.expr import Expr
-from stagec.ir.opdef import Registry
+from stagec.api import Attr, Builder, Expr, Operation, Region, Registry, TensorType, Type, Value
 from stagec.ir.rewrite import carried
-from stagec.ir.types import TensorType, Type
-from stagec.transform.sections import Part, Sections, too_far
-from stagec.transform.stages import Held
+from stagec.passes.pipeline_stages.sections import Part, Sections, too_far
+from stagec.sharding.stages import Held
 
 
 def chunk_name(name: str, chunk: int) -> str:

@@ -1,0 +1,1 @@
+"""From a partitioned function to the nodes of traces."""

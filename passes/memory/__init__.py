@@ -1,0 +1,1 @@
+"""Lifetimes of buffers, and where they lie."""

@@ -1,0 +1,1 @@
+"""From global view to ranks: placements, and the collectives that they need."""

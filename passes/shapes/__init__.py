@@ -1,0 +1,1 @@
+"""Sizes: shape inference and numbers for symbols."""

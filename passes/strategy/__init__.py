@@ -1,0 +1,1 @@
+"""Puts a model on a mesh as its strategy says."""

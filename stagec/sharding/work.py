@@ -1,0 +1,36 @@
+"""The work of an operation on one rank."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr
+from stagec.ir.opdef import factor_sizes
+from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+
+
+class Work(NamedTuple):
+    """What a computation does on one rank: FLOPs, those of matrix products, bytes touched."""
+
+    flops: Expr
+    matmul: Expr
+    bytes: Expr
+
+
+def work_of(op: Operation) -> Work:
+    """The work of a computation with local sizes."""
+    definition, rule = op.definition, op.definition.rule(op)
+    sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
+    flops, matmul = definition.flops(op, sizes), definition.matmul_flops(op, sizes)
+    return Work(flops, matmul, definition.bytes_touched(op))
+
+
+def is_computation(op: Operation) -> bool:
+    """Whether an operation becomes a node that computes: it is no view, copy to or from the host,
+    region, collective or message."""
+    definition = op.definition
+    if op.region is not None or definition.recalls or definition.free or not definition.computes:
+        return False
+    return bool(op.results) and not isinstance(definition, Collective | SendOp | RecvOp)

@@ -1,2 +1,0 @@
-"""Rewrites of whole functions: strategy, microbatches, differentiation, optimizer, unit
-collectives."""
