@@ -114,7 +114,8 @@ def run_numeric(module: Module, inputs: Mapping[str, Array]) -> list[Array]:
 def run_one_device(module: Module, inputs: Mapping[str, Array]) -> list[Array]:
     """The module on a mesh of one rank."""
     mesh = module.mesh
-    return run_module(module, module.env | dict.fromkeys(mesh.axes if mesh else (), 1), inputs)
+    alone = dict.fromkeys(mesh.axes if mesh else (), 1)
+    return run_module(module, {**module.env, **alone}, inputs)
 
 
 def operations(module: Module, *names: str) -> list[Operation]:

@@ -88,7 +88,7 @@ def apply_strategy(module: Module) -> None:
 def _drop_unit_axes(module: Module) -> None:
     """Axes of size 1 vanish: from the mesh and from every statement."""
     mesh = module.mesh
-    gone = {a for a, n in mesh.sizes.items() if n == 1} if mesh else set[str]()
+    gone = mesh.unit_axes if mesh else frozenset[str]()
     if not gone:
         return
     for op in module.ops("stg.mesh"):

@@ -134,14 +134,22 @@ def copied_bytes(module: Module) -> int:
     """Bytes that a rank copies between device and host in a step, the most of any rank, of a
     planned module whose sizes are known."""
     env = planned_env(module)
-    return max(
-        sum(
-            evaluate(op.operands[0].tensor.local_bytes * times, env)
-            for op, times in _weighted(module, func, func.body, ONE)
-            if op.name == "stg.copy"
-        )
-        for func in module.functions
+    return max(evaluate(copied(module, func), env) for func in module.functions)
+
+
+def copied(module: Module, func: Operation) -> Expr:
+    """Bytes that a rank which runs a function copies between device and host in a step."""
+    return total(
+        op.operands[0].tensor.local_bytes * times
+        for op, times in _weighted(module, func, func.body, ONE)
+        if op.name == "stg.copy"
     )
+
+
+def ring_bytes(size: int, members: int, op: str) -> int:
+    """Bytes sent per rank on a ring, rounded up to a whole byte where a buffer does not divide."""
+    steps = _STEPS.get(op, 1) * (members - 1)
+    return -(-size * steps // members)
 
 
 def _weighted(

@@ -17,7 +17,7 @@ from stagec.schedule.attached import actions_of
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: How many microbatches are in which state, and the works that run meanwhile.
-_Turn = tuple[Mapping[State, int], tuple[Work, ...]]
+Turn = tuple[Mapping[State, int], tuple[Work, ...]]
 
 
 def staged_memory(
@@ -48,12 +48,23 @@ def staged_memory(
     return {**found, "host": planned.get("host", ZERO) + maximum(host)}
 
 
-def _turns(order: RankActions, works: _Works) -> Iterator[_Turn]:
+def turns_of(module: Module, graph: Operation, stage: int, what: str = "left") -> list[Turn]:
+    """The turns of the schedule of a stage that differ in what microbatches hold and what runs;
+    with `what` = "host" what they hold in host memory, after each turn."""
+    stages = graph.attrs.get("stages")
+    works = _Works.of(
+        [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages], what
+    )
+    found = _turns if what == "left" else _stashes
+    return works.unique(found(actions_of(module, graph, stage), works))
+
+
+def _turns(order: RankActions, works: _Works) -> Iterator[Turn]:
     for doing in turns(order, works.regions, holds=works.holds):
         yield doing.states, tuple(w for w in doing.works if w[0])
 
 
-def _stashes(order: RankActions, works: _Works) -> Iterator[_Turn]:
+def _stashes(order: RankActions, works: _Works) -> Iterator[Turn]:
     for doing in turns(order, works.regions, holds=works.holds):
         yield from ((after, ()) for after in doing.after())
 
@@ -67,7 +78,7 @@ class _Works:
 
     @staticmethod
     def of(ops: list[Operation], what: str) -> _Works:
-        left = {_work(o): o.expr(what) if what in o.attrs else ZERO for o in ops}
+        left = {work_of(o): o.expr(what) if what in o.attrs else ZERO for o in ops}
         peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
         held: dict[State, Expr] = {State(): ZERO}
         for runs, before in sorted(left, key=lambda w: len(w[1])):
@@ -84,27 +95,32 @@ class _Works:
             raise _no_working("after", state)
         return self.held[state] != ZERO
 
-    def bytes(self, turn: _Turn) -> Expr:
+    def bytes(self, turn: Turn) -> Expr:
         states, running = turn
         held = [self.held[s] * n for s, n in states.items()]
         return total([*held, *(self.peak[w] for w in running)])
 
-    def worst(self, found: Iterator[_Turn], env: Env) -> list[_Turn]:
-        """The turns at which most may be held: one, if all sizes are known."""
+    def unique(self, found: Iterator[Turn]) -> list[Turn]:
+        """The turns that differ. Raises `DiagnosticError` for works that nothing is known of."""
         unique = {(frozenset(t[0].items()), t[1]): t for t in found}
         for states, running in unique.values():
             for missing in [w for w in running if w not in self.peak]:
                 raise _no_working("during", missing[0])
             for state in [s for s in states if s not in self.held]:
                 raise _no_working("after", state)
+        return [*unique.values()]
+
+    def worst(self, found: Iterator[Turn], env: Env) -> list[Turn]:
+        """The turns at which most may be held: one, if all sizes are known."""
+        unique = self.unique(found)
         try:
             peak = {w: max(0, evaluate(e, env)) for w, e in self.peak.items()}
             held = {s: evaluate(e, env) for s, e in self.held.items()}
         except UnboundError:
-            return _uncovered(list(unique.values()))
+            return _uncovered(unique)
         return [
             max(
-                unique.values(),
+                unique,
                 key=lambda t: (
                     sum(held[s] * n for s, n in t[0].items()) + sum(peak[w] for w in t[1])
                 ),
@@ -120,7 +136,7 @@ def _no_working(when: str, regions: Iterable[Region]) -> DiagnosticError:
     )
 
 
-def _work(op: Operation) -> Work:
+def work_of(op: Operation) -> Work:
     """The actions that an `stg.working` is about, and what has run before them."""
     runs = tuple((kind, op.integer("chunk")) for kind in op.names("runs"))
     return runs, frozenset((kind, chunk) for kind in ACTIONS for chunk in op.integers(kind))
@@ -132,9 +148,9 @@ def _largest(sizes: list[Expr], env: Env) -> list[Expr]:
     return sizes
 
 
-def _uncovered(found: list[_Turn]) -> list[_Turn]:
+def _uncovered(found: list[Turn]) -> list[Turn]:
     """Turns during which no other with the same works holds as much."""
-    kept: list[_Turn] = []
+    kept: list[Turn] = []
     for turn in found:
         if any(_covers(other, turn) for other in kept):
             continue
@@ -142,5 +158,5 @@ def _uncovered(found: list[_Turn]) -> list[_Turn]:
     return kept
 
 
-def _covers(one: _Turn, other: _Turn) -> bool:
+def _covers(one: Turn, other: Turn) -> bool:
     return one[1] == other[1] and all(one[0].get(s, 0) >= n for s, n in other[0].items())

@@ -15,6 +15,7 @@ from stagec.analysis.count import (
     count_graph,
     group_size,
     lowered_graphs,
+    ring_bytes,
 )
 from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.memory import staged_memory
@@ -159,7 +160,7 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
     for key, found in counts.collectives.items():
         size = group_size(key.over)
         n = show(size)
-        wire = show(found.wire(key)) if symbolic else _ring(show(found.bytes), n, key.op)
+        wire = show(found.wire(key)) if symbolic else ring_bytes(show(found.bytes), n, key.op)
         rows.append(
             {
                 "op": key.op,
@@ -192,9 +193,3 @@ def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
 
 def _count_of(counts: Counts, direction: str) -> Expr:
     return total(f.count for key, f in counts.messages.items() if key.dir == direction)
-
-
-def _ring(size: int, members: int, op: str) -> int:
-    """Bytes sent per rank on a ring, rounded up to a whole byte where a buffer does not divide."""
-    steps = (2 if op == "all_reduce" else 1) * (members - 1)
-    return -(-size * steps // members)

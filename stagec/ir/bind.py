@@ -139,7 +139,7 @@ def drop_unit_axes(module: Module) -> tuple[str, ...]:
     nothing: its operands take the place of its results.
     """
     mesh = module.mesh
-    gone = frozenset(n for n, size in mesh.sizes.items() if size == 1) if mesh else frozenset[str]()
+    gone = mesh.unit_axes if mesh else frozenset[str]()
     if not gone:
         return ()
     map_types(module, lambda t: without_axes(t, gone))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import product as combinations
 from typing import Literal
 
+from stagec.ir.decisions import Divides, Watched, ask, plain
 from stagec.ir.expr import Expr, as_expr, const, evaluate, is_integral, substitute, symbol
 
 Comparison = Literal["==", ">=", "<="]
@@ -41,6 +42,10 @@ class Relation:
 
     def holds(self, env: Mapping[str, int]) -> bool:
         """Whether it is true for these values (all symbols must have one)."""
+        return ask(self, env)
+
+    def __call__(self, env: Mapping[str, int]) -> bool:
+        """The same, as a question that is noted."""
         left, right = evaluate(self.left, env), evaluate(self.right, env)
         if self.modulus is not None:
             left %= evaluate(self.modulus, env)
@@ -77,7 +82,8 @@ class Facts:
     def __init__(
         self, relations: Iterable[Relation] = (), env: Mapping[str, int] | None = None
     ) -> None:
-        self._env = {name: const(value) for name, value in (env or {}).items()}
+        self._values = env or {}
+        self._env = {name: const(value) for name, value in plain(self._values).items()}
         self._bound: Facts | None = None
         self._relations: list[Relation] = []
         self._quotients: dict[str, list[Expr]] = {}
@@ -117,7 +123,18 @@ class Facts:
             self._cache[key] = self._decide(divisor, size)
         return self._cache[key]
 
+    def question(self, divisor: Expr, size: Expr) -> bool | Divides:
+        """The answer of `divides`, or the question for values that decide it; it is not noted."""
+        known = (divisor.symbols | size.symbols) <= self._env.keys()
+        if self._proven(divisor, size):
+            return True
+        return Divides(divisor, size) if known else self.divides(divisor, size)
+
     def _decide(self, divisor: Expr, size: Expr) -> bool:
+        return self._proven(divisor, size) or self._decide_with_values(divisor, size)
+
+    def _proven(self, divisor: Expr, size: Expr) -> bool:
+        """Whether it follows from the relations, for all values."""
         if divisor == 1 or (size, divisor) in self._known or is_integral(size / divisor):
             return True
         if any(is_integral(size * m / (n * divisor)) for n, m in self._known):
@@ -130,11 +147,14 @@ class Facts:
             env = {n: c for n, c in zip(names, choice, strict=True) if c is not None}
             if env and is_integral(substitute(size, env) / divisor):
                 return True
-        return self._decide_with_values(divisor, size)
+        return False
 
     def _decide_with_values(self, divisor: Expr, size: Expr) -> bool:
-        if not (divisor.symbols | size.symbols) & self._env.keys():
+        used = divisor.symbols | size.symbols
+        if not used & self._env.keys():
             return False
+        if isinstance(self._values, Watched) and used <= self._env.keys():
+            return ask(Divides(divisor, size), self._values)
         try:
             if self._bound is None:
                 self._bound = Facts(r.substitute(self._env) for r in self._relations)

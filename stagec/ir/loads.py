@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from math import prod
 
 from stagec.ir.core import Operation
+from stagec.ir.decisions import plain
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.types import Load
@@ -21,7 +22,7 @@ def planned_env(module: Module) -> dict[str, int | Fraction]:
     """The values that memory is planned with: loads are those of the fullest rank in its fullest
     layer, which bounds all others."""
     loads = Loads(module)
-    return {**module.env, **(loads.most() if loads else {})}
+    return {**plain(module.env), **(loads.most() if loads else {})}
 
 
 class Loads:

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from stagec.ir.core import Operation, Region, Value
+from stagec.ir.decisions import Decisions, UnitAxes, Watched, ask, plain
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
 from stagec.ir.types import Load, TensorType
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Source
+
+Size = TypeVar("Size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,11 @@ class Mesh:
         """The names of the axes."""
         return tuple(self.sizes)
 
+    @property
+    def unit_axes(self) -> frozenset[str]:
+        """The axes of one rank."""
+        return ask(UnitAxes(self.axes), self.sizes)
+
 
 @dataclass(slots=True)
 class Module:
@@ -37,6 +46,7 @@ class Module:
     registry: Registry
     sources: dict[str, Source] = field(default_factory=dict[str, Source])
     diagnostics: DiagnosticList = field(default_factory=DiagnosticList)
+    decisions: Decisions | None = None  # where whoever reads values is noted
 
     @property
     def name(self) -> str:
@@ -80,8 +90,11 @@ class Module:
         return found[0]
 
     @property
-    def symbols(self) -> dict[str, int | None]:
+    def symbols(self) -> Mapping[str, int | None]:
         """Every declared symbol with its default value."""
+        return self._watched(self._symbols())
+
+    def _symbols(self) -> dict[str, int | None]:
         found: dict[str, int | None] = {}
         for op in self.ops("stg.symbols"):
             for name, value in op.attrs.items():
@@ -93,7 +106,7 @@ class Module:
         """The mesh, None if there is none."""
         for op in self.ops("stg.mesh"):
             sizes = {n: v.value if isinstance(v, Expr) else None for n, v in op.attrs.items()}
-            return Mesh(op.symbol or "mesh", sizes)
+            return Mesh(op.symbol or "mesh", self._watched(sizes))
         return None
 
     @property
@@ -109,12 +122,15 @@ class Module:
         return {Load(op.text("of"), op.integer("first", 0)): op for op in self.ops("stg.rows")}
 
     @property
-    def env(self) -> dict[str, int]:
+    def env(self) -> Mapping[str, int]:
         """The values that are known: symbols with defaults, axes with sizes, and even loads."""
         mesh = self.mesh
-        sizes = {**self.symbols, **(mesh.sizes if mesh else {})}
+        sizes = {**self._symbols(), **(plain(mesh.sizes) if mesh else {})}
         even = {name: 1 for load in self.loads for name in load.names}
-        return {n: v for n, v in sizes.items() if v is not None} | even
+        return self._watched({n: v for n, v in sizes.items() if v is not None} | even)
+
+    def _watched(self, values: dict[str, Size]) -> Mapping[str, Size]:
+        return values if self.decisions is None else Watched(values, self.decisions)
 
     def how_to_set(self, names: Iterable[str]) -> str:
         """A remedy for sizes that are open: the options that give them."""

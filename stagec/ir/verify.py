@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Attr, NotATensorError, Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
@@ -250,7 +250,7 @@ def _check_definition(op: Operation, problems: DiagnosticList) -> None:
         problems.add(misfit(op, e))
 
 
-def broken(relation: Relation, env: dict[str, int]) -> str | None:
+def broken(relation: Relation, env: Mapping[str, int]) -> str | None:
     """Why a relation does not hold for these values of all its symbols; None if it does."""
     values = ", ".join(f"{name} = {env[name]}" for name in sorted(relation.symbols))
     try:

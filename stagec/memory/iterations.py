@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from stagec.ir.core import Region
+from stagec.ir.decisions import note, plain
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate
 from stagec.ir.replay import EVERY, FIRST
 
@@ -35,11 +36,35 @@ def slices(count: Expr, env: Env, edge: int, pattern: Pattern) -> Iterator[Slice
     """The iterations of a repeat that run by themselves, `edge` periods at either end, and between
     them one period for all others. An open number is taken to be large."""
     first, every = pattern.first, pattern.every
-    known = count.symbols <= env.keys()
-    number = evaluate(count, env) if known else first + every * (2 * edge + 2)
+    number = first + every * (2 * edge + 2)
+    if count.symbols <= env.keys():
+        number = evaluate(count, plain(env))
+        note(Kinds(count, edge, pattern), _kinds(number, edge, pattern), env)
     cut = min(first, number)
     yield from _segment(0, cut, const(cut), edge, every)
     yield from _segment(cut, number, count - cut, edge, every)
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Of how many iterations do the slices of a count tell the same?"""
+
+    count: Expr
+    edge: int
+    pattern: Pattern
+
+    def __call__(self, values: Env) -> tuple[int, ...]:
+        return _kinds(evaluate(self.count, values), self.edge, self.pattern)
+
+
+def _kinds(number: int, edge: int, pattern: Pattern) -> tuple[int, ...]:
+    """The number itself, or of many iterations what is left of the last period."""
+    cut = min(pattern.first, number)
+    lengths = cut, number - cut
+    long = [n // pattern.every - 2 * edge >= 2 for n in lengths]
+    return tuple(
+        -(n % pattern.every) - 1 if more else n for n, more in zip(lengths, long, strict=True)
+    )
 
 
 def _segment(start: int, end: int, length: Expr, edge: int, every: int) -> Iterator[Slice]:

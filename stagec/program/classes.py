@@ -92,7 +92,7 @@ def rank_classes(module: Module) -> list[RankClass]:
     channels, loads = _channels(graphs), Loads(module)
     found: list[RankClass] = []
     for graph in graphs:
-        indices = _index_axes(module, graph)
+        indices = index_axes(module, graph)
         _check_known(module, graph, {**env, **{index_name(a): 0 for a in indices}})
         for coords in class_coordinates(module, graph):
             given = {**env, **{index_name(a): i for a, i in coords.items()}}
@@ -103,14 +103,14 @@ def rank_classes(module: Module) -> list[RankClass]:
 def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, int]]:
     """The coordinates that tell the classes of one graph apart; those of open axes do not."""
     env, axis, stages = module.env, graph.text("over"), stages_of(graph)
-    indices = [a for a in _index_axes(module, graph) if a != axis and a in env]
+    indices = [a for a in index_axes(module, graph) if a != axis and a in env]
     names = ([axis] if stages else []) + indices
     values = ([stages] if stages else []) + [range(env[a]) for a in indices]
     for choice in product(*values):
         yield dict(zip(names, choice, strict=True))
 
 
-def _index_axes(module: Module, graph: Operation) -> list[str]:
+def index_axes(module: Module, graph: Operation) -> list[str]:
     """The axes whose coordinate a size of the graph depends on."""
     used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
     told_apart = Loads(module).axes(used)

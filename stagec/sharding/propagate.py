@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.facts import Facts
@@ -21,7 +20,7 @@ from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import distribute, unreduced
 from stagec.sharding.pins import join_pins, part_pins
 from stagec.sharding.strategy import read_strategy
-from stagec.sharding.weigh import Node, Offer, Split, Weighing
+from stagec.sharding.weigh import Moved, Node, Offer, Split, Weighing
 from stagec.support.diagnostics import error, note
 
 
@@ -181,13 +180,12 @@ class _Propagation:
     def _forward(self, node: Node, priority: int) -> bool:
         offers: list[Offer] = []
         for i, (value, shape) in enumerate(zip(node.op.operands, node.rule.operands, strict=True)):
-            weight = self._weighing.elements(value.tensor)
             for group, split in zip(shape, self.split(value), strict=True):
                 if split:
                     last = node.rule.gathered.issuperset(group)  # what is left of it is gathered
-                    key = (last, -weight, i)
-                    offers.append(Offer(min(u.priority for u in split), key, group, split))
-        offers.sort(key=lambda o: (o.priority, o.key))
+                    first, size = min(u.priority for u in split), value.tensor.elements
+                    offers.append(Offer(first, group, split, last, size, i))
+        offers = self._weighing.in_order(offers)
         return self._take(node, self._best(node, offers, priority), priority)
 
     def _take(self, node: Node, offers: Iterable[Offer], priority: int) -> bool:
@@ -211,18 +209,20 @@ class _Propagation:
         exactly = self._least(node, node.orders(pins + offers, priority), priority)
         node.exact = False
         otherwise = self._least(node, node.orders(offers + pins, priority), priority)
-        node.exact = exactly[0] <= otherwise[0]
+        node.exact = self._weighing.least([exactly[0], otherwise[0]]) == 0
         return exactly[1] if node.exact else otherwise[1]
 
     def _least(
         self, node: Node, orders: list[list[Offer]], priority: int
-    ) -> tuple[Fraction, list[Offer]]:
+    ) -> tuple[Moved, list[Offer]]:
         """The order in which least moves, and how much."""
         moved = [self._moved(node, order, priority) for order in orders]
-        best = min(range(len(orders)), key=lambda i: moved[i])
+        if len(orders) > 1:
+            self._weighing.note_order(orders[0])
+        best = self._weighing.least(moved)
         return moved[best], orders[best]
 
-    def _moved(self, node: Node, offers: list[Offer], priority: int) -> Fraction:
+    def _moved(self, node: Node, offers: list[Offer], priority: int) -> Moved:
         """Bytes that move if these offers are taken, one after the other."""
         before = dict(node.axes)
         self._take(node, offers, priority)

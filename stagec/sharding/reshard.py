@@ -23,6 +23,7 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from math import prod
 
+from stagec.ir.decisions import Divides, Watched, ask, plain
 from stagec.ir.facts import Facts
 from stagec.ir.module import Module
 from stagec.ir.types import Dim, TensorType, axis_size
@@ -51,6 +52,8 @@ class Step:
 
 #: Where a value is: the axes of each dimension, major first, and those of its partial sum.
 _State = tuple[tuple[Axes, ...], Axes]
+#: A set of axes, and whether it may split a dimension.
+_Choice = tuple[frozenset[str], "bool | Divides"]
 #: The sets of axes that may split each dimension.
 _Allowed = tuple[frozenset[frozenset[str]], ...]
 
@@ -60,39 +63,45 @@ class Resharding:
     """Plans for the values of one module: the sizes of its axes, and which splits may be made."""
 
     sizes: Mapping[str, int]
-    may_split: Callable[[Axes, Dim], bool]
-    _known: dict[object, tuple[list[Step], Fraction]] = field(
-        default_factory=dict[object, tuple[list[Step], Fraction]]
-    )
+    may_split: Callable[[Axes, Dim], bool | Divides]
+    known: Mapping[str, int] | None = None  # values of symbols and axes, of the axes alone if None
+    _known: dict[object, Found] = field(default_factory=dict["object", "Found"])
 
     @classmethod
     def of(cls, module: Module) -> Resharding:
         """The plans of a module. A plan passes through splits that surely divide; those of a
         dimension in zigzag order, or whose rows differ between ranks, are left as they are."""
         mesh, facts, order = module.mesh, module.facts, module.zigzag
-        sizes = {a: mesh.sizes.get(a) or OPEN_AXIS for a in mesh.axes} if mesh else {}
-        return cls(sizes, lambda axes, d: _may_split(axes, d, facts, order))
+        known = plain(mesh.sizes) if mesh else dict[str, int | None]()
+        sizes = {a: n or OPEN_AXIS for a, n in known.items()}
+        values: Mapping[str, int] = {**plain(module.env), **sizes}
+        if module.decisions is not None:
+            values = Watched(values, module.decisions)
+        return cls(sizes, lambda axes, d: _may_split(axes, d, facts, order), values)
+
+    @property
+    def values(self) -> Mapping[str, int]:
+        """What decides between ways."""
+        return self.sizes if self.known is None else self.known
 
     def plan(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> list[Step]:
         """The steps from `have` to a value split over `splits` and partial over `partial`. Raises
         `NoPlanError`."""
-        return self._path(have, splits, partial)[0]
+        return list(ask(self.find(have, splits, partial).way, self.values))
 
     def cost(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> Fraction:
         """What a rank sends on the way, as a share of the whole tensor. Raises `NoPlanError`."""
-        return self._path(have, splits, partial)[1]
+        return self.find(have, splits, partial).cost
 
-    def _path(
-        self, have: TensorType, splits: Sequence[Axes], partial: Axes
-    ) -> tuple[list[Step], Fraction]:
+    def find(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> Found:
+        """The question of how to get there, with what it costs. Raises `NoPlanError`."""
         key = (have.dims, have.partial, tuple(splits), partial)
         if key not in self._known:
-            self._known[key] = self._search(have, splits, partial)
+            way = self._way(have, splits, partial)
+            self._known[key] = Found(way, way.cost(plain(self.values)))
         return self._known[key]
 
-    def _search(
-        self, have: TensorType, splits: Sequence[Axes], partial: Axes
-    ) -> tuple[list[Step], Fraction]:
+    def _way(self, have: TensorType, splits: Sequence[Axes], partial: Axes) -> Way:
         missing = [a for a in partial if a not in have.partial_axes]
         if missing:
             raise NoPlanError(f"cannot make {have} partial over {', '.join(missing)}")
@@ -102,31 +111,75 @@ class Resharding:
         end = (tuple(tuple(s[k:]) for s, k in zip(splits, kept, strict=True)), ())
         moved = {*_axes(start), *_axes(end)}
         axes = tuple(a for a in self.sizes if a in moved)
-        allowed = tuple(
-            frozenset(self._sets(d, d.axes[:k], axes, (have_moved, want_moved)))
+        choices = tuple(
+            tuple(self._sets(d, d.axes[:k], axes, (have_moved, want_moved)))
             for d, k, have_moved, want_moved in zip(have.dims, kept, start[0], end[0], strict=True)
         )
-        sizes = tuple(self.sizes[a] for a in axes)
         kind = have.partial.kind if have.partial else "sum"
-        steps, cost = _shortest(start, end, _moves(axes, sizes, allowed, kind))
-        fixed = (a for d, k in zip(have.dims, kept, strict=True) for a in d.axes[:k])
-        return list(steps), cost / prod(self.sizes[a] for a in fixed)
+        fixed = tuple(a for d, k in zip(have.dims, kept, strict=True) for a in d.axes[:k])
+        return Way(start, end, axes, choices, kind, fixed)
 
-    def _sets(
-        self, d: Dim, prefix: Axes, axes: Axes, ends: tuple[Axes, Axes]
-    ) -> Iterator[frozenset[str]]:
+    def _sets(self, d: Dim, prefix: Axes, axes: Axes, ends: tuple[Axes, Axes]) -> Iterator[_Choice]:
         """The sets of axes that may follow the prefix: those of both ends, and what divides."""
         for count in range(len(axes) + 1):
             for some in combinations(axes, count):
                 at_an_end = any(set(some) == set(moved[:count]) for moved in ends)
-                if at_an_end or self.may_split((*prefix, *some), d):
-                    yield frozenset(some)
+                may = at_an_end or self.may_split((*prefix, *some), d)
+                if may is not False:
+                    yield frozenset(some), may
 
 
-def _may_split(axes: Axes, d: Dim, facts: Facts, order: Mapping[str, Axes]) -> bool:
+@dataclass(frozen=True, eq=False)
+class Way:
+    """How does one get from one placement to another? The answer are the steps.
+
+    It holds what moves, which sets of axes may split each dimension, and the axes that stay where
+    they are.
+    """
+
+    start: _State
+    end: _State
+    axes: Axes
+    choices: tuple[tuple[_Choice, ...], ...]
+    kind: str
+    fixed: Axes
+    _known: dict[object, tuple[tuple[Step, ...], Fraction]] = field(
+        default_factory=dict["object", "tuple[tuple[Step, ...], Fraction]"]
+    )
+
+    def __call__(self, values: Mapping[str, int]) -> tuple[Step, ...]:
+        """The steps."""
+        return self._found(values)[0]
+
+    def cost(self, values: Mapping[str, int]) -> Fraction:
+        """What a rank sends on the way, as a share of the whole tensor."""
+        return self._found(values)[1]
+
+    def _found(self, values: Mapping[str, int]) -> tuple[tuple[Step, ...], Fraction]:
+        ranks = tuple([values[a] for a in self.axes])
+        fixed = prod([values[a] for a in self.fixed])
+        may = tuple([m if isinstance(m, bool) else m(values) for c in self.choices for _, m in c])
+        if (ranks, fixed, may) not in self._known:
+            left = iter(may)
+            allowed = tuple(frozenset(some for some, _ in c if next(left)) for c in self.choices)
+            moves = _moves(self.axes, ranks, allowed, self.kind)
+            steps, cost = _shortest(self.start, self.end, moves)
+            self._known[ranks, fixed, may] = steps, cost / fixed
+        return self._known[ranks, fixed, may]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A way, and what a rank sends on it, as a share of the whole tensor."""
+
+    way: Way
+    cost: Fraction
+
+
+def _may_split(axes: Axes, d: Dim, facts: Facts, order: Mapping[str, Axes]) -> bool | Divides:
     if d.load is not None or (d.size.symbol_name or "") in order:
         return False
-    return facts.divides(axis_size(axes), d.size)
+    return facts.question(axis_size(axes), d.size)
 
 
 def _common(a: Axes, b: Axes) -> int:

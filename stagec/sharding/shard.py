@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from stagec.ir.expr import Expr, UnboundError, evaluate
+from stagec.ir.decisions import Divides, ask
+from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.facts import Facts
 from stagec.ir.types import AxisUse, TensorType, axis_size
 
@@ -52,6 +53,6 @@ def shard_at_rest(
 def _divides_numerically(size: Expr, divisor: Expr, env: Mapping[str, int]) -> bool | None:
     """Whether it divides for the known values; None if some are open."""
     try:
-        return evaluate(size, env) % evaluate(divisor, env) == 0
+        return ask(Divides(divisor, size), env)
     except UnboundError:
         return None

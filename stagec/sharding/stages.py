@@ -9,6 +9,7 @@ from itertools import groupby
 from math import ceil
 
 from stagec.ir.core import Operation
+from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.module import Module
 from stagec.schedule.action import Home, Placement
@@ -102,7 +103,7 @@ def cut(module: Module, pipeline: Pipeline, repeats: Sequence[Operation]) -> lis
 def _divides(module: Module, count: Expr, parts: int) -> bool:
     """Whether the layers divide; assumed where the count is open."""
     try:
-        return evaluate(count, module.env) % parts == 0
+        return ask(Divides(const(parts), count), module.env)
     except UnboundError:
         return True
 

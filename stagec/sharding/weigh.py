@@ -3,21 +3,23 @@ decide between offers that exclude each other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, const, fraction, substitute
+from stagec.ir.decisions import ask, note, plain
+from stagec.ir.expr import ONE, Expr, const, evaluate, fraction, substitute
 from stagec.ir.module import Module
 from stagec.ir.rule import Group, Rule
-from stagec.ir.types import DTYPE_BYTES, AxisUse, Partial, TensorType
+from stagec.ir.types import DTYPE_BYTES, AxisUse, Dim, Partial, TensorType
 from stagec.sharding.assignment import accepted_splits, required_splits
-from stagec.sharding.reshard import NoPlanError, Resharding
+from stagec.sharding.reshard import Axes, NoPlanError, Resharding, Way
 
 Split = tuple[AxisUse, ...]
 _OPEN_SIZE = 1 << 12
+ONCE, HALF = Fraction(1), Fraction(1, 2)
 _MOST_ORDERS = 4
 _NEVER = Fraction(1 << 200)
 
@@ -28,9 +30,11 @@ class Offer:
     what decides between offers of one priority."""
 
     priority: int
-    key: tuple[bool, int, int]
     group: Group
     split: Split
+    last: bool = True
+    size: Expr = ONE
+    place: int = 0
 
 
 class Node:
@@ -83,7 +87,7 @@ class Node:
     def pins(self) -> list[Offer]:
         """The splits of the pins, as offers."""
         return [
-            Offer(min(u.priority for u in d.split), (True, 0, 0), group, d.split)
+            Offer(min(u.priority for u in d.split), group, d.split)
             for index, pin in self.wanted.items()
             for group, d in zip(self.rule.results[index], pin.dims, strict=True)
             if d.split
@@ -116,47 +120,117 @@ class Node:
         return [o for o in first if contested & {u.axis for u in o.split}]
 
 
+#: Elements of a tensor, the bytes of each that count, and where it moves.
+Term = tuple[Expr, Fraction, Way]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes that a rank sends: for the sizes at hand, and as terms for any others. No terms: there
+    is no way."""
+
+    terms: tuple[Term, ...]
+    total: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """Which is the first one of these, each a sum of terms, of which least moves?"""
+
+    choices: tuple[tuple[Term, ...], ...]
+
+    def __call__(self, values: Mapping[str, int]) -> int:
+        moved = [_bytes(terms, values) for terms in self.choices]
+        return moved.index(min(moved))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Has one tensor more elements than another (1), as many (0), or fewer (-1)?"""
+
+    one: Expr
+    other: Expr
+
+    def __call__(self, values: Mapping[str, int]) -> int:
+        one, other = _elements(self.one, values), _elements(self.other, values)
+        return (one > other) - (one < other)
+
+
+def _bytes(terms: Sequence[Term], values: Mapping[str, int]) -> Fraction:
+    if not terms:
+        return _NEVER
+    sizes = (_elements(e, values) * b * way.cost(values) for e, b, way in terms)
+    return sum(sizes, Fraction())
+
+
+def _elements(size: Expr, values: Mapping[str, int]) -> int:
+    """Open sizes count as large, all alike: only the degree matters then."""
+    if size.symbols <= values.keys():
+        return evaluate(size, values)
+    env = {s: const(values.get(s, _OPEN_SIZE)) for s in size.symbols}
+    return int(fraction(substitute(size, env)))
+
+
 class Weighing:
     """Sizes of tensors and costs of their movements, in one module."""
 
     def __init__(self, module: Module) -> None:
-        self._env = module.env
         self._resharding = Resharding.of(module)
-        self.may_split = self._resharding.may_split
+        self._values = self._resharding.values
         self._elements: dict[Expr, int] = {}
 
-    def elements(self, type_: TensorType) -> int:
-        """The elements of the whole tensor. Open sizes count as large, all alike: only the degree
-        matters then."""
-        size = type_.elements
+    def elements(self, size: Expr) -> int:
+        """The elements of a whole tensor, as a number."""
         if size not in self._elements:
-            env = {s: const(self._env.get(s, _OPEN_SIZE)) for s in size.symbols}
-            self._elements[size] = int(fraction(substitute(size, env)))
+            self._elements[size] = _elements(size, plain(self._values))
         return self._elements[size]
 
-    def moved(self, node: Node, have: Sequence[TensorType], passing: frozenset[str]) -> Fraction:
+    def may_split(self, axes: Axes, dim: Dim) -> bool:
+        """Whether a dimension surely divides over these axes."""
+        may = self._resharding.may_split(axes, dim)
+        return may if isinstance(may, bool) else ask(may, self._values)
+
+    def in_order(self, offers: list[Offer]) -> list[Offer]:
+        """Offers as their op takes them: by priority, and of those that are alike the largest
+        operands first."""
+        return sorted(offers, key=lambda o: (o.priority, o.last, -self.elements(o.size), o.place))
+
+    def note_order(self, offers: list[Offer]) -> None:
+        """Note by which sizes these offers are ordered."""
+        for one, other in pairwise(offers):
+            if (one.priority, one.last) == (other.priority, other.last) and one.size != other.size:
+                ask(Compared(one.size, other.size), self._values)
+
+    def least(self, moved: Sequence[Moved]) -> int:
+        """The first one of which least moves."""
+        best = min(range(len(moved)), key=lambda i: moved[i].total)
+        note(Least(tuple(m.terms for m in moved)), best, self._values)
+        return best
+
+    def moved(self, node: Node, have: Sequence[TensorType], passing: frozenset[str]) -> Moved:
         """Bytes that a rank sends for operands, which are placed so, and results; the op hands on
         partial sums over `passing`.
 
         A partial sum of which nothing is known will be reduced: a reduce_scatter at least.
         """
-        total, assignment = Fraction(), node.assignment
+        terms, total, assignment = list[Term](), Fraction(), node.assignment
+        moves = list[tuple[TensorType, Sequence[Axes], Axes, Fraction]]()
         for type_, shape in zip(have, node.rule.operands, strict=True):
             need = accepted_splits(type_, shape, node.rule, assignment)
-            kept = tuple(a for a in type_.partial_axes if a in passing)
-            total += self._bytes(type_) * self._resharding.cost(type_, need, kept)
+            moves.append((type_, need, tuple(a for a in type_.partial_axes if a in passing), ONCE))
         for value in node.op.results:
             gives, want = _given(node, value.index, passing), node.wanted.get(value.index)
-            splits = [d.axes for d in (want or gives).dims]
+            splits: Sequence[Axes] = [d.axes for d in (want or gives).dims]
+            moves.append((gives, splits, want.partial_axes if want else (), ONCE if want else HALF))
+        for type_, splits, partial, share in moves:
             try:
-                cost = self._resharding.cost(gives, splits, want.partial_axes if want else ())
+                found = self._resharding.find(type_, splits, partial)
             except NoPlanError:
-                return _NEVER
-            total += self._bytes(gives) * (cost if want else cost / 2)
-        return total
-
-    def _bytes(self, type_: TensorType) -> int:
-        return self.elements(type_) * DTYPE_BYTES[type_.dtype]
+                return Moved((), _NEVER)
+            bytes_ = share * DTYPE_BYTES[type_.dtype]
+            total += self.elements(type_.elements) * bytes_ * found.cost
+            terms.append((type_.elements, bytes_, found.way))
+        return Moved(tuple(terms), total)
 
 
 def _given(node: Node, index: int, passing: frozenset[str]) -> TensorType:

@@ -1,0 +1,79 @@
+"""A job in many sizes: compiled once for all that decide alike, evaluated for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from stagec.analysis.figures import Figures, Formulas, Plans
+from stagec.ir.decisions import Decisions
+from stagec.ir.module import Module
+from stagec.pipeline.instrument import Hooks, Verification
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.passes import Pass
+from stagec.pipeline.spec import Pipeline
+from stagec.support.diagnostics import Diagnostic, error
+
+PLAN = "plan-memory"
+
+
+class _Watch(Hooks):
+    """Watches what passes read, and looks at the plan of memory before it is lowered away."""
+
+    def __init__(self) -> None:
+        self.decisions = Decisions()
+        self.plans: Plans | None = None
+
+    def before_pass(self, pass_: Pass, module: Module) -> None:
+        module.decisions = self.decisions
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        module.decisions = None
+        if pass_.name == PLAN:
+            self.plans = Plans(module, self.decisions)
+
+
+class Family:
+    """One job in many sizes and degrees.
+
+    `read` gives the module for values of its symbols and axes, before any pass; it may give them
+    only to declarations (`stg.symbols`, `stg.mesh`). `pipeline` ends with a lowered module. What a
+    compile looked at is noted: values with which all would have been seen alike are put into what
+    was compiled already, for others it is compiled again. So figures are those of a compile of
+    their own, whatever the values.
+    """
+
+    def __init__(self, read: Callable[[Mapping[str, int]], Module], pipeline: Pipeline) -> None:
+        self._read, self._pipeline = read, pipeline
+        self._compiled: list[Compiled] = []
+
+    def at(self, values: Mapping[str, int]) -> Figures:
+        """The figures for these values of all symbols and axes. Raises `DiagnosticError`."""
+        return self.compiled(values).formulas.at(values)
+
+    def compiled(self, values: Mapping[str, int]) -> Compiled:
+        """What was compiled for these values. Raises `DiagnosticError`."""
+        found = next((c for c in self._compiled if c.decisions.same(values)), None)
+        if found is None:
+            found = Compiled(self._read(values), self._pipeline)
+            self._compiled.append(found)
+        return found
+
+    def __len__(self) -> int:
+        """How often it has been compiled."""
+        return len(self._compiled)
+
+
+class Compiled:
+    """One compile of a family: what it decided, and its figures as expressions."""
+
+    def __init__(self, module: Module, pipeline: Pipeline) -> None:
+        watch = _Watch()
+        PassManager(pipeline, [watch, Verification()], verify=False).run(module)
+        if watch.plans is None:
+            raise error(
+                f"figures need the pass '{PLAN}', which was not run",
+                remedy=f"put {PLAN} before lower-to-trace in the pipeline",
+            )
+        self.decisions = watch.decisions
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
+        self.formulas = Formulas(module, watch.plans)

@@ -1,0 +1,119 @@
+"""What a compile decides by the values of symbols: questions about values, and their answers.
+
+Sizes are symbols through the whole compile, but what a pass makes may depend on values: whether a
+dimension divides, which of two moves is cheaper, how many stages there are. A watched module notes
+each such question with its answer. What was compiled for some values is then what would be compiled
+for all others that give the same answers:
+
+    facts.divides(tp, H)        noted: Divides(tp, H) -> True         holds for tp = 2, 4, 8
+    module.env["pp"]            noted: ValueOf(pp) -> 4               holds for pp = 4 alone
+
+Who reads a value without a question of its own notes the value itself, so nothing goes unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from stagec.ir.expr import Env, Expr, UnboundError, evaluate
+
+T_co = TypeVar("T_co", covariant=True)
+Value = TypeVar("Value")
+
+
+class Question(Protocol[T_co]):
+    """A hashable question about values; calling it gives the answer."""
+
+    def __call__(self, values: Mapping[str, int], /) -> T_co:
+        """The answer for these values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ValueOf:
+    """What is the value of a symbol?"""
+
+    name: str
+
+    def __call__(self, values: Mapping[str, int]) -> int | None:
+        return values.get(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Divides:
+    """Does a divisor divide a size?"""
+
+    divisor: Expr
+    size: Expr
+
+    def __call__(self, values: Env) -> bool:
+        return evaluate(self.size, values) % evaluate(self.divisor, values) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnitAxes:
+    """Which of these axes have one rank?"""
+
+    axes: tuple[str, ...]
+
+    def __call__(self, values: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset(a for a in self.axes if values.get(a) == 1)
+
+
+@dataclass
+class Decisions:
+    """The questions that a compile asked, and what was answered."""
+
+    answers: dict[Question[object], object] = field(
+        default_factory=dict["Question[object]", object]
+    )
+
+    def same(self, values: Mapping[str, int]) -> bool:
+        """Whether all answers are the same for these values."""
+        try:
+            return all(question(values) == a for question, a in self.answers.items())
+        except (UnboundError, ArithmeticError):
+            return False
+
+
+class Watched(Mapping[str, Value]):
+    """Values of symbols that note whoever reads them."""
+
+    def __init__(self, values: Mapping[str, Value], decisions: Decisions) -> None:
+        self.values_, self.decisions = values, decisions
+
+    def __getitem__(self, name: str) -> Value:
+        value = self.values_[name]
+        self.decisions.answers[ValueOf(name)] = value
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values_  # which values are known is the same for all
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+
+def ask(question: Callable[[Mapping[str, Any]], T_co], values: Mapping[str, Any]) -> T_co:
+    """The answer to a question, noted if the values are watched."""
+    if not isinstance(values, Watched):
+        return question(values)
+    answer = question(plain(values))
+    values.decisions.answers[question] = answer
+    return answer
+
+
+def note(question: Question[object], answer: object, values: Mapping[str, Any]) -> None:
+    """Keep the answer to a question, if the values are watched."""
+    if isinstance(values, Watched):
+        values.decisions.answers[question] = answer
+
+
+def plain(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The values, for who asks the questions itself."""
+    return values.values_ if isinstance(values, Watched) else values
