@@ -10,7 +10,7 @@ from stagec.passes.cleanup.canonicalize import Canonicalize
 from stagec.passes.cleanup.eliminate_common_subexpressions import EliminateCommonSubexpressions
 from stagec.passes.cleanup.eliminate_dead_code import EliminateDeadCode
 from stagec.passes.cleanup.verify import Verify
-from stagec.passes.lower.emit_chakra import EmitChakra
+from stagec.passes.lower.emit import Emit
 from stagec.passes.lower.lower_to_trace import LowerToTrace
 from stagec.passes.memory.plan_memory import PlanMemory
 from stagec.passes.partition.coalesce_collectives import CoalesceCollectives
@@ -34,7 +34,7 @@ PLUGIN = Plugin(
         CoalesceCollectives,
         PlanMemory,
         LowerToTrace,
-        EmitChakra,
+        Emit,
         Bind,
         Canonicalize,
         EliminateCommonSubexpressions,

@@ -5,6 +5,9 @@ What is listed in `__all__` changes only with a major version. docs/api.md has a
 
 from __future__ import annotations
 
+from stagec.analysis.family import Family
+from stagec.analysis.figures import Figures
+from stagec.formats.base import Format, Layout, PatchedEncoder, Variant
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
 from stagec.ir.expr import Expr, as_expr, call, const, evaluate, product, symbol, total
@@ -20,6 +23,7 @@ from stagec.pipeline.passes import Pass, Plugin
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import Pipeline, parse_pipeline, print_pipeline
 from stagec.pipeline.verify import verify_module
+from stagec.program.nodes import Program
 from stagec.schedule.action import Action, Home, Placement
 from stagec.schedule.base import Schedule
 from stagec.sharding.local import place_from_operands
@@ -40,10 +44,14 @@ __all__ = [
     "Dim",
     "Expr",
     "Facts",
+    "Family",
+    "Figures",
     "FileLoc",
+    "Format",
     "Home",
     "Hooks",
     "Instrument",
+    "Layout",
     "Load",
     "Loaded",
     "Loc",
@@ -58,10 +66,12 @@ __all__ = [
     "Partial",
     "Pass",
     "PassManager",
+    "PatchedEncoder",
     "Phase",
     "Pipeline",
     "Placement",
     "Plugin",
+    "Program",
     "Quoted",
     "Region",
     "Registry",
@@ -74,6 +84,7 @@ __all__ = [
     "TensorType",
     "Type",
     "Value",
+    "Variant",
     "as_expr",
     "axis_size",
     "call",

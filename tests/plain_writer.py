@@ -12,7 +12,7 @@ from itertools import islice
 
 import numpy as np
 
-from stagec.formats.chakra.encode import SCHEMA_VERSION, Roofline, TraceWriter
+from stagec.formats.chakra.encode import SCHEMA_VERSION, TraceWriter
 from stagec.formats.chakra.nodes import encode_metadata, encode_node, varint
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
@@ -20,6 +20,7 @@ from stagec.ir.replay import replays
 from stagec.program.classes import RankClass
 from stagec.program.groups import Channel, Groups, channel_of, group_axes, neighbours
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
+from stagec.program.roofline import Roofline
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import actions_of, receives_of, regions_of
 

@@ -40,7 +40,7 @@ ANSWERS = {
     "analyze": ("analyze", "deepseek-v3", "--pp", "16", "--ep", "64", "--dp", "128", "--json"),
 }
 #: What a manifest says of its making, which may change, and its checksum of itself.
-_OF_MAKING = ("command", "strategy", "versions", "checksum", "sha256")
+_OF_MAKING = ("command", "format", "strategy", "versions", "checksum", "sha256")
 
 
 def main() -> int:

@@ -252,3 +252,53 @@ class AllForward(Schedule):
 
 # -- Placement, Home
 AllForward().placement(stages=2, chunks=1).homes
+
+# == Figures of many jobs: A text is compiled once for all sizes and degrees for which a compile would decide alike.
+# -- Family
+job = Source(
+    "job.stg",
+    """stg.module @job {
+  stg.symbols[B = 64, D = 1024, F = 4096]
+  stg.mesh @pod[dp = 8, tp = 4]
+  stg.strategy @s {
+    stg.split[B, over = dp]
+    stg.split[F, over = tp]
+  }
+  stg.func @f(%x: bf16[B, D], %w: bf16[D, F | param], %v: bf16[F, D | param]) -> f32[] {
+    %h = stg.einsum["bd,df->bf"](%x, %w)
+    %y = stg.einsum["bf,fd->bd"](%h, %v)
+    %s = stg.sum["bd->"](%y)
+    %l = stg.cast[f32](%s)
+    stg.return(%l)
+  }
+}
+""",
+)
+family = Family.of_text(job, loaded.registry, loaded.pipeline("train"))
+sizes = {"B": 64, "D": 1024, "F": 4096, "dp": 8, "tp": 4}
+family.at(sizes).flops
+[family.at({**sizes, "tp": tp, "B": 64 * tp}).peak for tp in (1, 2, 4, 8)]
+len(family)  # how often it was compiled: without tp, and with it
+
+# -- Figures
+figures = family.at(sizes)
+figures.ranks, figures.parameters, figures.sent, figures.peak
+dict(figures.memory)
+
+# == Formats: From the program of a rank class to the bytes of any of its ranks, as `--format NAME` takes it.
+# -- Format, Program, Layout
+class Names(Format):
+    name, suffix = "names", "txt"
+
+    def encoder(self, program, layout, roofline):
+        self.program = program  # an encoder has one method
+        return self
+
+    def rank(self, rank):
+        return "\n".join(node.name for node in self.program.nodes).encode()
+
+
+Names().suffix, Names().patched
+
+# -- PatchedEncoder, Variant: See `stagec/formats/chakra`.
+PatchedEncoder.__name__, [field for field in Variant.__dataclass_fields__][:3]

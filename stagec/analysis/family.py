@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from stagec.analysis.figures import Figures, Formulas, Plans
 from stagec.ir.decisions import Decisions
 from stagec.ir.module import Module
+from stagec.ir.opdef import Registry
 from stagec.pipeline.instrument import Hooks, Verification
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
 from stagec.support.diagnostics import Diagnostic, error
+from stagec.support.source import Source
+from stagec.text.build import parse_module
 
 PLAN = "plan-memory"
 
@@ -45,6 +48,18 @@ class Family:
     def __init__(self, read: Callable[[Mapping[str, int]], Module], pipeline: Pipeline) -> None:
         self._read, self._pipeline = read, pipeline
         self._compiled: list[Compiled] = []
+
+    @classmethod
+    def of_text(cls, source: Source, registry: Registry, pipeline: Pipeline) -> Family:
+        """The family of a text: a module with its mesh and strategy, whose symbols and axes may
+        have values or be open."""
+
+        def read(values: Mapping[str, int]) -> Module:
+            module = parse_module(source, registry)
+            module.set_values(values)
+            return module
+
+        return cls(read, pipeline)
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for these values of all symbols and axes. Raises `DiagnosticError`."""

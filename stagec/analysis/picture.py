@@ -14,7 +14,6 @@ from functools import cache
 from itertools import pairwise
 
 from stagec.analysis.footprint import check_sizes, operation_text, ranks_of
-from stagec.formats.chakra.encode import Roofline
 from stagec.ir.core import Operation
 from stagec.ir.core import Region as Body
 from stagec.ir.expr import Env, evaluate
@@ -23,6 +22,7 @@ from stagec.ir.module import Module
 from stagec.memory.curve import Column, Curve, Kind, Span, Stretches
 from stagec.memory.step import Region
 from stagec.memory.timeline import ALL, Timeline, line_of
+from stagec.program.roofline import Roofline
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.schedule.costs import Costs
 from stagec.schedule.replay import replay

@@ -15,11 +15,12 @@ from stagec.check.files import Groups
 from stagec.check.findings import CheckReport
 from stagec.check.ranks import RankReader, RankTrace
 from stagec.check.traces import check_traces
+from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceError, decode_node, split_records, varint
 from stagec.job.archive import Archive, StoredProgram
 from stagec.program.groups import neighbours
 from stagec.program.nodes import Ints
-from stagec.support.diagnostics import DiagnosticError
+from stagec.support.diagnostics import DiagnosticError, error
 
 _APART = 1 << 20
 
@@ -27,6 +28,11 @@ _APART = 1 << 20
 def check_archive(path: Path) -> CheckReport:
     """Check the whole job of an archive. Raises `DiagnosticError` if it cannot be opened."""
     archive, report, reader = Archive.open(path), CheckReport(), RankReader()
+    if archive.format is not CHAKRA:
+        raise error(
+            f"'{path}' holds a job in the format '{archive.format.name}', expected Chakra's",
+            remedy="compile it with --format chakra: what is checked is the same program",
+        )
     traces: dict[int, RankTrace] = {}
     for number, members in enumerate(archive.members):
         program = archive.encoder(number)

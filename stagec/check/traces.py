@@ -15,8 +15,8 @@ from stagec.check.deadlock import check_deadlock
 from stagec.check.files import check_manifest, discover, read_groups
 from stagec.check.findings import CheckReport, Finding
 from stagec.check.ranks import RankReader, RankTrace
+from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import TraceError
-from stagec.formats.limits import exceeded_limits
 
 __all__ = ["CheckReport", "Finding", "check_directory"]
 

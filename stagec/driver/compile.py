@@ -20,6 +20,7 @@ from stagec.driver.streams import tell
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
+    from stagec.formats.base import Format
     from stagec.ir.module import Module
     from stagec.job.emit import Annotate, Job
 
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
     help="One node for each op, each matrix product and what follows it, or as much of a layer as "
     "communication lets be one. FLOPs and bytes of a merged node are sums, and a roofline over "
     "sums is too fast: with --peak-tflops its duration is the sum of its parts'.",
+)
+@click.option(
+    "--format",
+    default="chakra",
+    metavar="NAME",
+    help="Format of the traces: chakra, or that of a plug-in.",
 )
 @click.option(
     "--names",
@@ -79,6 +86,7 @@ def command(**given: Any) -> int:
         sys.stdout.write(builder.strategy())
         return 0
     strategy = builder.strategy()
+    format_ = _format(builder, given)
     module, annotate = _lower(builder, memory_events=given["memory_events"])
     from stagec.analysis.report import analysis
 
@@ -86,7 +94,7 @@ def command(**given: Any) -> int:
     compiled = time.perf_counter() - began
     written = None
     if not given["dry_run"]:
-        job, about = _job(builder, given, annotate), provenance(builder, strategy, given)
+        job, about = _job(builder, given, annotate, format_), provenance(builder, strategy, given)
         if output is not None:
             written = emit(job, output, about, given)
         if archive is not None:
@@ -147,13 +155,27 @@ def _lower(builder: JobBuilder, *, memory_events: bool) -> tuple[Module, Annotat
     return builder.lower(watching=[plans]), plans.needed("--memory-events").annotate
 
 
-def _job(builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None) -> Job:
+def _format(builder: JobBuilder, given: dict[str, Any]) -> Format:
+    """The format asked for. Raises `DiagnosticError` for one that there is not, or that does not go
+    with the other options."""
+    from stagec.formats.base import not_patched
+    from stagec.formats.registry import find_format, formats_of
+
+    found = find_format(given["format"], formats_of(builder.module.registry))
+    if not found.patched and (given["archive"] is not None or given["scheduler"] is not None):
+        raise not_patched(found)
+    return found
+
+
+def _job(
+    builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None, format_: Format
+) -> Job:
     from stagec.job.emit import make_job
 
     name = given["name"] or builder.model_name
     check_name(name)
     how = roofline(given), given["names"], given["granularity"], annotate
-    return make_job(builder.module, name, *how)
+    return make_job(builder.module, name, *how, format_)
 
 
 def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:

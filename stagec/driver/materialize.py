@@ -23,15 +23,18 @@ from stagec.driver.streams import tell
     help="The folder to write (it must be new or empty).",
 )
 @emission_options
+@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(archive: Path, output: Path, **given: Any) -> int:
     """Write the traces of ranks from an archive of stagec compile --archive.
 
     Files, groups file and manifest are those that stagec compile -o would have written.
     """
     from stagec.driver.tables import bytes_text
+    from stagec.formats.registry import formats_of
     from stagec.job.archive import Archive
+    from stagec.pipeline.plugins import load_plugins
 
-    source = Archive.open(archive)
+    source = Archive.open(archive, formats_of(load_plugins(given["plugin"]).registry))
     began = time.perf_counter()
     written = emit(source, output, source.about, given)
     for warning in written.warnings:

@@ -15,8 +15,8 @@ from string import Template
 from typing import Any
 
 from stagec.analysis.picture import Band, Picture
-from stagec.formats.chakra.encode import Roofline
 from stagec.memory.timeline import ALL
+from stagec.program.roofline import Roofline
 
 #: Columns of all pictures of a page together, and those that each has at least and at most.
 ALL_COLUMNS, FEWEST, MOST = 24_000, 120, 1_500

@@ -23,7 +23,7 @@ from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnInteger
 from stagec.support.files import write_file
 
 if TYPE_CHECKING:
-    from stagec.formats.chakra.encode import Roofline
+    from stagec.program.roofline import Roofline
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -146,7 +146,7 @@ def _page(
     """The page of jobs by what is changed in them; `mesh` is that of the first."""
     from stagec.analysis.picture import pictures
     from stagec.driver.memory_page import Drawn, columns_for, page
-    from stagec.formats.chakra.encode import Roofline
+    from stagec.program.roofline import Roofline
 
     rates = rates or Roofline(H100[0] * 1e12, H100[1] * 1e9)
     most = columns_for(sum(_classes(builder.module) for builder in jobs.values()))

@@ -15,6 +15,7 @@ from stagec.driver.options import JobOptions
 
 #: What `compile` takes beside the options of a job and makes traces differ, with the defaults.
 _OF_TRACES: Mapping[str, object] = {
+    "format": "chakra",
     "names": "full",
     "granularity": "op",
     "memory_events": False,

@@ -10,7 +10,7 @@ import click
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.formats.chakra.encode import Roofline
+    from stagec.program.roofline import Roofline
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SLOWEST, _FASTEST = 1e-6, 1e9
@@ -40,7 +40,7 @@ def rate_options(purpose: str) -> Callable[[F], F]:
 def roofline(given: Mapping[str, Any]) -> Roofline | None:
     """The roofline that the options give, if they do. Raises `DiagnosticError` for one without the
     other, and for rates that no device has."""
-    from stagec.formats.chakra.encode import Roofline
+    from stagec.program.roofline import Roofline
 
     tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
     if (tflops is None) != (bandwidth is None):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.decisions import Decisions, UnitAxes, Watched, ask, plain
-from stagec.ir.expr import Expr
+from stagec.ir.expr import Expr, const
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
 from stagec.ir.types import Load, TensorType
@@ -131,6 +131,12 @@ class Module:
 
     def _watched(self, values: dict[str, Size]) -> Mapping[str, Size]:
         return values if self.decisions is None else Watched(values, self.decisions)
+
+    def set_values(self, values: Mapping[str, int]) -> None:
+        """Give declared symbols and axes these values, in the declarations alone; names that are
+        not declared are left out."""
+        for op in (*self.ops("stg.symbols"), *self.ops("stg.mesh")):
+            op.attrs |= {name: const(values[name]) for name in op.attrs if name in values}
 
     def how_to_set(self, names: Iterable[str]) -> str:
         """A remedy for sizes that are open: the options that give them."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +19,13 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import zstandard
 
-from stagec.formats.chakra.encode import Layout, Variant, decimal_width
+from stagec.formats.base import Format, Layout, PatchedEncoder, Variant, not_patched
+from stagec.formats.chakra.encode import decimal_width
 from stagec.formats.chakra.nodes import TraceNode, decode_node, split_records
+from stagec.formats.registry import find_format
 from stagec.job.archive_index import Index, StoredClass, StoredVariant, parse_index
 from stagec.job.emit import Job
-from stagec.program.groups import Groups, number_groups
+from stagec.program.groups import Axes, Groups, number_groups
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import error
 from stagec.support.files import new_file
@@ -40,7 +42,10 @@ _REMEDY = "write the archive again with stagec compile --archive"
 
 
 def write_archive(job: Job, path: Path, about: Mapping[str, object]) -> int:
-    """Write a job to a file, all or nothing; the bytes of the file."""
+    """Write a job to a file, all or nothing; the bytes of the file. Raises `DiagnosticError` for a
+    format without a table of what differs between ranks."""
+    if not job.format.patched:
+        raise not_patched(job.format)
     with new_file(path) as file:
         _write(job, file, about)
     return path.stat().st_size
@@ -53,6 +58,8 @@ def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
     for number, each in enumerate(job.classes):
         variants: list[dict[str, object]] = []
         encoder = job.encoder(number)
+        if not isinstance(encoder, PatchedEncoder):
+            raise TypeError(f"the encoder of format '{job.format.name}' is no PatchedEncoder")
         for widths in _widths(job.groups, encoder.axes, job.members[number]):
             variant = encoder.variant(widths)
             raw, ends, peers = _payload(variant)
@@ -78,7 +85,13 @@ def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
                 "variants": variants,
             }
         )
-    index = {"name": job.name, "mesh": dict(job.mesh), "about": dict(about), "classes": classes}
+    index = {
+        "name": job.name,
+        "format": job.format.name,
+        "mesh": dict(job.mesh),
+        "about": dict(about),
+        "classes": classes,
+    }
     raw = json.dumps(index, separators=(",", ":")).encode()
     packed = _compressed(raw)
     file.write(packed)
@@ -138,14 +151,17 @@ class Archive:
     path: Path
     index: Index
     digest: str
+    format: Format
 
     @classmethod
-    def open(cls, path: Path) -> Archive:
-        """Open an archive. Raises `DiagnosticError` for what is none."""
+    def open(cls, path: Path, extra: Iterable[Format] = ()) -> Archive:
+        """Open an archive of a built-in format, or of one of these. Raises `DiagnosticError` for
+        what is none."""
         try:
             with path.open("rb") as file:
                 parsed, digest = _read_index(file)
-                return cls(path, parse_index(parsed, path.stat().st_size), digest)
+                index = parse_index(parsed, path.stat().st_size)
+                return cls(path, index, digest, find_format(index.format, extra))
         except ValueError as problem:
             raise error(f"'{path}' is no readable archive: {problem}", remedy=_REMEDY) from None
 
@@ -186,7 +202,7 @@ class Archive:
     def encoder(self, number: int) -> StoredProgram:
         """The program of a class."""
         layout = Layout(self.mesh, self.groups)
-        return StoredProgram(self.path, self.index.classes[number], layout)
+        return StoredProgram(self.path, self.index.classes[number], self.format, layout)
 
     def class_of(self, rank: int) -> int:
         """The class of a rank. Raises `DiagnosticError` if there is no such rank."""
@@ -210,32 +226,21 @@ def nodes_of(path: Path, data: memoryview) -> Iterator[TraceNode]:
     return (decode_node(path, at, record) for at, record in split_records(path, bytes(data)))
 
 
-class StoredProgram:
+class StoredProgram(PatchedEncoder):
     """The program of a class in an archive."""
 
-    def __init__(self, path: Path, stored: StoredClass, layout: Layout) -> None:
-        self._path, self._stored, self._layout = path, stored, layout
-        self._variants: dict[tuple[int, ...], Variant] = {}
+    def __init__(self, path: Path, stored: StoredClass, format_: Format, layout: Layout) -> None:
+        super().__init__(format_, layout, stored.axes)
+        self._path, self._stored = path, stored
 
-    def widths(self, rank: int) -> tuple[int, ...]:
-        """Digits of the identifiers of the rank's groups."""
-        groups = self._layout.groups
-        return tuple(len(str(groups.of_rank(axes, rank))) for axes in self._stored.axes)
-
-    def rank(self, rank: int) -> memoryview:
-        """The bytes of a rank, good until the next is made. Raises `DiagnosticError`."""
-        return self._layout.patched(self.variant(self.widths(rank)), rank)
-
-    def variant(self, widths: tuple[int, ...]) -> Variant:
+    def serialised(self, widths: Mapping[Axes, int]) -> Variant:
         """The program for identifiers of these widths. Raises `DiagnosticError`."""
-        if widths not in self._variants:
-            try:
-                self._variants[widths] = self._read(widths)
-            except ValueError as problem:
-                raise error(
-                    f"'{self._path}' is damaged, in a program: {problem}", remedy=_REMEDY
-                ) from None
-        return self._variants[widths]
+        try:
+            return self._read(tuple(widths[axes] for axes in self.axes))
+        except ValueError as problem:
+            raise error(
+                f"'{self._path}' is damaged, in a program: {problem}", remedy=_REMEDY
+            ) from None
 
     def _read(self, widths: tuple[int, ...]) -> Variant:
         stored = self._stored.variants.get(widths)
@@ -247,7 +252,8 @@ class StoredProgram:
         raw = _decompressed(packed, stored.bytes)
         if hashlib.sha256(raw).hexdigest() != stored.sha256:
             raise ValueError("its checksum is another one")
-        return _variant(stored, raw, self._layout.peer_width)
+        width = len(self.format.peer(0, self.layout.groups.ranks))
+        return _variant(stored, raw, width)
 
 
 def _variant(stored: StoredVariant, raw: bytes, peer_width: int) -> Variant:

@@ -50,6 +50,7 @@ class Index:
     """What an archive says of its job; `members` are the ranks of each class."""
 
     name: str
+    format: str
     mesh: Mapping[str, int]
     about: Mapping[str, object]
     classes: Sequence[StoredClass]
@@ -75,7 +76,8 @@ def parse_index(parsed: object, file_bytes: int) -> Index:
     for each, found in zip(classes, members, strict=True):
         if each.entry.get("count") != len(found):
             raise ValueError("the size of a class is another one")
-    return Index(name, mesh, _object(given.get("about")), classes, members)
+    format_ = _text(given.get("format", "chakra"))  # formats came later
+    return Index(name, format_, mesh, _object(given.get("about")), classes, members)
 
 
 def _members(coords: Mapping[str, int], mesh: Mapping[str, int], ranks: int) -> Ints:

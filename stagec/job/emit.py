@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from stagec.formats.chakra.encode import Encoder, Layout, Roofline
+from stagec.formats.base import Format, Layout, RankBytes
+from stagec.formats.chakra.format import CHAKRA
 from stagec.ir.module import Module
 from stagec.job.writer import Emission, Written, write_source
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Names, Node, Program
+from stagec.program.roofline import Roofline
 
 #: Adds to a program what is asked for.
 Annotate = Callable[[RankClass, Program], Program]
@@ -33,6 +35,7 @@ class Job:
     names: Names = "full"
     granularity: Granularity = "op"
     annotate: Annotate | None = None
+    format: Format = CHAKRA
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -71,9 +74,9 @@ class Job:
             self._programs[number] = fused(program, self.granularity).named(self.names)
         return self._programs[number]
 
-    def encoder(self, number: int) -> Encoder:
+    def encoder(self, number: int) -> RankBytes:
         """The program of a class as bytes."""
-        return Encoder(self._program(number), self.layout, self.roofline)
+        return self.format.encoder(self._program(number), self.layout, self.roofline)
 
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
@@ -107,11 +110,13 @@ def make_job(
     names: Names = "full",
     granularity: Granularity = "op",
     annotate: Annotate | None = None,
+    format_: Format = CHAKRA,
 ) -> Job:
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
     mesh = module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
-    return Job(name, rank_classes(module), sizes, roofline, names, granularity, annotate)
+    classes = rank_classes(module)
+    return Job(name, classes, sizes, roofline, names, granularity, annotate, format_)
 
 
 def write_job(
@@ -129,6 +134,7 @@ def emit_module(
     *,
     roofline: Roofline | None = None,
     how: Emission | None = None,
+    format_: Format = CHAKRA,
 ) -> Written:
     """Write the traces of a lowered module. Raises `DiagnosticError`."""
-    return write_job(make_job(module, name, roofline), directory, about, how)
+    return write_job(make_job(module, name, roofline, format_=format_), directory, about, how)

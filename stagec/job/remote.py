@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from stagec.formats.base import Format
+from stagec.formats.registry import known_formats
 from stagec.job.archive import Archive, write_archive
 from stagec.job.cluster import Run
 from stagec.job.emit import Job
@@ -33,6 +35,7 @@ class Order:
 
     archive: str
     digest: str
+    format: Format
     folder: str
     compare: bool
 
@@ -43,7 +46,7 @@ def written_by(run: Run, source: Job | Archive) -> Elsewhere:
     def write(folder: Path, units: Sequence[Unit], compare: bool) -> Iterator[tuple[int, Done]]:
         with _stored(source, folder) as archive:
             path, place = archive.path.resolve(), folder.resolve()
-            order = Order(str(path), archive.digest, str(place), compare)
+            order = Order(str(path), archive.digest, archive.format, str(place), compare)
             for number, done in run(partial(_write, order), units):
                 _arrived(folder, done[1])
                 yield number, done
@@ -60,7 +63,7 @@ def _stored(source: Job | Archive, folder: Path) -> Generator[Archive]:
     path = folder.with_name(f"{folder.name}.archive")
     try:
         write_archive(source, path, {})
-        yield Archive.open(path)
+        yield Archive.open(path, _brought(source.format))
     finally:
         path.unlink(missing_ok=True)
 
@@ -72,6 +75,11 @@ def _arrived(folder: Path, files: Files) -> None:
         if time.monotonic() > deadline:
             raise error(f"a worker wrote '{missing[0]}', but not to '{folder}'", remedy=_SHARED)
         time.sleep(0.1)
+
+
+def _brought(format_: Format) -> list[Format]:
+    """The format, if it is one of a plug-in."""
+    return [] if format_.name in known_formats() else [format_]
 
 
 def _size(path: Path) -> int | None:
@@ -96,7 +104,7 @@ def _writer(order: Order) -> RankWriter:
     path, folder = Path(order.archive), Path(order.folder)
     if not folder.is_dir() or not path.is_file():
         raise error(f"a worker does not see '{path}' and '{folder}'", remedy=_SHARED)
-    archive = Archive.open(path)
+    archive = Archive.open(path, _brought(order.format))
     if archive.digest != order.digest:
         raise error(f"'{path}' is another file for a worker", remedy=_SHARED)
     return RankWriter(archive, folder, order.compare, by_rename=True)

@@ -1,4 +1,4 @@
-"""Writes a job: one `.et` file per rank, the groups file and the manifest, all or nothing.
+"""Writes a job: one file per rank, the groups file and the manifest, all or nothing.
 
 A job comes from a `Source`: a compiled module, or an archive of one. Files are written by worker
 processes, each for ranges of ranks; the result does not depend on their number. What an interrupted
@@ -7,7 +7,6 @@ run left is compared, byte for byte, with what is to be there.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stagec.formats.limits import exceeded_limits
+from stagec.formats.base import Format, RankBytes
 from stagec.job.folder import MANIFEST, real_folder, working_folder
 from stagec.job.seal import SEALED, sealed
 from stagec.job.workers import run_units
@@ -39,20 +38,17 @@ _SMALL_JOB = 16 << 20
 _SAMPLES = 4
 
 
-class RankBytes(Protocol):
-    """Makes the file of any rank of a class."""
-
-    def rank(self, rank: int) -> memoryview:
-        """The bytes of a rank, good until the next is made."""
-        ...
-
-
 class Source(Protocol):
     """A job that can be written."""
 
     @property
     def name(self) -> str:
         """The name of its files."""
+        ...
+
+    @property
+    def format(self) -> Format:
+        """The format of its files."""
         ...
 
     @property
@@ -148,16 +144,15 @@ def write_source(
             for _, part in sorted(parts.items(), key=itemgetter(0))
             for name, facts in part.items()
         }
-        ids = source.groups.ids
         nodes = max(sum(_counts(entry).values()) for entry in entries.values())
-        warnings = tuple(exceeded_limits(ids, source.groups.ranks, nodes))
-        if "empty" in str(directory.resolve() / source.name):
-            warnings += ("ASTRA-sim takes a path with the word 'empty' for no groups file at all",)
-        table = f"{source.name}.json"
-        files[table] = writer.put(table, json.dumps(source.groups.table()).encode())
+        path = directory.resolve() / source.name
+        warnings = tuple(source.format.warnings(path, source.groups, nodes))
+        for table, content in source.format.tables(source.name, source.groups).items():
+            files[table] = writer.put(table, content)
         manifest: dict[str, object] = {
             "manifest": SEALED,
             **about,
+            "format": source.format.name,
             "ranks": source.groups.ranks,
             **({} if how.ranks is None else {"ranks_written": ranges_text(how.ranks)}),
             "mesh": dict(source.mesh),
@@ -198,7 +193,7 @@ class RankWriter:
         encoder = self._encoder(number)
         files: Files = {}
         for rank in ranks.tolist():
-            name = f"{self._source.name}.{rank}.et"
+            name = f"{self._source.name}.{rank}.{self._source.format.suffix}"
             files[name] = self.put(name, encoder.rank(rank))
         return self._source.entry(number), files
 

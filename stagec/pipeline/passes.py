@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
+from stagec.formats.base import Format
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.phases import Phase
@@ -183,11 +184,12 @@ def option_text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a package or file brings: passes, ops, named pipelines (their text by name), and
-    schedules of pipeline stages."""
+    """What a package or file brings: passes, ops, named pipelines (their text by name), schedules
+    of pipeline stages, and formats of traces."""
 
     name: str = "plugin"
     passes: tuple[type[Pass], ...] = ()
     ops: tuple[OpDef, ...] = ()
     pipelines: Mapping[str, str] = field(default_factory=dict[str, str])
     schedules: tuple[Schedule, ...] = ()
+    formats: tuple[Format, ...] = ()

@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+from stagec.formats.base import Format
 from stagec.ir.opdef import Registry
 from stagec.pipeline.blame import blamed, remember_plugin
 from stagec.pipeline.passes import Pass, Plugin, options_of
@@ -54,6 +55,7 @@ class Loaded:
             for name, text in plugin.pipelines.items()
         ]
         steps += [partial(self._add_schedule, s, plugin.name) for s in plugin.schedules]
+        steps += [partial(self._add_format, f, plugin.name) for f in plugin.formats]
         for step in steps:
             try:
                 step()
@@ -81,6 +83,19 @@ class Loaded:
         known_schedules([*schedules_of(self.registry), schedule])
         self._claim(f"schedule {schedule.name}", origin)
         self.registry.extras.append(schedule)
+
+    def _add_format(self, format_: object, origin: str) -> None:
+        from stagec.formats.registry import formats_of, known_formats  # loads protobuf
+
+        named = isinstance(getattr(format_, "name", None), str)
+        if not isinstance(format_, Format) or not named or not format_.name or not format_.suffix:
+            raise error(
+                f"plug-in '{origin}' brings {format_!r} as a format",
+                remedy='bring instances of stagec.api.Format with name = "mine", suffix = "ext"',
+            )
+        known_formats([*formats_of(self.registry), format_])
+        self._claim(f"format {format_.name}", origin)
+        self.registry.extras.append(format_)
 
     def _claim(self, name: str, origin: str) -> None:
         taken = self.origins.get(name)

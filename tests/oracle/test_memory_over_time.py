@@ -19,7 +19,6 @@ from stagec.analysis.picture import SMALLER, Picture, pictures
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.driver.planned import Planned
-from stagec.formats.chakra.encode import Roofline
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.comm import Collective
@@ -27,6 +26,7 @@ from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.memory.timeline import Held, Point, Timeline
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node
+from stagec.program.roofline import Roofline
 from stagec.schedule.action import RankActions, steps
 from stagec.schedule.registry import SCHEDULES
 from tests.support import GPT, LLAMA, MIXTRAL, assert_same_items, registry, tiny_options

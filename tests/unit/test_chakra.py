@@ -14,6 +14,7 @@ from chakra.schema.protobuf import et_def_pb2 as public_untyped
 from google.protobuf import descriptor_pb2
 
 from stagec.formats.chakra import et_def_pb2 as ours
+from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import (
     ATTR_TYPES,
     MAX_RECORD_BYTES,
@@ -27,7 +28,6 @@ from stagec.formats.chakra.nodes import (
     read_trace,
 )
 from stagec.formats.chakra.show import Row, describe, totals
-from stagec.formats.limits import exceeded_limits
 
 public: Any = public_untyped
 ROOT = Path(__file__).parents[2]

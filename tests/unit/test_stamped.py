@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from stagec.driver.job import JobBuilder
-from stagec.formats.chakra.encode import Encoder, Layout, Roofline
+from stagec.formats.base import Layout
+from stagec.formats.chakra.format import CHAKRA
 from stagec.job.emit import Job, make_job
+from stagec.program.roofline import Roofline
 from stagec.schedule.registry import SCHEDULES
 from tests.plain_writer import plain_trace, program_of
 from tests.support import GPT, LLAMA, tiny_options
@@ -25,7 +27,7 @@ def assert_same_as_plain(made: Job, roofline: Roofline | None = None) -> None:
     """Of each class, its first and its last rank."""
     layout = Layout(made.mesh, made.groups)
     for each in made.classes:
-        plain, stamped = program_of(each), Encoder(each.program(), layout, roofline)
+        plain, stamped = program_of(each), CHAKRA.encoder(each.program(), layout, roofline)
         ranks = each.members(made.mesh)
         for rank in {int(ranks[0]), int(ranks[-1])}:
             expected = plain_trace(plain, made.mesh, made.groups, rank, roofline)

@@ -12,13 +12,13 @@ of them is serialised, the others are copies of it with other letters and digits
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from stagec.formats.base import Bytes, Format, Layout, Neighbour, PatchedEncoder, Variant
 from stagec.formats.chakra.nodes import (
     AttrValue,
     CollKind,
@@ -28,87 +28,18 @@ from stagec.formats.chakra.nodes import (
     encode_node,
     varint,
 )
-from stagec.program.groups import Axes, Groups, neighbours
+from stagec.program.groups import Axes
 from stagec.program.nodes import Ints, Node, Program, marker_of
+from stagec.program.roofline import Roofline
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN
 
 SCHEMA_VERSION = "0.0.4"
 _KINDS = {kind.label: kind for kind in CollKind}
 _K = TypeVar("_K")
-#: mesh axis and difference of coordinates
-Neighbour = tuple[str, int]
-Bytes = npt.NDArray[np.uint8]
 #: Nodes with more edges than this are serialised one by one: the widths of the edges of others,
 #: two bits each, fit one integer.
 _MOST_EDGES = 26
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """A device for durations: peak FLOP/s and bytes/s."""
-
-    flops: float
-    bandwidth: float
-
-    def seconds(self, flops: int, size: int) -> float:
-        """Time of a computation that executes so many FLOPs and touches so many bytes."""
-        return max(flops / self.flops, size / self.bandwidth)
-
-    def micros(self, node: Node) -> int:
-        """Microseconds of a computation, at least one: the format has whole ones. A merged one
-        takes as long as its parts one after the other, which is rounded once."""
-        parts = node.parts or ((node.flops, node.size),)
-        return max(1, round(1e6 * fsum(self.seconds(*part) for part in parts)))
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A serialised program; for each axes and each neighbour, the positions of the last byte of
-    its identifiers, and what is written there now."""
-
-    data: Bytes
-    ends: Mapping[Axes, Ints]
-    peers: Mapping[Neighbour, Ints]
-    _there: dict[Axes | Neighbour, bytes] = field(default_factory=dict[Axes | Neighbour, bytes])
-
-    def group(self, axes: Axes, number: int) -> None:
-        """Write the identifier of a group."""
-        self._put(axes, self.ends[axes], str(number).encode())
-
-    def peer(self, way: Neighbour, rank: bytes) -> None:
-        """Write a peer, as a varint of the width of all peers."""
-        self._put(way, self.peers[way], rank)
-
-    def _put(self, key: Axes | Neighbour, ends: Ints, text: bytes) -> None:
-        there = self._there.get(key, b"")
-        for place in range(1, len(text) + 1):
-            if text[-place:][:1] != there[-place:][:1]:
-                self.data[ends - (place - 1)] = text[-place]
-        self._there[key] = text
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Who talks to whom in a job: what the bytes of a rank need beside those of its class."""
-
-    mesh: Mapping[str, int]
-    groups: Groups
-
-    @property
-    def peer_width(self) -> int:
-        """Bytes of a peer."""
-        return len(varint(self.groups.ranks - 1))
-
-    def patched(self, variant: Variant, rank: int) -> memoryview:
-        """The bytes of a rank, in the memory of the variant: good until the next rank is made,
-        since the same places are overwritten for every rank."""
-        for axes in variant.ends:
-            variant.group(axes, self.groups.of_rank(axes, rank))
-        for axis, by in variant.peers:
-            peer = int(neighbours(self.mesh, axis, by, np.array([rank]))[0])
-            variant.peer((axis, by), _fixed_varint(peer, self.peer_width))
-        return variant.data.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +71,12 @@ class TraceWriter:
             way = NodeKind.MEM_STORE if node.to == "host" else NodeKind.MEM_LOAD
             return TraceNode(node.id, node.name, way, data, control, attrs)
         if not node.is_collective:
-            micros = self.roofline.micros(node) if self.roofline else 0
+            duration = micros(self.roofline, node) if self.roofline else 0
             attrs |= {
                 "num_ops": max(1, node.flops),
                 "tensor_size": max(1, node.size),
             }
-            return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs, micros)
+            return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs, duration)
         kind = _collective(node)
         attrs |= {
             "comm_type": int(kind),
@@ -168,34 +99,25 @@ class TraceWriter:
         return node.size // members
 
 
-class Encoder:
+class Encoder(PatchedEncoder):
     """Makes the file of any rank of a class."""
 
-    def __init__(self, program: Program, layout: Layout, roofline: Roofline | None = None) -> None:
-        self._program, self._layout = program, layout
+    def __init__(
+        self, format_: Format, program: Program, layout: Layout, roofline: Roofline | None = None
+    ) -> None:
+        super().__init__(format_, layout, program.groups)
+        self._program = program
         self._writer = TraceWriter(layout.mesh, layout.groups.ranks, roofline)
-        self._variants: dict[tuple[int, ...], Variant] = {}
 
-    @property
-    def axes(self) -> list[Axes]:
-        """The axes of its collectives' groups."""
-        return self._program.groups
+    def serialised(self, widths: Mapping[Axes, int]) -> Variant:
+        return _serialise(self._program, self._writer, widths)
 
-    def rank(self, rank: int) -> memoryview:
-        """The bytes of `<name>.<rank>.et`, good until the next rank is made."""
-        return self._layout.patched(self.variant(self.widths(rank)), rank)
 
-    def widths(self, rank: int) -> tuple[int, ...]:
-        """Digits of the identifiers of the rank's groups, in the order of `program.groups`."""
-        groups = self._layout.groups
-        return tuple(len(str(groups.of_rank(axes, rank))) for axes in self._program.groups)
-
-    def variant(self, widths: tuple[int, ...]) -> Variant:
-        """The program for identifiers of these widths."""
-        if widths not in self._variants:
-            given = dict(zip(self._program.groups, widths, strict=True))
-            self._variants[widths] = _serialise(self._program, self._writer, given)
-        return self._variants[widths]
+def micros(roofline: Roofline, node: Node) -> int:
+    """Microseconds of a computation, at least one: the format has whole ones. A merged one takes as
+    long as its parts one after the other, which is rounded once."""
+    parts = node.parts or ((node.flops, node.size),)
+    return max(1, round(1e6 * fsum(roofline.seconds(*part) for part in parts)))
 
 
 def _serialise(program: Program, writer: TraceWriter, widths: Mapping[Axes, int]) -> Variant:
@@ -385,7 +307,7 @@ def _positions(found: Mapping[_K, list[Ints]]) -> dict[_K, Ints]:
     return {key: np.sort(np.concatenate(ends)) for key, ends in found.items() if ends}
 
 
-def _fixed_varint(number: int, width: int) -> bytes:
+def fixed_varint(number: int, width: int) -> bytes:
     """A varint of exactly `width` bytes: padded with empty groups, which readers accept."""
     digits = [number >> (7 * i) & 0x7F for i in range(width)]
     return bytes([*(d | 0x80 for d in digits[:-1]), digits[-1]])

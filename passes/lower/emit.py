@@ -1,4 +1,4 @@
-"""emit-chakra: writes one execution trace per rank."""
+"""emit: writes one execution trace per rank."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagec.api import Module, Pass, Phase
+from stagec.formats.registry import find_format, formats_of
 from stagec.job.emit import emit_module
 from stagec.job.writer import Emission
 
 
 @dataclass(frozen=True)
-class EmitChakra(Pass):
+class Emit(Pass):
     """Write the traces of all ranks, the groups file and the manifest into a folder; the module
     stays as it is."""
 
-    name = "emit-chakra"
+    name = "emit"
     needs = Phase.LOWERED
 
     out: str = field(default="traces", metadata={"help": "the folder to write to"})
     force: bool = field(default=False, metadata={"help": "replace earlier output in that folder"})
+    format: str = field(default="chakra", metadata={"help": "the format of the files"})
 
     def run(self, module: Module) -> None:
-        emit_module(module, module.name, Path(self.out), {}, how=Emission(force=self.force))
+        format_ = find_format(self.format, formats_of(module.registry))
+        how = Emission(force=self.force)
+        emit_module(module, module.name, Path(self.out), {}, how=how, format_=format_)

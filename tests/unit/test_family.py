@@ -1,0 +1,179 @@
+"""A family of jobs: compiled once for all sizes that decide alike, with the figures of a compile of
+their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+
+from stagec.analysis.report import analysis
+from stagec.api import Family, Figures, Module, Pass, Phase, Source, load_plugins, parse_module
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.spec import Pipeline
+from stagec.support.diagnostics import DiagnosticError
+from stagec.text.printer import print_module
+
+LOADED = load_plugins()
+
+
+def text_of(options: JobOptions) -> str:
+    """A job as one text: model, mesh and strategy."""
+    return print_module(JobBuilder(options).module)
+
+
+def reader(text: str) -> Callable[[Mapping[str, int]], Module]:
+    """Reads a text, with values for its symbols and axes."""
+
+    def read(values: Mapping[str, int]) -> Module:
+        module = parse_module(Source("job.stg", text), LOADED.registry)
+        module.set_values(values)
+        return module
+
+    return read
+
+
+def family_of(text: str, pipeline: Pipeline) -> Family:
+    """The family of a text."""
+    return Family.of_text(Source("job.stg", text), LOADED.registry, pipeline)
+
+
+def alone(module: Module, pipeline: Pipeline) -> dict[str, Any]:
+    """The figures of a compile of its own, from the report that `stagec analyze` prints."""
+    PassManager(pipeline, verify=False).run(module)
+    classes: list[dict[str, Any]] = analysis(module, "job")["classes"]
+    worst = max((c["memory"] for c in classes), key=lambda m: m["peak"])
+    return {
+        "flops": max(sum(c["flops"].values()) for c in classes),
+        "sent": max(
+            sum(r["wire_bytes"] for r in c["collectives"])
+            + sum(m["bytes"] for m in c["p2p"] if m["dir"] == "send")
+            for c in classes
+        ),
+        "peak": worst["peak"],
+        "parameters": worst["parameters"],
+        "host": max(c["memory"]["host"] for c in classes),
+    }
+
+
+def shown(figures: Figures) -> dict[str, Any]:
+    """The same of a family."""
+    return {
+        "flops": figures.flops,
+        "sent": figures.sent,
+        "peak": figures.peak,
+        "parameters": figures.memory["parameters"],
+        "host": figures.host,
+    }
+
+
+def grid(base: Mapping[str, int], values: Mapping[str, tuple[int, ...]]) -> list[dict[str, int]]:
+    """All combinations, with a batch that divides."""
+    found: list[dict[str, int]] = []
+    for choice in product(*values.values()):
+        chosen = {**base, **dict(zip(values, choice, strict=True))}
+        found.append({**chosen, "B": chosen["B"] * chosen.get("dp", 1)})
+    return found
+
+
+#: Options, what is tried, and how many compiles that may take at most.
+CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], int]] = {
+    "fsdp": (
+        {"model": "llama3-8b", "dp": 2, "tp": 2, "sp": True, "zero": 3},
+        {"dp": (2, 64), "tp": (2, 8), "S": (2048, 8192), "L": (16,)},
+        1,
+    ),
+    "few layers": (
+        {"model": "llama3-8b", "dp": 2, "zero": 3, "fsdp_prefetch": 2},
+        {"L": (1, 2, 3, 9, 10, 11, 40)},
+        6,
+    ),
+    "state that does not divide": (
+        {"model": "llama3-8b", "dp": 2, "zero": 1},
+        {"dp": (2, 4, 512), "L": (12,)},
+        1,
+    ),
+    "pipeline": (
+        {"model": "llama3-8b", "pp": 4, "dp": 2, "microbatches": 8, "schedule": "zb-h1"},
+        {"dp": (2, 4), "L": (16, 32)},
+        2,
+    ),
+    "experts": (
+        {"model": "mixtral-8x7b", "dp": 4, "ep": 4, "tp": 2, "sp": True, "sizes": {"B": 64}},
+        {"tp": (2, 4), "S": (2048, 4096), "L": (8,)},
+        2,
+    ),
+    "ring in plain order": (
+        {"model": "llama3-8b", "cp": 4, "cp_order": "plain"},
+        {"cp": (2, 4), "S": (4096, 8192), "L": (12,)},
+        2,
+    ),
+    "recompute in some layers": (
+        {"model": "gpt-22b", "dp": 2, "recompute": "full", "recompute_every": 3},
+        {"L": (7, 24, 25, 26, 48)},
+        4,
+    ),
+    "offload": (
+        {"model": "gpt-22b", "dp": 2, "offload": "activations,optimizer"},
+        {"dp": (2, 4), "L": (12, 48)},
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_figures_are_those_of_a_compile_of_their_own(case: str) -> None:
+    options, values, most = CASES[case]
+    text = text_of(JobOptions(**options))
+    read, pipeline = reader(text), LOADED.pipeline("train")
+    family = family_of(text, pipeline)
+    base = dict(parse_module(Source("job.stg", text), LOADED.registry).env)
+    base["B"] = max(1, base["B"] // base.get("dp", 1))
+    for chosen in grid(base, values):
+        assert shown(family.at(chosen)) == alone(read(chosen), pipeline), chosen
+    assert len(family) <= most
+
+
+@dataclass(frozen=True)
+class HalfOfTheLayers(Pass):
+    """Does as it likes with a value."""
+
+    name = "half-of-the-layers"
+    needs = Phase.SHAPED
+
+    def run(self, module: Module) -> None:
+        if module.env["S"] > 1000:
+            module.main.body.ops[0].attrs["phase"] = "forward"
+
+
+def test_a_pass_that_reads_a_value_has_jobs_compiled_for_each() -> None:
+    """Whatever a pass does with it: nothing that was read goes unnoticed."""
+    text = text_of(JobOptions(model="llama3-8b", dp=2))
+    train = LOADED.pipeline("train")
+    first, *others = train.passes
+    pipeline = Pipeline((first, HalfOfTheLayers(), *others))
+    family = family_of(text, pipeline)
+    base = dict(parse_module(Source("job.stg", text), LOADED.registry).env)
+    for length in (2048, 2048, 4096, 2048):
+        family.at({**base, "S": length})
+    assert len(family) == 2
+    plain = family_of(text, train)
+    for length in (2048, 4096):
+        plain.at({**base, "S": length})
+    assert len(plain) == 1
+
+
+def test_sizes_that_do_not_go_are_told_as_by_a_compile_of_their_own() -> None:
+    text = text_of(JobOptions(model="llama3-8b", tp=2))
+    family = family_of(text, LOADED.pipeline("train"))
+    base = dict(parse_module(Source("job.stg", text), LOADED.registry).env)
+    family.at(base)
+    with pytest.raises(DiagnosticError, match="H = 32 does not divide over tp = 3"):
+        family.at({**base, "tp": 3})
+    family.at(base)
+    assert len(family) == 1
