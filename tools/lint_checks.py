@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stagec.testing.lint import Finding, lint_lit_text
+from stagec.testing.lint import LintFinding, lint_lit_text
 from stagec.testing.syntax import find_tests, read_test
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # ------------------------------------------------------------------ lit tests
 
 
-def lint_lit(lit_root: Path) -> Iterator[Finding]:
+def lint_lit(lit_root: Path) -> Iterator[LintFinding]:
     """Findings about every lit test below a directory."""
     for path in find_tests(lit_root):
         yield from lint_lit_text(path, read_test(path))
@@ -44,11 +44,11 @@ def own_paths(root: Path) -> list[str]:
     return [str(path) for path in (root, Path.home()) if len(path.parts) > 2]
 
 
-def lint_text(path: Path, text: str, own: Sequence[str]) -> Iterator[Finding]:
+def lint_text(path: Path, text: str, own: Sequence[str]) -> Iterator[LintFinding]:
     """Machine-specific lines of one file."""
     for number, line in enumerate(text.splitlines(), start=1):
         if found := machine_specific(line, own):
-            yield Finding(path, number, f"`{found}` holds on one machine only")
+            yield LintFinding(path, number, f"`{found}` holds on one machine only")
 
 
 def tracked_files(root: Path) -> Iterator[Path]:
@@ -77,7 +77,7 @@ def tracked_files(root: Path) -> Iterator[Path]:
             yield path
 
 
-def lint_tracked(root: Path) -> Iterator[Finding]:
+def lint_tracked(root: Path) -> Iterator[LintFinding]:
     """Machine-specific lines of every tracked text file."""
     own = own_paths(root)
     for path in tracked_files(root):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stagec.analysis.figures import Figures, Formulas, Plans
+from stagec.analysis.figures import Figures, Formulas, MemoryMoments
 from stagec.ir.decisions import Decisions
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
@@ -24,7 +24,7 @@ class _Watch(Hooks):
 
     def __init__(self) -> None:
         self.decisions = Decisions()
-        self.plans: Plans | None = None
+        self.plans: MemoryMoments | None = None
 
     def before_pass(self, pass_: Pass, module: Module) -> None:
         module.decisions = self.decisions
@@ -32,7 +32,7 @@ class _Watch(Hooks):
     def after_pass(self, pass_: Pass, module: Module) -> None:
         module.decisions = None
         if pass_.name == PLAN:
-            self.plans = Plans(module, self.decisions)
+            self.plans = MemoryMoments(module, self.decisions)
 
 
 class Family:

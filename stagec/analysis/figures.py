@@ -77,7 +77,7 @@ class Figures:
         return sum(self.memory.values())
 
 
-class Plans:
+class MemoryMoments:
     """The moments of the memory plans of a module, taken when its memory is planned."""
 
     def __init__(self, module: Module, decisions: Decisions) -> None:
@@ -138,7 +138,7 @@ def _most(rows: Ints, sizes: Sequence[int]) -> int:
 class Formulas:
     """The figures of a lowered module for other values, as long as they are compiled alike."""
 
-    def __init__(self, module: Module, plans: Plans) -> None:
+    def __init__(self, module: Module, plans: MemoryMoments) -> None:
         self._plans = plans
         mesh = module.mesh
         self._axes = mesh.axes if mesh else ()
@@ -174,7 +174,7 @@ def _total(memory: Mapping[str, int]) -> int:
 class _Graph:
     """What the ranks that run a graph do and hold."""
 
-    def __init__(self, module: Module, graph: Operation, plans: Plans) -> None:
+    def __init__(self, module: Module, graph: Operation, plans: MemoryMoments) -> None:
         self._module, self._graph = module, graph
         self._means = MeanLoads(module, graph)
         self.counts: Counts = count_graph(module, graph, self._means.size)

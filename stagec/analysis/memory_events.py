@@ -35,7 +35,7 @@ from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 
 
-class Plans:
+class EventPlans:
     """The plans of a module's functions, to be taken right after the pass `plan-memory`."""
 
     def __init__(self, module: Module) -> None:

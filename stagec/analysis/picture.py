@@ -52,7 +52,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Instant:
     """The start of a column, in picoseconds, and its highest moment: actions, operation, phase
     ("" while the rank waits)."""
 
@@ -71,7 +71,7 @@ class Picture:
     ranks: int
     peak: int
     time: int
-    moments: Sequence[Moment]
+    moments: Sequence[Instant]
     bands: Sequence[Band]
 
 
@@ -183,11 +183,11 @@ def _picture(stage: int, each: _Stage, curve: Curve, most: int) -> Picture:
     return Picture(stage, each.ranks, peak, curve.time, moments, bands)
 
 
-def _moment(column: Column) -> Moment:
+def _moment(column: Column) -> Instant:
     if column.step is None:
-        return Moment(column.start, column.title, "", "")
+        return Instant(column.start, column.title, "", "")
     op = column.step.op
-    return Moment(column.start, column.title, operation_text(op), op.phase)
+    return Instant(column.start, column.title, operation_text(op), op.phase)
 
 
 def _bands(columns: Sequence[Column], sizes: Mapping[Kind, int], peak: int) -> Iterator[Band]:

@@ -21,7 +21,7 @@ TOKENS = "published TFLOP/s over tokens/s"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """A published figure and ours, as they are compared."""
 
     source: str
@@ -81,7 +81,7 @@ FIGURE = "arXiv 2205.05198, figure 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class FirstStage:
     """What the first stage of a model holds, in GiB: parameters with optimizer state; activations
     of tensor parallelism; those with sequence parallelism and selective recompute as well."""
 
@@ -95,10 +95,10 @@ class Held:
 
 #: The layers' matrices and activations, without what is outside of the layers.
 HELD = (
-    Held("gpt-22b", 1, 1, 4, 1, ("45.5625", "59.25", "9.5625")),
-    Held("gpt3-175b", 8, 3, 64, 64, ("45.5625", "66.84375", "12.3515625")),
-    Held("gpt-529.6b", 35, 3, 280, 280, ("31.640625", "114.0234375", "23.076171875")),
-    Held("gpt-1008b", 64, 1, 512, 512, ("32.958984", "131.25", "26.5625")),
+    FirstStage("gpt-22b", 1, 1, 4, 1, ("45.5625", "59.25", "9.5625")),
+    FirstStage("gpt3-175b", 8, 3, 64, 64, ("45.5625", "66.84375", "12.3515625")),
+    FirstStage("gpt-529.6b", 35, 3, 280, 280, ("31.640625", "114.0234375", "23.076171875")),
+    FirstStage("gpt-1008b", 64, 1, 512, 512, ("32.958984", "131.25", "26.5625")),
 )
 ZERO = "arXiv 1910.02054, figure 1"
 ZERO_GB = ("120.0", "31.4", "16.6", "1.9")
@@ -126,7 +126,7 @@ GFLOP_PER_TOKEN = {
 }
 
 
-class Compiled(Protocol):
+class CountsOf(Protocol):
     """Compiles a library model with all sizes and axes open."""
 
     def __call__(
@@ -140,7 +140,7 @@ class Compiled(Protocol):
         ...
 
 
-def rows(compiled: Compiled) -> Iterator[Row]:
+def rows(compiled: CountsOf) -> Iterator[PublishedRow]:
     """All rows, each from the counts of a compiled model."""
     for gpt in GPTS:
         counts, sizes = compiled(gpt.name)
@@ -148,16 +148,20 @@ def rows(compiled: Compiled) -> Iterator[Row]:
     for name, published in EXACT.items():
         counts, sizes = compiled(name)
         ours = evaluate(counts.parameters, sizes)
-        yield Row(COUNTS, f"{name} parameters", f"{published:,}", f"{ours:,}", ours == published)
+        yield PublishedRow(
+            COUNTS, f"{name} parameters", f"{published:,}", f"{ours:,}", ours == published
+        )
     for name, published in EXACT_WITH_BIASES.items():
         counts, sizes = compiled(name)
         ours = evaluate(counts.parameters, sizes) + sizes["L"] * sizes["E"]
         row = f"{name} parameters and router biases"
-        yield Row(COUNTS, row, f"{published:,}", f"{ours:,}", ours == published)
+        yield PublishedRow(COUNTS, row, f"{published:,}", f"{ours:,}", ours == published)
     for name, (billions, source) in BILLIONS.items():
         counts, sizes = compiled(name)
         text = f"{evaluate(counts.parameters, sizes) / 1e9:.1f}"
-        yield Row(source, f"{name} parameters (billions)", billions, text, text == billions)
+        yield PublishedRow(
+            source, f"{name} parameters (billions)", billions, text, text == billions
+        )
     for gpt in GPTS:
         yield _iteration(gpt, *compiled(gpt.name, recompute="full-replay"))
     for name, (low, high) in GFLOP_PER_TOKEN.items():
@@ -169,14 +173,14 @@ def rows(compiled: Compiled) -> Iterator[Row]:
     yield from _zero(compiled)
 
 
-def _rounded(gpt: Gpt, ours: int) -> Row:
+def _rounded(gpt: Gpt, ours: int) -> PublishedRow:
     text = f"{ours / 1e9:.1f}"
-    return Row(
+    return PublishedRow(
         NARAYANAN, f"{gpt.name} parameters (billions)", gpt.billions, text, text == gpt.billions
     )
 
 
-def _iteration(gpt: Gpt, counts: Counts, sizes: Mapping[str, int]) -> Row:
+def _iteration(gpt: Gpt, counts: Counts, sizes: Mapping[str, int]) -> PublishedRow:
     """FLOPs of an iteration whose blocks are all computed again in backward."""
     env = {**sizes, "B": gpt.batch}
     ours = sum(evaluate(counts.matmul[p], env) for p in ("forward", "backward", "recompute"))
@@ -186,7 +190,7 @@ def _iteration(gpt: Gpt, counts: Counts, sizes: Mapping[str, int]) -> Row:
         * Fraction(gpt.batch * s * layers * h * h)
         * (1 + Fraction(s, 6 * h) + Fraction(v, 16 * layers * h))
     )
-    return Row(
+    return PublishedRow(
         FLOP_SOURCE,
         f"{gpt.name} FLOPs per iteration",
         f"{int(published):,}",
@@ -195,13 +199,15 @@ def _iteration(gpt: Gpt, counts: Counts, sizes: Mapping[str, int]) -> Row:
     )
 
 
-def _per_token(name: str, low: str, high: str, counts: Counts, sizes: Mapping[str, int]) -> Row:
+def _per_token(
+    name: str, low: str, high: str, counts: Counts, sizes: Mapping[str, int]
+) -> PublishedRow:
     """Model FLOPs per token: matmuls with causal attention at half, backward twice forward."""
     env = {**sizes, "B": 1}
     executed: Expr = counts.matmul_executed["forward"]
     gflop = Fraction(3 * evaluate(executed, env), sizes["S"] * 10**9)
     ok = Fraction(low) <= gflop <= Fraction(high)
-    return Row(
+    return PublishedRow(
         TOKENS,
         f"{name} GFLOP per token, s = {sizes['S']}",
         f"{low} to {high}",
@@ -210,7 +216,7 @@ def _per_token(name: str, low: str, high: str, counts: Counts, sizes: Mapping[st
     )
 
 
-def _activations(name: str, compiled: Compiled) -> Iterator[Row]:
+def _activations(name: str, compiled: CountsOf) -> Iterator[PublishedRow]:
     """Bytes stashed per layer, for each technique of table 2: the stash of one layer more."""
     for technique, (axes, options, formula) in TECHNIQUES.items():
         counts, sizes = compiled(name, *axes, **options)
@@ -220,10 +226,10 @@ def _activations(name: str, compiled: Compiled) -> Iterator[Row]:
         s, h, a = (Fraction(env[n]) for n in ("S", "D", "H"))
         published = formula(s * h, 5 * a * s / h, Fraction(_TENSOR_PARALLEL))
         row = f"{name} bytes per layer, {technique}"
-        yield Row(ACTIVATIONS, row, f"{int(published):,}", f"{ours:,}", ours == published)
+        yield PublishedRow(ACTIVATIONS, row, f"{int(published):,}", f"{ours:,}", ours == published)
 
 
-def _first_stage(held: Held, compiled: Compiled) -> Iterator[Row]:
+def _first_stage(held: FirstStage, compiled: CountsOf) -> Iterator[PublishedRow]:
     """What the layers of the first stage hold: the bytes that as many layers more would add."""
     axes: tuple[str, ...] = ("tp",)
     options: dict[str, str | int | bool] = {}
@@ -258,14 +264,14 @@ def _matrices(size: Expr, env: Mapping[str, int]) -> int:
     )
 
 
-def _gib(row: str, published: Fraction, ours: int) -> Row:
+def _gib(row: str, published: Fraction, ours: int) -> PublishedRow:
     """Equal after rounding to six decimals, as far as the figures of the source are exact."""
     gib = Fraction(ours, 2**30)
     ok = round(gib, 6) == round(published, 6)
-    return Row(FIGURE, row, str(float(published)), str(float(round(gib, 9))), ok)
+    return PublishedRow(FIGURE, row, str(float(published)), str(float(round(gib, 9))), ok)
 
 
-def _zero(compiled: Compiled) -> Iterator[Row]:
+def _zero(compiled: CountsOf) -> Iterator[PublishedRow]:
     """State of 7.5 billion parameters on 64 ranks, 16-bit gradients, by ZeRO stage, in GB."""
     for stage, published in enumerate(ZERO_GB):
         counts, sizes = compiled(
@@ -275,7 +281,7 @@ def _zero(compiled: Compiled) -> Iterator[Row]:
         state = sum(evaluate(counts.memory[n], env) for n in STATE)
         per_parameter = Fraction(state, evaluate(counts.parameters, env))
         ours = f"{float(per_parameter * Fraction(15, 2)):.1f}"
-        yield Row(
+        yield PublishedRow(
             ZERO,
             f"7.5B parameters, 64 ranks, stage {stage}, GB",
             published,
@@ -288,6 +294,6 @@ def _zero(compiled: Compiled) -> Iterator[Row]:
         state = sum(evaluate(counts.memory[n], env) for n in STATE)
         exact = Fraction(state, evaluate(counts.parameters, env))
         row = f"bytes per parameter, fp32 gradients, optimizer over {ranks if stage else 1}"
-        yield Row(
+        yield PublishedRow(
             MEGATRON, row, str(float(bytes_published)), str(float(exact)), exact == bytes_published
         )

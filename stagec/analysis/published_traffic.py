@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stagec.analysis.count import Counts
-from stagec.analysis.published import Compiled, Row
+from stagec.analysis.published import CountsOf, PublishedRow
 from stagec.ir.expr import ZERO, Expr, evaluate
 from stagec.schedule.registry import find_schedule
 from stagec.schedule.report import run_schedule
@@ -54,7 +54,7 @@ BUBBLES = (
 )
 
 
-def traffic_rows(compiled: Compiled) -> Iterator[Row]:
+def traffic_rows(compiled: CountsOf) -> Iterator[PublishedRow]:
     """All rows, each from the counts of a compiled model or the replay of a schedule."""
     for technique in PER_LAYER:
         counts, sizes = compiled(_MODEL, technique.axis, **technique.options)
@@ -64,12 +64,12 @@ def traffic_rows(compiled: Compiled) -> Iterator[Row]:
         run = run_schedule(find_schedule(name), 16, 64, chunks)
         ours = str(run.bubble)
         row = f"{name}, 16 stages, 64 microbatches, {chunks} chunks: bubble"
-        yield Row(BUBBLE, row, published, ours, ours == published)
+        yield PublishedRow(BUBBLE, row, published, ours, ours == published)
 
 
 def _per_layer(
     technique: Traffic, op: str, calls: int, counts: Counts, sizes: Mapping[str, int]
-) -> Row:
+) -> PublishedRow:
     """What one layer more adds: calls of the collective over the axis, and their bytes."""
     env = {**sizes, "B": _RANKS, technique.axis: _RANKS}
     found = [f for k, f in counts.collectives.items() if k.op == op and k.over == (technique.axis,)]
@@ -80,7 +80,7 @@ def _per_layer(
     expected = calls * technique.share * whole * 2  # bytes of a bf16
     unit = "parameters" if technique.parameters else "b*s*d"
     share = "" if technique.share == 1 else f"/{technique.share.denominator}"
-    return Row(
+    return PublishedRow(
         LAYER,
         f"{_MODEL} per layer, {technique.technique}: {op} of {unit}{share}",
         str(calls),

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from stagec.check.files import Groups, group_id
+from stagec.check.files import GroupsFile, group_id
 from stagec.check.findings import CheckReport
-from stagec.check.program import Collective, Message
+from stagec.check.program import CollectiveCall, MessageEnd
 from stagec.check.ranks import RankTrace
 from stagec.formats.chakra.show import collective_label
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckedJob:
     """The traces that could be read by rank, all ranks with a file, and the groups file."""
 
     directory: Path
     traces: Mapping[int, RankTrace]
     ranks: frozenset[int]
-    groups: Groups | None
+    groups: GroupsFile | None
 
     @cached_property
     def members(self) -> Mapping[int, tuple[int, ...]]:
@@ -58,7 +58,7 @@ class Job:
         }
 
 
-def check_job(job: Job, report: CheckReport) -> None:
+def check_job(job: CheckedJob, report: CheckReport) -> None:
     """Everything that takes more than one rank to see, short of deadlock."""
     _check_groups_file(job, report)
     for trace in job.traces.values():
@@ -67,7 +67,7 @@ def check_job(job: Job, report: CheckReport) -> None:
     _check_collectives(job, report)
 
 
-def _check_groups_file(job: Job, report: CheckReport) -> None:
+def _check_groups_file(job: CheckedJob, report: CheckReport) -> None:
     if job.groups is None:
         if job.group_slots:
             message = "expected a groups file, found none though ranks issue collectives"
@@ -88,7 +88,7 @@ def _check_groups_file(job: Job, report: CheckReport) -> None:
             report.warning(path, "unused-group", message, "leave the group out")
 
 
-def _check_rank_groups(job: Job, trace: RankTrace, report: CheckReport) -> None:
+def _check_rank_groups(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
     for slot, text in enumerate(trace.groups):
         first = trace.analysis.collectives.get(slot)
         node = trace.analysis.program.nodes[first[0].index] if first else None
@@ -116,7 +116,7 @@ def _listed(ranks: tuple[int, ...]) -> str:
     return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} ranks)"
 
 
-def _check_rank_peers(job: Job, trace: RankTrace, report: CheckReport) -> None:
+def _check_rank_peers(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
     for slot, peer in enumerate(trace.peers):
         sends = trace.analysis.sends.get(slot, ())
         receives = trace.analysis.receives.get(slot, ())
@@ -140,8 +140,8 @@ def _check_rank_peers(job: Job, trace: RankTrace, report: CheckReport) -> None:
 def _check_channel(
     trace: RankTrace,
     peer: int,
-    ours: tuple[Message, ...],
-    theirs: tuple[Message, ...],
+    ours: tuple[MessageEnd, ...],
+    theirs: tuple[MessageEnd, ...],
     what: str,
     report: CheckReport,
 ) -> None:
@@ -167,7 +167,7 @@ def _check_channel(
         report.error(trace.path, f"unmatched-{what}", text, remedy, node=node.id)
 
 
-def crossed_messages(job: Job) -> Iterator[tuple[RankTrace, int, str]]:
+def crossed_messages(job: CheckedJob) -> Iterator[tuple[RankTrace, int, str]]:
     """Messages between two ranks that the ends do not issue in one order: the rank, the node, and
     what is wrong. Libraries match them in order, whatever their tags."""
     same: dict[tuple[int, int, int, int], bool] = {}
@@ -194,12 +194,12 @@ def crossed_messages(job: Job) -> Iterator[tuple[RankTrace, int, str]]:
                 yield _crossed(trace, there, ours, theirs)
 
 
-def _contents(messages: tuple[Message, ...]) -> list[tuple[int, int]]:
+def _contents(messages: tuple[MessageEnd, ...]) -> list[tuple[int, int]]:
     return [(m.tag, m.size) for m in messages]
 
 
 def _crossed(
-    trace: RankTrace, there: RankTrace, ours: tuple[Message, ...], theirs: tuple[Message, ...]
+    trace: RankTrace, there: RankTrace, ours: tuple[MessageEnd, ...], theirs: tuple[MessageEnd, ...]
 ) -> tuple[RankTrace, int, str]:
     """The first message that the ends, which are not alike, do not agree on; one may have none."""
     pairs = enumerate(zip(_contents(ours), _contents(theirs), strict=False))
@@ -219,7 +219,7 @@ def _crossed(
     return trace, sent.id, text
 
 
-def _check_collectives(job: Job, report: CheckReport) -> None:
+def _check_collectives(job: CheckedJob, report: CheckReport) -> None:
     """The members of each group issue the same collectives, in the same order."""
     compared: dict[tuple[int, int, int, int], bool] = {}
     for number, slots in sorted(job.group_slots.items()):
@@ -237,7 +237,7 @@ def _check_collectives(job: Job, report: CheckReport) -> None:
                 _report_mismatch(number, one, other, ours, theirs, report)
 
 
-def _signatures(collectives: tuple[Collective, ...]) -> list[tuple[int, int]]:
+def _signatures(collectives: tuple[CollectiveCall, ...]) -> list[tuple[int, int]]:
     return [(collective.kind, collective.size) for collective in collectives]
 
 
@@ -245,8 +245,8 @@ def _report_mismatch(
     number: int,
     one: RankTrace,
     other: RankTrace,
-    ours: tuple[Collective, ...],
-    theirs: tuple[Collective, ...],
+    ours: tuple[CollectiveCall, ...],
+    theirs: tuple[CollectiveCall, ...],
     report: CheckReport,
 ) -> None:
     pairs = zip(_signatures(ours), _signatures(theirs), strict=False)
@@ -261,7 +261,7 @@ def _report_mismatch(
     report.error(other.path, "collective-mismatch", message, remedy, node=node)
 
 
-def _named(trace: RankTrace, collectives: tuple[Collective, ...], place: int) -> str:
+def _named(trace: RankTrace, collectives: tuple[CollectiveCall, ...], place: int) -> str:
     if place >= len(collectives):
         return "no further collective"
     found = collectives[place]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stagec.check.agreement import Job
-from stagec.check.files import Groups
+from stagec.check.agreement import CheckedJob
+from stagec.check.files import GroupsFile
 from stagec.check.findings import CheckReport
 from stagec.check.ranks import RankReader, RankTrace
 from stagec.check.traces import check_traces
@@ -49,8 +49,10 @@ def check_archive(path: Path) -> CheckReport:
         except DiagnosticError as problem:
             report.error(path, "unreadable", str(problem), "write the archive again")
     table = archive.groups.table()
-    groups = Groups(path, {int(n): tuple(ranks) for n, ranks in table.items()})
-    job = Job(path, dict(sorted(traces.items())), frozenset(range(archive.groups.ranks)), groups)
+    groups = GroupsFile(path, {int(n): tuple(ranks) for n, ranks in table.items()})
+    job = CheckedJob(
+        path, dict(sorted(traces.items())), frozenset(range(archive.groups.ranks)), groups
+    )
     check_traces(job, report)
     return report
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
-from stagec.check.agreement import Job, crossed_messages
+from stagec.check.agreement import CheckedJob, crossed_messages
 from stagec.check.findings import CheckReport, Finding
 from stagec.check.merged import Communication, Edge, MergedGraph, Vertex
 from stagec.check.program import Analysis
@@ -27,7 +27,9 @@ EXPANDED_NODES = 20_000_000
 _CYCLE_STEPS = 12
 
 
-def check_deadlock(job: Job, report: CheckReport, expanded_nodes: int = EXPANDED_NODES) -> None:
+def check_deadlock(
+    job: CheckedJob, report: CheckReport, expanded_nodes: int = EXPANDED_NODES
+) -> None:
     """Prove the merged graph free of cycles, or report one: with sends that wait for their receives
     where messages are in order, else with sends that do not.
 
@@ -53,7 +55,7 @@ def check_deadlock(job: Job, report: CheckReport, expanded_nodes: int = EXPANDED
     report.error(wrong.path, wrong.code, wrong.message, wrong.remedy, node=wrong.node)
 
 
-def _why_eager_only(job: Job, expanded_nodes: int) -> Finding | None:
+def _why_eager_only(job: CheckedJob, expanded_nodes: int) -> Finding | None:
     """What keeps the job from ending if a send only completes when its receive is posted and
     messages from one rank to another are matched in order; None if it is proved to end."""
     crossed = next(crossed_messages(job), None)
@@ -72,7 +74,7 @@ def _why_eager_only(job: Job, expanded_nodes: int) -> Finding | None:
     return _described(job, found, "eager-only", what, remedy)
 
 
-def _cycle(job: Job, expanded_nodes: int, *, rendezvous: bool) -> list[Edge] | None:
+def _cycle(job: CheckedJob, expanded_nodes: int, *, rendezvous: bool) -> list[Edge] | None:
     """A cycle of ranks; None if there is none, [] if that could not be proved."""
     classes: Mapping[int, int] = {t.rank: t.class_id for t in job.traces.values()}
     suspects = _suspects(job, classes, rendezvous)
@@ -90,7 +92,7 @@ def _cycle(job: Job, expanded_nodes: int, *, rendezvous: bool) -> list[Edge] | N
     return graph.cycle(core) if core else None
 
 
-def _told_apart(job: Job, classes: Mapping[int, int], most_nodes: int) -> Mapping[int, int]:
+def _told_apart(job: CheckedJob, classes: Mapping[int, int], most_nodes: int) -> Mapping[int, int]:
     """Finer classes: ranks of one have peers of the same classes, slot by slot. As fine as that, or
     as `most_nodes` of them allow."""
     count = len(set(classes.values()))
@@ -109,7 +111,9 @@ def _told_apart(job: Job, classes: Mapping[int, int], most_nodes: int) -> Mappin
         classes, count = finer, len(numbers)
 
 
-def _suspects(job: Job, classes: Mapping[int, int], rendezvous: bool) -> Mapping[int, set[int]]:
+def _suspects(
+    job: CheckedJob, classes: Mapping[int, int], rendezvous: bool
+) -> Mapping[int, set[int]]:
     """Per class, the nodes that are on a cycle of classes. `classes` has the class of each rank."""
     analyses = {classes[rank]: trace.analysis for rank, trace in job.traces.items()}
     talk = _communication(job, lambda trace: classes[trace.rank], rendezvous)
@@ -121,7 +125,9 @@ def _suspects(job: Job, classes: Mapping[int, int], rendezvous: bool) -> Mapping
     return suspects
 
 
-def _communication(job: Job, unit: Callable[[RankTrace], int], rendezvous: bool) -> Communication:
+def _communication(
+    job: CheckedJob, unit: Callable[[RankTrace], int], rendezvous: bool
+) -> Communication:
     """How the units that ranks belong to meet, each distinct way once."""
     traces = job.traces
     analyses = {unit(trace): trace.analysis for trace in traces.values()}
@@ -152,7 +158,7 @@ def _communication(job: Job, unit: Callable[[RankTrace], int], rendezvous: bool)
     )
 
 
-def _channels(job: Job) -> Iterator[tuple[int, int, int, int]]:
+def _channels(job: CheckedJob) -> Iterator[tuple[int, int, int, int]]:
     """Sender and receiver, and the slot that each has for the other."""
     for src, trace in job.traces.items():
         for slot, dst in enumerate(trace.peers):
@@ -161,7 +167,7 @@ def _channels(job: Job) -> Iterator[tuple[int, int, int, int]]:
                 yield src, dst, slot, back
 
 
-def _neighbours(job: Job) -> Iterator[tuple[int, int, int, int]]:
+def _neighbours(job: CheckedJob) -> Iterator[tuple[int, int, int, int]]:
     """Pairs of ranks that chain all ranks using a group, and the slots of the group on them."""
     for slots in job.group_slots.values():
         for (one, one_slot), (other, other_slot) in pairwise(slots.items()):
@@ -190,7 +196,7 @@ def _waits(send: Vertex, receive: Vertex, there: Analysis, rendezvous: bool) -> 
         yield from (((unit, before), send) for before in there.deps[index])
 
 
-def _described(job: Job, cycle: list[Edge], code: str, what: str, remedy: str) -> Finding:
+def _described(job: CheckedJob, cycle: list[Edge], code: str, what: str, remedy: str) -> Finding:
     steps: list[str] = []
     for (before, after), (following, _) in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         meets = "" if after == following else f", one collective with {_named(job, following)}"
@@ -203,6 +209,6 @@ def _described(job: Job, cycle: list[Edge], code: str, what: str, remedy: str) -
     return Finding(trace.path, node, code, f"{what}: {'; '.join(steps)}", remedy)
 
 
-def _named(job: Job, vertex: Vertex) -> str:
+def _named(job: CheckedJob, vertex: Vertex) -> str:
     rank, index = vertex
     return f"rank {rank} {job.traces[rank].analysis.program.nodes[index].label}"

@@ -23,7 +23,7 @@ _GROUP_ID = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class GroupsFile:
     """The groups file: members by group id, and where that was read."""
 
     path: Path
@@ -77,7 +77,7 @@ def _check_ranks(
         report.error(directory, "missing-rank", message, "number the ranks from 0 without gaps")
 
 
-def read_groups(directory: Path, name: str, report: CheckReport) -> Groups | None:
+def read_groups(directory: Path, name: str, report: CheckReport) -> GroupsFile | None:
     """The groups file of a job: `NAME.json`, else the only JSON file that looks like one."""
     path = directory / f"{name}.json"
     if not path.exists():
@@ -90,16 +90,16 @@ def read_groups(directory: Path, name: str, report: CheckReport) -> Groups | Non
     except (OSError, ValueError, RecursionError) as error:
         message = f'expected communicator groups like {{"1": [0, 1]}}: {error}'
         report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
-        return Groups(path, {})
+        return GroupsFile(path, {})
     if "empty" in str(path):
         message = "expected a path without the word 'empty', which ASTRA-sim takes for no file"
         report.warning(path, "empty-in-path", message, "rename the job or its directory")
     if not isinstance(parsed, dict):
         message = f"expected an object of groups, found {type(parsed).__name__}"
         report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
-        return Groups(path, {})
+        return GroupsFile(path, {})
     entries = cast("dict[str, object]", parsed)
-    return Groups(path, dict(_parsed_groups(path, entries, report)))
+    return GroupsFile(path, dict(_parsed_groups(path, entries, report)))
 
 
 _GROUPS_REMEDY = "write one object: decimal ids > 0 to lists of distinct ranks"

@@ -13,7 +13,7 @@ from stagec.formats.chakra.nodes import ATTR_TYPES, CollKind, NodeKind, TraceNod
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class NodeProblem:
     """A finding about a program, before it is known which files hold the program."""
 
     node: int | None
@@ -49,35 +49,35 @@ _SUPPORTED = (
 )
 
 
-def node_problems(node: TraceNode) -> Iterator[Problem]:
+def node_problems(node: TraceNode) -> Iterator[NodeProblem]:
     """What is wrong with one node taken by itself."""
     if node.kind == NodeKind.METADATA:
         message = f"expected no METADATA node, found {node.label}; simulators stall on it"
-        yield Problem(node.id, "metadata-node", message, "leave the node out")
+        yield NodeProblem(node.id, "metadata-node", message, "leave the node out")
     elif node.kind not in _KINDS:
         message = f"expected a node kind from 2 to 7, found {node.kind} on {node.label}"
-        yield Problem(node.id, "unknown-kind", message, "write the kind of the Chakra schema")
+        yield NodeProblem(node.id, "unknown-kind", message, "write the kind of the Chakra schema")
     for name in _REQUIRED.get(node.kind, ()):
         yield from _attribute_problems(node, name)
     if node.kind == NodeKind.COLL and node.attr_types.get("comm_type") == "int64":
         yield from _collective_problems(node)
 
 
-def _attribute_problems(node: TraceNode, name: str) -> Iterator[Problem]:
+def _attribute_problems(node: TraceNode, name: str) -> Iterator[NodeProblem]:
     expected, found = ATTR_TYPES[name], node.attr_types.get(name)
     if found is None:
         message = f"expected attribute {name} ({expected}) on {node.label}, found none"
-        yield Problem(node.id, "missing-attribute", message, f"write {name} as {expected}")
+        yield NodeProblem(node.id, "missing-attribute", message, f"write {name} as {expected}")
         return
     if found != expected:
         message = f"expected attribute {name} of {node.label} to be {expected}, found {found}"
         remedy = f"write {name} as {expected}; readers take another type for 0"
-        yield Problem(node.id, "wrong-type", message, remedy)
+        yield NodeProblem(node.id, "wrong-type", message, remedy)
         return
     value, least = node.attrs[name], _MINIMUM.get(name)
     if least is not None and isinstance(value, int) and value < least:
         message = f"expected {name} >= {least} on {node.label}, found {value}"
-        yield Problem(node.id, "bad-value", message, _value_remedy(name))
+        yield NodeProblem(node.id, "bad-value", message, _value_remedy(name))
 
 
 def _value_remedy(name: str) -> str:
@@ -86,11 +86,11 @@ def _value_remedy(name: str) -> str:
     return f"write {name} as a number that is not negative"
 
 
-def _collective_problems(node: TraceNode) -> Iterator[Problem]:
+def _collective_problems(node: TraceNode) -> Iterator[NodeProblem]:
     kind = node.attrs["comm_type"]
     if kind in _SUPPORTED:
         return
     names = ", ".join(f"{kind.label} ({kind:d})" for kind in _SUPPORTED)
     message = f"expected comm_type of {node.label} to be one of {names}, found {kind!r}"
     remedy = "express it by a supported collective; simulators abort on others"
-    yield Problem(node.id, "unsupported-collective", message, remedy)
+    yield NodeProblem(node.id, "unsupported-collective", message, remedy)

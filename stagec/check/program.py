@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from stagec.check.nodes import Problem, node_problems
+from stagec.check.nodes import NodeProblem, node_problems
 from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class CollectiveCall:
     """A collective of a program: index of its node, `CollKind`, bytes."""
 
     index: int
@@ -26,7 +26,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageEnd:
     """A send or a receive of a program: index of its node, tag, bytes."""
 
     index: int
@@ -35,7 +35,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TraceProgram:
     """The nodes of a rank in file order, with the slots of their groups and peers by index."""
 
     nodes: tuple[TraceNode, ...]
@@ -53,17 +53,17 @@ class Analysis:
     sends to a peer, or two receives from one, that dependencies do not order.
     """
 
-    program: Program
+    program: TraceProgram
     deps: tuple[tuple[int, ...], ...]
     sound: bool
-    problems: tuple[Problem, ...]
-    collectives: Mapping[int, tuple[Collective, ...]]
-    sends: Mapping[int, tuple[Message, ...]]
-    receives: Mapping[int, tuple[Message, ...]]
+    problems: tuple[NodeProblem, ...]
+    collectives: Mapping[int, tuple[CollectiveCall, ...]]
+    sends: Mapping[int, tuple[MessageEnd, ...]]
+    receives: Mapping[int, tuple[MessageEnd, ...]]
     unordered: Mapping[int, tuple[int, int]]
 
 
-def analyse(program: Program) -> Analysis:
+def analyse(program: TraceProgram) -> Analysis:
     """Check a program by itself and collect its communication by slot."""
     nodes = program.nodes
     problems = [problem for node in nodes for problem in node_problems(node)]
@@ -128,29 +128,31 @@ def _indexed_deps(nodes: Sequence[TraceNode]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _graph_problems(nodes: Sequence[TraceNode]) -> Iterator[Problem]:
+def _graph_problems(nodes: Sequence[TraceNode]) -> Iterator[NodeProblem]:
     counts = Counter(node.id for node in nodes)
     for node_id, count in counts.items():
         if count > 1:
             message = f"expected one node with id {node_id}, found {count}"
-            yield Problem(node_id, "duplicate-id", message, "number the nodes of a rank uniquely")
+            yield NodeProblem(
+                node_id, "duplicate-id", message, "number the nodes of a rank uniquely"
+            )
     for node in nodes:
         for dep in (*node.data_deps, *node.ctrl_deps):
             if dep not in counts:
                 message = f"{node.label} depends on node {dep}, which is not in the file"
                 remedy = "drop the dependency or write the node"
-                yield Problem(node.id, "missing-dependency", message, remedy)
+                yield NodeProblem(node.id, "missing-dependency", message, remedy)
     if not nodes:
         message = "expected at least one node, found only the metadata"
-        yield Problem(None, "no-nodes", message, "give an idle rank one node of minimal work")
+        yield NodeProblem(None, "no-nodes", message, "give an idle rank one node of minimal work")
     elif all(node.data_deps or node.ctrl_deps for node in nodes):
         message = "expected a node without dependencies to start with, found none"
-        yield Problem(None, "no-start", message, "drop the dependencies of the first node")
+        yield NodeProblem(None, "no-start", message, "drop the dependencies of the first node")
 
 
 def _cycle_problem(
     nodes: Sequence[TraceNode], deps: Sequence[tuple[int, ...]], order: Sequence[int]
-) -> Problem:
+) -> NodeProblem:
     stuck = set(range(len(nodes))) - set(order)
     seen: dict[int, None] = {}
     index = min(stuck)
@@ -160,15 +162,19 @@ def _cycle_problem(
     cycle = [*seen][[*seen].index(index) :]
     path = " waits for ".join(nodes[i].label for i in [*cycle, index])
     message = f"expected dependencies without a cycle, found {path}"
-    return Problem(nodes[index].id, "dependency-cycle", message, "drop one of these dependencies")
+    return NodeProblem(
+        nodes[index].id, "dependency-cycle", message, "drop one of these dependencies"
+    )
 
 
-def _collectives(program: Program, order: Sequence[int]) -> Mapping[int, tuple[Collective, ...]]:
-    by_slot: dict[int, list[Collective]] = defaultdict(list)
+def _collectives(
+    program: TraceProgram, order: Sequence[int]
+) -> Mapping[int, tuple[CollectiveCall, ...]]:
+    by_slot: dict[int, list[CollectiveCall]] = defaultdict(list)
     for index in order:
         if program.nodes[index].kind == NodeKind.COLL and index in program.group_slots:
             attrs = program.nodes[index].attrs
-            collective = Collective(
+            collective = CollectiveCall(
                 index, _integer(attrs, "comm_type"), _integer(attrs, "comm_size")
             )
             by_slot[program.group_slots[index]].append(collective)
@@ -176,13 +182,13 @@ def _collectives(program: Program, order: Sequence[int]) -> Mapping[int, tuple[C
 
 
 def _messages(
-    program: Program, order: Sequence[int], kind: NodeKind
-) -> Mapping[int, tuple[Message, ...]]:
-    by_slot: dict[int, list[Message]] = defaultdict(list)
+    program: TraceProgram, order: Sequence[int], kind: NodeKind
+) -> Mapping[int, tuple[MessageEnd, ...]]:
+    by_slot: dict[int, list[MessageEnd]] = defaultdict(list)
     for index in order:
         if program.nodes[index].kind == kind and index in program.peer_slots:
             attrs = program.nodes[index].attrs
-            message = Message(index, _integer(attrs, "comm_tag"), _integer(attrs, "comm_size"))
+            message = MessageEnd(index, _integer(attrs, "comm_tag"), _integer(attrs, "comm_size"))
             by_slot[program.peer_slots[index]].append(message)
     return {slot: tuple(found) for slot, found in by_slot.items()}
 
@@ -193,8 +199,8 @@ def _integer(attrs: Mapping[str, AttrValue], name: str) -> int:
 
 
 def _unordered_collectives(
-    program: Program, deps: Sequence[tuple[int, ...]], order: Sequence[int]
-) -> Iterator[Problem]:
+    program: TraceProgram, deps: Sequence[tuple[int, ...]], order: Sequence[int]
+) -> Iterator[NodeProblem]:
     every = [index for index in order if program.nodes[index].kind == NodeKind.COLL]
     across = first_unordered(deps, order, every)
     if across is None:
@@ -211,11 +217,11 @@ def _unordered_collectives(
 
 
 def _unordered_messages(
-    program: Program,
+    program: TraceProgram,
     deps: Sequence[tuple[int, ...]],
     order: Sequence[int],
-    channels: Sequence[tuple[Message, ...]],
-) -> Iterator[Problem]:
+    channels: Sequence[tuple[MessageEnd, ...]],
+) -> Iterator[NodeProblem]:
     for channel in channels:
         alike: dict[tuple[int, int], list[int]] = defaultdict(list)
         for message in channel:
@@ -227,7 +233,7 @@ def _unordered_messages(
                 yield _unordered(program, "unordered-messages", pair, what)
 
 
-def _unordered(program: Program, code: str, pair: tuple[int, int], what: str) -> Problem:
+def _unordered(program: TraceProgram, code: str, pair: tuple[int, int], what: str) -> NodeProblem:
     first, second = (program.nodes[index] for index in pair)
     message = (
         f"expected dependencies to order {what}, found {first.label} and {second.label} free to "
@@ -236,7 +242,7 @@ def _unordered(program: Program, code: str, pair: tuple[int, int], what: str) ->
     remedy = f"add a control dependency of node {second.id} on node {first.id}"
     if code == "unordered-messages":
         remedy += ", or give them different tags"
-    return Problem(second.id, code, message, remedy, is_error=False)
+    return NodeProblem(second.id, code, message, remedy, is_error=False)
 
 
 def first_unordered(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.check.program import Analysis, Program, analyse
+from stagec.check.program import Analysis, TraceProgram, analyse
 from stagec.formats.chakra.nodes import (
     AttrValue,
     NodeKind,
@@ -95,7 +95,7 @@ class RankReader:
         if class_id is None:
             class_id = self._class_ids[key] = len(self.classes)
             nodes = tuple(record.node for record in records)
-            self.classes.append(analyse(Program(nodes, group_slots, peer_slots)))
+            self.classes.append(analyse(TraceProgram(nodes, group_slots, peer_slots)))
         return RankTrace(rank, path, class_id, self.classes[class_id], tuple(groups), tuple(peers))
 
     def _record(self, path: Path, offset: int, raw: bytes) -> _Record:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from stagec.check.agreement import Job, check_job
+from stagec.check.agreement import CheckedJob, check_job
 from stagec.check.deadlock import check_deadlock
 from stagec.check.files import check_manifest, discover, read_groups
 from stagec.check.findings import CheckReport, Finding
@@ -36,11 +36,11 @@ def check_directory(
     check_manifest(directory, files, report)
     traces = _read(files, report, progress)
     groups = read_groups(directory, name, report)
-    check_traces(Job(directory, traces, frozenset(files), groups), report)
+    check_traces(CheckedJob(directory, traces, frozenset(files), groups), report)
     return report
 
 
-def check_traces(job: Job, report: CheckReport) -> None:
+def check_traces(job: CheckedJob, report: CheckReport) -> None:
     """Check the traces of a job that have been read."""
     _count(job, report)
     _report_programs(job.traces.values(), report)
@@ -67,7 +67,7 @@ def _read(
     return traces
 
 
-def _count(job: Job, report: CheckReport) -> None:
+def _count(job: CheckedJob, report: CheckReport) -> None:
     report.ranks = len(job.ranks)
     report.groups = len(job.members)
     ranks = Counter(trace.class_id for trace in job.traces.values())
@@ -92,7 +92,7 @@ def _report_programs(traces: Iterable[RankTrace], report: CheckReport) -> None:
             add(first.path, problem.code, message, problem.remedy, node=problem.node)
 
 
-def _check_limits(job: Job, report: CheckReport) -> None:
+def _check_limits(job: CheckedJob, report: CheckReport) -> None:
     longest = max((len(trace.analysis.deps) for trace in job.traces.values()), default=0)
     for sentence in exceeded_limits(job.group_slots, len(job.ranks), longest):
         remedy = "fewer ranks, groups or nodes fit; other consumers may take the job as it is"

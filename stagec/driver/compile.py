@@ -149,9 +149,9 @@ def _lower(builder: JobBuilder, *, memory_events: bool) -> tuple[Module, Annotat
     """The lowered module, and what adds memory events to its programs."""
     if not memory_events:
         return builder.lower(), None
-    from stagec.analysis.memory_events import Plans
+    from stagec.analysis.memory_events import EventPlans
 
-    plans = Planned(Plans)
+    plans = Planned(EventPlans)
     return builder.lower(watching=[plans]), plans.needed("--memory-events").annotate
 
 

@@ -29,7 +29,7 @@ from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from stagec.driver.sweep_table import Column
+    from stagec.driver.sweep_table import SweepColumn
 
 F = TypeVar("F", bound=Callable[..., Any])
 SweepRow = dict[str, Any]
@@ -81,7 +81,7 @@ def check_alone(given: Mapping[str, Any]) -> None:
         raise error(f"--{flag} is for many configurations", remedy="add --sweep")
 
 
-def sweep(options: JobOptions, given: Mapping[str, Any], columns: Sequence[Column]) -> int:
+def sweep(options: JobOptions, given: Mapping[str, Any], columns: Sequence[SweepColumn]) -> int:
     """Print a row for each combination, in a table with these columns; 1 if none of them is a job,
     or holds no more than the limit. Raises `DiagnosticError`."""
     axes: Sequence[Axis] = given["sweep"]
@@ -140,7 +140,9 @@ def _judged(found: SweepRow, limit: Limit | None) -> SweepRow:
     return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"])}
 
 
-def _key(wanted: str, axes: Sequence[Axis], columns: Sequence[Column]) -> Callable[[SweepRow], Any]:
+def _key(
+    wanted: str, axes: Sequence[Axis], columns: Sequence[SweepColumn]
+) -> Callable[[SweepRow], Any]:
     """What rows are sorted by, those that are no jobs last. Raises `DiagnosticError`."""
     names = [*(axis.name for axis in axes), *(column.name for column in columns)]
     if wanted not in names:
@@ -158,7 +160,9 @@ def _key(wanted: str, axes: Sequence[Axis], columns: Sequence[Column]) -> Callab
     return key
 
 
-def _print(rows: Sequence[SweepRow], columns: Sequence[Column], given: Mapping[str, Any]) -> None:
+def _print(
+    rows: Sequence[SweepRow], columns: Sequence[SweepColumn], given: Mapping[str, Any]
+) -> None:
     from stagec.driver.sweep_table import csv_text, print_sweep
 
     limit: Limit | None = given["limit"]

@@ -23,7 +23,7 @@ _NUMBERS = ("ranks", "parameters", "flops", "sent_bytes", "host_bytes", "peak_by
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SweepColumn:
     """A column: its name for `--sort`, its title, its value in a row, and how that is shown."""
 
     name: str
@@ -32,19 +32,21 @@ class Column:
     text: Callable[[Any], str] = str
 
 
-def _held(name: str) -> Column:
-    return Column(name, name, lambda row: row["memory"][name], bytes_text)
+def _held(name: str) -> SweepColumn:
+    return SweepColumn(name, name, lambda row: row["memory"][name], bytes_text)
 
 
-_RANKS = Column("ranks", "ranks", lambda row: row["ranks"])
-_PEAK = Column("peak", "peak", lambda row: row["peak_bytes"], bytes_text)
+_RANKS = SweepColumn("ranks", "ranks", lambda row: row["ranks"])
+_PEAK = SweepColumn("peak", "peak", lambda row: row["peak_bytes"], bytes_text)
 #: That of a sweep with a limit; what fits comes first.
-FITS = Column("fits", "fits", lambda row: not row["fits"], lambda value: _YES[not value])
+FITS = SweepColumn("fits", "fits", lambda row: not row["fits"], lambda value: _YES[not value])
 #: Those of `analyze`.
 ANALYSIS = (
     _RANKS,
-    Column("flops", "FLOPs executed", lambda row: row["flops"], lambda n: count_text(n, "FLOP")),
-    Column("sent", "sent", lambda row: row["sent_bytes"], bytes_text),
+    SweepColumn(
+        "flops", "FLOPs executed", lambda row: row["flops"], lambda n: count_text(n, "FLOP")
+    ),
+    SweepColumn("sent", "sent", lambda row: row["sent_bytes"], bytes_text),
     _PEAK,
 )
 #: Those of `memory`.
@@ -55,18 +57,18 @@ FOOTPRINT = (
     _held("optimizer"),
     _held("others"),
     _PEAK,
-    Column("host", "host", lambda row: row["host_bytes"], bytes_text),
+    SweepColumn("host", "host", lambda row: row["host_bytes"], bytes_text),
 )
 
 
-def value_of(row: SweepRow, name: str, columns: Sequence[Column]) -> Any:
+def value_of(row: SweepRow, name: str, columns: Sequence[SweepColumn]) -> Any:
     """What a row that is a job has in a column, or what was chosen in it for a swept name."""
     if name in row["configuration"]:
         return row["configuration"][name]
     return next(c for c in columns if c.name == name).value(row)
 
 
-def print_sweep(rows: Sequence[SweepRow], columns: Sequence[Column], stream: TextIO) -> None:
+def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream: TextIO) -> None:
     """A line for each configuration that is a job; below, what there is to know, and in one line
     how many are none, and why."""
     jobs = [row for row in rows if "error" not in row]

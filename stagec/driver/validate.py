@@ -24,7 +24,7 @@ def command(as_json: bool) -> int:
     from stagec.analysis.published import rows
     from stagec.analysis.published_traffic import traffic_rows
 
-    compiled = Compiled()
+    compiled = LibraryCounts()
     found = [*rows(compiled), *traffic_rows(compiled)]
     failed = not all(row.ok for row in found)
     if as_json:
@@ -43,7 +43,7 @@ def command(as_json: bool) -> int:
     return int(failed)
 
 
-class Compiled:
+class LibraryCounts:
     """Counts of library models; a text is compiled once for each strategy, with all sizes open."""
 
     def __init__(self) -> None:

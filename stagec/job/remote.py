@@ -30,7 +30,7 @@ _opened = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkOrder:
     """What a worker has to know beside the ranks."""
 
     archive: str
@@ -46,7 +46,7 @@ def written_by(run: Run, source: Job | Archive) -> Elsewhere:
     def write(folder: Path, units: Sequence[Unit], compare: bool) -> Iterator[tuple[int, Done]]:
         with _stored(source, folder) as archive:
             path, place = archive.path.resolve(), folder.resolve()
-            order = Order(str(path), archive.digest, archive.format, str(place), compare)
+            order = WorkOrder(str(path), archive.digest, archive.format, str(place), compare)
             for number, done in run(partial(_write, order), units):
                 _arrived(folder, done[1])
                 yield number, done
@@ -92,15 +92,15 @@ def _size(path: Path) -> int | None:
 # -- in a worker ---------------------------------------------------------------------------------
 
 
-def _write(order: Order, unit: Unit) -> Done:
+def _write(order: WorkOrder, unit: Unit) -> Done:
     """Write some ranks; each thread of a worker keeps what it has opened last."""
-    kept: Mapping[Order, RankWriter] = getattr(_opened, "writers", {})
+    kept: Mapping[WorkOrder, RankWriter] = getattr(_opened, "writers", {})
     if order not in kept:
         _opened.writers = kept = {order: _writer(order)}
     return kept[order].write(unit)
 
 
-def _writer(order: Order) -> RankWriter:
+def _writer(order: WorkOrder) -> RankWriter:
     path, folder = Path(order.archive), Path(order.folder)
     if not folder.is_dir() or not path.is_file():
         raise error(f"a worker does not see '{path}' and '{folder}'", remedy=_SHARED)

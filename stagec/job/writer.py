@@ -38,7 +38,7 @@ _SMALL_JOB = 16 << 20
 _SAMPLES = 4
 
 
-class Source(Protocol):
+class TraceSource(Protocol):
     """A job that can be written."""
 
     @property
@@ -114,7 +114,7 @@ class Emission:
 
 
 def write_source(
-    source: Source, directory: Path, about: Mapping[str, object], how: Emission
+    source: TraceSource, directory: Path, about: Mapping[str, object], how: Emission
 ) -> Written:
     """Write the traces of a job into `directory`.
 
@@ -171,7 +171,7 @@ class RankWriter:
     with `by_rename` under other names first."""
 
     def __init__(
-        self, source: Source, folder: Path, compare: bool, *, by_rename: bool = False
+        self, source: TraceSource, folder: Path, compare: bool, *, by_rename: bool = False
     ) -> None:
         self._source, self._folder, self._compare = source, folder, compare
         self._suffix = f".{uuid.uuid4().hex}" if by_rename else ""
@@ -230,7 +230,7 @@ def _remove_others(folder: Path, files: Mapping[str, object]) -> None:
             path.unlink()
 
 
-def _classes(source: Source, ranks: Ints | None) -> list[Unit]:
+def _classes(source: TraceSource, ranks: Ints | None) -> list[Unit]:
     """The ranks to write, by class. Raises `DiagnosticError` if the job has no such rank."""
     if ranks is None:
         return list(enumerate(source.members))

@@ -25,7 +25,7 @@ from stagec.program.nodes import Ints, Node, Ref, Stack, last_node
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GradientRun:
     """Gradients that are completed one after the other: those of these operands, or a layer's part
     of each of them in every iteration of a repeat."""
 
@@ -60,14 +60,14 @@ class _Place:
         return self.chunk, self.path, self.repeat is None
 
 
-def readiness(op: Operation) -> list[list[Run]]:
+def readiness(op: Operation) -> list[list[GradientRun]]:
     """The operands of a reduction in the order in which they are complete, for each chunk of the
     model by itself."""
     places = [_place(value) for value in op.operands]
     order = sorted(range(len(places)), key=lambda i: (*places[i].run, places[i].inside))
     runs = [list(mine) for _, mine in groupby(order, key=lambda i: places[i].run)]
     by_chunk = groupby(runs, key=lambda mine: places[mine[0]].chunk)
-    return [[Run(tuple(r), places[r[0]].repeat) for r in mine] for _, mine in by_chunk]
+    return [[GradientRun(tuple(r), places[r[0]].repeat) for r in mine] for _, mine in by_chunk]
 
 
 def _place(value: Value) -> _Place:
@@ -137,7 +137,7 @@ def _following(root: int, waiting: Mapping[int, Sequence[int]]) -> Iterator[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BucketPiece:
     """A gradient: its bytes, the node that completes it, its layer and its name."""
 
     size: int
@@ -147,21 +147,21 @@ class Piece:
 
 
 def pieces(
-    run: Run, refs: Sequence[Ref], sizes: Sequence[int], names: Sequence[str], times: int
-) -> Iterator[Piece]:
+    run: GradientRun, refs: Sequence[Ref], sizes: Sequence[int], names: Sequence[str], times: int
+) -> Iterator[BucketPiece]:
     """The gradients of a run in order, from the values of all operands, their bytes and names."""
     if run.repeat is None:
         for i in run.parts:
-            yield Piece(sizes[i], last_node(refs[i]), "", names[i])
+            yield BucketPiece(sizes[i], last_node(refs[i]), "", names[i])
         return
     for layer in range(times)[run.order]:
         for i in run.parts:
             ref = refs[i]
             node = last_node(ref.items[layer]) if isinstance(ref, Stack) else None
-            yield Piece(sizes[i] // times, node, f"L{layer}", names[i])
+            yield BucketPiece(sizes[i] // times, node, f"L{layer}", names[i])
 
 
-def filled(given: Sequence[Piece], bucket: int) -> Iterator[Sequence[Piece]]:
+def filled(given: Sequence[BucketPiece], bucket: int) -> Iterator[Sequence[BucketPiece]]:
     """The gradients of each bucket."""
     start = held = 0
     for end, piece in enumerate(given, 1):
@@ -173,7 +173,7 @@ def filled(given: Sequence[Piece], bucket: int) -> Iterator[Sequence[Piece]]:
         yield given[start:]
 
 
-def label(inside: Sequence[Piece]) -> tuple[str, str]:
+def label(inside: Sequence[BucketPiece]) -> tuple[str, str]:
     """What a bucket is called: `L1` and `g_wq.reduce`, or `L1..L0` and `g_wk..g_wq.reduce` after
     the first and the last gradient."""
     first, last = inside[0], inside[-1]

@@ -47,7 +47,7 @@ Held = Ref | Made
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TemplatePart:
     """One region of a step without the operations to `skip`: what it takes from outside, the values
     that it makes, and what it `yielded` for each.
 

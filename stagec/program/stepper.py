@@ -23,10 +23,10 @@ from stagec.program.stamp import (
     NO_NODES,
     Held,
     Made,
-    Part,
     Placeholders,
     Shape,
     Template,
+    TemplatePart,
     build,
     captured,
     flat,
@@ -107,10 +107,10 @@ class Stepper(Unroller):
 
     def _parts(
         self, step: Sequence[Action], regions: Mapping[tuple[str, int], _Seen]
-    ) -> list[Part]:
+    ) -> list[TemplatePart]:
         """The regions that a step runs."""
         numbers = list(dict.fromkeys(action.microbatch for action in step))
-        parts: list[Part] = []
+        parts: list[TemplatePart] = []
         for which, action in enumerate(step):
             slot = numbers.index(action.microbatch)
             chunk = f"c{action.chunk}/" if action.chunk else ""
@@ -121,7 +121,7 @@ class Stepper(Unroller):
 
     def _step(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[TemplatePart],
         held: dict[int, dict[Value, Held]],
         latest: dict[Value, Held],
     ) -> None:
@@ -148,7 +148,7 @@ class Stepper(Unroller):
             held.setdefault(part.microbatch, {}).update(made)
 
     def _inputs(
-        self, parts: Sequence[Part], held: dict[int, dict[Value, Held]]
+        self, parts: Sequence[TemplatePart], held: dict[int, dict[Value, Held]]
     ) -> list[tuple[Shape, Ints]]:
         """Shapes and nodes of what the parts of a step take from outside, part by part."""
         made: set[Value] = set()
@@ -179,7 +179,7 @@ class Stepper(Unroller):
 
     def _unrolled(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[TemplatePart],
         shapes: Sequence[Shape],
         fronts: Sequence[bool],
     ) -> Template:
@@ -223,7 +223,7 @@ class Stepper(Unroller):
         return template
 
     def _stamp(
-        self, template: Template, parts: Sequence[Part], outside: Ints
+        self, template: Template, parts: Sequence[TemplatePart], outside: Ints
     ) -> list[dict[Value, Held]]:
         """Add an instance; the values that each of its parts makes."""
         slots = {p.slot: p.microbatch for p in parts}
@@ -262,10 +262,10 @@ class _Seen:
     def captured(self) -> tuple[Value, ...]:
         return captured(self.body, self.skip)
 
-    def part(self, prefix: str, slot: int, action: int, microbatch: int) -> Part:
+    def part(self, prefix: str, slot: int, action: int, microbatch: int) -> TemplatePart:
         """One run of it."""
         yielded = self.body.terminator.operands if self.own is None else self.own
-        return Part(
+        return TemplatePart(
             self.body,
             self.skip,
             self.results,

@@ -15,7 +15,7 @@ from itertools import islice
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.replay import replays
-from stagec.program.buckets import Bucketed, Piece, filled, label, pieces, readiness
+from stagec.program.buckets import Bucketed, BucketPiece, filled, label, pieces, readiness
 from stagec.program.columns import Columns
 from stagec.program.groups import Channel, channel_of, group_axes
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
@@ -274,7 +274,7 @@ class Unroller:
         refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
         cut, ends = Bucketed([], []), dict[Node, int]()
         for runs in readiness(op):
-            given: list[Piece] = []
+            given: list[BucketPiece] = []
             for run in runs:
                 given += pieces(run, refs, sizes, names, evaluate(run.times, self._env))
             for inside in filled(given, self._number(op, "bucket")):
@@ -286,7 +286,7 @@ class Unroller:
         self._bucketed.append(cut)
         return max(ends, key=ends.__getitem__) if ends else None
 
-    def _bucket(self, op: Operation, inside: Sequence[Piece]) -> Node:
+    def _bucket(self, op: Operation, inside: Sequence[BucketPiece]) -> Node:
         layers, name = label(inside)
         scope = f"{self._scope(op)}{layers}/" if layers else self._scope(op)
         node = Node(

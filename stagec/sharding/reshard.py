@@ -65,7 +65,7 @@ class Resharding:
     sizes: Mapping[str, int]
     may_split: Callable[[Axes, Dim], bool | Divides]
     known: Mapping[str, int] | None = None  # values of symbols and axes, of the axes alone if None
-    _known: dict[object, Found] = field(default_factory=dict["object", "Found"])
+    _known: dict[object, KnownWay] = field(default_factory=dict["object", "KnownWay"])
 
     @classmethod
     def of(cls, module: Module) -> Resharding:
@@ -93,12 +93,12 @@ class Resharding:
         """What a rank sends on the way, as a share of the whole tensor. Raises `NoPlanError`."""
         return self.find(have, splits, partial).cost
 
-    def find(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> Found:
+    def find(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> KnownWay:
         """The question of how to get there, with what it costs. Raises `NoPlanError`."""
         key = (have.dims, have.partial, tuple(splits), partial)
         if key not in self._known:
             way = self._way(have, splits, partial)
-            self._known[key] = Found(way, way.cost(plain(self.values)))
+            self._known[key] = KnownWay(way, way.cost(plain(self.values)))
         return self._known[key]
 
     def _way(self, have: TensorType, splits: Sequence[Axes], partial: Axes) -> Way:
@@ -169,7 +169,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Found:
+class KnownWay:
     """A way, and what a rank sends on it, as a share of the whole tensor."""
 
     way: Way

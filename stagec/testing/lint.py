@@ -13,7 +13,7 @@ from stagec.testing.syntax import run_lines
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """One complaint about one line (1-based)."""
 
     path: Path
@@ -75,11 +75,11 @@ def means_a_test(text: str) -> bool:
 _MEANT = re.compile(r"^.*(?://|^\s*#)\s*(?:RUN|CHECK|GOLDEN)\b", re.M)
 
 
-def lint_lit_text(path: Path, text: str) -> Iterator[Finding]:
+def lint_lit_text(path: Path, text: str) -> Iterator[LintFinding]:
     """Findings about one lit test."""
     runs = run_lines(text)
     if not runs:
-        yield Finding(path, 1, "no RUN line: the test runs nothing")
+        yield LintFinding(path, 1, "no RUN line: the test runs nothing")
     known = known_prefixes(runs)
     for number, line in enumerate(text.splitlines(), start=1):
         if line.rstrip() == MARKER:
@@ -88,4 +88,4 @@ def lint_lit_text(path: Path, text: str) -> Iterator[Finding]:
             continue
         for match in _COMMENT.finditer(line):
             if problem := directive_problem(match["word"], bool(match["colon"]), known):
-                yield Finding(path, number, problem)
+                yield LintFinding(path, number, problem)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.analysis.memory_events import Plans
+from stagec.analysis.memory_events import EventPlans
 from stagec.formats.chakra.nodes import TraceNode, encode_node, read_trace
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Events
@@ -153,13 +153,13 @@ def test_a_trace_that_does_not_follow_the_plan() -> None:
     lowered = tiny_module(LLAMA, f"{PLANNED},lower-to-trace", recompute="full")
     (each,) = rank_classes(lowered)
     with pytest.raises(DiagnosticError, match="does not follow the memory plan"):
-        Plans(planned).annotate(each, each.program())
+        EventPlans(planned).annotate(each, each.program())
 
 
 def test_names_of_values_do_not_matter() -> None:
     """A node is known by the operation that it comes from."""
     module = tiny_module(LLAMA, PLANNED, dp=2, zero=3)
-    plans = Plans(module)
+    plans = EventPlans(module)
     (each,) = rank_classes(run_passes(module, "lower-to-trace"))
     expected = plans.annotate(each, each.program()).events
     for op in each.graph.body.walk():

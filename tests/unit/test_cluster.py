@@ -201,7 +201,7 @@ def test_a_worker_that_sees_something_else_says_so(
 ) -> None:
     assert stagec(*JOB, "--archive", tmp_path / "job").code == 0
     archive = Archive.open(tmp_path / "job")
-    right = remote.Order(
+    right = remote.WorkOrder(
         str(archive.path), archive.digest, archive.format, str(tmp_path), compare=False
     )
     unit = 0, archive.members[0][:1]

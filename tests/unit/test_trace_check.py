@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from stagec.check import ranks as check_ranks
-from stagec.check.agreement import Job
+from stagec.check.agreement import CheckedJob
 from stagec.check.deadlock import check_deadlock
 from stagec.check.files import read_groups
 from stagec.check.findings import FINDINGS_PER_CODE, Finding
-from stagec.check.program import Program, analyse
+from stagec.check.program import TraceProgram, analyse
 from stagec.check.ranks import RankReader
 from stagec.check.traces import CheckReport, check_directory
 from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode, encode_metadata, encode_node
@@ -754,7 +754,7 @@ def test_proof_that_is_too_large_is_given_up(tmp_path: Path) -> None:
     reader = RankReader()
     traces = {rank: reader.read(tmp_path / f"job.{rank}.et", rank) for rank in ranks}
     report = CheckReport()
-    job = Job(tmp_path, traces, frozenset(ranks), read_groups(tmp_path, "job", report))
+    job = CheckedJob(tmp_path, traces, frozenset(ranks), read_groups(tmp_path, "job", report))
     check_deadlock(job, report, expanded_nodes=7)
     only(report.errors, "unproven")
     check_deadlock(job, report, expanded_nodes=8)
@@ -776,7 +776,7 @@ def test_stages_with_one_program_are_told_apart(tmp_path: Path, pipelines: int) 
     traces = {rank: reader.read(tmp_path / f"job.{rank}.et", rank) for rank in ranks}
     assert len({trace.class_id for trace in traces.values()}) == 3
     report = CheckReport()
-    job = Job(tmp_path, traces, frozenset(ranks), read_groups(tmp_path, "job", report))
+    job = CheckedJob(tmp_path, traces, frozenset(ranks), read_groups(tmp_path, "job", report))
     nodes_of_a_pipeline = 2 * (stages - 2) + 2
     check_deadlock(job, report, expanded_nodes=nodes_of_a_pipeline)
     assert report.ok()
@@ -877,7 +877,7 @@ def test_finding_as_text() -> None:
 # ---------------------------------------------------------------- cost
 
 
-def random_program(seed: int) -> Program:
+def random_program(seed: int) -> TraceProgram:
     draw = random.Random(seed)
     nodes = [
         coll(i, "1", *sorted(draw.sample(range(i), draw.randint(0, min(i, 2)))), size=1)
@@ -886,7 +886,7 @@ def random_program(seed: int) -> Program:
         for i in range(10)
     ]
     slots = {i: 0 for i, node in enumerate(nodes) if node.kind == NodeKind.COLL}
-    return Program(tuple(nodes), slots, {})
+    return TraceProgram(tuple(nodes), slots, {})
 
 
 @pytest.mark.parametrize("seed", range(100))

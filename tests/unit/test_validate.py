@@ -26,15 +26,15 @@ TABLE = {
 @pytest.fixture(autouse=True)
 def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All runs share what they compile."""
-    monkeypatch.setattr(validate, "Compiled", _compiled)
+    monkeypatch.setattr(validate, "LibraryCounts", _compiled)
 
 
 @cache
-def _compiled() -> validate.Compiled:
+def _compiled() -> validate.LibraryCounts:
     return _CLASS()
 
 
-_CLASS = validate.Compiled
+_CLASS = validate.LibraryCounts
 
 
 @cache
