@@ -301,7 +301,7 @@ def evaluate(value: Expr, env: Env) -> int:
         raise UnboundError(value.symbols - env.keys()) from None
     result = _evaluated(value.node, values)
     if result.denominator != 1:
-        raise NotAnIntegerError(str(value), result)
+        raise NotAnIntegerError(str(value), Fraction(result))
     return result.numerator
 
 
