@@ -43,7 +43,8 @@ def instruments(wanted: Wanted, pipeline: Pipeline) -> list[Instrument]:
     """The instruments for a pipeline; they print to stderr."""
     found: list[Instrument] = []
     if wanted.print_after:
-        found.append(PrintAfter(wanted.print_after, sys.stderr))
+        names = [pipeline.ends.get(name, name) for name in wanted.print_after]
+        found.append(PrintAfter(names, sys.stderr))
     if wanted.dump_dir is not None:
         found.append(DumpDir(wanted.dump_dir))
     if wanted.reproducer is not None:

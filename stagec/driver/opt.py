@@ -153,7 +153,7 @@ class _Opt:
 
 
 def _check_names(names: tuple[str, ...], pipeline: Pipeline) -> None:
-    known = {"all", "change", *(p.name for p in pipeline.passes)}
+    known = {"all", "change", *(p.name for p in pipeline.passes), *pipeline.ends}
     for name in names:
         if name not in known:
             tell(f"warning: --print-after={name}: no such pass in the pipeline")

@@ -61,7 +61,9 @@ def _listing(loaded: Loaded) -> str:
 
 def _description(loaded: Loaded, name: str) -> str:
     if name in loaded.pipelines:
-        return f"{name}: a pipeline\n\n    {loaded.pipelines[name]}\n"
+        text, passes = loaded.pipelines[name], str(loaded.pipeline(name))
+        shown = f"{name}: a pipeline\n\n    {text}\n"
+        return shown + (f"\nIts passes:\n\n    {passes}\n" if passes != text else "")
     pass_type = loaded.passes.get(name)
     if pass_type is None:
         known = {**loaded.passes, **loaded.pipelines}

@@ -91,16 +91,17 @@ class PrintAfter(Hooks):
         text = print_module(module)
         if text != self._last or self._names & {"all", pass_.name}:
             self._stream.write(f"// -- after {pass_.name}\n{text}")
-        else:
-            self._stream.write(f"// -- after {pass_.name}: no change\n")
         self._last = text
 
 
 class DumpDir(Hooks):
-    """Writes `00-input.stg`, `01-infer-shapes.stg`, ... each of which can be read back."""
+    """Writes `00-input.stg`, `01-infer-shapes.stg`, ... each of which can be read back.
+
+    A pass that changes nothing has no file, but its number.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count = folder, 0
+        self._folder, self._count, self._last = folder, 0, ""
 
     def start(self, module: Module) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -110,9 +111,10 @@ class DumpDir(Hooks):
         self._write(pass_.name, module)
 
     def _write(self, name: str, module: Module) -> None:
-        path = self._folder / f"{self._count:02}-{name}.stg"
-        write_file(path, print_module(module))
-        self._count += 1
+        text = print_module(module)
+        if text != self._last:
+            write_file(self._folder / f"{self._count:02}-{name}.stg", text)
+        self._count, self._last = self._count + 1, text
 
 
 class Timing(Hooks):

@@ -1,7 +1,8 @@
 """Pipelines as text: `a,b{x=1,y=2},c`, read with caret positions and printed back.
 
-Named pipelines stand like a pass and are replaced by what they are made of. `+after(a):p` and
-`+before(a):p` put a pass into what stands to the left, `-a` leaves one out of it.
+Named pipelines stand like a pass, also in each other, and are replaced by what they are made of.
+`+after(a):p` and `+before(a):p` put a pass into what stands to the left, `-a` leaves one out of it;
+`a` is a pass, or a named pipeline as a whole.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ class PassSpec:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order; `locs` says where each of them is written."""
+    """Passes in order; `locs` says where each of them is written, and `ends` with which pass each
+    named pipeline ends."""
 
     passes: tuple[Pass, ...] = ()
     locs: tuple[Loc, ...] = ()
+    ends: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __str__(self) -> str:
         return print_pipeline(self.passes)
@@ -198,7 +201,8 @@ def build_pipeline(
     Raises `DiagnosticError` for an unknown name or option.
     """
     built = _Assembler(passes, pipelines or {}).build(specs)
-    return Pipeline(tuple(p for p, _ in built), tuple(loc for _, loc in built))
+    ends = {part.name: b.pass_.name for b in built for part in b.parts}
+    return Pipeline(tuple(b.pass_ for b in built), tuple(b.loc for b in built), ends)
 
 
 def parse_pipeline(
@@ -212,42 +216,68 @@ def parse_pipeline(
     return build_pipeline(parse_specs(text, file), passes, pipelines)
 
 
-_Placed = tuple[Pass, Loc]
+@dataclass(frozen=True)
+class _Placed:
+    """A pass in the list. `parts` are the named pipelines that it is of, outer ones first; two
+    passes are of the same one if these are the same object."""
+
+    pass_: Pass
+    loc: Loc
+    parts: tuple[_Part, ...] = ()
+
+    def depth(self, name: str) -> int | None:
+        """How many named pipelines are around what has this name: this pass or one of `parts`."""
+        names = [*(part.name for part in self.parts), self.pass_.name]
+        return names.index(name) if name in names else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One use of a named pipeline."""
+
+    name: str
 
 
 class _Assembler:
-    def __init__(
-        self,
-        passes: Mapping[str, type[Pass]],
-        pipelines: Mapping[str, str],
-        outer: Sequence[str] = (),
-    ) -> None:
-        self._passes, self._pipelines, self._outer = passes, pipelines, tuple(outer)
+    def __init__(self, passes: Mapping[str, type[Pass]], pipelines: Mapping[str, str]) -> None:
+        self._passes, self._pipelines = passes, pipelines
 
-    def build(self, specs: Sequence[PassSpec]) -> list[_Placed]:
+    def build(
+        self,
+        specs: Sequence[PassSpec],
+        parts: tuple[_Part, ...] = (),
+        outer: tuple[str, ...] = (),
+    ) -> list[_Placed]:
+        """The passes of specs that stand in the texts of the pipelines `outer`; all of them are of
+        `parts`."""
         built: list[_Placed] = []
         for spec in specs:
             if spec.edit is None:
-                built += self._expanded(spec)
+                built += self._expanded(spec, parts, outer)
             elif spec.edit.kind == "without":
-                _found(built, spec.edit)
-                built = [b for b in built if b[0].name != spec.edit.anchor]
+                found = {i for run in _found(built, spec.edit) for i in run}
+                built = [b for i, b in enumerate(built) if i not in found]
             else:
-                at = _only(built, spec.edit) + (spec.edit.kind == "after")
-                built[at:at] = self._expanded(spec)
+                run = _only(built, spec.edit)
+                beside = built[run[0]]
+                around = beside.parts[: beside.depth(spec.edit.anchor)]
+                at = run.stop if spec.edit.kind == "after" else run.start
+                built[at:at] = self._expanded(spec, around, outer)
         return built
 
-    def _expanded(self, spec: PassSpec) -> list[_Placed]:
+    def _expanded(
+        self, spec: PassSpec, parts: tuple[_Part, ...], outer: tuple[str, ...]
+    ) -> list[_Placed]:
         if spec.name in self._passes:
-            return [(_with_place(self._passes[spec.name], spec), spec.loc)]
-        text = self._text_of(spec)
+            return [_Placed(_with_place(self._passes[spec.name], spec), spec.loc, parts)]
+        text = self._text_of(spec, outer)
         inner = parse_specs(text, f"<pipeline {spec.name}>")
         located = [
             replace(s, loc=spec.loc, edit=s.edit and replace(s.edit, loc=spec.loc)) for s in inner
         ]
-        return _Assembler(self._passes, self._pipelines, (*self._outer, spec.name)).build(located)
+        return self.build(located, (*parts, _Part(spec.name)), (*outer, spec.name))
 
-    def _text_of(self, spec: PassSpec) -> str:
+    def _text_of(self, spec: PassSpec, outer: tuple[str, ...]) -> str:
         """The text of a named pipeline."""
         if spec.name not in self._pipelines:
             raise error(
@@ -256,7 +286,7 @@ class _Assembler:
                 remedy=did_you_mean(spec.name, {**self._passes, **self._pipelines})
                 or "'stagec passes' lists the passes",
             )
-        if spec.name in self._outer:
+        if spec.name in outer:
             raise error(
                 f"pipeline '{spec.name}' contains itself", spec.loc, remedy="remove the cycle"
             )
@@ -269,23 +299,41 @@ class _Assembler:
         return self._pipelines[spec.name]
 
 
-def _found(built: Sequence[_Placed], edit: Edit) -> list[int]:
-    """Where the pass of an edit stands."""
-    names = [pass_.name for pass_, _ in built]
-    if edit.anchor not in names:
+def _found(built: Sequence[_Placed], edit: Edit) -> list[range]:
+    """Where the pass or the named pipeline of an edit stands, each time from its first pass to its
+    last."""
+    depths = [placed.depth(edit.anchor) for placed in built]
+    found: list[range] = []
+    for i, depth in enumerate(depths):
+        if depth is None:
+            continue
+        part = built[i].parts[depth : depth + 1]
+        if found and part and built[found[-1].start].parts[depth : depth + 1] == part:
+            found[-1] = range(found[-1].start, i + 1)
+        else:
+            found.append(range(i, i + 1))
+    if not found:
+        names = _names(built)
         shown = f"to its left stand {', '.join(names)}" if names else "name a pipeline to its left"
         raise error(
             f"no pass '{edit.anchor}' stands to the left of this",
             edit.loc,
             remedy=did_you_mean(edit.anchor, names) or shown,
         )
-    return [i for i, name in enumerate(names) if name == edit.anchor]
+    return found
 
 
-def _only(built: Sequence[_Placed], edit: Edit) -> int:
+def _names(built: Sequence[_Placed]) -> list[str]:
+    """Names that stand in the list: of passes, each as often as it stands there, and then of named
+    pipelines."""
+    pipelines = dict.fromkeys(part for placed in built for part in placed.parts)
+    return [*(placed.pass_.name for placed in built), *(part.name for part in pipelines)]
+
+
+def _only(built: Sequence[_Placed], edit: Edit) -> range:
     first, *more = _found(built, edit)
     if more:
-        names = [pass_.name for pass_, _ in built]
+        names = _names(built)
         once = ", ".join(name for name in names if names.count(name) == 1)
         raise error(
             f"pass '{edit.anchor}' stands {1 + len(more)} times to the left of this",

@@ -50,6 +50,9 @@ class Needy(Pass):
 PASSES: dict[str, type[Pass]] = {p.name: p for p in (Plain, Full, Needy)}
 PIPELINES = {"two": "plain,full{count=2}", "four": "two,two", "loop": "plain,loop"}
 PIPELINES["edited"] = "two,+before(plain):needy{size=1},-full"
+PIPELINES |= {"wide": "needy{size=0},two,needy{size=1}", "wider": "wide,plain"}
+PIPELINES |= {"round": "two,about", "about": "round"}
+WIDE = (Needy(0), Plain(), Full(count=2), Needy(1))
 
 
 def build(text: str) -> tuple[Pass, ...]:
@@ -81,6 +84,11 @@ def test_named_pipelines_expand() -> None:
     assert build("four") == (Plain(), Full(count=2)) * 2
 
 
+def test_the_last_pass_of_a_named_pipeline_is_known() -> None:
+    ends = parse_pipeline("wider,needy{size=2}", PASSES, PIPELINES).ends
+    assert ends == {"wider": "plain", "wide": "needy", "two": "full"}
+
+
 @pytest.mark.parametrize(
     ("text", "passes"),
     [
@@ -92,6 +100,18 @@ def test_named_pipelines_expand() -> None:
         ("four,-plain", (Full(count=2), Full(count=2))),
         ("two,-plain,+before(full):plain", (Plain(), Full(count=2))),
         ("edited,full", (Needy(1), Plain(), Full())),
+        # A named pipeline is one thing to an edit, at any depth.
+        ("wide,+after(two):needy{size=3}", (Needy(0), Plain(), Full(count=2), Needy(3), Needy(1))),
+        ("wide,+before(two):needy{size=3}", (Needy(0), Needy(3), Plain(), Full(count=2), Needy(1))),
+        ("wide,-two", (Needy(0), Needy(1))),
+        ("wide,full,-wide", (Full(),)),
+        ("wider,-two", (Needy(0), Needy(1), Plain())),
+        ("wider,+after(wide):full", (*WIDE, Full(), Plain())),
+        # What is put beside a pass of a pipeline is of that pipeline, beside the pipeline is not.
+        ("two,+after(full):needy{size=3},-two", ()),
+        ("two,+after(two):needy{size=3},-two", (Needy(3),)),
+        ("wide,+after(two):full,-wide", ()),
+        ("two,+after(plain):two", (Plain(), Plain(), Full(count=2), Full(count=2))),
     ],
 )
 def test_edits_of_what_stands_to_the_left(text: str, passes: tuple[Pass, ...]) -> None:
@@ -171,6 +191,8 @@ def test_any_text_parses_or_gives_one_diagnostic(text: str) -> None:
         ("two,+after(full):", 18, "expected the name of a pass, found the end", None),
         ("two,-", 6, "expected the name of a pass to leave out, found the end", None),
         ("loop", 1, "pipeline 'loop' contains itself", "remove the cycle"),
+        ("plain,about", 7, "pipeline 'about' contains itself", "remove the cycle"),
+        ("four,+after(two):plain", 13, "pass 'two' stands 2 times", "stands there once: four"),
     ],
 )
 def test_errors(text: str, column: int, message: str, remedy: str | None) -> None:
