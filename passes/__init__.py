@@ -19,13 +19,33 @@ from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
-from stagec.passes.strategy.apply_strategy import ApplyStrategy
+from stagec.passes.strategy.choose_recompute import ChooseRecompute
+from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
+from stagec.passes.strategy.gather_dimensions import GatherDimensions
+from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
+from stagec.passes.strategy.normalize_strategy import NormalizeStrategy
+from stagec.passes.strategy.place_values import PlaceValues
+from stagec.passes.strategy.ring_attention import RingAttention
+from stagec.passes.strategy.set_element_types import SetElementTypes
+from stagec.passes.strategy.shard_parameters import ShardParameters
+from stagec.passes.strategy.size_experts import SizeExperts
+from stagec.passes.strategy.split_microbatches import SplitMicrobatches
 
 PLUGIN = Plugin(
     name="builtin",
     passes=(
         InferShapes,
-        ApplyStrategy,
+        NormalizeStrategy,
+        SetElementTypes,
+        InsertFp8Casts,
+        SizeExperts,
+        ChooseRecompute,
+        SplitMicrobatches,
+        PlaceValues,
+        ShardParameters,
+        GatherDimensions,
+        ExchangeDimensions,
+        RingAttention,
         Differentiate,
         AddOptimizer,
         PropagateSharding,
@@ -43,6 +63,9 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
+        "apply-strategy": "normalize-strategy,set-element-types,insert-fp8-casts,size-experts,"
+        "choose-recompute,split-microbatches,place-values,shard-parameters,gather-dimensions,"
+        "exchange-dimensions,ring-attention",
         "place": "infer-shapes,propagate-sharding,insert-collectives",
         "train": "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
         "propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"

@@ -195,6 +195,21 @@ REPLAY = (
     Param("replay_first", "int", "slices in which ops of phase recompute run, from the first"),
     Param("replay_every", "int", "they run in every n-th slice, beginning with slice n - 1"),
 )
+#: Of repeats that are to be differentiated: 'choose-recompute' writes them, 'differentiate' reads.
+RECOMPUTE = (
+    Param("recompute", "name", "what backward computes again: selective, full or full_replay"),
+    Param("recompute_ops", "names", "or: results of these ops"),
+    Param("recompute_first", "int", "only in the first iterations, so many"),
+    Param("recompute_every", "int", "only in every n-th iteration"),
+)
+#: Of accumulations that are to be cut: 'split-microbatches' writes them, 'split-stages' reads.
+PIPELINE = (
+    Param("pipeline", "name", "the mesh axis of the pipeline stages into which it is to be cut"),
+    Param("pipeline_schedule", "str", 'the schedule of these stages (default "1f1b")'),
+    Param("pipeline_chunks", "int", "parts of the model per rank (default: the schedule's own)"),
+    Param("pipeline_layers", "ints", "layers of each part of the model"),
+    Param("pipeline_scatter", "names", "mesh axes over which ranks send a part of a message each"),
+)
 
 
 class RepeatOp(RegionOp):
@@ -204,6 +219,7 @@ class RepeatOp(RegionOp):
     along their first dimension. Values yielded beyond the carried ones come out stacked along a new
     first dimension. `reverse` runs from the last slice to the first. With `replay_first` or
     `replay_every`, ops of phase recompute run in the first or in every n-th of the slices only.
+    What begins with `recompute` is for differentiation, which removes it.
     """
 
     name = "stg.repeat"
@@ -214,6 +230,7 @@ class RepeatOp(RegionOp):
         Param("reverse", "flag", "run from the last slice to the first"),
         FIRST,
         *REPLAY,
+        *RECOMPUTE,
     )
     example = "%y = stg.repeat[count = L, carry = 1] (%h = %x, %w = %W) {\n  stg.yield(%h)\n}"
 
@@ -255,7 +272,8 @@ class AccumulateOp(RegionOp):
     time. What the region yields is summed over the microbatches, into buffers that live through
     all of them; the addition is part of the kernels that make the parts (as fused gradient
     accumulation is), so it costs no node. With a `schedule` the region is a list of actions, which
-    the schedule orders; one with two copies of the model gives each half of the microbatches.
+    the schedule orders; one with two copies of the model gives each half of the microbatches. What
+    begins with `pipeline` is for the cut into pipeline stages, which removes it.
     """
 
     name = "stg.accumulate"
@@ -265,6 +283,7 @@ class AccumulateOp(RegionOp):
         Param("split", "name", "the symbol that is split (default B)"),
         Param("schedule", "str", "the pipeline schedule that orders its actions"),
         Param("chunks", "int", "chunks of the model per rank under that schedule"),
+        *PIPELINE,
     )
     example = "%l = stg.accumulate[count = 4] (%t = %tokens) {\n  stg.yield(%t)\n}"
 

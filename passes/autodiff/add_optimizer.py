@@ -38,7 +38,7 @@ def add_optimizer(module: Module) -> None:
         return
     body = module.main.body
     end, params = body.terminator, module.parameters()
-    placement = StatePlacement(module, strategy)
+    placement = StatePlacement(module, strategy, PASS)
     grads = end.operands[1:]
     if len(grads) != len(params):
         raise error(

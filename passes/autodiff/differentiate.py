@@ -106,7 +106,7 @@ class _Step:
     def __init__(self, module: Module, strategy: Strategy, params: list[Value]) -> None:
         self._module, self._strategy, self._params = module, strategy, params
         self._registry = module.registry
-        self._placement = StatePlacement(module, strategy)
+        self._placement = StatePlacement(module, strategy, PASS)
         self._accumulates = False
 
     def run(self, loss: Value) -> None:
@@ -258,7 +258,7 @@ class _Step:
         for outer, grad in shared:
             result = back.add_result(f"d_{outer.name}_stack", grad.tensor.stacked(count))
             tape.give(outer, _sum_stack(tape.builder, result, outer.name))
-        hand_over(self._registry, op, back, self._strategy.recompute)
+        hand_over(self._registry, op, back)
 
 
 class _Tape:

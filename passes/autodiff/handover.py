@@ -9,21 +9,20 @@ from __future__ import annotations
 from stagec.api import Builder, Operation, Region, Registry, Value, const, made_by
 from stagec.ir.expr import is_quadratic
 from stagec.ir.replay import EVERY, FIRST
-from stagec.sharding.strategy import Recompute
+from stagec.sharding.strategy import take_recompute
 
 PASS = "recompute"
 
 
-def hand_over(registry: Registry, forward: Operation, back: Operation, what: Recompute) -> None:
+def hand_over(registry: Registry, forward: Operation, back: Operation) -> None:
     """Give the backward region all that it uses of the forward region, in place."""
-    _HandOver(registry, forward, back, what).run()
+    _HandOver(registry, forward, back).run()
 
 
 class _HandOver:
-    def __init__(
-        self, registry: Registry, forward: Operation, back: Operation, what: Recompute
-    ) -> None:
-        self._registry, self._forward, self._back, self._what = registry, forward, back, what
+    def __init__(self, registry: Registry, forward: Operation, back: Operation) -> None:
+        self._registry, self._forward, self._back = registry, forward, back
+        self._what = take_recompute(forward)
         self._recalled: dict[Value, Value] = {}
         self._carry = forward.integer("carry", 1)
         self._inside: dict[Value, Value] = {}

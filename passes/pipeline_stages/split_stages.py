@@ -23,7 +23,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    error,
     made_by,
     total,
 )
@@ -36,7 +35,15 @@ from stagec.passes.pipeline_stages.stage_messages import StageMessages
 from stagec.passes.pipeline_stages.stage_step import StageStep
 from stagec.passes.pipeline_stages.stage_values import StageValues
 from stagec.sharding.kept import gather_once
-from stagec.sharding.stages import Held, Piece, Pipeline, cut, held_pieces, read_pipeline
+from stagec.sharding.stages import (
+    Held,
+    Piece,
+    Pipeline,
+    accumulation,
+    cut,
+    held_pieces,
+    take_pipeline,
+)
 from stagec.sharding.strategy import read_strategy
 
 
@@ -55,9 +62,7 @@ class SplitStages(Pass):
     needs = Phase.PARTITIONED
 
     def run(self, module: Module) -> None:
-        split_stages(module)
-        strategy = read_strategy(module)
-        if strategy.pipeline is not None and strategy.reshard == "never":
+        if split_stages(module) and read_strategy(module).reshard == "never":
             gather_once(module)
 
 
@@ -66,24 +71,16 @@ PASS = "split-stages"
 _SENT = (Part.FORWARD, Part.BACKWARD)
 
 
-def split_stages(module: Module) -> None:
-    """Replace the main function by one function for each kind of pipeline stage, in place.
+def split_stages(module: Module) -> bool:
+    """Replace the main function by one function for each kind of pipeline stage, in place; whether
+    its accumulation asks for that.
 
-    Nothing happens if the strategy has no pipeline. Raises `DiagnosticError` where the model cannot
-    be cut.
+    Raises `DiagnosticError` where the model cannot be cut.
     """
-    strategy = read_strategy(module)
-    if strategy.pipeline is None:
-        return
-    pipeline = read_pipeline(module, strategy.pipeline, strategy.microbatches)
-    func = module.main
-    accumulate = next((op for op in func.body.ops if op.definition.sums_yields), None)
-    if accumulate is None:
-        raise error(
-            "pipeline stages need microbatches, but the step has none",
-            func.loc,
-            remedy="run 'apply-strategy' on a module with this strategy first",
-        )
+    func, accumulate = module.main, accumulation(module)
+    pipeline = take_pipeline(module, accumulate) if accumulate is not None else None
+    if accumulate is None or pipeline is None:
+        return False
     sections = dissect(accumulate.body)
     if pipeline.schedule.splits_weight_gradient:
         critical = critical_ops(sections)
@@ -105,6 +102,7 @@ def split_stages(module: Module) -> None:
         place += 1
         module.root.body.insert(place, made)
     func.erase()
+    return True
 
 
 def _mark_weights(sections: Sections, critical: set[Operation]) -> None:

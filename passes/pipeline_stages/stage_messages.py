@@ -31,7 +31,7 @@ class StageMessages:
 
     def __init__(self, module: Module, rule: PipelineRule) -> None:
         self._module, self._rule = module, rule
-        self._assumptions = Assumptions(module, rule.loc)
+        self._assumptions = Assumptions(module, "split-stages", rule.loc)
         self._cuts: dict[TensorType, _Cut | None] = {}
 
     def send(self, b: Builder, value: Value, attrs: Mapping[str, RawAttr]) -> None:

@@ -136,6 +136,13 @@ class Region:
             if op.region:
                 yield from op.region.walk()
 
+    def values(self) -> Iterator[Value]:
+        """All values below: arguments, and results of operations with those of their regions."""
+        yield from self.args
+        for op in self.walk():
+            yield from op.results
+            yield from op.region.args if op.region else ()
+
 
 class Operation:
     """`results = name @symbol [attrs] (operands) region`.

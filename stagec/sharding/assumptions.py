@@ -6,25 +6,24 @@ from fractions import Fraction
 from math import gcd
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, evaluate, fraction, numerator_and_denominator, symbol
+from stagec.ir.expr import Expr, const, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
-from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticList
 from stagec.support.source import Loc, made_by
 
-PASS = "apply-strategy"
-
 
 class Assumptions:
-    """Relations that a strategy adds to a module; each is checked at once where sizes are known.
+    """Relations that a pass adds to a module, in one `stg.assume` of its own; each is checked at
+    once where sizes are known.
 
     Sizes that do not divide are collected, so that `check` can name all of them.
     """
 
-    def __init__(self, module: Module, loc: Loc) -> None:
-        self._module, self._loc = module, loc
-        self._wanted: dict[Expr, list[Expr]] = {}
+    def __init__(self, module: Module, by: str, loc: Loc) -> None:
+        """`by` is the name of the pass, `loc` the place that asks for them."""
+        self._module, self._by, self._loc = module, by, loc
+        self._wanted = _known_sizes(module)
         self._failed: list[tuple[Expr, Expr, Loc, bool]] = []
         self._declared: Operation | None = None
         self.facts = Facts(r for r, _ in module.relations)  # values of today prove nothing
@@ -61,8 +60,8 @@ class Assumptions:
         problems.check()
 
     def _capacity(self) -> Fraction:
-        given = read_strategy(self._module).capacity
-        return fraction(given) if given is not None else Fraction(1)
+        given = (op.expr("capacity") for op in self._module.walk() if "capacity" in op.attrs)
+        return fraction(next(given, const(1)))
 
     def _declare(self, relation: Relation) -> None:
         """Append to the stg.assume of these relations, which stands after the declarations."""
@@ -70,13 +69,24 @@ class Assumptions:
             root, definition = self._module.root.body, self._module.registry["stg.assume"]
             declarations = ("stg.symbols", "stg.assume", "stg.mesh")
             places = [i for i, o in enumerate(root.ops) if o.name in declarations]
-            self._declared = Operation(definition, loc=made_by(PASS, self._loc))
+            self._declared = Operation(definition, loc=made_by(self._by, self._loc))
             root.insert(1 + max(places, default=-1), self._declared)
         before = self._declared.attrs.get("relations", ())
         self._declared.attrs["relations"] = (
             *(before if isinstance(before, tuple) else ()),
             relation,
         )
+
+
+def _known_sizes(module: Module) -> dict[Expr, list[Expr]]:
+    """By divisor: sizes with values that are assumed to divide already."""
+    found: dict[Expr, list[Expr]] = {}
+    for relation, _ in module.relations:
+        size, divisor = relation.left, relation.modulus
+        known = relation.symbols <= module.env.keys()
+        if known and divisor is not None and relation == divisible(size, divisor):
+            found.setdefault(divisor, []).append(size)
+    return found
 
 
 def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import groupby
 from math import ceil
 
-from stagec.ir.core import Operation
+from stagec.ir.core import Attr, Operation, Quoted
 from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.module import Module
@@ -61,6 +61,47 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Pipe
     else:
         schedule.check(stages, microbatches, chunks)
     return Pipeline(rule, schedule, stages, chunks, microbatches)
+
+
+def accumulation(module: Module) -> Operation | None:
+    """The operation in the main function that sums over microbatches, if there is one."""
+    return next((op for op in module.main.body.ops if op.definition.sums_yields), None)
+
+
+def awaits_stages(module: Module) -> bool:
+    """Whether the step is to be cut into pipeline stages later on."""
+    op = accumulation(module)
+    return op is not None and "pipeline" in op.attrs
+
+
+def pipeline_attrs(rule: PipelineRule) -> dict[str, Attr]:
+    """What a rule says, as attributes of a `stg.accumulate`."""
+    attrs: dict[str, Attr] = {
+        "pipeline": rule.over,
+        "pipeline_schedule": Quoted(rule.schedule),
+        "pipeline_chunks": const(rule.chunks),
+        "pipeline_layers": tuple(const(n) for n in rule.layers),
+        "pipeline_scatter": rule.scatter,
+    }
+    return {name: value for name, value in attrs.items() if value not in ((), const(0))}
+
+
+def take_pipeline(module: Module, op: Operation) -> Pipeline | None:
+    """The pipeline into which a `stg.accumulate` is to be cut, None if it stays whole: the inverse
+    of `pipeline_attrs`, which are removed. Raises `DiagnosticError` as `read_pipeline` does."""
+    if "pipeline" not in op.attrs:
+        return None
+    rule = PipelineRule(
+        op.text("pipeline"),
+        op.text("pipeline_schedule", "1f1b"),
+        op.integer("pipeline_chunks", 0),
+        op.integers("pipeline_layers"),
+        op.names("pipeline_scatter"),
+        op.loc,
+    )
+    for name in [name for name in op.attrs if name.startswith("pipeline")]:
+        del op.attrs[name]
+    return read_pipeline(module, rule, op.integer("count"))
 
 
 @dataclass(frozen=True)

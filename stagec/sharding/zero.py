@@ -17,11 +17,8 @@ from stagec.support.diagnostics import error
 class Sharder:
     """Shards parameters over the ZeRO axes, all along the dimension that most of them share."""
 
-    def __init__(
-        self, module: Module, strategy: Strategy, assumptions: Assumptions | None = None
-    ) -> None:
-        self._module, self._strategy = module, strategy
-        self._assumptions = assumptions or Assumptions(module, strategy.loc)
+    def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
+        self._module, self._strategy, self._assumptions = module, strategy, assumptions
         self._preferred = common_dimensions(p.tensor for p in module.parameters())
         self._counts = _repeat_counts(module)
         self._whole: list[Value] = []
@@ -85,8 +82,9 @@ def _repeat_counts(module: Module) -> frozenset[str]:
 class StatePlacement:
     """Placements that follow from a parameter's own and the ZeRO stage."""
 
-    def __init__(self, module: Module, strategy: Strategy) -> None:
-        self._sharder = Sharder(module, strategy)
+    def __init__(self, module: Module, strategy: Strategy, by: str) -> None:
+        """`by` is the name of the pass that asks."""
+        self._sharder = Sharder(module, strategy, Assumptions(module, by, strategy.loc))
         self._further = strategy.zero in (1, 2)
 
     def gradient(self, param: Value) -> TensorType:

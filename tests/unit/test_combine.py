@@ -128,8 +128,13 @@ REFUSED = {
         "choose none, selective, full, full_replay, or ops of the model",
     ),
     "chunks of a zigzag": (
+        ["--dp", "2", "--cp", "4", "--set", "S=8196"],
+        "S = 8196 does not divide over 2*cp = 8",
+        "choose cp among 2, 3, 6, or another S",
+    ),
+    "parts of a sequence": (
         ["--dp", "2", "--cp", "3"],
-        "S = 8192 does not divide over 2*cp = 6",
+        "S = 8192 does not divide over cp = 3",
         "choose cp among 1, 2, 4, or another S",
     ),
     "more layers than there are": (

@@ -20,7 +20,7 @@ from stagec.text.printer import print_op
 PLUGIN = Path(__file__).resolve().parent.parent / "plugin_example/src/stagec_example/__init__.py"
 #: What an example may use without declaring it; a mesh of its own replaces the last two.
 DECLARATIONS = {
-    "stg.symbols": "stg.symbols[B, S, D, H, G, K, F, L, V]",
+    "stg.symbols": "stg.symbols[B, S, D, E, H, G, K, F, L, T, V]",
     "stg.mesh": "stg.mesh @pod[dp, tp]",
     "stg.assume": "stg.assume[B % dp == 0, D % dp == 0, S % tp == 0, D % tp == 0, H % tp == 0]\n"
     "stg.assume[F % tp == 0, V % tp == 0]",

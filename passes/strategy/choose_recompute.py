@@ -1,0 +1,79 @@
+"""choose-recompute: writes on each repeat what its backward computes again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Operation, Pass, Phase, error
+from stagec.sharding.strategy import Recompute, Strategy, read_strategy
+from stagec.support.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class ChooseRecompute(Pass):
+    """Write what `stg.recompute` says on the repeats that it concerns.
+
+    'differentiate' reads these attributes, and removes them.
+
+    Before:
+        stg.strategy @s {
+          stg.recompute[ops = gelu, layers = 2]
+        }
+        stg.func @f(%x: bf16[B, D]) {
+          %y = stg.repeat[count = L] (%h: bf16[B, D] = %x) {
+            %g = stg.gelu(%h) : bf16[B, D]
+            stg.yield(%g)
+          } : bf16[B, D]
+          stg.return(%y)
+        }
+    After:
+        stg.strategy @s {
+          stg.recompute[ops = gelu, layers = 2]
+        }
+        stg.func @f(%x: bf16[B, D]) {
+          %y = stg.repeat[count = L, recompute_ops = gelu, recompute_first = 2] (
+            %h: bf16[B, D] = %x) {
+            %g = stg.gelu(%h) : bf16[B, D]
+            stg.yield(%g)
+          } : bf16[B, D]
+          stg.return(%y)
+        }
+    """
+
+    name = "choose-recompute"
+    needs = Phase.SHAPED
+
+    def run(self, module: Module) -> None:
+        choose_recompute(module, read_strategy(module))
+
+
+def choose_recompute(module: Module, strategy: Strategy) -> None:
+    """Write the choice on all repeats, in place.
+
+    Raises `DiagnosticError` for ops that no repeat has, and where activations are offloaded that
+    only some iterations keep.
+    """
+    what = strategy.recompute
+    if "activations" in strategy.offload and (what.layers or what.every):
+        raise error(
+            "activations that only some layers stash cannot be offloaded yet",
+            what.loc,
+            remedy="recompute in all layers, or in none",
+        )
+    repeats = [op for op in module.main.body.walk() if op.definition.carries]
+    _check_ops(repeats, what)
+    for op in repeats:
+        op.attrs |= what.attrs()
+
+
+def _check_ops(repeats: list[Operation], what: Recompute) -> None:
+    """Refuse names of ops that no repeat has."""
+    inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
+    known = sorted({op.name.partition(".")[2] for op in inside})
+    for name in what.ops:
+        if name not in known:
+            raise error(
+                f"no block of the model has an op '{name}' to compute again",
+                what.loc,
+                remedy=did_you_mean(name, known) or f"its ops are: {', '.join(known)}",
+            )

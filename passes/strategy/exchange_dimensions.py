@@ -1,0 +1,106 @@
+"""exchange-dimensions: a split moves to other dimensions around an op (Ulysses)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, error, made_by
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.placer import Placer
+from stagec.sharding.special import special_ops
+from stagec.sharding.strategy import Strategy, read_strategy
+
+PIN = "stg.sharding_constraint"
+
+
+@dataclass(frozen=True)
+class ExchangeDimensions(Pass):
+    """Move the split of a dimension to others around an op, as `stg.exchange` says (Ulysses).
+
+    Two constraints stand before each operand and behind the result: where the value comes from or
+    goes to, and where the op has it. 'insert-collectives' makes an all_to_all of each pair.
+
+    Before:
+        stg.mesh @pod[cp]
+        stg.assume[S % cp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[S, over = cp]
+          stg.exchange[S, into = H]
+        }
+        stg.func @f(%q: bf16[B, S@cp, H, K], %kv: bf16[B, 2, S@cp, H, K]) {
+          %a = stg.attention[causal](%q, %kv) : bf16[B, S, H, K]
+          stg.return(%a)
+        }
+    After:
+        stg.mesh @pod[cp]
+        stg.assume[S % cp == 0]
+        stg.assume[H % cp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[S, over = cp]
+          stg.exchange[S, into = H]
+        }
+        stg.func @f(%q: bf16[B, S@cp, H, K], %kv: bf16[B, 2, S@cp, H, K]) {
+          %q_2 = stg.sharding_constraint[both](%q) : bf16[B, S@cp, H, K]
+          %q_3 = stg.sharding_constraint(%q_2) : bf16[B, S, H@cp, K]
+          %kv_2 = stg.sharding_constraint[both](%kv) : bf16[B, 2, S@cp, H, K]
+          %kv_3 = stg.sharding_constraint(%kv_2) : bf16[B, 2, S, H@cp, K]
+          %a = stg.attention[causal](%q_3, %kv_3) : bf16[B, S, H, K]
+          %a_2 = stg.sharding_constraint[both](%a) : bf16[B, S, H@cp, K]
+          %a_3 = stg.sharding_constraint(%a_2) : bf16[B, S@cp, H, K]
+          stg.return(%a_3)
+        }
+    """
+
+    name = "exchange-dimensions"
+    needs = Phase.PLACED
+
+    def run(self, module: Module) -> None:
+        exchange_dimensions(module, read_strategy(module))
+
+
+def exchange_dimensions(module: Module, strategy: Strategy) -> None:
+    """Pin the operands and results concerned, in place.
+
+    Raises `DiagnosticError` if there is no such op, and for sizes that do not divide.
+    """
+    assumptions = Assumptions(module, ExchangeDimensions.name, strategy.loc)
+    placer = Placer(module, strategy, assumptions)
+    for name, into in strategy.exchanged:
+        found = special_ops(module.main.body, name)
+        if not found:
+            raise error(
+                f"no op treats a split of {name} in its own way, so there is nothing to exchange",
+                strategy.loc,
+                remedy="exchange around fused attention; for other models gather: "
+                "--cp-mode all-gather",
+            )
+        for op, _ in found:
+            _exchange_operands(module, placer, op, name, into)
+            _exchange_back(module, placer, op, name, into)
+    assumptions.check()
+
+
+def _exchange_operands(
+    module: Module, placer: Placer, op: Operation, name: str, into: Sequence[str]
+) -> None:
+    b = Builder.before(module.registry, op, loc=made_by(ExchangeDimensions.name, op.loc))
+    for index, value in enumerate(op.operands):
+        if value.tensor.rank > 1:
+            source = placer.place(value.tensor.unplaced(), rest=False)
+            target = placer.moved(value.tensor, name, into)
+            here = b.value(PIN, [value], {"both": True}, type=source, hint=value.name)
+            op.set_operand(index, b.value(PIN, [here], type=target, hint=value.name))
+
+
+def _exchange_back(
+    module: Module, placer: Placer, op: Operation, name: str, into: Sequence[str]
+) -> None:
+    b = Builder.after(module.registry, op, loc=made_by(ExchangeDimensions.name, op.loc))
+    result, users = op.results[0], list(op.results[0].uses)
+    target = placer.place(result.tensor.unplaced(), rest=False)
+    source = placer.moved(result.tensor, name, into)
+    here = b.value(PIN, [result], {"both": True}, type=source, hint=result.name)
+    back = b.value(PIN, [here], type=target, hint=result.name)
+    for user, slot in users:
+        user.set_operand(slot, back)

@@ -1,0 +1,72 @@
+"""gather-dimensions: operands are whole in a dimension whose split an op treats specially."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Builder, Module, Pass, Phase, made_by
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.placer import Placer
+from stagec.sharding.special import special_ops
+from stagec.sharding.strategy import Strategy, read_strategy
+
+
+@dataclass(frozen=True)
+class GatherDimensions(Pass):
+    """Pin operands whole in the dimensions of `stg.gather` where an op treats a split specially.
+
+    With the sequence of keys and values whole, each rank computes attention for its own queries.
+
+    Before:
+        stg.mesh @pod[cp]
+        stg.assume[S % cp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[S, over = cp]
+          stg.gather[S]
+        }
+        stg.func @f(%q: bf16[B, S@cp, H, K], %kv: bf16[B, 2, S@cp, H, K]) {
+          %a = stg.attention[causal](%q, %kv) : bf16[B, S, H, K]
+          stg.return(%a)
+        }
+    After:
+        stg.mesh @pod[cp]
+        stg.assume[S % cp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[S, over = cp]
+          stg.gather[S]
+        }
+        stg.func @f(%q: bf16[B, S@cp, H, K], %kv: bf16[B, 2, S@cp, H, K]) {
+          %kv_2 = stg.sharding_constraint(%kv) : bf16[B, 2, S, H, K | rep]
+          %a = stg.attention[causal](%q, %kv_2) : bf16[B, S, H, K]
+          stg.return(%a)
+        }
+    """
+
+    name = "gather-dimensions"
+    needs = Phase.PLACED
+
+    def run(self, module: Module) -> None:
+        gather_dimensions(module, read_strategy(module))
+
+
+def gather_dimensions(module: Module, strategy: Strategy) -> None:
+    """Pin the operands concerned, in place; a remark says so if there are none."""
+    assumptions = Assumptions(module, GatherDimensions.name, strategy.loc)
+    placer = Placer(module, strategy, assumptions)
+    for name in strategy.gathered:
+        found = special_ops(module.main.body, name)
+        if not found:
+            module.diagnostics.remark(
+                f"no op treats a split of {name} in its own way, so there is nothing to gather; "
+                f"a value is whole by its name: stg.gather[{name}, of = ...]",
+                strategy.loc,
+            )
+        for op, operands in found:
+            made = made_by(GatherDimensions.name, op.loc)
+            b = Builder.before(module.registry, op, loc=made)
+            for index in operands:
+                value = op.operands[index]
+                whole = placer.moved(value.tensor, name, ())
+                pinned = b.value("stg.sharding_constraint", [value], type=whole, hint=value.name)
+                op.set_operand(index, pinned)
+    assumptions.check()

@@ -1,0 +1,112 @@
+"""insert-fp8-casts: blocks multiply by their parameters in 8-bit floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import (
+    Builder,
+    Loc,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Value,
+    error,
+    factor_sizes,
+    is_parameter,
+    made_by,
+)
+from stagec.ir.expr import ZERO
+from stagec.sharding.strategy import read_strategy
+
+#: Element types of forward operands, and of gradients, by recipe.
+RECIPES = {"hybrid": ("f8e4m3", "f8e5m2"), "e4m3": ("f8e4m3", "f8e4m3")}
+
+
+@dataclass(frozen=True)
+class InsertFp8Casts(Pass):
+    """Cast both operands of matrix products with a parameter, inside repeats, to 8-bit floats.
+
+    `stg.dtypes[fp8 = ...]` asks for it. Results keep their type of 16 bits. Products that choose
+    (routers) stay as they are, and so does all outside of repeats: embedding and head.
+
+    Before:
+        stg.strategy @s {
+          stg.dtypes[fp8 = hybrid]
+        }
+        stg.func @f(%x: bf16[B, D], %W: bf16[L, D, D | param]) {
+          %y = stg.repeat[count = L] (%h: bf16[B, D] = %x, %w: bf16[D, D] = %W) {
+            %u = stg.einsum["bd,de->be"](%h, %w) : bf16[B, D]
+            stg.yield(%u)
+          } : bf16[B, D]
+          stg.return(%y)
+        }
+    After:
+        stg.strategy @s {
+          stg.dtypes[fp8 = hybrid]
+        }
+        stg.func @f(%x: bf16[B, D], %W: bf16[L, D, D | param]) {
+          %y = stg.repeat[count = L] (%h: bf16[B, D] = %x, %w: bf16[D, D] = %W) {
+            %h_f8 = stg.cast[f8e4m3](%h) : f8e4m3[B, D]
+            %w_f8 = stg.cast[f8e4m3](%w) : f8e4m3[D, D]
+            %u = stg.einsum["bd,de->be", to = bf16, grad = f8e5m2](%h_f8, %w_f8) : bf16[B, D]
+            stg.yield(%u)
+          } : bf16[B, D]
+          stg.return(%y)
+        }
+    """
+
+    name = "insert-fp8-casts"
+    needs = Phase.SHAPED
+
+    def run(self, module: Module) -> None:
+        dtypes = read_strategy(module).dtypes
+        if dtypes.fp8:
+            insert_fp8_casts(module, dtypes.fp8, dtypes.loc)
+
+
+def insert_fp8_casts(module: Module, recipe: str, loc: Loc) -> None:
+    """Cast the operands of the products concerned, in place; a remark says so if there are none.
+
+    Raises `DiagnosticError` for blocks that compute in 32 bits.
+    """
+    blocks = [op.body for op in module.main.body.walk() if op.definition.carries]
+    if not sum(_cast_operands(module, block, recipe, loc) for block in blocks):
+        module.diagnostics.remark("no block has a product with a parameter for 8 bits", loc)
+
+
+def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc) -> int:
+    """The number of products whose operands are now of 8 bits; each value is cast once."""
+    forward, backward = RECIPES[recipe]
+    cast: dict[Value, Value] = {}
+    found = [op for op in block.ops if _is_linear(op)]
+    for op in found:
+        dtype = op.result.tensor.dtype
+        if dtype == "f32":
+            raise error(
+                f"8-bit products have results of 16 bits, but %{op.result.name} is f32",
+                loc,
+                remedy="choose --param-dtype bf16, or leave fp8 out",
+            )
+        for index, value in enumerate(op.operands):
+            if value not in cast:
+                b = Builder.before(module.registry, op, loc=made_by(InsertFp8Casts.name, loc))
+                attrs = {"to": forward}
+                cast[value] = b.value("stg.cast", [value], attrs, hint=f"{value.name}_f8")
+            op.set_operand(index, cast[value])
+        op.attrs |= {"to": dtype, "grad": backward}
+    return len(found)
+
+
+def _is_linear(op: Operation) -> bool:
+    """Whether it multiplies an activation by a parameter, and no op chooses by the result."""
+    if not op.definition.params_by_name().keys() >= {"to", "grad"}:
+        return False
+    if sum(map(is_parameter, op.operands)) != 1:
+        return False
+    if any(user.definition.chooses for user, _ in op.result.uses):
+        return False
+    rule = op.definition.rule(op)
+    return rule is not None and op.definition.matmul_flops(op, factor_sizes(op, rule)) != ZERO

@@ -1,0 +1,187 @@
+"""normalize-strategy: removes axes of size 1, and checks what the statements of a strategy name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stagec.api import DiagnosticList, Module, Pass, Phase, Region
+from stagec.ir.bind import drop_unit_axes
+from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
+from stagec.support.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class NormalizeStrategy(Pass):
+    """Remove mesh axes of size 1 from the module, and check the names in its `stg.strategy`.
+
+    A statement over such axes alone is removed with them. Refused are unknown meshes, axes,
+    dimensions and values, and statements that contradict each other. A remark tells of an axis that
+    nothing uses.
+
+    Before:
+        stg.mesh @pod[dp = 2, tp = 1]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[B, over = dp]
+          stg.split[D, over = tp]
+        }
+        stg.func @f(%x: bf16[B, D]) -> bf16[B, D] {
+          stg.return(%x)
+        }
+    After:
+        stg.mesh @pod[dp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[B, over = dp]
+        }
+        stg.func @f(%x: bf16[B, D]) -> bf16[B, D] {
+          stg.return(%x)
+        }
+    """
+
+    name = "normalize-strategy"
+    needs = Phase.SHAPED
+
+    def run(self, module: Module) -> None:
+        normalize_strategy(module)
+
+
+def normalize_strategy(module: Module) -> None:
+    """Remove axes of size 1, in place.
+
+    Raises `DiagnosticError` with all names that are unknown, and all contradictions.
+    """
+    _drop_unit_axes(module)
+    strategy = read_strategy(module)
+    problems = DiagnosticList()
+    _check_mesh(module, problems)
+    _check_names(module, strategy, problems)
+    if strategy.pipeline is not None:
+        _check_alone(module, strategy, strategy.pipeline, problems)
+    _check_sequences(strategy, problems)
+    problems.check()
+    _tell_unused(module, strategy)
+
+
+def _drop_unit_axes(module: Module) -> None:
+    """Remove axes of size 1 from the mesh, from statements, and from placements in the model."""
+    for axis in drop_unit_axes(module):
+        for mesh in module.ops("stg.mesh"):
+            mesh.attrs.pop(axis, None)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def _check_mesh(module: Module, problems: DiagnosticList) -> None:
+    mesh = module.mesh
+    for op in module.ops("stg.strategy"):
+        wanted = op.text("mesh").lstrip("@")
+        if mesh and wanted and wanted != mesh.name:
+            problems.error(
+                f"the strategy is for mesh @{wanted}, but the mesh is @{mesh.name}",
+                op.loc,
+                remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
+            )
+
+
+def _check_names(module: Module, strategy: Strategy, problems: DiagnosticList) -> None:
+    """Refuse unknown names of axes, dimensions and values."""
+    axes = module.mesh.axes if module.mesh else ()
+    whole = (SplitRule(r.dims, (), False, r.loc, r.of) for r in strategy.whole)
+    pipeline = (strategy.pipeline.over,) if strategy.pipeline is not None else ()
+    named = (strategy.zero_axes, strategy.deferred, strategy.blocking, pipeline)
+    axes_only = (SplitRule((), over, True, strategy.loc) for over in named)
+    for rule in (*strategy.splits, *whole, *axes_only):
+        _check_rule(rule, axes, module.symbols, problems)
+        _check_values(rule, module.main.body, problems)
+
+
+def _check_rule(
+    rule: SplitRule, axes: tuple[str, ...], symbols: Iterable[str], problems: DiagnosticList
+) -> None:
+    known = list(symbols)
+    for name in (*rule.dims, *rule.only_with):
+        if name not in known:
+            problems.error(
+                f"the model has no dimension '{name}'",
+                rule.loc,
+                remedy=did_you_mean(name, known) or f"its symbols are: {', '.join(known)}",
+            )
+    if len(set(rule.over)) < len(rule.over):
+        problems.error(
+            f"an axis is named twice: {', '.join(rule.over)}", rule.loc, remedy="name it once"
+        )
+    for axis in rule.over:
+        if axis not in axes:
+            problems.error(
+                f"the mesh has no axis '{axis}'",
+                rule.loc,
+                remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}",
+            )
+
+
+def _check_values(rule: SplitRule, body: Region, problems: DiagnosticList) -> None:
+    """Refuse unknown values, and values that do not have the dimension."""
+    known = {v.name: v for v in body.values()} if rule.of else {}
+    for name in rule.of:
+        if name not in known:
+            problems.error(
+                f"the model has no value '%{name}'",
+                rule.loc,
+                remedy=did_you_mean(name, known) or "'stagec models NAME' prints the model's text",
+            )
+        elif not any(s.symbols & set(rule.dims) for s in known[name].tensor.shape):
+            problems.error(
+                f"%{name} has no dimension {', '.join(rule.dims)}: {known[name].type}",
+                rule.loc,
+                remedy="name a dimension that it has",
+            )
+
+
+# -- statements that contradict each other ---------------------------------------------------------
+
+
+def _check_alone(
+    module: Module, strategy: Strategy, rule: PipelineRule, problems: DiagnosticList
+) -> None:
+    """The axis of pipeline stages is used for nothing else."""
+    others = [(s.over, s.loc) for s in strategy.splits]
+    others += [(strategy.zero_axes, strategy.loc), (strategy.deferred, strategy.loc)]
+    others += [(arg.tensor.axes, arg.loc) for arg in module.main.body.args]
+    for axes, loc in others:
+        if rule.over in axes:
+            problems.error(
+                f"the axis '{rule.over}' is that of the pipeline stages",
+                loc,
+                remedy="split over another axis: a stage has its layers whole along this one",
+            )
+
+
+def _check_sequences(strategy: Strategy, problems: DiagnosticList) -> None:
+    """A dimension is gathered, exchanged, or goes round a ring."""
+    exchanged = [name for name, _ in strategy.exchanged]
+    for name in exchanged:
+        if name in strategy.gathered:
+            problems.error(
+                f"{name} is gathered and exchanged, expected one of them",
+                strategy.loc,
+                remedy="keep one of stg.gather and stg.exchange",
+            )
+    for ring in strategy.rings:
+        if ring.dim in (*strategy.gathered, *exchanged):
+            problems.error(
+                f"{ring.dim} goes round the ranks and is gathered or exchanged too, expected one "
+                "of them",
+                ring.loc,
+                remedy="keep one of stg.ring, stg.gather and stg.exchange",
+            )
+
+
+def _tell_unused(module: Module, strategy: Strategy) -> None:
+    used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
+    used |= {a for arg in module.main.body.args for a in arg.tensor.axes}
+    used |= {strategy.pipeline.over} if strategy.pipeline is not None else set()
+    for axis in (a for a in (module.mesh.axes if module.mesh else ()) if a not in used):
+        module.diagnostics.remark(
+            f"no statement uses the axis '{axis}': its ranks all do the same", strategy.loc
+        )

@@ -1,0 +1,126 @@
+"""place-values: splits of a strategy become placements of arguments, carried and named values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import (
+    Builder,
+    Loc,
+    Module,
+    Pass,
+    Phase,
+    Region,
+    Registry,
+    TensorType,
+    Value,
+    axis_size,
+    made_by,
+)
+from stagec.ir.expr import numerator_and_denominator
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.placer import Placer
+from stagec.sharding.strategy import Strategy, read_strategy
+
+
+@dataclass(frozen=True)
+class PlaceValues(Pass):
+    """Place the arguments of the function, carried values, and the values that statements name.
+
+    `stg.split` says where each dimension is split; `stg.gather[..., of = ...]` which values are
+    whole. What has to divide is assumed. A placement that the model pins wins. All other values get
+    theirs from 'propagate-sharding'.
+
+    Before:
+        stg.mesh @pod[dp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[B, over = dp]
+        }
+        stg.func @f(%x: bf16[B, D]) -> bf16[B, D] {
+          stg.return(%x)
+        }
+    After:
+        stg.mesh @pod[dp = 2]
+        stg.assume[B % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[B, over = dp]
+        }
+        stg.func @f(%x: bf16[B@dp, D]) -> bf16[B, D] {
+          stg.return(%x)
+        }
+    """
+
+    name = "place-values"
+    needs = Phase.SHAPED
+    gives = Phase.PLACED
+
+    def run(self, module: Module) -> None:
+        place_values(module, read_strategy(module))
+
+
+def place_values(module: Module, strategy: Strategy) -> None:
+    """Place values as the strategy says, in place. Raises `DiagnosticError` for sizes that do not
+    divide."""
+    assumptions = Assumptions(module, PlaceValues.name, strategy.loc)
+    placer, body = Placer(module, strategy, assumptions), module.main.body
+    for arg in body.args:
+        arg.type = placer.place(arg.tensor, rest=arg.tensor.role == "param", name=arg.name)
+    if any(rule.rest for rule in strategy.splits):
+        _place_carried(placer, body)
+    _place_named(module, strategy, placer)
+    _divide_shares(module, strategy, assumptions)
+    assumptions.check()
+
+
+def _place_carried(placer: Placer, region: Region) -> None:
+    for op in region.walk():
+        if op.definition.carries:
+            for arg in op.body.args[: op.integer("carry", 1)]:
+                arg.type = placer.place(arg.tensor, rest=True, name=arg.name)
+
+
+def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
+    """Pin the values inside the function that statements name; gradients find their own place.
+
+    Carried values get a type, all others a `stg.sharding_constraint`.
+    """
+    named = {name: rule.loc for rule in strategy.whole for name in rule.of}
+    named |= {name: rule.loc for rule in strategy.splits for name in rule.of}
+    body = module.main.body
+    for value in [v for v in body.values() if v.name in named and v.owner is not body]:
+        rest = isinstance(value.owner, Region)
+        type_ = placer.place(value.tensor.unplaced(), rest=rest, name=value.name)
+        if isinstance(value.owner, Region) and _is_carried(value):
+            value.type = type_
+        else:
+            _pin(module.registry, value, type_, named[value.name])
+
+
+def _is_carried(arg: Value) -> bool:
+    owner = arg.region.owner
+    return owner.definition.carries and arg.index < owner.integer("carry", 1)
+
+
+def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
+    """Give all users of a value a pinned one in its place."""
+    users, owner = list(value.uses), value.owner
+    made = made_by(PlaceValues.name, loc)
+    b = (
+        Builder(registry, owner, 0, loc=made)
+        if isinstance(owner, Region)
+        else Builder.after(registry, owner, loc=made)
+    )
+    pinned = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
+    for user, index in users:
+        user.set_operand(index, pinned)
+
+
+def _divide_shares(module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
+    """Assume that dimensions divide which are a share of a split one: S*T/E rows of S."""
+    values = [v for v in module.main.body.values() if v.producer]
+    for size in dict.fromkeys(s for v in values for s in v.tensor.shape):
+        above, below = numerator_and_denominator(size)
+        rules = [r for r in strategy.splits if above.symbols & set(r.dims)]
+        over = dict.fromkeys(a for r in rules for a in r.over)
+        if below.symbols and over:
+            assumptions.divides(size, axis_size(over), rules[0].loc)

@@ -1,0 +1,96 @@
+"""ring-attention: attention over a split sequence passes keys and values round the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import (
+    Attr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    axis_size,
+    error,
+    made_by,
+    symbol,
+)
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.special import special_ops
+from stagec.sharding.strategy import RingRule, Strategy, read_strategy
+
+
+@dataclass(frozen=True)
+class RingAttention(Pass):
+    """Make attention over a split dimension a ring, as `stg.ring` says (arXiv 2310.01889).
+
+    In zigzag order a `stg.zigzag` declares how positions lie on ranks: two chunks on each.
+
+    Before:
+        stg.mesh @pod[cp]
+        stg.assume[S % cp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[S, over = cp]
+          stg.ring[S]
+        }
+        stg.func @f(%q: bf16[B, S@cp, H, K], %kv: bf16[B, 2, S@cp, H, K]) {
+          %a = stg.attention[causal](%q, %kv) : bf16[B, S, H, K]
+          stg.return(%a)
+        }
+    After:
+        stg.mesh @pod[cp]
+        stg.zigzag[S, over = cp]
+        stg.assume[S % cp == 0]
+        stg.assume[S % (2*cp) == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.split[S, over = cp]
+          stg.ring[S]
+        }
+        stg.func @f(%q: bf16[B, S@cp, H, K], %kv: bf16[B, 2, S@cp, H, K]) {
+          %a = stg.attention[causal, ring = zigzag](%q, %kv) : bf16[B, S, H, K]
+          stg.return(%a)
+        }
+    """
+
+    name = "ring-attention"
+    needs = Phase.PLACED
+
+    def run(self, module: Module) -> None:
+        strategy = read_strategy(module)
+        assumptions = Assumptions(module, self.name, strategy.loc)
+        for ring in strategy.rings:
+            over = ring_attention(module, strategy, ring)
+            if over:  # every rank has two chunks
+                assumptions.divides(symbol(ring.dim), axis_size(over) * 2, ring.loc)
+        assumptions.check()
+
+
+def ring_attention(module: Module, strategy: Strategy, ring: RingRule) -> tuple[str, ...]:
+    """Make the ops concerned rings, in place; returns the axes over which positions are in zigzag
+    order.
+
+    Raises `DiagnosticError` if there is no such op.
+    """
+    name = ring.dim
+    found = [op for op, _ in special_ops(module.main.body, name)]
+    found = [op for op in found if "ring" in op.definition.params_by_name()]
+    if not found:
+        raise error(
+            f"no op can pass its part of {name} round the ranks: there is no fused attention",
+            ring.loc,
+            remedy="use stg.attention in the model; for other models gather: --cp-mode all-gather",
+        )
+    for op in found:
+        op.attrs["ring"] = ring.order
+    over = tuple(
+        a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
+    )
+    if ring.order != "zigzag" or not over:
+        return ()
+    root = module.root.body
+    places = [i for i, o in enumerate(root.ops) if o.name in ("stg.symbols", "stg.mesh")]
+    attrs: dict[str, Attr] = {"dims": (name,), "over": over}
+    made = made_by(RingAttention.name, ring.loc)
+    op = Operation(module.registry["stg.zigzag"], (), attrs, loc=made)
+    root.insert(1 + max(places, default=-1), op)
+    return over

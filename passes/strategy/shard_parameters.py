@@ -1,0 +1,60 @@
+"""shard-parameters: ZeRO splits parameters at rest over the axes of data parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Pass, Phase
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.strategy import Strategy, read_strategy
+from stagec.sharding.zero import Sharder
+
+
+@dataclass(frozen=True)
+class ShardParameters(Pass):
+    """Split parameters at rest as `stg.shard_params[zero = 3]` says.
+
+    At stages 1 and 2 they stay as they are, and only what the split of their gradients and state
+    needs is assumed. A remark names the parameters of which no dimension divides.
+
+    Before:
+        stg.mesh @pod[dp]
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 3]
+        }
+        stg.func @f(%x: bf16[B, D | rep], %w: bf16[D, F | rep param]) -> bf16[B, D] {
+          stg.return(%x)
+        }
+    After:
+        stg.mesh @pod[dp]
+        stg.assume[D % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 3]
+        }
+        stg.func @f(%x: bf16[B, D | rep], %w: bf16[D@dp!2, F | param]) -> bf16[B, D] {
+          stg.return(%x)
+        }
+    """
+
+    name = "shard-parameters"
+    needs = Phase.PLACED
+
+    def run(self, module: Module) -> None:
+        shard_parameters(module, read_strategy(module))
+
+
+def shard_parameters(module: Module, strategy: Strategy) -> None:
+    """Split the parameters, in place.
+
+    Raises `DiagnosticError` if more than 1% of them would stay whole.
+    """
+    if not strategy.zero:
+        return
+    assumptions = Assumptions(module, ShardParameters.name, strategy.loc)
+    sharder = Sharder(module, strategy, assumptions)
+    sharded = [(p, sharder.shard(p)) for p in module.parameters()]
+    sharder.check()
+    if strategy.zero >= 3:
+        for param, type_ in sharded:
+            param.type = type_
+    assumptions.check()

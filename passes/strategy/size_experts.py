@@ -1,0 +1,165 @@
+"""size-experts: capacity factors of experts, and loads that differ between experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Expr, Load, Loc, Module, Operation, Pass, Phase, const, error, evaluate
+from stagec.ir.expr import UnboundError
+from stagec.ir.infer import forget_types, infer_module
+from stagec.sharding.strategy import LoadRule, Strategy, read_strategy
+
+
+@dataclass(frozen=True)
+class SizeExperts(Pass):
+    """Give the buffers of experts the sizes of `stg.capacity`, or the loads of `stg.expert_load`.
+
+    A capacity factor becomes an attribute of the ops that fill these buffers. With loads, their
+    attribute `load_from` is the number of their first layer with experts. Sizes are inferred again.
+
+    Before:
+        stg.strategy @s {
+          stg.capacity[factor = 5/4]
+        }
+        stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E | param]) {
+          %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E]
+          %g, %e = stg.route[k = T](%l) : (f32[B, S, T], i32[B, S, T])
+          %xs = stg.dispatch[count = E](%x, %e) : bf16[E, B, S*T/E, D]
+          stg.return(%xs)
+        }
+    After:
+        stg.strategy @s {
+          stg.capacity[factor = 5/4]
+        }
+        stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E | param]) {
+          %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E]
+          %g, %e = stg.route[k = T](%l) : (f32[B, S, T], i32[B, S, T])
+          %xs = stg.dispatch[count = E, capacity = 5/4](%x, %e) : bf16[E, B, 5*S*T/(4*E), D]
+          stg.return(%xs)
+        }
+    """
+
+    name = "size-experts"
+    needs = Phase.SHAPED
+
+    def run(self, module: Module) -> None:
+        size_experts(module, read_strategy(module))
+
+
+def size_experts(module: Module, strategy: Strategy) -> None:
+    """Give the ops that have a capacity the factor of a strategy, or say from which layer on their
+    experts have loads. Sizes are inferred again.
+
+    Raises `DiagnosticError` for loads that do not fit the model.
+    """
+    if strategy.capacity is not None:
+        for op in _with_capacity(module, strategy.loc, "stg.capacity"):
+            op.attrs["capacity"] = strategy.capacity
+    if strategy.loads:
+        _set_loads(module, strategy)
+    if strategy.capacity is not None or strategy.loads:
+        _infer_again(module)
+
+
+def _set_loads(module: Module, strategy: Strategy) -> None:
+    first, loc = const(0), strategy.loads[0].loc
+    if strategy.capacity is not None:
+        raise error(
+            "a capacity factor gives experts one size, 'stg.expert_load' each its own",
+            loc,
+            remedy="leave out stg.capacity (--capacity-factor), or the loads (--expert-load)",
+        )
+    for op in _with_capacity(module, loc, "stg.expert_load"):
+        count = op.expr("count")
+        name = count.symbol_name
+        if name is None:
+            raise error(
+                f"loads need a name for the number of experts, found {count}",
+                op.loc,
+                remedy="declare it in stg.symbols, and write count = E",
+            )
+        _check_counts(strategy, name, module.env.get(name))
+        load = Load(name, _known(module, first, loc))
+        _check_symbols(module, load, op.loc)
+        op.attrs["load_from"] = const(load.first)
+        first += _layers(op)
+    _check_layers(module, strategy, first)
+
+
+def _layers(op: Operation) -> Expr:
+    """The layers that an op stands for."""
+    around = op.parent_op
+    repeated = around is not None and around.definition.carries
+    return around.expr("count") if around is not None and repeated else const(1)
+
+
+def _check_counts(strategy: Strategy, name: str, known: int | None) -> None:
+    for rule in strategy.loads:
+        if known is not None and len(rule.loads) != known:
+            raise error(
+                f"{len(rule.loads)} loads are given, expected one for each of the "
+                f"{name} = {known} experts",
+                rule.loc,
+                remedy="give as many numbers as there are experts",
+            )
+
+
+def _check_layers(module: Module, strategy: Strategy, count: Expr) -> None:
+    given: dict[int | None, LoadRule] = {}
+    known = evaluate(count, module.env) if count.symbols <= module.env.keys() else None
+    for rule in strategy.loads:
+        which = "all other layers" if rule.layer is None else f"layer {rule.layer}"
+        if rule.layer in given:
+            raise error(f"the loads of {which} are given twice", rule.loc, remedy="remove one")
+        given[rule.layer] = rule
+        if known is not None and rule.layer is not None and rule.layer >= known:
+            raise error(
+                f"loads are given for layer {rule.layer} of {known} layers with experts",
+                rule.loc,
+                remedy=f"they are counted from 0 to {known - 1}",
+            )
+    even = known - len(given) if known is not None and None not in given else 0
+    if even:
+        module.diagnostics.remark(
+            f"{even} of {known} layers with experts have no loads: theirs are even",
+            strategy.loads[0].loc,
+        )
+
+
+def _known(module: Module, value: Expr, loc: Loc) -> int:
+    try:
+        return evaluate(value, module.env)
+    except UnboundError:
+        raise error(
+            f"loads go by the number of a layer, but {value} is open",
+            loc,
+            remedy=module.how_to_set(sorted(value.symbols - module.env.keys())),
+        ) from None
+
+
+def _with_capacity(module: Module, loc: Loc, statement: str) -> list[Operation]:
+    found = [op for op in module.walk() if "capacity" in op.definition.params_by_name()]
+    if not found:
+        raise error(
+            "no op has a capacity",
+            loc,
+            remedy=f"leave {statement} out, or choose a mixture of experts",
+        )
+    return found
+
+
+def _check_symbols(module: Module, load: Load, loc: Loc) -> None:
+    """The symbols of a load stand in lowered sizes: no size of the model may have their names."""
+    for name in load.names:
+        if name in module.symbols:
+            raise error(
+                f"the symbol {name} is that of the loads of {load.of}, but the model declares it",
+                loc,
+                remedy="rename that of the model, or leave out stg.expert_load",
+            )
+
+
+def _infer_again(module: Module) -> None:
+    for op in module.main.body.ops:
+        forget_types(op)
+    infer_module(module)

@@ -1,0 +1,145 @@
+"""split-microbatches: the step becomes one over microbatches, for gradient accumulation and
+pipeline stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import (
+    Builder,
+    DiagnosticList,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    TensorType,
+    const,
+    error,
+    made_by,
+    symbol,
+)
+from stagec.ir.infer import forget_types, infer_op
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.stages import cut, pipeline_attrs, read_pipeline
+from stagec.sharding.strategy import PipelineRule, Strategy, read_strategy
+
+
+@dataclass(frozen=True)
+class SplitMicrobatches(Pass):
+    """Wrap the step into a `stg.accumulate` over the microbatches of `stg.microbatches`.
+
+    Data arguments become those of one microbatch. What `stg.pipeline` says is written on the
+    `stg.accumulate`, also with one microbatch: 'split-stages' reads it there. Layers of open number
+    are assumed to divide into the parts of the pipeline.
+
+    Before:
+        stg.strategy @s {
+          stg.microbatches[count = 4]
+        }
+        stg.func @f(%x: bf16[B, D], %w: bf16[D, F | param]) -> bf16[B, F] {
+          %y = stg.einsum["bd,df->bf"](%x, %w) : bf16[B, F]
+          stg.return(%y)
+        }
+    After:
+        stg.assume[B % 4 == 0]
+        stg.strategy @s {
+          stg.microbatches[count = 4]
+        }
+        stg.func @f(%x: bf16[B, D], %w: bf16[D, F | param]) -> bf16[B, F] {
+          %y_sum = stg.accumulate[count = 4, split = B] (%x_mb: bf16[B/4, D] = %x) {
+            %y = stg.einsum["bd,df->bf"](%x_mb, %w) : bf16[B/4, F]
+            stg.yield(%y)
+          } : bf16[B/4, F]
+          stg.return(%y_sum)
+        }
+    """
+
+    name = "split-microbatches"
+    needs = Phase.SHAPED
+
+    def run(self, module: Module) -> None:
+        split_microbatches(module, read_strategy(module))
+
+
+def split_microbatches(module: Module, strategy: Strategy) -> None:
+    """Wrap the body of the main function, in place.
+
+    Raises `DiagnosticError` if no argument has the batch, and for a pipeline that cannot be.
+    """
+    rule = strategy.pipeline
+    if strategy.microbatches == 1 and rule is None:
+        return
+    assumptions = Assumptions(module, SplitMicrobatches.name, strategy.loc)
+    if rule is not None:
+        _check_pipeline(module, rule, strategy.microbatches, assumptions)
+    op = _accumulate(module, strategy, assumptions)
+    if rule is not None:
+        op.attrs |= pipeline_attrs(rule)
+        op.loc = made_by(SplitMicrobatches.name, rule.loc)
+    assumptions.check()
+
+
+# -- the pipeline ----------------------------------------------------------------------------------
+
+
+def _check_pipeline(
+    module: Module, rule: PipelineRule, microbatches: int, assumptions: Assumptions
+) -> None:
+    """Refuse stages that cannot be before any work; assume that layers of open number divide."""
+    pipeline = read_pipeline(module, rule, microbatches)
+    repeats = [op for op in module.main.body.ops if op.definition.carries]
+    cut(module, pipeline, repeats)
+    counts = [op.expr("count") for op in repeats]
+    if len(counts) == 1 and not rule.layers and counts[0].symbols - module.env.keys():
+        assumptions.divides(counts[0], const(pipeline.parts), rule.loc)
+    if microbatches == 1 and pipeline.stages > 1:
+        module.diagnostics.remark(
+            f"with one microbatch the {pipeline.stages} stages work one after another; a "
+            f"pipeline needs several: stg.microbatches[count = {2 * pipeline.stages}]",
+            rule.loc,
+        )
+
+
+# -- the wrapper -----------------------------------------------------------------------------------
+
+
+def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) -> Operation:
+    """Move the body of the function into a `stg.accumulate`."""
+    body, batch, count = module.main.body, strategy.batch, strategy.microbatches
+    split = any(batch in rule.dims for rule in strategy.splits)
+    if batch in module.symbols and not split:  # else 'place-values' assumes more
+        assumptions.divides(symbol(batch), const(count), strategy.loc)
+    end = body.terminator
+    inner = [op for op in body.ops if op is not end]
+    data = [a for a in body.args if not a.tensor.role and _has(a.tensor, batch)]
+    if not data:
+        raise error(
+            f"no argument has the dimension {batch} to be split into microbatches",
+            strategy.loc,
+            remedy="name the batch symbol: stg.microbatches[count = 2, split = N]",
+        )
+    b = Builder(module.registry, body, 0, loc=made_by(SplitMicrobatches.name, strategy.loc))
+    op = b.op("stg.accumulate", data, {"count": count, "split": batch}, types=())
+    region = op.make_region()
+    for arg in data:
+        inside = region.add_arg(f"{arg.name}_mb", None, arg.loc)
+        for user, index in list(arg.uses):
+            if user is not op:
+                user.set_operand(index, inside)
+    for child in inner:
+        body.ops.remove(child)
+        region.append(child)
+    outputs = end.operands
+    region.append(Operation(module.registry["stg.yield"], outputs, loc=end.loc))
+    forget_types(op)
+    for value in outputs:
+        result = op.add_result(value.name + "_sum", None, value.loc)
+        end.set_operand(end.operands.index(value), result)
+    problems = DiagnosticList()
+    infer_op(op, problems)
+    problems.check()
+    return op
+
+
+def _has(type_: TensorType, name: str) -> bool:
+    return any(name in d.size.symbols for d in type_.dims)

@@ -1,0 +1,85 @@
+"""From statements of a strategy to the type of one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from stagec.ir.module import Module
+from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
+from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.stages import accumulation
+from stagec.sharding.strategy import SplitRule, Strategy
+
+
+class Placer:
+    """Places types as the `stg.split` and `stg.gather[of = ...]` of a strategy say; what has to
+    divide is assumed.
+
+    With `stg.split[B, over = dp]` and `stg.split[S, over = tp, at = rest]`:
+
+    | type           | `rest` | placed                   |
+    |----------------|--------|--------------------------|
+    | `[B, S, D]`    | no     | `[B@dp, S, D]`           |
+    | `[B, S, D]`    | yes    | `[B@dp, S@tp!1, D]`      |
+    | `[B, S@dp, D]` | no     | `[B, S@dp, D]` (pinned)  |
+    """
+
+    def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
+        self._strategy, self._assumptions = strategy, assumptions
+        self._microbatches = accumulation(module)
+
+    def place(self, type_: TensorType, *, rest: bool, name: str = "") -> TensorType:
+        """Split dimensions by name; `rest`: also as between blocks. A placement that the model pins
+        wins, then statements that name the value; an axis is used once."""
+        used = set(type_.axes)
+        dims = list(type_.dims)
+        whole = {n for rule in self._strategy.whole if name in rule.of for n in rule.dims}
+        for rule in sorted(self._strategy.splits, key=lambda r: name not in r.of):
+            if name not in rule.of and (rule.of or (rule.rest and not rest)):
+                continue
+            if not _limited(rule, dims):
+                continue
+            for i, d in enumerate(dims):
+                if not _concerns(rule, d) or used & set(rule.over) or d.size.symbols & whole:
+                    continue
+                dims[i] = self._split(d, rule)
+                used |= set(rule.over)
+        return replace(type_, dims=tuple(dims), placed=True)
+
+    def moved(self, type_: TensorType, name: str, into: Sequence[str]) -> TensorType:
+        """The type as placed, but with the axes of dimension `name` moved to the dimensions
+        `into`."""
+        placed = self.place(type_.unplaced(), rest=False)
+        axes = tuple(use for d in placed.dims if d.size.symbol_name == name for use in d.split)
+        dims: list[Dim] = []
+        for d in placed.dims:
+            if d.size.symbol_name == name:
+                dims.append(replace(d, split=()))
+            elif d.size.symbol_name in into:
+                dims.append(replace(d, split=d.split + axes))
+                over = axis_size((*d.axes, *(u.axis for u in axes)))
+                self._assumptions.divides(d.size, over, self._strategy.loc)
+            else:
+                dims.append(d)
+        return replace(placed, dims=tuple(dims))
+
+    def _split(self, d: Dim, rule: SplitRule) -> Dim:
+        """A dimension split as a rule says; each microbatch has to divide, too."""
+        divisor = axis_size((*d.axes, *rule.over))
+        op = self._microbatches
+        if op is not None and d.size.symbol_name == op.text("split", "B"):
+            divisor = divisor * op.expr("count")
+        self._assumptions.divides(d.size, divisor, rule.loc)
+        return replace(d, split=d.split + tuple(AxisUse(a, int(rule.soft)) for a in rule.over))
+
+
+def _concerns(rule: SplitRule, d: Dim) -> bool:
+    """Whether a rule splits a dimension; one that gives way adds to what splits it already."""
+    named = d.size.value is None and bool(d.size.symbols & set(rule.dims))
+    return named and (rule.soft or not d.split)
+
+
+def _limited(rule: SplitRule, dims: Iterable[Dim]) -> bool:
+    """Whether a value with these dimensions is one that the rule is limited to."""
+    return not rule.only_with or any(d.size.symbols & set(rule.only_with) for d in dims)
