@@ -8,12 +8,13 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """What holds in a phase. `typed`: every value has a type; `placed`: and a placement;
-    `explicit`: no op needs another placement of an operand than it has; `lowered`: the program is
-    one et.graph."""
+    """What holds in a phase. `typed`: every value has a type; `arguments`: those of functions have
+    a placement; `placed`: every value has one; `explicit`: no op needs another placement of an
+    operand than it has; `lowered`: the program is one et.graph."""
 
     order: int
     typed: bool = False
+    arguments: bool = False
     placed: bool = False
     explicit: bool = False
     lowered: bool = False
@@ -24,7 +25,7 @@ class Phase(Enum):
 
     PARSED = PhaseRow(0)
     SHAPED = PhaseRow(1, typed=True)
-    PLACED = PhaseRow(2, typed=True)
+    PLACED = PhaseRow(2, typed=True, arguments=True)
     DIFFERENTIATED = PhaseRow(3, typed=True)
     SHARDED = PhaseRow(4, typed=True, placed=True)
     PARTITIONED = PhaseRow(5, typed=True, placed=True, explicit=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from stagec.api import Builder, Operation, Region, Registry, Value, const, made_by
 from stagec.ir.expr import is_quadratic
 from stagec.ir.replay import EVERY, FIRST
-from stagec.sharding.strategy import take_recompute
+from stagec.sharding.recompute import take_recompute
 
 PASS = "recompute"
 

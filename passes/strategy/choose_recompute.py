@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Module, Operation, Pass, Phase, error
+from stagec.sharding.recompute import recompute_attrs
 from stagec.sharding.strategy import Recompute, Strategy, read_strategy
 from stagec.support.suggest import did_you_mean
 
@@ -63,7 +64,7 @@ def choose_recompute(module: Module, strategy: Strategy) -> None:
     repeats = [op for op in module.main.body.walk() if op.definition.carries]
     _check_ops(repeats, what)
     for op in repeats:
-        op.attrs |= what.attrs()
+        op.attrs |= recompute_attrs(what)
 
 
 def _check_ops(repeats: list[Operation], what: Recompute) -> None:

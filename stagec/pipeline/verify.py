@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module
@@ -37,8 +37,10 @@ def verify_module(module: Module, sound: Sound | None = None) -> None:
         )
     row = phase.row if phase else PhaseRow(0)
     check_module(module, problems, typed=row.typed, sound=sound)
+    if row.arguments:
+        _check_placed(module, (arg for f in module.functions for arg in f.body.args), problems)
     if row.placed:
-        _check_placed(module, problems)
+        _check_placed(module, values(module), problems)
     if row.explicit and not problems.errors:
         _check_explicit(module, problems, sound)
     if row.lowered:
@@ -49,8 +51,8 @@ def verify_module(module: Module, sound: Sound | None = None) -> None:
     sound.keep()
 
 
-def _check_placed(module: Module, problems: DiagnosticList) -> None:
-    for value in values(module):
+def _check_placed(module: Module, checked: Iterable[Value], problems: DiagnosticList) -> None:
+    for value in checked:
         if isinstance(value.type, TensorType) and not value.type.placed:
             problems.error(
                 f"%{value.name} is not placed, but the module is {module.phase}: {value.type}",

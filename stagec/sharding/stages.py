@@ -92,12 +92,12 @@ def take_pipeline(module: Module, op: Operation) -> Pipeline | None:
     if "pipeline" not in op.attrs:
         return None
     rule = PipelineRule(
-        op.text("pipeline"),
-        op.text("pipeline_schedule", "1f1b"),
-        op.integer("pipeline_chunks", 0),
-        op.integers("pipeline_layers"),
-        op.names("pipeline_scatter"),
-        op.loc,
+        over=op.text("pipeline"),
+        schedule=op.text("pipeline_schedule", "1f1b"),
+        chunks=op.integer("pipeline_chunks", 0),
+        layers=op.integers("pipeline_layers"),
+        scatter=op.names("pipeline_scatter"),
+        loc=op.loc,
     )
     for name in [name for name in op.attrs if name.startswith("pipeline")]:
         del op.attrs[name]

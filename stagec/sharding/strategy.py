@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stagec.ir.core import Attr, Operation
+from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const
 from stagec.ir.module import Module
 from stagec.support.diagnostics import error
@@ -101,33 +101,6 @@ class Recompute:
     layers: int = 0
     every: int = 0
     loc: Loc = UNKNOWN
-
-    def attrs(self) -> dict[str, Attr]:
-        """The same as attributes of a `stg.repeat`; none if nothing is computed again."""
-        if self.policy == "none" and not self.ops:
-            return {}
-        attrs: dict[str, Attr] = {
-            "recompute": "" if self.ops else self.policy,
-            "recompute_ops": self.ops,
-            "recompute_first": const(self.layers),
-            "recompute_every": const(self.every),
-        }
-        return {name: value for name, value in attrs.items() if value not in ("", (), const(0))}
-
-
-def take_recompute(op: Operation) -> Recompute:
-    """What backward of a `stg.repeat` computes again: the inverse of `Recompute.attrs`, which are
-    removed."""
-    found = Recompute(
-        op.text("recompute", "none"),
-        op.names("recompute_ops"),
-        op.integer("recompute_first", 0),
-        op.integer("recompute_every", 0),
-        op.loc,
-    )
-    for name in [name for name in op.attrs if name.startswith("recompute")]:
-        del op.attrs[name]
-    return found
 
 
 @dataclass(frozen=True, slots=True)

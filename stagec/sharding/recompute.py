@@ -1,0 +1,35 @@
+"""What backward computes again, as attributes of the repeats that are to be differentiated."""
+
+from __future__ import annotations
+
+from stagec.ir.core import Attr, Operation
+from stagec.ir.expr import const
+from stagec.sharding.strategy import Recompute
+
+
+def recompute_attrs(what: Recompute) -> dict[str, Attr]:
+    """The attributes of a `stg.repeat`; none if nothing is computed again."""
+    if what.policy == "none" and not what.ops:
+        return {}
+    attrs: dict[str, Attr] = {
+        "recompute": "" if what.ops else what.policy,
+        "recompute_ops": what.ops,
+        "recompute_first": const(what.layers),
+        "recompute_every": const(what.every),
+    }
+    return {name: value for name, value in attrs.items() if value not in ("", (), const(0))}
+
+
+def take_recompute(op: Operation) -> Recompute:
+    """What backward of a `stg.repeat` computes again: the inverse of `recompute_attrs`, which are
+    removed."""
+    found = Recompute(
+        policy=op.text("recompute", "none"),
+        ops=op.names("recompute_ops"),
+        layers=op.integer("recompute_first", 0),
+        every=op.integer("recompute_every", 0),
+        loc=op.loc,
+    )
+    for name in [name for name in op.attrs if name.startswith("recompute")]:
+        del op.attrs[name]
+    return found
