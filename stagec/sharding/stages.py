@@ -18,6 +18,7 @@ from stagec.schedule.base import Schedule
 from stagec.schedule.validate import prove
 from stagec.sharding.strategy import PipelineRule
 from stagec.support.diagnostics import error
+from stagec.support.source import file_loc
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def take_pipeline(module: Module, op: Operation) -> Pipeline | None:
         chunks=op.integer("pipeline_chunks", 0),
         layers=op.integers("pipeline_layers"),
         scatter=op.names("pipeline_scatter"),
-        loc=op.loc,
+        loc=file_loc(op.loc) or op.loc,
     )
     for name in [name for name in op.attrs if name.startswith("pipeline")]:
         del op.attrs[name]
