@@ -14,7 +14,28 @@ class AddOptimizer(Pass):
     """Append the optimizer: the function then returns the loss, updated parameters and updated
     state.
 
-    The strategy says which (`stg.optimizer`) and with which element types (`stg.dtypes`).
+    The strategy says which (`stg.optimizer`) and with which element type of the master copy
+    (`stg.dtypes`). Parameters of that type have no master copy.
+
+    Before:
+        stg.func @f(%x: f32[B], %w: f32[B | param]) -> (f32[], f32[B]) {
+          %y = stg.mul(%x, %w) : f32[B]
+          %l = stg.sum["b->"](%y) : f32[]
+          %g_w = stg.gradient[phase = gradient](%x) : f32[B]
+          stg.return(%l, %g_w)
+        }
+    After:
+        stg.func @f(%x: f32[B], %w: f32[B | param], %w_m: f32[B | state], %w_v: f32[B | state])
+            -> (f32[], f32[B], f32[B], f32[B]) {
+          %y = stg.mul(%x, %w) : f32[B]
+          %l = stg.sum["b->"](%y) : f32[]
+          %g_w = stg.gradient[phase = gradient](%x) : f32[B]
+          %sq_g_w = stg.squared_norm[phase = optimizer](%g_w) : f32[]
+          %clip = stg.clip_factor[max = 1, phase = optimizer](%sq_g_w) : f32[]
+          %w_new, %w_m_new, %w_v_new = stg.adamw[clip, phase = optimizer](
+            %w, %g_w, %w_m, %w_v, %clip) : (f32[B], f32[B], f32[B])
+          stg.return[phase = optimizer](%l, %w_new, %w_m_new, %w_v_new)
+        }
     """
 
     name = "add-optimizer"
@@ -51,15 +72,15 @@ def add_optimizer(module: Module) -> None:
     )
     clip = _clip_factor(b, grads, strategy.clip) if strategy.clip != 0 else None
     outputs: list[Value] = []
-    homes: list[TensorType] = []
+    placed: list[TensorType] = []
     for param, grad in zip(params, grads, strict=True):
         b.loc = made_by(PASS, param.loc)
-        home = replace(placement.gradient(param), role="state")
+        owned = replace(placement.gradient(param), role="state")
         dtypes = {"master": strategy.dtypes.master, "m": "f32", "v": "f32"}
         if param.tensor.dtype == strategy.dtypes.master:
             del dtypes["master"]
         state = {
-            kind: body.add_arg(f"{param.name}_{kind}", replace(home, dtype=dtype), param.loc)
+            kind: body.add_arg(f"{param.name}_{kind}", replace(owned, dtype=dtype), param.loc)
             for kind, dtype in dtypes.items()
         }
         updated = [param, *(state[kind] for kind in ("m", "v", "master") if kind in state)]
@@ -68,10 +89,10 @@ def add_optimizer(module: Module) -> None:
         flags = {name: True for name, there in given if there}
         names = [f"{v.name}_new" for v in updated]
         outputs += b.op("stg.adamw", operands, flags, names=names).results
-        homes += [v.tensor.inner for v in updated]
+        placed += [v.tensor.inner for v in updated]
     end.set_operands([end.operands[0], *outputs])
     end.attrs["phase"] = "optimizer"
-    body.returns = (*body.returns[:1], *homes)
+    body.returns = (*body.returns[:1], *placed)
 
 
 def _clip_factor(b: Builder, grads: tuple[Value, ...], clip: Expr) -> Value:

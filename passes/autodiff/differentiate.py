@@ -1,9 +1,29 @@
 """differentiate: reverse-mode differentiation of the training step, from the ops' own gradients.
 
-The backward of a repeat is a reversed repeat; the forward values that it uses are handed over
-stacked, so the stash is explicit. Gradients of parameters end in `stg.gradient`, where reduction
-takes place. What remains to be done on one before, a sum or a cast, is done as soon as it is made,
-so that its reduction need not wait for other gradients.
+The backward of a repeat is a repeat in reverse. Forward values that it uses come out of the forward
+repeat stacked: the stash is explicit. L layers h + gelu(h w), types left out, become
+
+    %y, %stash_u, %stash_h = stg.repeat[count = L] (%h = %x, %w = %W) {
+      %u = stg.einsum["bd,de->be"](%h, %w)
+      %g = stg.gelu(%u)
+      %r = stg.add(%h, %g)
+      stg.yield(%r, %u, %h)                   forward yields what backward uses
+    }
+    %d_x, %g_W = stg.repeat[reverse, count = L, carry = 1, phase = backward] (
+      %d_r = %d_y,                            the gradient is carried from layer to layer
+      %u = %stash_u, %h = %stash_h, %w = %W) {
+      %d_u = stg.gelu_grad(%d_r, %u)
+      %d_h = stg.einsum["be,de->bd"](%d_u, %w)
+      %d_w = stg.einsum["bd,be->de"](%h, %d_u)
+      %d_w_f32 = stg.cast[f32](%d_w)
+      %d_h_2 = stg.add(%d_r, %d_h)            two contributions: of the sum, and of the product
+      stg.yield(%d_h_2, %d_w_f32)
+    }
+    %g_W_2 = stg.gradient[phase = gradient](%g_W)
+
+Gradients of parameters end in `stg.gradient`, where their reduction takes place. What has to be
+done with one before, a sum or a cast, is done as soon as it is made: its reduction then need not
+wait for other gradients.
 """
 
 from __future__ import annotations
@@ -97,10 +117,10 @@ def differentiate(module: Module) -> None:
             func.loc,
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
-    _Step(module, read_strategy(module), params).run(loss)
+    _TrainingStep(module, read_strategy(module), params).run(loss)
 
 
-class _Step:
+class _TrainingStep:
     """The training step being built."""
 
     def __init__(self, module: Module, strategy: Strategy, params: list[Value]) -> None:
@@ -264,7 +284,7 @@ class _Step:
 class _Tape:
     """Gradients of the values of one region, as they come in."""
 
-    def __init__(self, step: _Step, builder: Builder) -> None:
+    def __init__(self, step: _TrainingStep, builder: Builder) -> None:
         self._step, self.builder = step, builder
         self._grads: dict[Value, list[Value]] = {}
         self.reduced: set[Value] = set()

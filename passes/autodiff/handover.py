@@ -1,7 +1,17 @@
 """What backward takes from the forward of a repeat: slices, the stash, and what is recomputed.
 
-A parameter's slice is bound again; a value that the policy keeps comes through the stash, a stacked
-result; any other is computed again in the backward region, from what is kept.
+A slice of a parameter is bound again. A value that the policy keeps comes through the stash, a
+stacked result of the forward repeat. Any other is computed again in the backward region, from what
+is kept. Of a layer `%u = einsum(%h, %w); %g = gelu(%u)`, whose backward uses %h, %w and %u:
+
+| `recompute` | stacked | backward begins with                                         |
+|-------------|---------|--------------------------------------------------------------|
+| none        | %h, %u  | its own ops                                                  |
+| full        | %h      | `%u = stg.einsum[phase = recompute](%h, %w)`                 |
+| full_replay | %h      | the same, and `%g = stg.gelu[phase = recompute](%u)`         |
+
+With `recompute_every = 2` both are there: `stg.recall(%u_again, %u_stashed)` takes the first in
+every second layer, and the other one elsewhere.
 """
 
 from __future__ import annotations
@@ -72,8 +82,8 @@ class _HandOver:
         return self._inside[value]
 
     def _keeps(self, value: Value) -> bool:
-        """Whether the policy stashes a value; regions are never computed again, and what is named
-        is with its casts."""
+        """Whether the policy stashes a value. Regions are never computed again; a cast is if the op
+        whose result it casts is named."""
         op, what = value.producer, self._what
         if op is None or op.region is not None:
             return True
