@@ -9,7 +9,7 @@ from stagec.sharding.insert import insert_collectives
 from stagec.sharding.kept import keep_parameters
 from stagec.sharding.loads import note_rows
 from stagec.sharding.narrow import order_casts
-from stagec.sharding.stages import awaits_stages
+from stagec.sharding.stages import accumulation, pipeline_rule
 from stagec.sharding.strategy import read_strategy
 
 
@@ -47,6 +47,6 @@ class InsertCollectives(Pass):
         strategy = read_strategy(module)
         insert_collectives(module, save_gathered=self.save_gathered or strategy.save_gathered)
         order_casts(module)
-        if strategy.reshard == "last" or not awaits_stages(module):
+        if strategy.reshard == "last" or pipeline_rule(accumulation(module)) is None:
             keep_parameters(module, strategy.reshard)
         note_rows(module)

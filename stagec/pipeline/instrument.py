@@ -95,10 +95,8 @@ class PrintAfter(Hooks):
 
 
 class DumpDir(Hooks):
-    """Writes `00-input.stg`, `01-infer-shapes.stg`, ... each of which can be read back.
-
-    A pass that changes nothing has no file, but its number.
-    """
+    """Writes `00-input.stg`, `01-infer-shapes.stg`, ... each of which can be read back. A pass that
+    changes nothing writes nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count, self._last = folder, 0, ""
@@ -114,7 +112,8 @@ class DumpDir(Hooks):
         text = print_module(module)
         if text != self._last:
             write_file(self._folder / f"{self._count:02}-{name}.stg", text)
-        self._count, self._last = self._count + 1, text
+            self._count += 1
+        self._last = text
 
 
 class Timing(Hooks):

@@ -69,12 +69,6 @@ def accumulation(module: Module) -> Operation | None:
     return next((op for op in module.main.body.ops if op.definition.sums_yields), None)
 
 
-def awaits_stages(module: Module) -> bool:
-    """Whether the step is to be cut into pipeline stages later on."""
-    op = accumulation(module)
-    return op is not None and "pipeline" in op.attrs
-
-
 def pipeline_attrs(rule: PipelineRule) -> dict[str, Attr]:
     """What a rule says, as attributes of a `stg.accumulate`."""
     attrs: dict[str, Attr] = {
@@ -87,12 +81,12 @@ def pipeline_attrs(rule: PipelineRule) -> dict[str, Attr]:
     return {name: value for name, value in attrs.items() if value not in ((), const(0))}
 
 
-def take_pipeline(module: Module, op: Operation) -> Pipeline | None:
-    """The pipeline into which a `stg.accumulate` is to be cut, None if it stays whole: the inverse
-    of `pipeline_attrs`, which are removed. Raises `DiagnosticError` as `read_pipeline` does."""
-    if "pipeline" not in op.attrs:
+def pipeline_rule(op: Operation | None) -> PipelineRule | None:
+    """How a `stg.accumulate` is to be cut, None if it stays whole: the inverse of
+    `pipeline_attrs`."""
+    if op is None or "pipeline" not in op.attrs:
         return None
-    rule = PipelineRule(
+    return PipelineRule(
         over=op.text("pipeline"),
         schedule=op.text("pipeline_schedule", "1f1b"),
         chunks=op.integer("pipeline_chunks", 0),
@@ -100,6 +94,14 @@ def take_pipeline(module: Module, op: Operation) -> Pipeline | None:
         scatter=op.names("pipeline_scatter"),
         loc=file_loc(op.loc) or op.loc,
     )
+
+
+def take_pipeline(module: Module, op: Operation) -> Pipeline | None:
+    """The pipeline into which a `stg.accumulate` is to be cut, if it is; the attributes that say so
+    are removed. Raises `DiagnosticError` as `read_pipeline` does."""
+    rule = pipeline_rule(op)
+    if rule is None:
+        return None
     for name in [name for name in op.attrs if name.startswith("pipeline")]:
         del op.attrs[name]
     return read_pipeline(module, rule, op.integer("count"))

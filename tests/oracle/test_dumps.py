@@ -63,9 +63,10 @@ def test_compiling_on_from_any_dump_gives_the_same(name: str, tmp_path: Path) ->
     PassManager(pipeline, [DumpDir(tmp_path)]).run(module)
     end = renamed(module)
     dumps = sorted(tmp_path.iterdir())
+    done = 0
     for number, dump in enumerate(dumps):
-        done = int(dump.name[:2])
-        assert dump.stem[3:] == ("input", *(p.name for p in pipeline.passes))[done]
+        while number and pipeline.passes[done - 1].name != dump.stem[3:]:
+            done += 1  # a pass that changes nothing has no dump
         text = dump.read_text(encoding="utf-8")
         again = parse(text, dump.name)
         assert_same_text(print_module(again), text, dump.name)
