@@ -48,10 +48,16 @@ class Needy(Pass):
 
 
 PASSES: dict[str, type[Pass]] = {p.name: p for p in (Plain, Full, Needy)}
-PIPELINES = {"two": "plain,full{count=2}", "four": "two,two", "loop": "plain,loop"}
-PIPELINES["edited"] = "two,+before(plain):needy{size=1},-full"
-PIPELINES |= {"wide": "needy{size=0},two,needy{size=1}", "wider": "wide,plain"}
-PIPELINES |= {"round": "two,about", "about": "round"}
+PIPELINES = {
+    "two": "plain,full{count=2}",
+    "four": "two,two",
+    "loop": "plain,loop",
+    "edited": "two,+before(plain):needy{size=1},-full",
+    "wide": "needy{size=0},two,needy{size=1}",
+    "wider": "wide,plain",
+    "round": "two,about",
+    "about": "round",
+}
 WIDE = (Needy(0), Plain(), Full(count=2), Needy(1))
 
 
