@@ -197,7 +197,12 @@ REPLAY = (
 )
 #: Of repeats that are to be differentiated: 'choose-recompute' writes them, 'differentiate' reads.
 RECOMPUTE = (
-    Param("recompute", "name", "what backward computes again: selective, full or full_replay"),
+    Param(
+        "recompute",
+        "name",
+        "what backward computes again (default none)",
+        choices=("none", "selective", "full", "full_replay"),
+    ),
     Param("recompute_ops", "names", "or: results of these ops"),
     Param("recompute_first", "int", "only in the first iterations, so many"),
     Param("recompute_every", "int", "only in every n-th iteration"),
