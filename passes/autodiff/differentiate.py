@@ -83,6 +83,11 @@ class Differentiate(Pass):
     gives = Phase.DIFFERENTIATED
 
     def run(self, module: Module) -> None:
+        if module.phase == Phase.SHAPED.label and module.ops("stg.strategy"):
+            module.diagnostics.remark(
+                "the strategy is not applied: run 'apply-strategy' before 'differentiate'",
+                module.ops("stg.strategy")[0].loc,
+            )
         differentiate(module)
 
 
