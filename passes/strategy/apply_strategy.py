@@ -117,10 +117,10 @@ def _check_names(module: Module, strategy: Strategy) -> None:
                 op.loc,
                 remedy=f"write 'mesh = @{mesh.name}', or give the mesh that name",
             )
-    whole = (SplitRule(r.dims, (), False, r.loc, r.of) for r in strategy.whole)
+    whole = (SplitRule(r.dims, of=r.of, loc=r.loc) for r in strategy.whole)
     pipeline = (strategy.pipeline.over,) if strategy.pipeline is not None else ()
     named = (strategy.zero_axes, strategy.deferred, strategy.blocking, pipeline)
-    axes_only = (SplitRule((), over, True, strategy.loc) for over in named)
+    axes_only = (SplitRule((), over, at="rest", loc=strategy.loc) for over in named)
     for rule in (*strategy.splits, *whole, *axes_only):
         _check_rule(rule, axes, module.symbols, problems)
         check_values(rule, module.main.body, problems)
