@@ -11,7 +11,7 @@ from typing import Any
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const
 from stagec.ir_spec.ops.axes import EXPERTS, REDUCED, REPLICAS
-from stagec.ir_spec.ops.statement import Asked, Axes, Flag, Said, Statement, stated
+from stagec.ir_spec.ops.statement import Axes, Flag, Record, Request, Statement, parameter
 
 RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
@@ -23,10 +23,10 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)
-class TpInputs(Said):
+class TpInputs(Record):
     """Whether backward gathers the inputs of split matmuls again."""
 
-    policy: str = stated(
+    policy: str = parameter(
         "name",
         "regather or save_gathered",
         default="regather",
@@ -46,19 +46,19 @@ class TpInputsOp(Statement):
     """Whether backward gathers the inputs of split matmuls again (regather) or keeps them
     (save-gathered)."""
 
-    name, says = "stg.tp_inputs", TpInputs
+    name, record = "stg.tp_inputs", TpInputs
     example = "stg.tp_inputs[regather]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if "tp" in asked.axes:
-            yield {"policy": "regather", **self.given(asked)}
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "tp" in request.axes:
+            yield {"policy": "regather", **self.flag_values(request)}
 
 
 @dataclass(frozen=True)
-class Blocking(Said):
+class Blocking(Record):
     """Collectives of activations over these axes block."""
 
-    over: Axes = stated(
+    over: Axes = parameter(
         "names",
         "mesh axes",
         required=True,
@@ -80,19 +80,19 @@ class BlockingOp(Statement):
     the two streams (asynchronous tensor parallelism).
     """
 
-    name, says, repeats = "stg.blocking", Blocking, True
+    name, record, repeats = "stg.blocking", Blocking, True
     example = "stg.blocking[over = tp]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if "tp" in asked.axes and not asked["async_tp"]:
-            yield {"over": asked.over("tp", REPLICAS)}
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "tp" in request.axes and not request["async_tp"]:
+            yield {"over": request.over("tp", REPLICAS)}
 
 
 @dataclass(frozen=True)
-class Capacity(Said):
+class Capacity(Record):
     """The capacity factor of expert buffers, if one is given."""
 
-    factor: Expr | None = stated(
+    factor: Expr | None = parameter(
         "ratio",
         "1 or more",
         required=True,
@@ -109,15 +109,15 @@ class Capacity(Said):
 class CapacityOp(Statement):
     """The capacity factor of expert buffers: rows beyond balanced load, padded with zeros."""
 
-    name, says = "stg.capacity", Capacity
+    name, record = "stg.capacity", Capacity
     example = "stg.capacity[factor = 5/4]"
 
 
 @dataclass(frozen=True)
-class LoadRule(Said):
+class LoadRule(Record):
     """Relative loads of the experts, in one layer with experts or in all others."""
 
-    loads: tuple[int, ...] = stated(
+    loads: tuple[int, ...] = parameter(
         "ints",
         "one for each expert, 0 or more",
         required=True,
@@ -129,7 +129,7 @@ class LoadRule(Said):
             needs=(EXPERTS,),
         ),
     )
-    layer: int | None = stated("int", "the layer (default: all others)", default=None)
+    layer: int | None = parameter("int", "the layer (default: all others)", default=None, least=0)
 
 
 class ExpertLoadOp(Statement):
@@ -139,18 +139,17 @@ class ExpertLoadOp(Statement):
     that no other statement is about. Ranks take whole rows, shared out by largest remainders.
     """
 
-    name, says, repeats = "stg.expert_load", LoadRule, True
+    name, record, repeats = "stg.expert_load", LoadRule, True
     example = "stg.expert_load[loads = (5, 1, 1, 1), layer = 0]"
 
     def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
         loads = op.integers("loads")
         if any(n < 0 for n in loads) or not any(loads):
             yield "expects loads of 0 or more, and not only 0"
-        if op.integer("layer", 0) < 0:
-            yield f"counts layers from 0, found {op.integer('layer')}"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        loads = asked["expert_load"]
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        loads = request["expert_load"]
         if loads and not isinstance(loads[0], tuple):
             yield {"loads": loads}
             return
@@ -160,11 +159,11 @@ class ExpertLoadOp(Statement):
 
 def _dtype(name: str, default: str, help: str) -> Any:
     flag = Flag(f"{name}_dtype", help, tries=("f32", "bf16"), numerics=True)
-    return stated("name", f"element type: {name}", default=default, choices=DTYPES, flag=flag)
+    return parameter("name", f"element type: {name}", default=default, choices=DTYPES, flag=flag)
 
 
 @dataclass(frozen=True)
-class Dtypes(Said):
+class Dtypes(Record):
     """Element types of parameters and activations, gradients, reductions on the wire and the master
     copy; `fp8` is the recipe of 8-bit products, if there are any."""
 
@@ -172,7 +171,7 @@ class Dtypes(Said):
     grad: str = _dtype("grad", "f32", "Gradients.")
     reduce: str = _dtype("reduce", "f32", "Gradients on the wire.")
     master: str = _dtype("master", "f32", "The optimizer's copy of the parameters.")
-    fp8: str = stated(
+    fp8: str = parameter(
         "name",
         "recipe of 8-bit products",
         choices=FP8,
@@ -195,19 +194,19 @@ class DtypesOp(Statement):
     parameters at rest, keep their type.
     """
 
-    name, says = "stg.dtypes", Dtypes
+    name, record = "stg.dtypes", Dtypes
     example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        types = {n: asked[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
-        yield {**types, **self.given(asked)}
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
+        yield {**types, **self.flag_values(request)}
 
 
 @dataclass(frozen=True)
-class Bucket(Said):
+class Bucket(Record):
     """Bytes of one call that reduces gradients; 0: one call after backward."""
 
-    bytes: int = stated(
+    bytes: int = parameter(
         "int",
         "bytes with which a call is full",
         required=True,
@@ -233,25 +232,25 @@ class BucketOp(Statement):
     has calls of its own. PyTorch's first call, of 1 MiB, is not modelled.
     """
 
-    name, says = "stg.bucket", Bucket
+    name, record = "stg.bucket", Bucket
     example = "stg.bucket[bytes = 26214400]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if asked["ddp_bucket"] and asked["zero"] < 2 and asked.over(*REDUCED):
-            yield {"bytes": asked["ddp_bucket"]}
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if request["ddp_bucket"] and request["zero"] < 2 and request.over(*REDUCED):
+            yield {"bytes": request["ddp_bucket"]}
 
 
 def _some_blocks(name: str, doc: str, help: str) -> Any:
     flag = Flag(f"recompute_{name}", help, metavar="N", needs=("recompute",))
-    return stated("int", doc, least=1, flag=flag)
+    return parameter("int", doc, least=1, flag=flag)
 
 
 @dataclass(frozen=True)
-class Recompute(Said):
+class Recompute(Record):
     """What backward computes again: by policy, or the results of these ops; in all blocks, in the
     first `layers`, or in every `every`-th."""
 
-    policy: str = stated(
+    policy: str = parameter(
         "name",
         "none, selective, full or full_replay",
         default="none",
@@ -265,7 +264,7 @@ class Recompute(Said):
             tries=("none", "selective", "full"),
         ),
     )
-    ops: tuple[str, ...] = stated(
+    ops: tuple[str, ...] = parameter(
         "names", "ops whose results are computed again, as in (attention, swiglu)"
     )
     layers: int = _some_blocks(
@@ -288,7 +287,7 @@ class RecomputeOp(Statement):
     `block`), `every` in every n-th block (as torchtitan does); the others stash all.
     """
 
-    name, says = "stg.recompute", Recompute
+    name, record = "stg.recompute", Recompute
     example = "stg.recompute[full, layers = 4]"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -301,36 +300,36 @@ class RecomputeOp(Statement):
             if name in op.attrs and op.text("policy") == "none":
                 yield f"nothing is computed again, so '{name}' says nothing"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if asked["recompute"] != "none":
-            names = _names(asked)
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if request["recompute"] != "none":
+            names = _names(request)
             is_policy = names[0] in RECOMPUTE
             what = {"policy": names[0]} if is_policy else {"ops": names}
-            yield {**what, **self.given(asked)}
+            yield {**what, **self.flag_values(request)}
 
-    def refused(self, asked: Asked) -> Iterator[tuple[str, str]]:
-        unnamed = [n for n in _names(asked) if not _NAME.fullmatch(n)]
+    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+        unnamed = [n for n in _names(request) if not _NAME.fullmatch(n)]
         if unnamed:
             message = (
-                f"--recompute {asked['recompute']}: '{unnamed[0]}' is neither a policy nor the "
+                f"--recompute {request['recompute']}: '{unnamed[0]}' is neither a policy nor the "
                 "name of an op"
             )
             policies = ", ".join(RECOMPUTE)
             yield message, f"choose {policies}, or ops of the model, such as silu,multiply"
 
 
-def _names(asked: Asked) -> tuple[str, ...]:
+def _names(request: Request) -> tuple[str, ...]:
     """A policy of recompute, or names of ops."""
-    given: str = asked["recompute"]
+    given: str = request["recompute"]
     policy = given.replace("-", "_")
     return (policy,) if policy in RECOMPUTE else tuple(n.strip() for n in given.split(","))
 
 
 @dataclass(frozen=True)
-class Offload(Said):
+class Offload(Record):
     """What lives in host memory, and whether its copies are nodes of the trace."""
 
-    what: tuple[str, ...] = stated(
+    what: tuple[str, ...] = parameter(
         "names",
         "activations, optimizer or both",
         required=True,
@@ -343,7 +342,7 @@ class Offload(Said):
             metavar="activations,optimizer",
         ),
     )
-    nodes: bool = stated(
+    nodes: bool = parameter(
         "flag",
         "the copies are nodes of the trace",
         flag=Flag(
@@ -361,24 +360,19 @@ class OffloadOp(Statement):
     copies are nodes of the trace, which run beside computations.
     """
 
-    name, says = "stg.offload", Offload
+    name, record = "stg.offload", Offload
     example = "stg.offload[optimizer]"
 
-    def verify(self, op: Operation) -> Iterator[str]:
-        for name in op.names("what"):
-            if name not in OFFLOAD:
-                yield f"offloads {' or '.join(OFFLOAD)}, found '{name}'"
-
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if asked["offload"]:
-            yield self.given(asked)
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if request["offload"]:
+            yield self.flag_values(request)
 
 
 @dataclass(frozen=True)
-class Optimizer(Said):
+class Optimizer(Record):
     """The optimizer, and the largest norm of the gradients."""
 
-    kind: str = stated(
+    kind: str = parameter(
         "name",
         "adamw or none",
         default="adamw",
@@ -386,16 +380,18 @@ class Optimizer(Said):
         positional=True,
         choices=("adamw", "none"),
     )
-    clip: Expr = stated("ratio", "the largest gradient norm (default 1)", default=const(1), least=0)
+    clip: Expr = parameter(
+        "ratio", "the largest gradient norm (default 1)", default=const(1), least=0
+    )
 
 
 class OptimizerOp(Statement):
     """The optimizer: AdamW with clipping of the gradient norm to `clip` (0: no clipping)."""
 
-    name, says = "stg.optimizer", Optimizer
+    name, record = "stg.optimizer", Optimizer
     example = "stg.optimizer[adamw, clip = 1]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
         yield {"kind": "adamw", "clip": 1}
 
 

@@ -1,27 +1,26 @@
 """What a statement of a strategy is: its parameters, the flags that write it, its checks and text.
 
-A statement is defined once, by two classes side by side: a record with its parameters (`Said`),
+A statement is defined once, by two classes side by side: a record with its parameters (`Record`),
 which passes read, and its op (`Statement`). The command line, sweeps, `--print-strategy`, commands
 in manifests and docs/flags.md are derived from them.
 
     @dataclass(frozen=True)
-    class Bucket(Said):
-        bytes: int = stated("int", "bytes of a call", required=True, least=1, flag=Flag(...))
+    class Bucket(Record):
+        bytes: int = parameter("int", "bytes of a call", required=True, least=1, flag=Flag(...))
 
     class BucketOp(Statement):
-        name, says = "stg.bucket", Bucket
+        name, record = "stg.bucket", Bucket
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from fractions import Fraction
 from math import prod
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, fraction
+from stagec.ir.expr import fraction
 from stagec.ir.opdef import Param
 from stagec.ir_spec.ops.structure import Declaration
 from stagec.support.source import UNKNOWN, Loc
@@ -57,13 +56,13 @@ class Flag:
         """`--dp-shard` for `dp_shard`."""
         return "--" + self.name.replace("_", "-")
 
-    def is_usual(self, value: object) -> bool:
+    def is_default(self, value: object) -> bool:
         """Whether a value is the default."""
         return bool(value == self.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Request:
     """What a command line asks for: the values of its flags, the axes of the mesh (None: of open
     size) and the symbols of the model, with their sizes as far as they are known."""
 
@@ -86,6 +85,7 @@ class Asked:
 # -- parameters ------------------------------------------------------------------------------------
 
 _UNSET: Any = object()
+#: What holds where a text does not say it, if the statement names no default.
 _NOTHING: Mapping[str, Any] = {
     "names": (),
     "ints": (),
@@ -95,6 +95,7 @@ _NOTHING: Mapping[str, Any] = {
     "str": "",
     "ratio": None,
 }
+#: The kind of the flag that gives a parameter of a kind.
 _FLAG_KINDS = {
     "int": "int",
     "ints": "layers",
@@ -105,7 +106,75 @@ _FLAG_KINDS = {
 }
 
 
-def stated(
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A parameter with its bounds and the flag that gives it."""
+
+    param: Param
+    default: Any
+    least: int | None
+    most: int | None
+    flag: Flag | None
+
+    def complete_flag(self) -> Flag | None:
+        """The flag, with what it has from the parameter."""
+        flag, param = self.flag, self.param
+        if flag is None:
+            return None
+        kind = flag.kind or self.flag_kind
+        default = self.default if flag.default is None else flag.default
+        choices = flag.choices or tuple(c.replace("_", "-") for c in param.choices)
+        if kind == "choice" and default not in choices:
+            choices = (default, *choices)
+        least = self.least if flag.least is None else flag.least
+        if kind == "int" and least is not None:
+            least = min(least, default)
+        most = self.most if flag.most is None else flag.most
+        return replace(flag, kind=kind, choices=choices, default=default, least=least, most=most)
+
+    @property
+    def flag_kind(self) -> str:
+        """The kind of a flag whose value is that of the parameter."""
+        return _FLAG_KINDS.get(self.param.kind) or ("choice" if self.param.choices else "text")
+
+    def read(self, op: Operation) -> Any:
+        """The value that an op gives it."""
+        name = self.param.name
+        match self.param.kind:
+            case "names":
+                return op.names(name)
+            case "ints":
+                return op.integers(name)
+            case "int":
+                return op.integer(name)
+            case "flag":
+                return op.flag(name)
+            case "ratio":
+                return op.expr(name)
+            case _:
+                return op.text(name)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """Whether the value of an op is within the bounds."""
+        least, most, name = self.least, self.most, self.param.name
+        if least is None or name not in op.attrs:
+            return
+        value = op.expr(name)
+        if value.symbols or fraction(value) < least or (most and fraction(value) > most):
+            wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+            yield f"expects '{name}' to be a number {wanted}, found {value}"
+
+    def text(self, value: Any) -> str:
+        """A value as it stands in brackets: `zero = 3`, `weak`, `(H, G)`."""
+        if self.param.kind == "flag":
+            return self.param.name
+        items = [str(v) for v in (value if isinstance(value, tuple) else (value,))]
+        text = items[0] if len(items) == 1 else f"({', '.join(items)})"
+        text = f'"{text}"' if self.param.kind == "str" else text
+        return text if self.param.positional else f"{self.param.name} = {text}"
+
+
+def parameter(
     kind: str,
     doc: str,
     *,
@@ -119,83 +188,88 @@ def stated(
 ) -> Any:
     """A parameter of a statement, as a field of its record.
 
-    `default` is what holds where the text does not say it; `least` and `most` are the bounds of a
+    `default` is what holds where the text does not say it. `least` and `most` are the bounds of a
     number, in a text and on the command line.
     """
-    if default is _UNSET:
-        default = _NOTHING[kind]
-    what: dict[str, Any] = {"param": Param("", kind, doc, required, positional, choices)}
-    what |= {"least": least, "most": most, "flag": flag}
-    return field(default=default, metadata=what)
+    default = _NOTHING[kind] if default is _UNSET else default
+    param = Param("", kind, doc, required, positional, choices)
+    return field(default=default, metadata={"": _Field(param, default, least, most, flag)})
 
 
 @dataclass(frozen=True)
-class Said:
-    """Base of what statements say, one field for each parameter."""
+class Record:
+    """Base of what statements say, a field for each parameter."""
 
     loc: Loc = field(default=UNKNOWN, kw_only=True)
+
+
+def _fields(record: type[Record]) -> Iterator[_Field]:
+    for each in fields(record):
+        if each.metadata:
+            found: _Field = each.metadata[""]
+            yield replace(found, param=replace(found.param, name=each.name))
 
 
 # -- statements ------------------------------------------------------------------------------------
 
 
 class Statement(Declaration):
-    """Base of the statements of a strategy. The flags that write it are those of its parameters,
-    and `flags` for what is no parameter of its own."""
+    """Base of the statements of a strategy.
 
-    says: ClassVar[type[Said]] = Said
+    `record` has the parameters. The flags are those of its parameters, after `flags`, which give no
+    single parameter.
+    """
+
+    record: ClassVar[type[Record]] = Record
     flags: ClassVar[tuple[Flag, ...]] = ()
     repeats: ClassVar[bool] = False  # it may stand several times
-    _given: ClassVar[Mapping[str, Flag]] = {}  # parameter -> the flag that has its very value
-    _bounds: ClassVar[Mapping[str, tuple[int | None, int | None]]] = {}
+    _fields: ClassVar[tuple[_Field, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        found = [(f.name, f.default, f.metadata) for f in fields(cls.says) if f.metadata]
-        cls.params = tuple(replace(about["param"], name=name) for name, _, about in found)
-        cls._bounds = {name: (about["least"], about["most"]) for name, _, about in found}
-        flags = {n: _complete(n, default, a) for n, default, a in found if a["flag"] is not None}
-        cls.flags = (*cls.flags, *flags.values())
-        kinds = {p.name: _kind(p) for p in cls.params}
-        cls._given = {name: flag for name, flag in flags.items() if flag.kind == kinds[name]}
+        cls._fields = tuple(replace(f, flag=f.complete_flag()) for f in _fields(cls.record))
+        cls.params = tuple(f.param for f in cls._fields)
+        cls.flags = (*cls.flags, *(f.flag for f in cls._fields if f.flag is not None))
 
-    def read(self, op: Operation) -> Said:
+    def read(self, op: Operation) -> Record:
         """What an op of this kind says, with the defaults for what it leaves out."""
-        found = {p.name: _value(op, p) for p in self.params if p.name in op.attrs}
-        return self.says(**found, loc=op.loc)
+        said = {f.param.name: f.read(op) for f in self._fields if f.param.name in op.attrs}
+        return self.record(**said, loc=op.loc)
 
     def verify(self, op: Operation) -> Iterator[str]:
         """What is out of its bounds; subclasses go on from here."""
-        for name, (least, most) in self._bounds.items():
-            if name in op.attrs and (least is not None or most is not None):
-                yield from _out_of_bounds(name, op.expr(name), least, most)
+        for each in self._fields:
+            yield from each.verify(op)
 
     # -- flags -------------------------------------------------------------------------------------
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
+    def text(self, request: Request) -> Iterator[str]:
+        """The statements that flags stand for, as they stand in a text."""
+        for said in self.from_flags(request):
+            parts = [f.text(said[f.param.name]) for f in self._fields if f.param.name in said]
+            yield f"{self.name}[{', '.join(parts)}]"
+
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
         """The statements that flags stand for, each as its parameters; by default one if a flag
         of a parameter is given."""
-        if said := self.given(asked):
+        if said := self.flag_values(request):
             yield said
 
-    def given(self, asked: Asked) -> dict[str, Any]:
-        """The parameters that flags give another value than the default."""
+    def flag_values(self, request: Request) -> dict[str, Any]:
+        """The parameters whose flags have another value than the default."""
         found: dict[str, Any] = {}
-        for name, flag in self._given.items():
-            value = asked[flag.name]
-            if not flag.is_usual(value):
-                found[name] = _said(flag, value)
+        for each in self._fields:
+            flag = each.flag
+            if flag is None or flag.kind != each.flag_kind:
+                continue  # its value is not that of the parameter
+            value = request[flag.name]
+            if not flag.is_default(value):
+                found[each.param.name] = _said(flag, value)
         return found
 
-    def refused(self, asked: Asked) -> Iterator[tuple[str, str]]:
+    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
         """What is wrong with the flags of this statement, each with a remedy."""
         return iter(())
-
-    def text(self, asked: Asked) -> Iterator[str]:
-        """The statements that flags stand for, as they stand in a text."""
-        for said in self.written(asked):
-            parts = [_part(p, said[p.name]) for p in self.params if p.name in said]
-            yield f"{self.name}[{', '.join(parts)}]"
 
 
 def _said(flag: Flag, value: Any) -> Any:
@@ -207,65 +281,3 @@ def _said(flag: Flag, value: Any) -> Any:
             return tuple(n.strip() for n in value.split(","))
         case _:
             return value
-
-
-def _kind(param: Param) -> str:
-    return _FLAG_KINDS.get(param.kind) or ("choice" if param.choices else "text")
-
-
-def _complete(name: str, default: Any, about: Mapping[str, Any]) -> Flag:
-    """A flag with what it has from its parameter."""
-    flag, param = cast(Flag, about["flag"]), cast(Param, about["param"])
-    kind = flag.kind or _kind(param)
-    choices = flag.choices or tuple(c.replace("_", "-") for c in param.choices)
-    default = default if flag.default is None else flag.default
-    if kind == "choice" and default not in choices:
-        choices = (default, *choices)
-    least = flag.least if flag.least is not None else about["least"]
-    if kind == "int" and least is not None:
-        least = min(least, default)
-    most = flag.most if flag.most is not None else about["most"]
-    return replace(flag, kind=kind, choices=choices, default=default, least=least, most=most)
-
-
-def _value(op: Operation, param: Param) -> Any:
-    match param.kind:
-        case "names":
-            return op.names(param.name)
-        case "ints":
-            return op.integers(param.name)
-        case "int":
-            return op.integer(param.name)
-        case "flag":
-            return op.flag(param.name)
-        case "ratio":
-            return op.expr(param.name)
-        case _:
-            return op.text(param.name)
-
-
-def _out_of_bounds(name: str, value: Expr, least: int | None, most: int | None) -> Iterator[str]:
-    wanted = f"a number of {least} or more" if most is None else f"a number from {least} to {most}"
-    if value.symbols or not _within(fraction(value), least, most):
-        yield f"expects '{name}' to be {wanted}, found {value}"
-
-
-def _within(value: Fraction, least: int | None, most: int | None) -> bool:
-    return (least is None or value >= least) and (most is None or value <= most)
-
-
-def _part(param: Param, value: Any) -> str:
-    """`zero = 3`."""
-    if param.kind == "flag":
-        return param.name
-    text = _text(value)
-    if param.kind == "str":
-        text = f'"{text}"'
-    return text if param.positional else f"{param.name} = {text}"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, tuple):
-        return str(value)
-    items = [str(v) for v in cast("tuple[object, ...]", value)]
-    return items[0] if len(items) == 1 else f"({', '.join(items)})"

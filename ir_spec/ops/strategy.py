@@ -10,7 +10,7 @@ from typing import Any
 from stagec.ir.core import Operation
 from stagec.ir.opdef import Param
 from stagec.ir_spec.ops.axes import DATA_AXES, EXPERTS, REPLICAS, SHARDING, TENSOR_PARALLEL
-from stagec.ir_spec.ops.statement import Asked, Axes, Flag, Said, Statement, stated
+from stagec.ir_spec.ops.statement import Axes, Flag, Record, Request, Statement, parameter
 from stagec.ir_spec.ops.structure import Declaration
 
 ORDERS = ("zigzag", "plain")
@@ -30,15 +30,15 @@ class StrategyOp(Declaration):
 
 
 @dataclass(frozen=True)
-class SplitRule(Said):
+class SplitRule(Record):
     """Dimensions of these names are split over the axes."""
 
-    dims: tuple[str, ...] = stated("names", "dimension names", required=True, positional=True)
-    over: Axes = stated("names", "mesh axes", required=True)
-    at: str = stated("name", "rest, or everywhere by default", choices=("rest",))
-    of: tuple[str, ...] = stated("names", "only values of these names")
-    weak: bool = stated("flag", "give way where a computation uses the axes otherwise")
-    only_with: tuple[str, ...] = stated(
+    dims: tuple[str, ...] = parameter("names", "dimension names", required=True, positional=True)
+    over: Axes = parameter("names", "mesh axes", required=True)
+    at: str = parameter("name", "rest, or everywhere by default", choices=("rest",))
+    of: tuple[str, ...] = parameter("names", "only values of these names")
+    weak: bool = parameter("flag", "give way where a computation uses the axes otherwise")
+    only_with: tuple[str, ...] = parameter(
         "names", "only in values that have one of these dimensions too"
     )
 
@@ -64,7 +64,7 @@ class SplitOp(Statement):
     that are split, arguments or results; for them it comes before statements without names.
     """
 
-    name, says, repeats = "stg.split", SplitRule, True
+    name, record, repeats = "stg.split", SplitRule, True
     flags = (
         Flag(
             "etp",
@@ -85,40 +85,40 @@ class SplitOp(Statement):
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if data := asked.over(*DATA_AXES):
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if data := request.over(*DATA_AXES):
             yield {"dims": "B", "over": data}
-        if "ep" in asked.axes:
+        if "ep" in request.axes:
             yield {"dims": "B", "over": "ep", "weak": True}
-        whole = asked["etp"] == 1 and (asked["ep"] > 1 or "ep" in asked.axes)
-        experts = asked.over("ep", *(("tp",) if whole else ()))
-        if experts and EXPERTS in asked.sizes:
+        whole = request["etp"] == 1 and (request["ep"] > 1 or "ep" in request.axes)
+        experts = request.over("ep", *(("tp",) if whole else ()))
+        if experts and EXPERTS in request.sizes:
             yield {"dims": EXPERTS, "over": experts, "only_with": "M"}
-        if "cp" in asked.axes:
+        if "cp" in request.axes:
             yield {"dims": "S", "over": "cp"}
-        if "tp" in asked.axes:
-            yield from self._tensor_parallel(asked)
+        if "tp" in request.axes:
+            yield from self._tensor_parallel(request)
 
-    def _tensor_parallel(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
+    def _tensor_parallel(self, request: Request) -> Iterator[Mapping[str, Any]]:
         """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
         for."""
-        over = asked.over("tp", REPLICAS)
-        whole = ("M",) if asked["etp"] == 1 else ()
-        dims = [n for n in TENSOR_PARALLEL if n in asked.sizes and n not in whole]
-        if REPLICAS in asked.axes and "G" in dims:
+        over = request.over("tp", REPLICAS)
+        whole = ("M",) if request["etp"] == 1 else ()
+        dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
+        if REPLICAS in request.axes and "G" in dims:
             dims.remove("G")
             yield {"dims": "G", "over": "tp"}
         if dims:
             yield {"dims": tuple(dims), "over": over}
-        if asked["sp"]:
+        if request["sp"]:
             yield {"dims": "S", "over": over, "at": "rest"}
 
 
 @dataclass(frozen=True)
-class Defer(Said):
+class Defer(Record):
     """Partial sums over these axes are handed on."""
 
-    over: Axes = stated("names", "mesh axes", required=True)
+    over: Axes = parameter("names", "mesh axes", required=True)
 
 
 class DeferOp(Statement):
@@ -129,20 +129,22 @@ class DeferOp(Statement):
     are where tensor parallelism is wider than they are many.
     """
 
-    name, says, repeats = "stg.defer", Defer, True
+    name, record, repeats = "stg.defer", Defer, True
     example = "stg.defer[over = tpr]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if REPLICAS in asked.axes and "tp" in asked.axes and "G" in asked.sizes:
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if REPLICAS in request.axes and "tp" in request.axes and "G" in request.sizes:
             yield {"over": REPLICAS}
 
 
 @dataclass(frozen=True)
-class Exchange(Said):
+class Exchange(Record):
     """The split of a dimension moves to other ones, around attention."""
 
-    dim: str = stated("name", "the dimension", required=True, positional=True)
-    into: tuple[str, ...] = stated("names", "the dimensions that are split instead", required=True)
+    dim: str = parameter("name", "the dimension", required=True, positional=True)
+    into: tuple[str, ...] = parameter(
+        "names", "the dimensions that are split instead", required=True
+    )
 
 
 class ExchangeOp(Statement):
@@ -152,20 +154,20 @@ class ExchangeOp(Statement):
     attention, and of its result after.
     """
 
-    name, says, repeats = "stg.exchange", Exchange, True
+    name, record, repeats = "stg.exchange", Exchange, True
     example = "stg.exchange[S, into = (H, G)]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if "cp" in asked.axes and asked["cp_mode"] == "ulysses":
-            yield {"dim": "S", "into": tuple(n for n in ("H", "G") if n in asked.sizes)}
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request["cp_mode"] == "ulysses":
+            yield {"dim": "S", "into": tuple(n for n in ("H", "G") if n in request.sizes)}
 
 
 @dataclass(frozen=True)
-class RingRule(Said):
+class RingRule(Record):
     """Attention along a dimension passes its parts round the ranks, in this order of positions."""
 
-    dim: str = stated("name", "the dimension", required=True, positional=True)
-    order: str = stated(
+    dim: str = parameter("name", "the dimension", required=True, positional=True)
+    order: str = parameter(
         "name",
         "how positions lie on ranks (default zigzag)",
         default="zigzag",
@@ -187,7 +189,7 @@ class RingOp(Statement):
     2n-1 times what the first one does.
     """
 
-    name, says, repeats = "stg.ring", RingRule, True
+    name, record, repeats = "stg.ring", RingRule, True
     flags = (
         Flag(
             "cp_mode",
@@ -200,12 +202,12 @@ class RingOp(Statement):
     )
     example = "stg.ring[S, order = zigzag]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if "cp" in asked.axes and asked["cp_mode"] == "ring":
-            yield {"dim": "S", "order": asked["cp_order"]}
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request["cp_mode"] == "ring":
+            yield {"dim": "S", "order": request["cp_order"]}
 
-    def refused(self, asked: Asked) -> Iterator[tuple[str, str]]:
-        mode, order = asked["cp_mode"], asked["cp_order"]
+    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+        mode, order = request["cp_mode"], request["cp_order"]
         if mode != "ring" and order != "zigzag":
             message = (
                 f"--cp-order {order} is for --cp-mode ring: --cp-mode {mode} leaves the sequence "
@@ -215,11 +217,11 @@ class RingOp(Statement):
 
 
 @dataclass(frozen=True)
-class ShardParams(Said):
+class ShardParams(Record):
     """The stage of ZeRO, the axes that it shards over, and when parameters are gathered."""
 
-    over: Axes = stated("names", "mesh axes", required=True)
-    zero: int = stated(
+    over: Axes = parameter("names", "mesh axes", required=True)
+    zero: int = parameter(
         "int",
         "the stage, 1 to 3",
         required=True,
@@ -232,7 +234,7 @@ class ShardParams(Said):
             tries=(0, 1, 2, 3),
         ),
     )
-    reshard: str = stated(
+    reshard: str = parameter(
         "name",
         "after forward (default always)",
         default="always",
@@ -243,7 +245,7 @@ class ShardParams(Said):
             tries=("never", "last", "always"),
         ),
     )
-    prefetch: int = stated(
+    prefetch: int = parameter(
         "int",
         "blocks ahead that parameters are gathered (default 1)",
         default=1,
@@ -264,7 +266,7 @@ class ShardParamsOp(Statement):
     What stages of a pipeline keep is gathered once, before the microbatches.
     """
 
-    name, says = "stg.shard_params", ShardParams
+    name, record = "stg.shard_params", ShardParams
     example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -274,34 +276,34 @@ class ShardParamsOp(Statement):
             if name in op.attrs and stage < 3:
                 yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        over = asked.over(*SHARDING)
-        if asked["zero"] and over:
-            yield {"over": over, **self.given(asked)}
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        over = request.over(*SHARDING)
+        if request["zero"] and over:
+            yield {"over": over, **self.flag_values(request)}
 
-    def refused(self, asked: Asked) -> Iterator[tuple[str, str]]:
+    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
         for flag in self.flags[1:]:
-            value = asked[flag.name]
-            if asked["zero"] < 3 and not flag.is_usual(value):
+            value = request[flag.name]
+            if request["zero"] < 3 and not flag.is_default(value):
                 message = (
                     f"{flag.option} {value} needs parameters that are sharded: --zero 3, found "
-                    f"--zero {asked['zero']}"
+                    f"--zero {request['zero']}"
                 )
                 yield message, "choose --zero 3, or leave it out"
 
 
 @dataclass(frozen=True)
-class Microbatches(Said):
+class Microbatches(Record):
     """How many microbatches there are, and the symbol of the batch that they split."""
 
-    count: int = stated("int", "how many", default=1, required=True, least=1)
-    split: str = stated("name", "the batch symbol (B)", default="B")
+    count: int = parameter("int", "how many", default=1, required=True, least=1)
+    split: str = parameter("name", "the batch symbol (B)", default="B")
 
 
 class MicrobatchesOp(Statement):
     """Splits the batch into microbatches whose gradients are accumulated."""
 
-    name, says = "stg.microbatches", Microbatches
+    name, record = "stg.microbatches", Microbatches
     flags = (
         Flag(
             "microbatches",
@@ -313,8 +315,8 @@ class MicrobatchesOp(Statement):
     )
     example = "stg.microbatches[count = 4]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        count = microbatches(asked["microbatches"], asked.ranks("pp"))
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        count = microbatches(request["microbatches"], request.ranks("pp"))
         if count > 1:
             yield {"count": count}
 
@@ -325,11 +327,11 @@ def microbatches(given: int, stages: int) -> int:
 
 
 @dataclass(frozen=True)
-class PipelineRule(Said):
+class PipelineRule(Record):
     """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
 
-    over: str = stated("name", "the mesh axis", required=True)
-    schedule: str = stated(
+    over: str = parameter("name", "the mesh axis", required=True)
+    schedule: str = parameter(
         "str",
         'the schedule (default "1f1b")',
         default="1f1b",
@@ -341,7 +343,7 @@ class PipelineRule(Said):
             needs=("pp",),
         ),
     )
-    chunks: int = stated(
+    chunks: int = parameter(
         "int",
         "parts of the model per rank (default: the schedule's own)",
         least=0,
@@ -351,7 +353,7 @@ class PipelineRule(Said):
             needs=("pp",),
         ),
     )
-    layers: tuple[int, ...] = stated(
+    layers: tuple[int, ...] = parameter(
         "ints",
         "layers of each part of the model",
         flag=Flag(
@@ -361,7 +363,7 @@ class PipelineRule(Said):
             needs=("pp",),
         ),
     )
-    scatter: Axes = stated(
+    scatter: Axes = parameter(
         "names",
         "mesh axes over which ranks send a part each of what all hold",
         flag=Flag(
@@ -384,22 +386,22 @@ class PipelineOp(Statement):
     of a message that is scattered together with an all_gather.
     """
 
-    name, says = "stg.pipeline", PipelineRule
+    name, record = "stg.pipeline", PipelineRule
     example = 'stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]'
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if "pp" in asked.axes:
-            said = {"over": "pp", "schedule": asked["schedule"], **self.given(asked)}
-            scatter = asked.over("tp", REPLICAS) if asked["scatter_gather"] else ()
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "pp" in request.axes:
+            said = {"over": "pp", "schedule": request["schedule"], **self.flag_values(request)}
+            scatter = request.over("tp", REPLICAS) if request["scatter_gather"] else ()
             yield {**said, "scatter": scatter} if scatter else said
 
 
 @dataclass(frozen=True)
-class Gather(Said):
+class Gather(Record):
     """Activations split over these dimensions are gathered, or the values named are whole."""
 
-    dims: tuple[str, ...] = stated("names", "dimension names", required=True, positional=True)
-    of: tuple[str, ...] = stated("names", "only values of these names")
+    dims: tuple[str, ...] = parameter("names", "dimension names", required=True, positional=True)
+    of: tuple[str, ...] = parameter("names", "only values of these names")
 
 
 class GatherOp(Statement):
@@ -410,7 +412,7 @@ class GatherOp(Statement):
     `of`, the values of these names are whole in the dimensions instead, whoever uses them.
     """
 
-    name, says, repeats = "stg.gather", Gather, True
+    name, record, repeats = "stg.gather", Gather, True
     flags = (
         Flag(
             "no_vocab_parallel",
@@ -423,10 +425,10 @@ class GatherOp(Statement):
     )
     example = "stg.gather[V]"
 
-    def written(self, asked: Asked) -> Iterator[Mapping[str, Any]]:
-        if "cp" in asked.axes and asked["cp_mode"] == "all-gather":
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request["cp_mode"] == "all-gather":
             yield {"dims": "S"}
-        if "tp" in asked.axes and asked["no_vocab_parallel"]:
+        if "tp" in request.axes and request["no_vocab_parallel"]:
             yield {"dims": "V"}
 
 

@@ -13,7 +13,7 @@ from stagec.driver.flags import FLAGS, STATEMENTS
 from stagec.driver.options import JobOptions
 from stagec.ir_spec.ops.axes import AXES as ALL_AXES
 from stagec.ir_spec.ops.axes import SHARDING
-from stagec.ir_spec.ops.statement import Asked, Need
+from stagec.ir_spec.ops.statement import Need, Request
 from stagec.ir_spec.ops.strategy import microbatches
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -21,7 +21,7 @@ from stagec.support.diagnostics import Diagnostic, error
 AXES = tuple(a for a in ALL_AXES if a != "ep")
 
 
-Rule = Callable[[Asked], Iterator[Diagnostic]]
+Rule = Callable[[Request], Iterator[Diagnostic]]
 
 
 def flag(name: str) -> str:
@@ -134,23 +134,23 @@ def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _one_mesh(asked: Asked) -> Iterator[Diagnostic]:
-    if asked["dp"] > 1 and asked["dp_replicate"] * asked["dp_shard"] > 1:
+def _one_mesh(request: Request) -> Iterator[Diagnostic]:
+    if request["dp"] > 1 and request["dp_replicate"] * request["dp_shard"] > 1:
         yield _error(
             "--dp and --dp-replicate or --dp-shard both give the data-parallel ranks",
             "give --dp, or --dp-replicate R --dp-shard N with R*N ranks",
         )
-    sized = [a for a in AXES if asked[a] > 1]
-    if asked["mesh"] is not None and sized:
+    sized = [a for a in AXES if request[a] > 1]
+    if request["mesh"] is not None and sized:
         yield _error(
             f"--mesh and {flag(sized[0])} both give the mesh", "give the axes in one of them"
         )
 
 
-def _heads(asked: Asked) -> Iterator[Diagnostic]:
+def _heads(request: Request) -> Iterator[Diagnostic]:
     """Tensor parallelism beyond the KV heads still needs a query head on every rank."""
-    heads, groups = asked.sizes.get("H"), asked.sizes.get("G")
-    tp = asked.ranks("tp", "tpr")
+    heads, groups = request.sizes.get("H"), request.sizes.get("G")
+    tp = request.ranks("tp", "tpr")
     if heads and groups and tp > groups and tp % groups == 0 and heads % tp:
         valid = [n for n in divisors(heads) if n % groups == 0 or groups % n == 0]
         yield _error(
@@ -159,10 +159,10 @@ def _heads(asked: Asked) -> Iterator[Diagnostic]:
         )
 
 
-def _ulysses(asked: Asked) -> Iterator[Diagnostic]:
+def _ulysses(request: Request) -> Iterator[Diagnostic]:
     """Ulysses splits the KV heads that tensor parallelism leaves on a rank."""
-    heads, cp, tp = asked.sizes.get("G"), asked.ranks("cp"), asked.ranks("tp")
-    if asked["cp_mode"] != "ulysses" or not heads or cp == 1 or heads % (cp * tp) == 0:
+    heads, cp, tp = request.sizes.get("G"), request.ranks("cp"), request.ranks("tp")
+    if request["cp_mode"] != "ulysses" or not heads or cp == 1 or heads % (cp * tp) == 0:
         return
     left = heads // tp if heads % tp == 0 else heads
     yield _error(
@@ -172,67 +172,68 @@ def _ulysses(asked: Asked) -> Iterator[Diagnostic]:
     )
 
 
-def _pipeline(asked: Asked) -> Iterator[Diagnostic]:
+def _pipeline(request: Request) -> Iterator[Diagnostic]:
     """What a pipeline does for every microbatch, it does often."""
-    stages = asked.ranks("pp")
+    stages = request.ranks("pp")
     if stages == 1:
         return
-    count = microbatches(asked["microbatches"], stages)
-    sharded = asked["zero"] == 3 and asked["reshard_after_forward"] != "never"
-    if sharded and asked.over(*SHARDING):
+    count = microbatches(request["microbatches"], stages)
+    sharded = request["zero"] == 3 and request["reshard_after_forward"] != "never"
+    if sharded and request.over(*SHARDING):
         yield _warning(
             f"--zero 3 in a pipeline gathers the parameters of a stage {2 * count} times a step, "
             f"in forward and backward of each of {count} microbatches: --zero 1 gathers them once"
         )
 
 
-def _recompute(asked: Asked) -> Iterator[Diagnostic]:
+def _recompute(request: Request) -> Iterator[Diagnostic]:
     """There are as many blocks as the model has layers."""
-    layers = asked.sizes.get("L")
+    layers = request.sizes.get("L")
     for name in ("recompute_layers", "recompute_every"):
-        if asked["recompute"] != "none" and layers and asked[name] > layers:
+        if request["recompute"] != "none" and layers and request[name] > layers:
             yield _error(
-                f"{flag(name)} {asked[name]}, but the model has L = {layers} layers",
+                f"{flag(name)} {request[name]}, but the model has L = {layers} layers",
                 f"choose {flag(name)} from 1 to {layers}",
             )
 
 
-def _statements(asked: Asked) -> Iterator[Diagnostic]:
+def _statements(request: Request) -> Iterator[Diagnostic]:
     """What single statements refuse."""
     for statement in STATEMENTS:
-        yield from (_error(*found) for found in statement.refused(asked))
+        yield from (_error(*found) for found in statement.problems(request))
 
 
-def without_effect(asked: Asked) -> Iterator[Diagnostic]:
+def without_effect(request: Request) -> Iterator[Diagnostic]:
     """Flags that change nothing here."""
     for given in FLAGS.values():
-        value = asked[given.name]
-        needed = () if given.is_usual(value) else given.needs
-        lacking = next((need for need in needed if not _is_met(asked, need)), None)
+        value = request[given.name]
+        needed = () if given.is_default(value) else given.needs
+        lacking = next((need for need in needed if not _is_met(request, need)), None)
         if lacking is not None:
             shown = f"--no-{given.option[2:]}" if value is False else given.option
             yield _warning(f"{shown} has no effect without {flag(_names(lacking)[0])}")
-    if asked["zero"] >= 2 and not FLAGS["ddp_bucket"].is_usual(asked["ddp_bucket"]):
+    if request["zero"] >= 2 and not FLAGS["ddp_bucket"].is_default(request["ddp_bucket"]):
         yield _warning(
             "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"
         )
-    if asked["scatter_gather"] and asked["sp"] and {"pp", "tp"} <= asked.axes.keys():
+    if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
 
 
-def _is_met(asked: Asked, need: Need) -> bool:
-    """Whether there is what a flag has no effect without; of a model another check is asked."""
-    return any(_is_there(asked, name) for name in _names(need))
+def _is_met(request: Request, need: Need) -> bool:
+    """Whether there is what a flag has no effect without; dimensions of the model are
+    checked with the experts."""
+    return any(_is_there(request, name) for name in _names(need))
 
 
 def _names(need: Need) -> tuple[str, ...]:
     return (need,) if isinstance(need, str) else need
 
 
-def _is_there(asked: Asked, name: str) -> bool:
+def _is_there(request: Request, name: str) -> bool:
     if name in ALL_AXES:
-        return name in asked.axes
-    return name not in FLAGS or not FLAGS[name].is_usual(asked[name])
+        return name in request.axes
+    return name not in FLAGS or not FLAGS[name].is_default(request[name])
 
 
 #: Every rule of combination; a new one is a function and a line here.
@@ -247,7 +248,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check(asked: Asked) -> list[Diagnostic]:
+def check(request: Request) -> list[Diagnostic]:
     """What all rules say of a job, errors first."""
-    found = [d for rule in RULES for d in rule(asked)]
+    found = [d for rule in RULES for d in rule(request)]
     return sorted(found, key=lambda d: d.severity != "error")

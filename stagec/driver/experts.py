@@ -24,7 +24,7 @@ def folded_axes(options: JobOptions, axes: Iterable[str]) -> dict[str, int]:
 def check_experts(options: JobOptions, symbols: Collection[str]) -> None:
     """Raise `DiagnosticError` for expert-parallel flags that cannot be, with the nearest choice."""
     about = [flag for flag in FLAGS.values() if EXPERTS in flag.needs]
-    given = [flag for flag in about if not flag.is_usual(getattr(options, flag.name))]
+    given = [flag for flag in about if not flag.is_default(getattr(options, flag.name))]
     if given and EXPERTS not in symbols:
         raise error(
             f"{given[0].option}: the model has no experts (no dimension {EXPERTS})",

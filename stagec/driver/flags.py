@@ -15,7 +15,7 @@ from stagec.driver.expert_load import LoadFile
 from stagec.ir_spec.ops import BUILTIN
 from stagec.ir_spec.ops.axes import AXES, EXPERTS
 from stagec.ir_spec.ops.axes import FLAGS as AXIS_FLAGS
-from stagec.ir_spec.ops.statement import Asked, Flag, Statement
+from stagec.ir_spec.ops.statement import Flag, Request, Statement
 
 #: The statements of a strategy, in the order in which flags write them.
 STATEMENTS = tuple(op for op in BUILTIN if isinstance(op, Statement))
@@ -62,9 +62,9 @@ def words(name: str, value: object) -> Iterator[str]:
         yield str(value)
 
 
-def strategy_text(asked: Asked) -> str:
+def strategy_text(request: Request) -> str:
     """The strategy that flags stand for, as the text that could have been given instead."""
-    lines = (line for statement in STATEMENTS for line in statement.text(asked))
+    lines = (line for statement in STATEMENTS for line in statement.text(request))
     body = "".join(f"  {line}\n" for line in lines)
     return f"stg.strategy @shorthand[mesh = @pod] {{\n{body}}}"
 

@@ -15,7 +15,7 @@ from stagec.driver.common import read_source, remember, report
 from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.instruments import instruments
-from stagec.driver.options import JobOptions, asked
+from stagec.driver.options import JobOptions, request
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
@@ -103,7 +103,7 @@ class JobBuilder:
 
     def _check_options(self, module: Module) -> None:
         """Refuse options that do not go together; tell of those without effect."""
-        found = check(asked(self.options, self._axes(), module.symbols))
+        found = check(request(self.options, self._axes(), module.symbols))
         errors = [d for d in found if d.severity == "error"]
         if errors:
             raise DiagnosticError(*errors)
@@ -155,7 +155,7 @@ class JobBuilder:
                 self._assumed = [self._parse(f"stg.assume[G == {heads}]")]
             given += self._assumed
             given.append(
-                self._parse(strategy_text(asked(self.options, self._axes(), module.symbols)))
+                self._parse(strategy_text(request(self.options, self._axes(), module.symbols)))
             )
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
@@ -164,7 +164,7 @@ class JobBuilder:
 
     def _refuse_shorthands(self) -> None:
         """A strategy in a text says it all; flags beside it would be lost."""
-        given = [n for n in SHORTHANDS if not FLAGS[n].is_usual(getattr(self.options, n))]
+        given = [n for n in SHORTHANDS if not FLAGS[n].is_default(getattr(self.options, n))]
         if given:
             names = ", ".join(FLAGS[n].option for n in given)
             raise error(

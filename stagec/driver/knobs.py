@@ -15,7 +15,7 @@ from stagec.driver.combine import check, flag, without_effect
 from stagec.driver.experts import check_experts
 from stagec.driver.flags import FLAGS, SHORTHANDS
 from stagec.driver.job import mesh_axes
-from stagec.driver.options import JobOptions, asked
+from stagec.driver.options import JobOptions, request
 from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
 from stagec.ir_spec.ops.statement import Flag
 from stagec.ir_spec.ops.strategy import microbatches
@@ -102,7 +102,7 @@ class Space:
             given["mesh"] = {a: mesh[a] for a in sorted(mesh, key=_order)}
         else:
             given |= sizes
-        usual = {n for n, value in given.items() if n in FLAGS and FLAGS[n].is_usual(value)}
+        usual = {n for n, value in given.items() if n in FLAGS and FLAGS[n].is_default(value)}
         job = self.options.changed(**given, explicit=self.options.explicit - usual)
         return job if self._allows(job) else None
 
@@ -129,7 +129,7 @@ class Space:
     def _check(self, job: JobOptions) -> set[Diagnostic]:
         """What has no effect in a job. Raises `DiagnosticError` for what does not go together."""
         check_experts(job, self._sizes)
-        given = asked(job, mesh_axes(job), self._sizes)
+        given = request(job, mesh_axes(job), self._sizes)
         errors = [d for d in check(given) if d.severity == "error"]
         if errors:
             raise DiagnosticError(*errors)

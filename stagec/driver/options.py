@@ -11,7 +11,7 @@ import click
 
 from stagec.driver.flags import FLAGS, option
 from stagec.ir.expr import MAX_INTEGER
-from stagec.ir_spec.ops.statement import Asked
+from stagec.ir_spec.ops.statement import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -156,11 +156,11 @@ _OPTIONS = (
 )
 
 
-def asked(
+def request(
     options: JobOptions, axes: Mapping[str, int | None], sizes: Mapping[str, int | None]
-) -> Asked:
+) -> Request:
     """What options ask for, on a mesh of these axes, of a model of these sizes."""
-    return Asked(vars(options), axes, sizes)
+    return Request(vars(options), axes, sizes)
 
 
 def job_options(function: F) -> F:

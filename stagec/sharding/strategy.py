@@ -27,7 +27,7 @@ from stagec.ir_spec.ops.policies import (
     Recompute,
     TpInputs,
 )
-from stagec.ir_spec.ops.statement import Axes, Said, Statement
+from stagec.ir_spec.ops.statement import Axes, Record, Statement
 from stagec.ir_spec.ops.strategy import (
     Defer,
     Exchange,
@@ -51,21 +51,21 @@ __all__ = [
     "read_strategy",
 ]
 
-S = TypeVar("S", bound=Said)
+S = TypeVar("S", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """What a strategy says, by the records of its statements."""
 
-    said: Mapping[type[Said], tuple[Said, ...]] = field(
-        default_factory=dict[type[Said], "tuple[Said, ...]"]
+    records: Mapping[type[Record], tuple[Record, ...]] = field(
+        default_factory=dict[type[Record], "tuple[Record, ...]"]
     )
     loc: Loc = UNKNOWN
 
     def all(self, kind: type[S]) -> tuple[S, ...]:
         """What all statements of a kind say, in their order."""
-        return cast("tuple[S, ...]", self.said.get(kind, ()))
+        return cast("tuple[S, ...]", self.records.get(kind, ()))
 
     def one(self, kind: type[S]) -> S:
         """What the statement of a kind says; the defaults if there is none."""
@@ -207,13 +207,13 @@ def read_strategy(module: Module) -> Strategy:
         )
     if not found or found[0].region is None:
         return Strategy()
-    said: dict[type[Said], tuple[Said, ...]] = {}
+    records: dict[type[Record], tuple[Record, ...]] = {}
     for op in found[0].region.ops:
-        _read(op, said)
-    return Strategy(said, found[0].loc)
+        _read(op, records)
+    return Strategy(records, found[0].loc)
 
 
-def _read(op: Operation, said: dict[type[Said], tuple[Said, ...]]) -> None:
+def _read(op: Operation, records: dict[type[Record], tuple[Record, ...]]) -> None:
     """Add what one statement says."""
     statement = op.definition
     if not isinstance(statement, Statement):
@@ -222,11 +222,11 @@ def _read(op: Operation, said: dict[type[Said], tuple[Said, ...]]) -> None:
             op.loc,
             remedy="'stagec ops' lists those that are: stg.split, stg.shard_params, ...",
         )
-    before = said.get(statement.says, ())
+    before = records.get(statement.record, ())
     if before and not statement.repeats:
         raise error(
             f"the strategy has a second {op.name}, expected one",
             op.loc,
             remedy="remove one of them",
         )
-    said[statement.says] = (*before, statement.read(op))
+    records[statement.record] = (*before, statement.read(op))
