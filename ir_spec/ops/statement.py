@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import fraction
@@ -168,7 +168,7 @@ class _Field:
         """A value as it stands in brackets: `zero = 3`, `weak`, `(H, G)`."""
         if self.param.kind == "flag":
             return self.param.name
-        items = [str(v) for v in (value if isinstance(value, tuple) else (value,))]
+        items = [str(v) for v in _tuple(value)]
         text = items[0] if len(items) == 1 else f"({', '.join(items)})"
         text = f'"{text}"' if self.param.kind == "str" else text
         return text if self.param.positional else f"{self.param.name} = {text}"
@@ -270,6 +270,10 @@ class Statement(Declaration):
     def problems(self, request: Request) -> Iterator[tuple[str, str]]:
         """What is wrong with the flags of this statement, each with a remedy."""
         return iter(())
+
+
+def _tuple(value: object) -> tuple[object, ...]:
+    return cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
 
 
 def _said(flag: Flag, value: Any) -> Any:
