@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias, cast
 
@@ -96,6 +96,23 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 5
 
 
+class Names(click.ParamType[str]):
+    """Some of several names, with commas between them."""
+
+    name = "NAMES"
+
+    def __init__(self, choices: Collection[str]) -> None:
+        self._choices = choices
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The names, without spaces."""
+        names = [n.strip() for n in str(value).split(",")] if value else []
+        for name in names:
+            if name not in self._choices:
+                self.fail(f"'{name}' is not one of {', '.join(self._choices)}", param, ctx)
+        return ",".join(names)
+
+
 class Ratio(click.ParamType[Fraction]):
     """A fraction, such as `5/4` or `1.25`."""
 
@@ -122,7 +139,7 @@ _TYPES: Mapping[str, Callable[[Flag], _Type]] = {
     "int": lambda flag: click.IntRange(flag.least, flag.most),
     "choice": lambda flag: click.Choice(flag.choices),
     "text": lambda flag: click.STRING,
-    "names": lambda flag: click.STRING,
+    "names": lambda flag: Names(flag.choices),
     "ratio": lambda flag: Ratio(flag.least),
     "layers": lambda flag: Layers(),
     "loads": lambda flag: LoadFile(),

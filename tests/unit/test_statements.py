@@ -33,7 +33,6 @@ AXES: dict[str, int | None] = {"pp": 2, "dp": 2, "ep": 2, "cp": 2, "tp": 2}
 SIZES: dict[str, int | None] = dict.fromkeys("BSHGFMVEL", 64)
 BY_KIND: Mapping[str, object] = {
     "text": "silu",
-    "names": "activations",
     "ratio": "5/4",
     "layers": (1, 2),
     "loads": ((5, 1), (1, 3)),
@@ -57,6 +56,8 @@ def another(flag: Flag) -> Any:
             return next(c for c in flag.choices if c != flag.default)
         case "int":
             return flag.default + 1
+        case "names":
+            return flag.choices[-1]
         case _:
             return BY_KIND[flag.kind]
 
@@ -171,6 +172,14 @@ def test_a_value_out_of_bounds_is_a_usage_error(name: str) -> None:
         ran = stagec("analyze", LLAMA, flag.option, str(value))
         assert ran.code == 2
         assert f"'{flag.option}': {value} is not in the range" in ran.err
+
+
+@pytest.mark.parametrize("name", [f.name for f in FLAGS.values() if f.kind in ("choice", "names")])
+def test_another_value_than_the_choices_is_a_usage_error(name: str) -> None:
+    flag = FLAGS[name]
+    ran = stagec("analyze", LLAMA, flag.option, f"{flag.choices[0]}s")
+    assert ran.code == 2
+    assert f"'{flag.choices[0]}s' is not one of" in ran.err
 
 
 @pytest.mark.parametrize("line", ["stg.shard_params[over = dp, zero = 4]", "stg.bucket[bytes = 0]"])
