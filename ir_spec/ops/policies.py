@@ -94,7 +94,7 @@ class Capacity(Record):
 
     factor: Expr | None = parameter(
         "ratio",
-        "1 or more",
+        "rows of expert buffers over those of balanced load",
         required=True,
         least=1,
         flag=Flag(
@@ -380,9 +380,7 @@ class Optimizer(Record):
         positional=True,
         choices=("adamw", "none"),
     )
-    clip: Expr = parameter(
-        "ratio", "the largest gradient norm (default 1)", default=const(1), least=0
-    )
+    clip: Expr = parameter("ratio", "the largest gradient norm", default=const(1), least=0)
 
 
 class OptimizerOp(Statement):

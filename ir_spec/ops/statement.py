@@ -133,6 +133,15 @@ class _Field:
         return replace(flag, kind=kind, choices=choices, default=default, least=least, most=most)
 
     @property
+    def limits(self) -> str:
+        """Bounds and default, behind what a parameter means: `, 0 to 64 (default 1)`."""
+        bounds = "" if not (self.least or self.most) else f", {self.least} or more"
+        bounds = bounds if self.most is None else f", {self.least} to {self.most}"
+        left_out = not self.param.required and not self.param.positional
+        usual = self.default if left_out and self.default != _NOTHING[self.param.kind] else None
+        return bounds + (f" (default {usual})" if usual is not None else "")
+
+    @property
     def flag_kind(self) -> str:
         """The kind of a flag whose value is that of the parameter."""
         return _FLAG_KINDS.get(self.param.kind) or ("choice" if self.param.choices else "text")
@@ -207,7 +216,8 @@ def _fields(record: type[Record]) -> Iterator[_Field]:
     for each in fields(record):
         if each.metadata:
             found: _Field = each.metadata[""]
-            yield replace(found, param=replace(found.param, name=each.name))
+            doc = found.param.doc + found.limits
+            yield replace(found, param=replace(found.param, name=each.name, doc=doc))
 
 
 # -- statements ------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class RingRule(Record):
     dim: str = parameter("name", "the dimension", required=True, positional=True)
     order: str = parameter(
         "name",
-        "how positions lie on ranks (default zigzag)",
+        "how positions lie on ranks",
         default="zigzag",
         choices=ORDERS,
         flag=Flag(
@@ -223,7 +223,7 @@ class ShardParams(Record):
     over: Axes = parameter("names", "mesh axes", required=True)
     zero: int = parameter(
         "int",
-        "the stage, 1 to 3",
+        "the stage",
         required=True,
         least=1,
         most=3,
@@ -236,7 +236,7 @@ class ShardParams(Record):
     )
     reshard: str = parameter(
         "name",
-        "after forward (default always)",
+        "which blocks are dropped after forward",
         default="always",
         choices=RESHARD,
         flag=Flag(
@@ -247,7 +247,7 @@ class ShardParams(Record):
     )
     prefetch: int = parameter(
         "int",
-        "blocks ahead that parameters are gathered (default 1)",
+        "blocks ahead that parameters are gathered",
         default=1,
         least=0,
         most=MOST_AHEAD,
@@ -297,7 +297,7 @@ class Microbatches(Record):
     """How many microbatches there are, and the symbol of the batch that they split."""
 
     count: int = parameter("int", "how many", default=1, required=True, least=1)
-    split: str = parameter("name", "the batch symbol (B)", default="B")
+    split: str = parameter("name", "the batch symbol", default="B")
 
 
 class MicrobatchesOp(Statement):
@@ -333,7 +333,7 @@ class PipelineRule(Record):
     over: str = parameter("name", "the mesh axis", required=True)
     schedule: str = parameter(
         "str",
-        'the schedule (default "1f1b")',
+        "the schedule",
         default="1f1b",
         flag=Flag(
             "schedule",
