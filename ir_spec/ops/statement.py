@@ -84,7 +84,6 @@ class Request:
 
 # -- parameters ------------------------------------------------------------------------------------
 
-_UNSET: Any = object()
 #: What holds where a text does not say it, if the statement names no default.
 _NOTHING: Mapping[str, Any] = {
     "names": (),
@@ -187,7 +186,7 @@ def parameter(
     kind: str,
     doc: str,
     *,
-    default: Any = _UNSET,
+    default: Any = ...,
     required: bool = False,
     positional: bool = False,
     choices: tuple[str, ...] = (),
@@ -200,7 +199,7 @@ def parameter(
     `default` is what holds where the text does not say it. `least` and `most` are the bounds of a
     number, in a text and on the command line.
     """
-    default = _NOTHING[kind] if default is _UNSET else default
+    default = _NOTHING[kind] if default is ... else default
     param = Param("", kind, doc, required, positional, choices)
     return field(default=default, metadata={"": _Field(param, default, least, most, flag)})
 
