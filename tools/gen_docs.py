@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from stagec.ir.opdef import OpDef, Param
+from stagec.ir_spec.ops.statement import Statement
 from stagec.pipeline.passes import Pass, option_text, options_of, reads_its_own_options
 from stagec.pipeline.plugins import Loaded, load_plugins
 from tools.gen_api import api_page
@@ -142,6 +143,8 @@ def _op(op: OpDef) -> Iterator[str]:
     traits = [text for text, holds in _TRAITS.items() if holds(op)]
     if traits:
         yield f"- {'; '.join(traits)}"
+    if isinstance(op, Statement) and op.flags:
+        yield f"- [flags](flags.md): {_names([flag.option for flag in op.flags], False)}"
     if op.params:
         yield from ("", "| parameter | kind | meaning |", "|---|---|---|")
         yield from (_param(p) for p in op.params)

@@ -254,8 +254,10 @@ class Statement(Declaration):
 
     def text(self, request: Request) -> Iterator[str]:
         """The statements that flags stand for, as they stand in a text."""
+        known = {f.param.name: f for f in self._fields}
+        order = list(known)
         for said in self.from_flags(request):
-            parts = [f.text(said[f.param.name]) for f in self._fields if f.param.name in said]
+            parts = [known[name].text(said[name]) for name in sorted(said, key=order.index)]
             yield f"{self.name}[{', '.join(parts)}]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:

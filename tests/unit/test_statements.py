@@ -19,6 +19,7 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.ops import BUILTIN
+from stagec.ir_spec.ops.axes import EXPERTS
 from stagec.ir_spec.ops.policies import Bucket, Recompute
 from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
 from stagec.ir_spec.ops.strategy import ShardParams
@@ -112,6 +113,8 @@ def test_a_flag_says_what_it_is(name: str) -> None:
     assert f"  {flag.option}" in stagec("compile", "--help").out
     if flag.tries and flag.choices:
         assert set(flag.tries) <= set(flag.choices)
+    needed = {n for need in flag.needs for n in ((need,) if isinstance(need, str) else need)}
+    assert needed <= {*FLAGS, EXPERTS}
 
 
 # -- text ------------------------------------------------------------------------------------------
