@@ -221,8 +221,7 @@ def without_effect(request: Request) -> Iterator[Diagnostic]:
 
 
 def _is_met(request: Request, need: Need) -> bool:
-    """Whether there is what a flag has no effect without; dimensions of the model are
-    checked with the experts."""
+    """Whether there is what a flag needs. Dimensions of the model are left to `check_experts`."""
     return any(_is_there(request, name) for name in _names(need))
 
 
