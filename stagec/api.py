@@ -16,6 +16,7 @@ from stagec.ir.module import Mesh, Module, is_parameter
 from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Registry, Sizes, factor_sizes
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import AxisUse, Dim, Load, OpaqueType, Partial, TensorType, Type, axis_size
+from stagec.ir_spec.ops.statement import Record, Statement, parameter
 from stagec.ir_spec.phases import Phase
 from stagec.pipeline.instrument import Hooks, Instrument
 from stagec.pipeline.manager import PassManager
@@ -27,6 +28,7 @@ from stagec.program.nodes import Program
 from stagec.schedule.action import Action, Home, Placement
 from stagec.schedule.base import Schedule
 from stagec.sharding.local import place_from_operands
+from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error, note
 from stagec.support.source import FileLoc, Loc, NameLoc, Source, made_by
 from stagec.text.build import parse_module
@@ -73,6 +75,7 @@ __all__ = [
     "Plugin",
     "Program",
     "Quoted",
+    "Record",
     "Region",
     "Registry",
     "Relation",
@@ -80,6 +83,8 @@ __all__ = [
     "Schedule",
     "Sizes",
     "Source",
+    "Statement",
+    "Strategy",
     "SymbolRef",
     "TensorType",
     "Type",
@@ -98,6 +103,7 @@ __all__ = [
     "made_by",
     "make_rule",
     "note",
+    "parameter",
     "parse_module",
     "parse_pipeline",
     "place_from_operands",
@@ -105,6 +111,7 @@ __all__ = [
     "print_op",
     "print_pipeline",
     "product",
+    "read_strategy",
     "symbol",
     "total",
     "verify_module",

@@ -1,4 +1,4 @@
-"""Writes docs/ops.md, docs/passes.md and docs/api.md from the definitions.
+"""Writes docs/ops.md, docs/passes.md, docs/flags.md and docs/api.md from the definitions.
 
 `python -m tools.gen_docs` rewrites the pages; with `--check` it compares them with the definitions,
 prints the difference and the command that accepts it, and exits with 1.
@@ -15,9 +15,11 @@ from functools import cache
 from pathlib import Path
 
 from stagec.ir.opdef import OpDef, Param
+from stagec.ir_spec.ops.statement import Statement
 from stagec.pipeline.passes import Pass, option_text, options_of, reads_its_own_options
 from stagec.pipeline.plugins import Loaded, load_plugins
 from tools.gen_api import api_page
+from tools.gen_flags import flags_page
 from tools.markup import ACCEPT, ROOT, anchor, markdown, page, paragraphs
 
 #: module of an op -> (heading, where its ops stand)
@@ -26,7 +28,11 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "Structure",
         "Declarations stay in all phases, functions end with `lower-to-trace`.",
     ),
-    "strategy": ("Strategies", "In the region of a `stg.strategy`; read by `apply-strategy`."),
+    "strategy": (
+        "Strategies: where values lie",
+        "In the region of a `stg.strategy`. [flags.md](flags.md) has the flags that write them.",
+    ),
+    "policies": ("Strategies: how it runs", "In the region of a `stg.strategy`."),
     "contraction": ("Contractions, sums, scaling", "In functions."),
     "extremes": (
         "Extremes",
@@ -82,6 +88,7 @@ def pages() -> Mapping[Path, str]:
     return {
         docs / "ops.md": ops_page(loaded),
         docs / "passes.md": passes_page(loaded),
+        docs / "flags.md": flags_page(),
         docs / "api.md": api_page(docs / "examples" / "api.py"),
     }
 
@@ -136,6 +143,8 @@ def _op(op: OpDef) -> Iterator[str]:
     traits = [text for text, holds in _TRAITS.items() if holds(op)]
     if traits:
         yield f"- {'; '.join(traits)}"
+    if isinstance(op, Statement) and op.flags:
+        yield f"- [flags](flags.md): {_names([flag.option for flag in op.flags], False)}"
     if op.params:
         yield from ("", "| parameter | kind | meaning |", "|---|---|---|")
         yield from (_param(p) for p in op.params)

@@ -215,6 +215,31 @@ str(einsum.result.type)
 # -- is_parameter
 [is_parameter(v) for v in einsum.operands]
 
+# == Statements: A statement of a strategy is a record of what it says, which passes read, and an op.
+# -- Record, parameter
+@dataclass(frozen=True)
+class Pause(Record):
+    """After which layer ranks wait."""
+
+    layer: int = parameter("int", "the layer", required=True, least=0)
+
+
+# -- Statement
+class PauseOp(Statement):
+    """All ranks wait for each other after a layer."""
+
+    name, record = "my.pause", Pause
+
+
+loaded.registry.add(PauseOp())
+
+# -- read_strategy, Strategy
+laid_out = parse_module(
+    Source("s.stg", "stg.module @m { stg.strategy @s { my.pause[layer = 3] } }"), loaded.registry
+)
+strategy = read_strategy(laid_out)
+strategy.one(Pause).layer, strategy.zero
+
 # == Diagnostics: An error says where, what was expected and found, and what to do. Raise it, or collect several.
 # -- error, DiagnosticError
 try:

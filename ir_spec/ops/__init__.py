@@ -14,6 +14,7 @@ from stagec.ir_spec.ops import (
     norm,
     optimizer,
     pipeline,
+    policies,
     ring,
     scan,
     strategy,
@@ -25,6 +26,7 @@ from stagec.ir_spec.ops import (
 BUILTIN: tuple[OpDef, ...] = (
     *structure.OPS,
     *strategy.OPS,
+    *policies.OPS,
     *contraction.OPS,
     *extremes.OPS,
     *scan.OPS,

@@ -1,24 +1,20 @@
-"""Statements of a strategy: how a model is laid out on a mesh, without touching the model's
-text."""
+"""Statements of a strategy about where values lie: how a model is laid out on a mesh, without
+touching the model's text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import const, fraction
 from stagec.ir.opdef import Param
+from stagec.ir_spec.ops.axes import DATA_AXES, EXPERTS, REPLICAS, SHARDING, TENSOR_PARALLEL
+from stagec.ir_spec.ops.statement import Axes, Flag, Record, Request, Statement, parameter
 from stagec.ir_spec.ops.structure import Declaration
 
-_DIMS = Param("dims", "names", "dimension names", required=True, positional=True)
-_OVER = Param("over", "names", "mesh axes", required=True)
 ORDERS = ("zigzag", "plain")
-_OF = Param("of", "names", "only values of these names")
 RESHARD = ("always", "never", "last")
-RECOMPUTE = ("none", "selective", "full", "full_replay")
-OFFLOAD = ("activations", "optimizer")
-DTYPES = ("f32", "bf16", "f16")
-FP8 = ("hybrid", "e4m3")
 #: Blocks ahead of which parameters may be gathered.
 MOST_AHEAD = 64
 
@@ -33,7 +29,31 @@ class StrategyOp(Declaration):
     example = "stg.strategy @s[mesh = @pod] {\n  stg.split[B, over = dp]\n}"
 
 
-class SplitOp(Declaration):
+@dataclass(frozen=True)
+class SplitRule(Record):
+    """Dimensions of these names are split over the axes."""
+
+    dims: tuple[str, ...] = parameter("names", "dimension names", required=True, positional=True)
+    over: Axes = parameter("names", "mesh axes", required=True)
+    at: str = parameter("name", "rest, or everywhere by default", choices=("rest",))
+    of: tuple[str, ...] = parameter("names", "only values of these names")
+    weak: bool = parameter("flag", "give way where a computation uses the axes otherwise")
+    only_with: tuple[str, ...] = parameter(
+        "names", "only in values that have one of these dimensions too"
+    )
+
+    @property
+    def rest(self) -> bool:
+        """Whether it is between blocks only."""
+        return self.at == "rest"
+
+    @property
+    def soft(self) -> bool:
+        """Whether it gives way where a computation uses the axes otherwise."""
+        return self.rest or self.weak
+
+
+class SplitOp(Statement):
     """Dimensions of these names are split over the axes wherever that can be.
 
     `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
@@ -44,32 +64,64 @@ class SplitOp(Declaration):
     that are split, arguments or results; for them it comes before statements without names.
     """
 
-    name = "stg.split"
-    params = (
-        _DIMS,
-        _OVER,
-        Param("at", "name", "rest, or everywhere by default", choices=("rest",)),
-        _OF,
-        Param("weak", "flag", "give way where a computation uses the axes otherwise"),
-        Param("only_with", "names", "only in values that have one of these dimensions too"),
+    name, record, repeats = "stg.split", SplitRule, True
+    flags = (
+        Flag(
+            "etp",
+            "Ranks that split each expert: as many as tp (0, the default), or 1.",
+            "int",
+            0,
+            least=0,
+            needs=(EXPERTS,),
+        ),
+        Flag(
+            "sp",
+            "Sequence parallelism between the blocks, over tp.",
+            "switch",
+            False,
+            needs=("tp",),
+            tries=(False, True),
+        ),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if data := request.over(*DATA_AXES):
+            yield {"dims": "B", "over": data}
+        if "ep" in request.axes:
+            yield {"dims": "B", "over": "ep", "weak": True}
+        whole = request["etp"] == 1 and (request["ep"] > 1 or "ep" in request.axes)
+        experts = request.over("ep", *(("tp",) if whole else ()))
+        if experts and EXPERTS in request.sizes:
+            yield {"dims": EXPERTS, "over": experts, "only_with": "M"}
+        if "cp" in request.axes:
+            yield {"dims": "S", "over": "cp"}
+        if "tp" in request.axes:
+            yield from self._tensor_parallel(request)
 
-class GatherOp(Declaration):
-    """Activations split over these dimensions are gathered before an op that would treat the split
-    specially.
+    def _tensor_parallel(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
+        for."""
+        over = request.over("tp", REPLICAS)
+        whole = ("M",) if request["etp"] == 1 else ()
+        dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
+        if REPLICAS in request.axes and "G" in dims:
+            dims.remove("G")
+            yield {"dims": "G", "over": "tp"}
+        if dims:
+            yield {"dims": tuple(dims), "over": over}
+        if request["sp"]:
+            yield {"dims": "S", "over": over, "at": "rest"}
 
-    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one. With
-    `of`, the values of these names are whole in the dimensions instead, whoever uses them.
-    """
 
-    name = "stg.gather"
-    params = (_DIMS, _OF)
-    example = "stg.gather[V]"
+@dataclass(frozen=True)
+class Defer(Record):
+    """Partial sums over these axes are handed on."""
+
+    over: Axes = parameter("names", "mesh axes", required=True)
 
 
-class DeferOp(Declaration):
+class DeferOp(Statement):
     """Partial sums over these axes are handed on through products and rotations, and reduced where
     another reduction is due.
 
@@ -77,27 +129,58 @@ class DeferOp(Declaration):
     are where tensor parallelism is wider than they are many.
     """
 
-    name = "stg.defer"
-    params = (_OVER,)
+    name, record, repeats = "stg.defer", Defer, True
     example = "stg.defer[over = tpr]"
 
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if REPLICAS in request.axes and "tp" in request.axes and "G" in request.sizes:
+            yield {"over": REPLICAS}
 
-class ExchangeOp(Declaration):
+
+@dataclass(frozen=True)
+class Exchange(Record):
+    """The split of a dimension moves to other ones, around attention."""
+
+    dim: str = parameter("name", "the dimension", required=True, positional=True)
+    into: tuple[str, ...] = parameter(
+        "names", "the dimensions that are split instead", required=True
+    )
+
+
+class ExchangeOp(Statement):
     """Moves the split of a dimension to other ones around an op that would treat it specially.
 
     `stg.exchange[S, into = (H, G)]` is Ulysses: an all_to_all of queries, keys and values before
     attention, and of its result after.
     """
 
-    name = "stg.exchange"
-    params = (
-        Param("dim", "name", "the dimension", required=True, positional=True),
-        Param("into", "names", "the dimensions that are split instead", required=True),
-    )
+    name, record, repeats = "stg.exchange", Exchange, True
     example = "stg.exchange[S, into = (H, G)]"
 
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request["cp_mode"] == "ulysses":
+            yield {"dim": "S", "into": tuple(n for n in ("H", "G") if n in request.sizes)}
 
-class RingOp(Declaration):
+
+@dataclass(frozen=True)
+class RingRule(Record):
+    """Attention along a dimension passes its parts round the ranks, in this order of positions."""
+
+    dim: str = parameter("name", "the dimension", required=True, positional=True)
+    order: str = parameter(
+        "name",
+        "how positions lie on ranks",
+        default="zigzag",
+        choices=ORDERS,
+        flag=Flag(
+            "cp_order",
+            "How the sequence lies on the ranks of a ring; zigzag balances the causal mask.",
+            needs=("cp",),
+        ),
+    )
+
+
+class RingOp(Statement):
     """Leaves attention split along a dimension: keys and values go round the ranks (ring attention,
     arXiv 2310.01889).
 
@@ -106,15 +189,75 @@ class RingOp(Declaration):
     2n-1 times what the first one does.
     """
 
-    name = "stg.ring"
-    params = (
-        Param("dim", "name", "the dimension", required=True, positional=True),
-        Param("order", "name", "how positions lie on ranks (default zigzag)", choices=ORDERS),
+    name, record, repeats = "stg.ring", RingRule, True
+    flags = (
+        Flag(
+            "cp_mode",
+            "How attention sees the whole sequence.",
+            "choice",
+            "ring",
+            choices=("ring", "ulysses", "all-gather"),
+            needs=("cp",),
+        ),
     )
     example = "stg.ring[S, order = zigzag]"
 
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request["cp_mode"] == "ring":
+            yield {"dim": "S", "order": request["cp_order"]}
 
-class ShardParamsOp(Declaration):
+    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+        mode, order = request["cp_mode"], request["cp_order"]
+        if mode != "ring" and order != "zigzag":
+            message = (
+                f"--cp-order {order} is for --cp-mode ring: --cp-mode {mode} leaves the sequence "
+                "in its order"
+            )
+            yield message, "leave --cp-order out"
+
+
+@dataclass(frozen=True)
+class ShardParams(Record):
+    """The stage of ZeRO, the axes that it shards over, and when parameters are gathered."""
+
+    over: Axes = parameter("names", "mesh axes", required=True)
+    zero: int = parameter(
+        "int",
+        "the stage",
+        required=True,
+        least=1,
+        most=3,
+        flag=Flag(
+            "zero",
+            "ZeRO stage over dp; 3 is FSDP.",
+            needs=(SHARDING,),
+            tries=(0, 1, 2, 3),
+        ),
+    )
+    reshard: str = parameter(
+        "name",
+        "which blocks are dropped after forward",
+        default="always",
+        choices=RESHARD,
+        flag=Flag(
+            "reshard_after_forward",
+            "ZeRO-3: drop gathered parameters after forward, of all blocks but the last, or not.",
+            tries=("never", "last", "always"),
+        ),
+    )
+    prefetch: int = parameter(
+        "int",
+        "blocks ahead that parameters are gathered",
+        default=1,
+        least=0,
+        most=MOST_AHEAD,
+        flag=Flag(
+            "fsdp_prefetch", "ZeRO-3: gather parameters this many blocks ahead.", metavar="N"
+        ),
+    )
+
+
+class ShardParamsOp(Statement):
     """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes.
 
     For stage 3, `reshard` says whether the gathered parameters of a block are dropped after forward
@@ -123,42 +266,118 @@ class ShardParamsOp(Declaration):
     What stages of a pipeline keep is gathered once, before the microbatches.
     """
 
-    name = "stg.shard_params"
-    params = (
-        _OVER,
-        Param("zero", "int", "the stage, 1 to 3", required=True),
-        Param("reshard", "name", "after forward (default always)", choices=RESHARD),
-        Param("prefetch", "int", "blocks ahead that parameters are gathered (default 1)"),
-    )
+    name, record = "stg.shard_params", ShardParams
     example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
 
     def verify(self, op: Operation) -> Iterator[str]:
-        if not 1 <= op.integer("zero") <= 3:
-            yield f"expects a stage from 1 to 3, found {op.integer('zero')}"
+        yield from super().verify(op)
         stage = op.integer("zero")
         for name in ("reshard", "prefetch"):
             if name in op.attrs and stage < 3:
                 yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
-        if not 0 <= op.integer("prefetch", 1) <= MOST_AHEAD:
-            yield f"'prefetch' expects 0 to {MOST_AHEAD}, found {op.integer('prefetch')}"
+
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        over = request.over(*SHARDING)
+        if request["zero"] and over:
+            yield {"over": over, **self.flag_values(request)}
+
+    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+        for flag in self.flags[1:]:
+            value = request[flag.name]
+            if request["zero"] < 3 and not flag.is_default(value):
+                message = (
+                    f"{flag.option} {value} needs parameters that are sharded: --zero 3, found "
+                    f"--zero {request['zero']}"
+                )
+                yield message, "choose --zero 3, or leave it out"
 
 
-class MicrobatchesOp(Declaration):
+@dataclass(frozen=True)
+class Microbatches(Record):
+    """How many microbatches there are, and the symbol of the batch that they split."""
+
+    count: int = parameter("int", "how many", default=1, required=True, least=1)
+    split: str = parameter("name", "the batch symbol", default="B")
+
+
+class MicrobatchesOp(Statement):
     """Splits the batch into microbatches whose gradients are accumulated."""
 
-    name = "stg.microbatches"
-    params = (
-        Param("count", "int", "how many", required=True),
-        Param("split", "name", "the batch symbol (B)"),
+    name, record = "stg.microbatches", Microbatches
+    flags = (
+        Flag(
+            "microbatches",
+            "Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).",
+            "int",
+            0,
+            least=0,
+        ),
     )
     example = "stg.microbatches[count = 4]"
 
-    def verify(self, op: Operation) -> Iterator[str]:
-        if op.integer("count") < 1:
-            yield f"expects at least one microbatch, found {op.integer('count')}"
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        count = microbatches(request["microbatches"], request.ranks("pp"))
+        if count > 1:
+            yield {"count": count}
 
 
-class PipelineOp(Declaration):
+def microbatches(given: int, stages: int) -> int:
+    """How many microbatches a job has, with so many pipeline stages; 0: as many as fit them."""
+    return given or (2 * stages if stages > 1 else 1)
+
+
+@dataclass(frozen=True)
+class PipelineRule(Record):
+    """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
+
+    over: str = parameter("name", "the mesh axis", required=True)
+    schedule: str = parameter(
+        "str",
+        "the schedule",
+        default="1f1b",
+        flag=Flag(
+            "schedule",
+            "Pipeline schedule: gpipe, 1f1b, interleaved, looped-bfs, zb-h1, interleaved-zb, zbv, "
+            "dualpipe, dualpipev, or that of a plug-in.",
+            metavar="NAME",
+            needs=("pp",),
+        ),
+    )
+    chunks: int = parameter(
+        "int",
+        "parts of the model per rank (default: the schedule's own)",
+        least=0,
+        flag=Flag(
+            "chunks",
+            "Parts of the model per stage (default: the schedule's own).",
+            needs=("pp",),
+        ),
+    )
+    layers: tuple[int, ...] = parameter(
+        "ints",
+        "layers of each part of the model",
+        flag=Flag(
+            "stage_layers",
+            "Layers of each part of the model, first to last: 7,8*14,7 (default: evenly).",
+            metavar="N,N*COUNT,...",
+            needs=("pp",),
+        ),
+    )
+    scatter: Axes = parameter(
+        "names",
+        "mesh axes over which ranks send a part each of what all hold",
+        flag=Flag(
+            "scatter_gather",
+            "Tensor-parallel ranks send a part each of what they hold alike to the next stage, "
+            "which gathers it.",
+            "switch",
+            False,
+            needs=("pp", "tp"),
+        ),
+    )
+
+
+class PipelineOp(Statement):
     """Cuts the repeated layers into pipeline stages over an axis.
 
     Each rank holds `chunks` parts of the model. `layers` gives the layers of each part, first to
@@ -167,225 +386,60 @@ class PipelineOp(Declaration):
     of a message that is scattered together with an all_gather.
     """
 
-    name = "stg.pipeline"
-    params = (
-        Param("over", "name", "the mesh axis", required=True),
-        Param("schedule", "str", 'the schedule (default "1f1b")'),
-        Param("chunks", "int", "parts of the model per rank (default: the schedule's own)"),
-        Param("layers", "ints", "layers of each part of the model"),
-        Param("scatter", "names", "mesh axes over which ranks send a part each of what all hold"),
-    )
+    name, record = "stg.pipeline", PipelineRule
     example = 'stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]'
 
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "pp" in request.axes:
+            said = {"over": "pp", "schedule": request["schedule"], **self.flag_values(request)}
+            scatter = request.over("tp", REPLICAS) if request["scatter_gather"] else ()
+            yield {**said, "scatter": scatter} if scatter else said
 
-class DtypesOp(Declaration):
-    """Element types: of parameters and activations, gradients, reductions on the wire, the master
-    copy.
 
-    With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
-    forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. Results, and
-    parameters at rest, keep their type.
+@dataclass(frozen=True)
+class Gather(Record):
+    """Activations split over these dimensions are gathered, or the values named are whole."""
+
+    dims: tuple[str, ...] = parameter("names", "dimension names", required=True, positional=True)
+    of: tuple[str, ...] = parameter("names", "only values of these names")
+
+
+class GatherOp(Statement):
+    """Activations split over these dimensions are gathered before an op that would treat the split
+    specially.
+
+    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one. With
+    `of`, the values of these names are whole in the dimensions instead, whoever uses them.
     """
 
-    name = "stg.dtypes"
-    params = (
-        *(
-            Param(n, "name", f"element type: {n}", choices=DTYPES)
-            for n in ("param", "grad", "reduce", "master")
-        ),
-        Param("fp8", "name", "recipe of 8-bit products", choices=FP8),
-    )
-    example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
-
-
-class TpInputsOp(Declaration):
-    """Whether backward gathers the inputs of split matmuls again (regather) or keeps them
-    (save-gathered)."""
-
-    name = "stg.tp_inputs"
-    params = (
-        Param(
-            "policy",
-            "name",
-            "regather or save_gathered",
-            required=True,
-            positional=True,
-            choices=("regather", "save_gathered"),
+    name, record, repeats = "stg.gather", Gather, True
+    flags = (
+        Flag(
+            "no_vocab_parallel",
+            "Gather the logits instead of a vocabulary-parallel loss.",
+            "switch",
+            False,
+            needs=("tp",),
+            tries=(True, False),
         ),
     )
-    example = "stg.tp_inputs[regather]"
+    example = "stg.gather[V]"
 
-
-class BlockingOp(Declaration):
-    """Collectives of activations over these axes block: they run in the stream of computations.
-
-    A computation that is issued after one waits for it, whether it uses the result or not, and it
-    waits for the computation before it. Without the statement only data dependencies hold between
-    the two streams (asynchronous tensor parallelism).
-    """
-
-    name = "stg.blocking"
-    params = (_OVER,)
-    example = "stg.blocking[over = tp]"
-
-
-class CapacityOp(Declaration):
-    """The capacity factor of expert buffers: rows beyond balanced load, padded with zeros."""
-
-    name = "stg.capacity"
-    params = (Param("factor", "ratio", "1 or more", required=True),)
-    example = "stg.capacity[factor = 5/4]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        factor = op.expr("factor")
-        if factor.symbols or fraction(factor) < 1:
-            yield f"expects a number of 1 or more as factor, found {factor}"
-
-
-class ExpertLoadOp(Declaration):
-    """How many tokens the experts take, relative to each other: one number for each.
-
-    With `layer` it is about one layer, counted from 0 among those with experts; without, about all
-    that no other statement is about. Ranks take whole rows, shared out by largest remainders.
-    """
-
-    name = "stg.expert_load"
-    params = (
-        Param("loads", "ints", "one for each expert, 0 or more", required=True),
-        Param("layer", "int", "the layer (default: all others)"),
-    )
-    example = "stg.expert_load[loads = (5, 1, 1, 1), layer = 0]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        loads = op.integers("loads")
-        if any(n < 0 for n in loads) or not any(loads):
-            yield "expects loads of 0 or more, and not only 0"
-        if op.integer("layer", 0) < 0:
-            yield f"counts layers from 0, found {op.integer('layer')}"
-
-
-class RecomputeOp(Declaration):
-    """Which activations of a block backward computes again instead of taking them from the stash.
-
-    `selective`: what grows with the square of a dimension, as attention scores do. `full`: all but
-    the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of
-    the block, as the published formulas count. `ops` instead names the ops whose results are not
-    stashed. `layers` recomputes in the first blocks of each stage only (Megatron-LM's method
-    `block`), `every` in every n-th block (as torchtitan does); the others stash all.
-    """
-
-    name = "stg.recompute"
-    params = (
-        Param(
-            "policy",
-            "name",
-            "none, selective, full or full_replay",
-            positional=True,
-            choices=RECOMPUTE,
-        ),
-        Param("ops", "names", "ops whose results are computed again, as in (attention, swiglu)"),
-        Param("layers", "int", "only in this many first blocks"),
-        Param("every", "int", "only in every n-th block"),
-    )
-    example = "stg.recompute[full, layers = 4]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if ("policy" in op.attrs) == ("ops" in op.attrs):
-            yield "expects a policy or a list of ops, and not both"
-        if "layers" in op.attrs and "every" in op.attrs:
-            yield "'layers' and 'every' both say in which blocks"
-        for name in ("layers", "every"):
-            if name in op.attrs and op.integer(name) < 1:
-                yield f"'{name}' expects at least 1, found {op.integer(name)}"
-            if name in op.attrs and op.text("policy") == "none":
-                yield f"nothing is computed again, so '{name}' says nothing"
-
-
-class OffloadOp(Declaration):
-    """What lives in host memory and is copied to the device where it is used.
-
-    `activations`: what the blocks stash; `optimizer`: master copies and moments. With `nodes` the
-    copies are nodes of the trace, which run beside computations.
-    """
-
-    name = "stg.offload"
-    params = (
-        Param(
-            "what",
-            "names",
-            "activations, optimizer or both",
-            required=True,
-            positional=True,
-            choices=OFFLOAD,
-        ),
-        Param("nodes", "flag", "the copies are nodes of the trace"),
-    )
-    example = "stg.offload[optimizer]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        for name in op.names("what"):
-            if name not in OFFLOAD:
-                yield f"offloads {' or '.join(OFFLOAD)}, found '{name}'"
-
-
-class BucketOp(Declaration):
-    """Gradients are reduced while backward goes on, under ZeRO 0 and 1: those that are complete go
-    together until a call has this many bytes. Without it there is one call after backward.
-
-    The rule is that of PyTorch's DDP and of Megatron-LM (`overlap_grad_reduce`): no gradient is
-    cut, and the one with which a call reaches its size closes it. Each chunk of a pipeline stage
-    has calls of its own. PyTorch's first call, of 1 MiB, is not modelled.
-    """
-
-    name = "stg.bucket"
-    params = (Param("bytes", "int", "bytes with which a call is full", required=True),)
-    example = "stg.bucket[bytes = 26214400]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if op.integer("bytes") < 1:
-            yield f"expects at least one byte, found {op.integer('bytes')}"
-
-
-class OptimizerOp(Declaration):
-    """The optimizer: AdamW with clipping of the gradient norm to `clip` (0: no clipping)."""
-
-    name = "stg.optimizer"
-    params = (
-        Param(
-            "kind",
-            "name",
-            "adamw or none",
-            required=True,
-            positional=True,
-            choices=("adamw", "none"),
-        ),
-        Param("clip", "ratio", "the largest gradient norm (default 1)"),
-    )
-    example = "stg.optimizer[adamw, clip = 1]"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        clip = op.expr("clip") if "clip" in op.attrs else const(1)
-        if clip.symbols or fraction(clip) < 0:
-            yield f"expects a number of 0 or more as clip, found {clip}"
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if "cp" in request.axes and request["cp_mode"] == "all-gather":
+            yield {"dims": "S"}
+        if "tp" in request.axes and request["no_vocab_parallel"]:
+            yield {"dims": "V"}
 
 
 OPS = (
     StrategyOp(),
     SplitOp(),
-    GatherOp(),
     DeferOp(),
     ExchangeOp(),
     RingOp(),
     ShardParamsOp(),
     MicrobatchesOp(),
     PipelineOp(),
-    DtypesOp(),
-    TpInputsOp(),
-    BlockingOp(),
-    CapacityOp(),
-    ExpertLoadOp(),
-    RecomputeOp(),
-    OffloadOp(),
-    BucketOp(),
-    OptimizerOp(),
+    GatherOp(),
 )

@@ -6,36 +6,22 @@ warning for what has no effect. `complete` fills in the axis that `--ranks` leav
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from math import prod
 
-from stagec.driver.options import DATA_AXES, REDUCED, JobOptions
-from stagec.driver.strategy_text import microbatches, recomputed
-from stagec.ir_spec.ops.strategy import RECOMPUTE
+from stagec.driver.flags import FLAGS, STATEMENTS
+from stagec.driver.options import JobOptions
+from stagec.ir_spec.ops.axes import AXES as ALL_AXES
+from stagec.ir_spec.ops.axes import SHARDING
+from stagec.ir_spec.ops.statement import Need, Request
+from stagec.ir_spec.ops.strategy import microbatches
 from stagec.support.diagnostics import Diagnostic, error
 
 #: Axes that flags give a size, slowest first; expert parallelism is a part of data parallelism.
-AXES = ("pp", *DATA_AXES, "cp", "tp")
+AXES = tuple(a for a in ALL_AXES if a != "ep")
 
 
-@dataclass(frozen=True)
-class Job:
-    """Options, the axes that they give (None: of open size) and the sizes of the model that are
-    known."""
-
-    options: JobOptions
-    axes: Mapping[str, int | None]
-    sizes: Mapping[str, int]
-
-    def ranks(self, *axes: str) -> int:
-        """The ranks along these axes."""
-        return prod(self.axes.get(a) or 1 for a in axes)
-
-
-Rule = Callable[[Job], Iterator[Diagnostic]]
-_NAME = re.compile(r"[A-Za-z_][\w.]*")
+Rule = Callable[[Request], Iterator[Diagnostic]]
 
 
 def flag(name: str) -> str:
@@ -83,19 +69,13 @@ def complete(options: JobOptions) -> JobOptions:
             return options
         others = {a: n for a, n in options.mesh.items() if n is not None}
         size = _quotient(options.ranks, unsized[0], others)
-        return replace(options, mesh={**options.mesh, unsized[0]: size})
+        return options.changed(mesh={**options.mesh, unsized[0]: size})
     others = {a: int(getattr(options, a)) for a in given_axes(options)}
     axis = _left_open(others)
     if axis is None:
         return options
     size = _quotient(options.ranks, axis, others)
-    match axis:
-        case "dp":
-            return replace(options, dp=size)
-        case "dp_shard":
-            return replace(options, dp_shard=size)
-        case _:
-            return replace(options, dp_replicate=size)
+    return options.changed(**{axis: size})
 
 
 def _left_open(given: Mapping[str, int]) -> str | None:
@@ -154,24 +134,23 @@ def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _one_mesh(job: Job) -> Iterator[Diagnostic]:
-    options = job.options
-    if options.dp > 1 and options.dp_replicate * options.dp_shard > 1:
+def _one_mesh(request: Request) -> Iterator[Diagnostic]:
+    if request["dp"] > 1 and request["dp_replicate"] * request["dp_shard"] > 1:
         yield _error(
             "--dp and --dp-replicate or --dp-shard both give the data-parallel ranks",
             "give --dp, or --dp-replicate R --dp-shard N with R*N ranks",
         )
-    sized = given_axes(options)
-    if options.mesh is not None and sized:
+    sized = [a for a in AXES if request[a] > 1]
+    if request["mesh"] is not None and sized:
         yield _error(
             f"--mesh and {flag(sized[0])} both give the mesh", "give the axes in one of them"
         )
 
 
-def _heads(job: Job) -> Iterator[Diagnostic]:
+def _heads(request: Request) -> Iterator[Diagnostic]:
     """Tensor parallelism beyond the KV heads still needs a query head on every rank."""
-    heads, groups = job.sizes.get("H"), job.sizes.get("G")
-    tp = job.ranks("tp", "tpr")
+    heads, groups = request.sizes.get("H"), request.sizes.get("G")
+    tp = request.ranks("tp", "tpr")
     if heads and groups and tp > groups and tp % groups == 0 and heads % tp:
         valid = [n for n in divisors(heads) if n % groups == 0 or groups % n == 0]
         yield _error(
@@ -180,10 +159,10 @@ def _heads(job: Job) -> Iterator[Diagnostic]:
         )
 
 
-def _ulysses(job: Job) -> Iterator[Diagnostic]:
+def _ulysses(request: Request) -> Iterator[Diagnostic]:
     """Ulysses splits the KV heads that tensor parallelism leaves on a rank."""
-    heads, cp, tp = job.sizes.get("G"), job.ranks("cp"), job.ranks("tp")
-    if job.options.cp_mode != "ulysses" or not heads or cp == 1 or heads % (cp * tp) == 0:
+    heads, cp, tp = request.sizes.get("G"), request.ranks("cp"), request.ranks("tp")
+    if request["cp_mode"] != "ulysses" or not heads or cp == 1 or heads % (cp * tp) == 0:
         return
     left = heads // tp if heads % tp == 0 else heads
     yield _error(
@@ -193,93 +172,67 @@ def _ulysses(job: Job) -> Iterator[Diagnostic]:
     )
 
 
-def _ring(job: Job) -> Iterator[Diagnostic]:
-    options = job.options
-    if options.cp_mode != "ring" and options.cp_order != JobOptions.cp_order:
-        yield _error(
-            f"--cp-order {options.cp_order} is for --cp-mode ring: --cp-mode {options.cp_mode} "
-            "leaves the sequence in its order",
-            "leave --cp-order out",
-        )
-
-
-def _pipeline(job: Job) -> Iterator[Diagnostic]:
+def _pipeline(request: Request) -> Iterator[Diagnostic]:
     """What a pipeline does for every microbatch, it does often."""
-    options, stages = job.options, job.ranks("pp")
+    stages = request.ranks("pp")
     if stages == 1:
         return
-    count = microbatches(options, stages)
-    sharded = options.zero == 3 and options.reshard_after_forward != "never"
-    if sharded and {"dp", "dp_shard", "ep", "cp"} & job.axes.keys():
+    count = microbatches(request["microbatches"], stages)
+    sharded = request["zero"] == 3 and request["reshard_after_forward"] != "never"
+    if sharded and request.over(*SHARDING):
         yield _warning(
             f"--zero 3 in a pipeline gathers the parameters of a stage {2 * count} times a step, "
             f"in forward and backward of each of {count} microbatches: --zero 1 gathers them once"
         )
 
 
-def _fsdp(job: Job) -> Iterator[Diagnostic]:
-    options, default = job.options, JobOptions("")
-    for name in ("reshard_after_forward", "fsdp_prefetch"):
-        value = getattr(options, name)
-        if value != getattr(default, name) and options.zero < 3:
-            yield _error(
-                f"{flag(name)} {value} needs parameters that are sharded: --zero 3, found "
-                f"--zero {options.zero}",
-                "choose --zero 3, or leave it out",
-            )
-
-
-def _recompute(job: Job) -> Iterator[Diagnostic]:
-    options = job.options
-    unnamed = [n for n in recomputed(options) if not _NAME.fullmatch(n)]
-    if unnamed:
-        yield _error(
-            f"--recompute {options.recompute}: '{unnamed[0]}' is neither a policy nor the name of "
-            "an op",
-            f"choose {', '.join(RECOMPUTE)}, or ops of the model, such as silu,multiply",
-        )
+def _recompute(request: Request) -> Iterator[Diagnostic]:
+    """There are as many blocks as the model has layers."""
+    layers = request.sizes.get("L")
     for name in ("recompute_layers", "recompute_every"):
-        value, layers = getattr(options, name), job.sizes.get("L")
-        if value and options.recompute == "none":
-            yield _warning(f"{flag(name)} has no effect without --recompute")
-        elif value and layers and value > layers:
+        if request["recompute"] != "none" and layers and request[name] > layers:
             yield _error(
-                f"{flag(name)} {value}, but the model has L = {layers} layers",
+                f"{flag(name)} {request[name]}, but the model has L = {layers} layers",
                 f"choose {flag(name)} from 1 to {layers}",
             )
 
 
-#: Options that say how an axis is used.
-_OF_AXIS = {
-    "pp": ("schedule", "chunks", "stage_layers", "scatter_gather"),
-    "tp": ("sp", "no_vocab_parallel", "tp_inputs", "async_tp"),
-    "cp": ("cp_mode", "cp_order"),
-}
+def _statements(request: Request) -> Iterator[Diagnostic]:
+    """What single statements refuse."""
+    for statement in STATEMENTS:
+        yield from (_error(*found) for found in statement.problems(request))
 
 
-def without_effect(job: Job) -> Iterator[Diagnostic]:
-    """Options that change nothing here."""
-    options, axes = job.options, job.axes.keys()
-    default = JobOptions("")
-    if options.zero and not {"dp", "dp_shard", "ep", "cp"} & axes:
-        yield _warning("--zero has no effect without --dp")
-    for axis, names in _OF_AXIS.items():
-        for name in names if axis not in axes else ():
-            if getattr(options, name) != getattr(default, name):
-                shown = "--no-async-tp" if name == "async_tp" else flag(name)
-                yield _warning(f"{shown} has no effect without --{axis}")
-    if options.ddp_bucket != default.ddp_bucket and options.zero >= 2:
+def without_effect(request: Request) -> Iterator[Diagnostic]:
+    """Flags that change nothing here."""
+    for given in FLAGS.values():
+        value = request[given.name]
+        needed = () if given.is_default(value) else given.needs
+        lacking = next((need for need in needed if not _is_met(request, need)), None)
+        if lacking is not None:
+            shown = f"--no-{given.option[2:]}" if value is False else given.option
+            yield _warning(f"{shown} has no effect without {flag(_names(lacking)[0])}")
+    if request["zero"] >= 2 and not FLAGS["ddp_bucket"].is_default(request["ddp_bucket"]):
         yield _warning(
             "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"
         )
-    elif options.ddp_bucket != default.ddp_bucket and axes.isdisjoint(REDUCED):
-        yield _warning("--ddp-bucket has no effect without --dp")
-    if options.scatter_gather and "pp" in axes and "tp" not in axes:
-        yield _warning("--scatter-gather has no effect without --tp")
-    elif options.scatter_gather and "pp" in axes and options.sp:
+    if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
-    if options.memory_nodes and not options.offload:
-        yield _warning("--memory-nodes has no effect without --offload")
+
+
+def _is_met(request: Request, need: Need) -> bool:
+    """Whether there is what a flag needs. Dimensions of the model are left to `check_experts`."""
+    return any(_is_there(request, name) for name in _names(need))
+
+
+def _names(need: Need) -> tuple[str, ...]:
+    return (need,) if isinstance(need, str) else need
+
+
+def _is_there(request: Request, name: str) -> bool:
+    if name in ALL_AXES:
+        return name in request.axes
+    return name not in FLAGS or not FLAGS[name].is_default(request[name])
 
 
 #: Every rule of combination; a new one is a function and a line here.
@@ -287,15 +240,14 @@ RULES: tuple[Rule, ...] = (
     _one_mesh,
     _heads,
     _ulysses,
-    _ring,
     _pipeline,
-    _fsdp,
     _recompute,
+    _statements,
     without_effect,
 )
 
 
-def check(job: Job) -> list[Diagnostic]:
+def check(request: Request) -> list[Diagnostic]:
     """What all rules say of a job, errors first."""
-    found = [d for rule in RULES for d in rule(job)]
+    found = [d for rule in RULES for d in rule(request)]
     return sorted(found, key=lambda d: d.severity != "error")

@@ -1,9 +1,8 @@
-"""Loads of experts on the command line: a JSON file, and the statements that say the same."""
+"""Loads of experts on the command line: a JSON file, or the list itself."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -75,12 +74,3 @@ def _wrong(where: str, found: str) -> Exception:
         f"{where}: expected whole numbers of 0 or more, one for each expert, found {found}",
         remedy="write [5, 1, 1, 1], or a list of such lists, one for each layer with experts",
     )
-
-
-def load_statements(loads: ExpertLoads) -> Iterator[str]:
-    """The statements of a strategy that say the same."""
-    for layer, row in enumerate(loads):
-        if isinstance(row, tuple):
-            yield f"stg.expert_load[loads = ({', '.join(map(str, row))}), layer = {layer}]"
-    if loads and not isinstance(loads[0], tuple):
-        yield f"stg.expert_load[loads = ({', '.join(map(str, loads))})]"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from stagec.driver.flags import FLAGS
 from stagec.driver.options import JobOptions
+from stagec.ir_spec.ops.axes import EXPERTS
 from stagec.support.diagnostics import error
 
 
@@ -21,11 +23,11 @@ def folded_axes(options: JobOptions, axes: Iterable[str]) -> dict[str, int]:
 
 def check_experts(options: JobOptions, symbols: Collection[str]) -> None:
     """Raise `DiagnosticError` for expert-parallel flags that cannot be, with the nearest choice."""
-    off = {"ep": 1, "etp": 0, "capacity_factor": 1, "expert_load": ()}
-    asked = [name for name, value in off.items() if getattr(options, name) != value]
-    if asked and "E" not in symbols:
+    about = [flag for flag in FLAGS.values() if EXPERTS in flag.needs]
+    given = [flag for flag in about if not flag.is_default(getattr(options, flag.name))]
+    if given and EXPERTS not in symbols:
         raise error(
-            f"--{asked[0].replace('_', '-')}: the model has no experts (no dimension E)",
+            f"{given[0].option}: the model has no experts (no dimension {EXPERTS})",
             remedy="leave it out, or choose a mixture of experts, such as mixtral-8x7b",
         )
     tp = options.tp if options.mesh is None else options.mesh.get("tp", 1)
@@ -59,7 +61,7 @@ def _check_sizes(options: JobOptions) -> None:
 
 
 def _whole(options: JobOptions) -> bool:
-    return options.etp == 1 and options.tp > 1 and options.ep > 1
+    return bool(options.etp == 1 and options.tp > 1 and options.ep > 1)
 
 
 def _data_axis(options: JobOptions) -> str:

@@ -10,16 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stagec.driver.combine import Job, check, check_ranks, complete
+from stagec.driver.combine import check, check_ranks, complete
 from stagec.driver.common import read_source, remember, report
 from stagec.driver.experts import check_experts, folded_axes
+from stagec.driver.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.instruments import instruments
-from stagec.driver.options import DATA_AXES, REPLICAS, SHORTHANDS, JobOptions
-from stagec.driver.strategy_text import strategy_text
+from stagec.driver.options import JobOptions, request
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
+from stagec.ir_spec.ops.axes import AXES, REPLICAS
 from stagec.models import Preset, library, presets
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
@@ -32,7 +33,6 @@ from stagec.support.suggest import did_you_mean
 from stagec.text.build import parse_module, parse_op
 from stagec.text.printer import print_op
 
-AXES = ("pp", *DATA_AXES, "ep", "cp", "tp")
 SHORTHAND = "<strategy of the command line>"
 TRAIN, FORWARD = "train", "forward"
 
@@ -43,7 +43,7 @@ class JobBuilder:
     def __init__(self, options: JobOptions, *, symbolic: bool = False) -> None:
         self._preset = find_preset(options) if options.preset else None
         if self._preset is not None and not options.model:
-            options = replace(options, model=self._preset.model)
+            options = options.changed(model=self._preset.model)
         self.options, self._symbolic = complete(options), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
@@ -103,9 +103,7 @@ class JobBuilder:
 
     def _check_options(self, module: Module) -> None:
         """Refuse options that do not go together; tell of those without effect."""
-        options = self.options
-        sizes = {n: v for n, v in module.symbols.items() if v is not None}
-        found = check(Job(options, self._axes(), sizes))
+        found = check(request(self.options, self._axes(), module.symbols))
         errors = [d for d in found if d.severity == "error"]
         if errors:
             raise DiagnosticError(*errors)
@@ -156,7 +154,9 @@ class JobBuilder:
                 heads = "tp" if (self._kv_parts["tp"] or 0) > 1 else "1"
                 self._assumed = [self._parse(f"stg.assume[G == {heads}]")]
             given += self._assumed
-            given.append(self._parse(strategy_text(self.options, self._axes(), module.symbols)))
+            given.append(
+                self._parse(strategy_text(request(self.options, self._axes(), module.symbols)))
+            )
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
@@ -164,10 +164,9 @@ class JobBuilder:
 
     def _refuse_shorthands(self) -> None:
         """A strategy in a text says it all; flags beside it would be lost."""
-        default = JobOptions("")
-        flags = [n for n in SHORTHANDS if getattr(self.options, n) != getattr(default, n)]
-        if flags:
-            names = ", ".join("--" + n.replace("_", "-") for n in flags)
+        given = [n for n in SHORTHANDS if not FLAGS[n].is_default(getattr(self.options, n))]
+        if given:
+            names = ", ".join(FLAGS[n].option for n in given)
             raise error(
                 f"{names} and a strategy text both say how to parallelize",
                 remedy="write it into the text ('--print-strategy' shows how flags are written)",

@@ -6,38 +6,24 @@ the mesh grows, the data-parallel one shrinks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from stagec.driver.combine import Job, check, flag, without_effect
+from stagec.driver.combine import check, flag, without_effect
 from stagec.driver.experts import check_experts
-from stagec.driver.job import AXES, mesh_axes
-from stagec.driver.options import DATA_AXES, SHORTHANDS, JobOptions
-from stagec.driver.strategy_text import microbatches
+from stagec.driver.flags import FLAGS, SHORTHANDS
+from stagec.driver.job import mesh_axes
+from stagec.driver.options import JobOptions, request
+from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
+from stagec.ir_spec.ops.statement import Flag
+from stagec.ir_spec.ops.strategy import microbatches
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
 BATCH, MICROBATCHES = "B", "microbatches"
-#: The values of an option, each likely to hold less than the one before it.
-_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "sp": (False, True),
-    "no_vocab_parallel": (True, False),
-    "tp_inputs": ("save-gathered", "regather"),
-    "reshard_after_forward": ("never", "last", "always"),
-    "zero": (0, 1, 2, 3),
-    "recompute": ("none", "selective", "full"),
-}
-#: The same of element types, which change the numbers that training sees.
-_TYPES: Mapping[str, tuple[str, ...]] = {
-    "param_dtype": ("f32", "bf16"),
-    "grad_dtype": ("f32", "bf16"),
-    "reduce_dtype": ("f32", "bf16"),
-    "master_dtype": ("f32", "bf16"),
-    "fp8": ("none", "hybrid"),
-}
-_OFFLOAD = ("activations", "optimizer")
-_FLAGS = (*AXES, *SHORTHANDS)
+#: Flags in the order in which changes are told: axes, then the others.
+_ORDER = (*AXES, *SHORTHANDS)
 _FEWER, _MORE = (2, 4), (2, 4, 8)
 
 
@@ -76,29 +62,17 @@ class Space:
 
     def changes(self) -> list[Change]:
         """All single changes; some may be impossible."""
-        found = [*self._switches(_VALUES, numerics=False), *self._switches(_TYPES, numerics=True)]
-        return [*found, *self._offloads(), *self._axes(), *self._microbatches()]
+        alike = [c for f in FLAGS.values() if not f.numerics for c in self._switches(f)]
+        types = [c for f in FLAGS.values() if f.numerics for c in self._switches(f)]
+        return [*alike, *types, *self._axes(), *self._microbatches()]
 
-    def _switches(
-        self, table: Mapping[str, tuple[Any, ...]], *, numerics: bool
-    ) -> Iterator[Change]:
-        for knob, values in table.items():
-            now = getattr(self.options, knob)
-            if now not in values and numerics:
-                continue
-            at = values.index(now) if now in values else -2  # a list of ops: the last value
-            for level, value in enumerate(values[at + 1 :], 1):
-                yield Change(knob, value, level, numerics=numerics)
-
-    def _offloads(self) -> Iterator[Change]:
-        now = {n.strip() for n in self.options.offload.split(",") if n.strip()}
-        more = [{n} for n in _OFFLOAD if n not in now]
-        more += [set(_OFFLOAD)] if len(more) > 1 else []
-        for level, what in enumerate(more, 1):
-            yield Change("offload", ",".join(n for n in _OFFLOAD if n in now | what), level)
+    def _switches(self, flag: Flag) -> Iterator[Change]:
+        now = getattr(self.options, flag.name)
+        for level, value in enumerate(_values(flag, now), 1):
+            yield Change(flag.name, value, level, numerics=flag.numerics)
 
     def _axes(self) -> Iterator[Change]:
-        for axis in ("tp", "cp", "pp", *(("ep",) if "E" in self._sizes else ())):
+        for axis in ("tp", "cp", "pp", *(("ep",) if EXPERTS in self._sizes else ())):
             old = size_of(self.options, axis)
             for level, factor in enumerate(_MORE, 1):
                 yield Change(axis, old * factor, level, factor)
@@ -128,8 +102,8 @@ class Space:
             given["mesh"] = {a: mesh[a] for a in sorted(mesh, key=_order)}
         else:
             given |= sizes
-        usual = {n for n, value in given.items() if value == getattr(JobOptions, n)}
-        job = replace(self.options, **given, explicit=self.options.explicit - usual)
+        usual = {n for n, value in given.items() if n in FLAGS and FLAGS[n].is_default(value)}
+        job = self.options.changed(**given, explicit=self.options.explicit - usual)
         return job if self._allows(job) else None
 
     def _resize(self, sizes: dict[str, int]) -> bool:
@@ -155,11 +129,29 @@ class Space:
     def _check(self, job: JobOptions) -> set[Diagnostic]:
         """What has no effect in a job. Raises `DiagnosticError` for what does not go together."""
         check_experts(job, self._sizes)
-        asked = Job(job, mesh_axes(job), self._sizes)
-        errors = [d for d in check(asked) if d.severity == "error"]
+        given = request(job, mesh_axes(job), self._sizes)
+        errors = [d for d in check(given) if d.severity == "error"]
         if errors:
             raise DiagnosticError(*errors)
-        return set(without_effect(asked))
+        return set(without_effect(given))
+
+
+def _values(flag: Flag, now: Any) -> Sequence[Any]:
+    """The values to try instead of the present one, each likely to hold less than the one before
+    it."""
+    if flag.kind == "names":
+        return _supersets(now, flag.choices)
+    if now in flag.tries:
+        return flag.tries[flag.tries.index(now) + 1 :]
+    return () if flag.numerics else flag.tries[-1:]  # instead of a list of ops: the last value
+
+
+def _supersets(now: str, choices: Sequence[str]) -> list[str]:
+    """What is chosen with one more, or with all."""
+    chosen = {n.strip() for n in now.split(",") if n.strip()}
+    more = [{n} for n in choices if n not in chosen]
+    more += [set(choices)] if len(more) > 1 else []
+    return [",".join(n for n in choices if n in chosen | what) for what in more]
 
 
 def _data_axis(options: JobOptions) -> str:
@@ -181,7 +173,7 @@ def size_of(options: JobOptions, axis: str) -> int:
 
 def count_of(options: JobOptions) -> int:
     """How many microbatches a job of flags has."""
-    return microbatches(options, size_of(options, "pp"))
+    return microbatches(options.microbatches, size_of(options, "pp"))
 
 
 def stretch(options: JobOptions) -> float:
@@ -191,4 +183,4 @@ def stretch(options: JobOptions) -> float:
 
 def in_order(chosen: Iterable[Change]) -> tuple[Change, ...]:
     """Changes in the order of the flags."""
-    return tuple(sorted(chosen, key=lambda s: _FLAGS.index(s.knob)))
+    return tuple(sorted(chosen, key=lambda s: _ORDER.index(s.knob)))

@@ -9,6 +9,7 @@ import click
 
 from stagec.driver.common import write_output
 from stagec.ir.opdef import OpDef, Param, Registry
+from stagec.ir_spec.ops.statement import Statement
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
 
@@ -42,6 +43,8 @@ def _description(registry: Registry, name: str) -> str:
     lines += [f"results: {_names(op.results, op.variadic_results)}"]
     lines += ["parameters:" if op.params else "parameters: none"]
     lines += [_param(p) for p in op.params]
+    if isinstance(op, Statement) and op.flags:
+        lines += [f"flags: {', '.join(flag.option for flag in op.flags)}"]
     if op.example:
         lines += ["", "example:", *(f"  {line}" for line in op.example.splitlines())]
     return "\n".join(lines) + "\n"

@@ -9,7 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 from stagec import __version__
-from stagec.driver.command_line import flag_words, job_words
+from stagec.driver.command_line import job_words
+from stagec.driver.flags import words
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 
@@ -46,4 +47,4 @@ def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
     yield from ("stagec", "compile", *job_words(options))
     for name, usual in _OF_TRACES.items():
         if given[name] != usual:
-            yield from flag_words(name, given[name])
+            yield from words(name, given[name])

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from stagec.driver.advice import BUDGET, MOST_CHANGES, Advice, Suggestion, advise
@@ -41,9 +40,9 @@ def suggest(builder: JobBuilder, limit: Limit) -> None:
         tell("the strategy is a text, which no flag changes: write what holds less into it")
         return
     sizes = {n: v for n, v in builder.module.symbols.items() if v is not None}
-    options = replace(builder.options, ranks=None, **_SILENT)
+    options = builder.options.changed(ranks=None, **_SILENT)
     if BATCH in sizes:  # written down, so that no change changes the work
-        options = replace(options, sizes={**options.sizes, BATCH: sizes[BATCH]})
+        options = options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})
     with kept_reports():
         before = figures(options)
     with _compiler() as evaluate:

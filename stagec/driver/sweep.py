@@ -10,7 +10,6 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from io import StringIO
 from itertools import product
 from math import prod
@@ -210,8 +209,7 @@ def _configured(options: JobOptions, choices: Sequence[Choice]) -> JobOptions:
     for choice in choices:
         for setting in choice.settings:
             options = setting.chosen(options)
-    return replace(
-        options,
+    return options.changed(
         model=_absolute(options.model) or "",
         strategy=_absolute(options.strategy),
         plugin=tuple(path.resolve() for path in options.plugin),

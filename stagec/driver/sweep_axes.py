@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import click
 
 from stagec.driver.common import read_source
-from stagec.driver.job import AXES
-from stagec.driver.options import SHORTHANDS, JobOptions, Sizes
+from stagec.driver.flags import FLAGS
+from stagec.driver.options import JobOptions, Sizes
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source
 from stagec.support.suggest import did_you_mean
 
 #: What can be swept, beside the sizes of symbols.
-NAMES = (*AXES, *SHORTHANDS, "preset", "ranks")
+NAMES = (*FLAGS, "preset", "ranks")
 #: What a column of named configurations is called.
 NAMED = "name"
 _SUFFIX = ".toml"
@@ -35,9 +35,9 @@ class Setting:
     def chosen(self, options: JobOptions) -> JobOptions:
         """The options with this value."""
         if self.option is None:
-            return replace(options, sizes={**options.sizes, self.name: self.value})
+            return options.changed(sizes={**options.sizes, self.name: self.value})
         given: dict[str, Any] = {self.option: self.value}
-        return replace(options, **given, explicit=options.explicit | {self.option})
+        return options.changed(**given, explicit=options.explicit | {self.option})
 
 
 @dataclass(frozen=True, slots=True)

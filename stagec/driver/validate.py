@@ -52,7 +52,6 @@ class LibraryCounts:
     def __call__(
         self, name: str, *axes: str, **options: str | int | bool
     ) -> tuple[Counts, Mapping[str, int]]:
-        from dataclasses import replace
 
         from stagec.analysis.count import count_graph, lowered_graphs
         from stagec.analysis.memory import staged_memory
@@ -66,7 +65,7 @@ class LibraryCounts:
             pairs = [axis.partition("=") for axis in axes]
             mesh = {axis: int(size) if size else None for axis, _, size in pairs} or None
             job: Any = {"mesh": mesh, **options}
-            builder = JobBuilder(replace(JobOptions(model=name), **job), symbolic=True)
+            builder = JobBuilder(JobOptions(name, **job), symbolic=True)
             module = builder.lower()
             graph = lowered_graphs(module)[0]
             counts = count_graph(module, graph)

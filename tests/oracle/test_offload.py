@@ -228,7 +228,7 @@ def test_a_copied_value_says_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("flags", "message", "code"),
     [
-        (["--offload", "gradients"], "expects one of activations, optimizer", 1),
+        (["--offload", "gradients"], "is not one of activations, optimizer", 2),
         (["--memory-nodes"], "--memory-nodes has no effect without --offload", 0),
         (
             ["--offload", "activations", "--recompute", "full", "--recompute-layers", "2"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import combinations
@@ -16,8 +15,9 @@ from stagec.driver.advice import Advice, Suggestion, advise
 from stagec.driver.figures import Figures
 from stagec.driver.job import JobBuilder, mesh_axes
 from stagec.driver.knobs import Change, Space, count_of, stretch
-from stagec.driver.options import DATA_AXES, JobOptions
+from stagec.driver.options import JobOptions
 from stagec.driver.prediction import Prediction, cost
+from stagec.ir_spec.ops.axes import DATA_AXES
 from tests.support import DEEPSEEK, LLAMA
 
 SIZES = {"B": 256, "S": 8192, "L": 32, "H": 32, "G": 8, "F": 14336, "V": 128256}
@@ -43,7 +43,7 @@ def world(options: JobOptions, *, gathers: bool = True) -> Figures:
     again = count if gathers else 1
     traffic = UNIT * axes.get("tp", 1) * (2 if options.sp else 1)
     traffic += UNIT // 8 * again if options.zero == 3 else 0
-    offloads = options.offload.split(",") if options.offload else []
+    offloads: list[str] = options.offload.split(",") if options.offload else []
     memory = {
         "parameters": shard(UNIT, 3),
         "gradients": shard(UNIT * (1 if options.grad_dtype == "bf16" else 2), 2),
@@ -214,11 +214,11 @@ def test_the_numbers_of_training_change_last() -> None:
 
 BASES = [
     JOB,
-    replace(JOB, dp=8, cp=2, sp=True, microbatches=4),
-    replace(JOB, dp=1, tp=1, mesh={"dp": 16, "tp": 4}, offload="optimizer"),
-    replace(JOB, dp=1, tp=1, mesh={"pp": 2, "dp": 8, "tp": 4}, microbatches=4),
-    replace(JOB, dp=1, dp_replicate=4, dp_shard=4, zero=3, recompute="silu"),
-    replace(JOB, model=DEEPSEEK, ep=4, no_vocab_parallel=True),
+    JOB.changed(dp=8, cp=2, sp=True, microbatches=4),
+    JOB.changed(dp=1, tp=1, mesh={"dp": 16, "tp": 4}, offload="optimizer"),
+    JOB.changed(dp=1, tp=1, mesh={"pp": 2, "dp": 8, "tp": 4}, microbatches=4),
+    JOB.changed(dp=1, dp_replicate=4, dp_shard=4, zero=3, recompute="silu"),
+    JOB.changed(model=DEEPSEEK, ep=4, no_vocab_parallel=True),
 ]
 
 
@@ -229,7 +229,7 @@ def test_what_can_be_changed() -> None:
         "tp_inputs": "save-gathered",
         "param_dtype": "f32",
     }
-    job = replace(JOB, model=DEEPSEEK, zero=0, ep=2, **spends)
+    job = JOB.changed(model=DEEPSEEK, zero=0, ep=2, **spends)
     found: dict[str, list[Any]] = {}
     for change in Space(job, {**SIZES, "B": 32, "E": 64}).changes():
         found.setdefault(change.knob, []).append(change.value)
@@ -251,7 +251,7 @@ def test_what_can_be_changed() -> None:
         "master_dtype": ["bf16"],
         "fp8": ["hybrid"],
     }
-    keeps = replace(JOB, zero=3, reshard_after_forward="never", offload="activations")
+    keeps = JOB.changed(zero=3, reshard_after_forward="never", offload="activations")
     values = {s.knob: s.value for s in Space(keeps, SIZES).changes() if s.level == 1}
     assert values["reshard_after_forward"] == "last"
     assert values["offload"] == "activations,optimizer"

@@ -1,0 +1,36 @@
+"""The axes of a mesh that flags give, and what they split."""
+
+from __future__ import annotations
+
+from stagec.ir_spec.ops.statement import Flag
+
+#: Axes over which the batch is split.
+DATA_AXES = ("dp_replicate", "dp_shard", "dp")
+#: Axes over which ZeRO shards.
+SHARDING = ("dp", "dp_shard", "ep", "cp")
+#: Axes over which all gradients are reduced.
+REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
+#: What tensor parallelism splits: heads, KV heads, feed-forward widths (dense, of an expert, of
+#: shared experts), vocabulary.
+TENSOR_PARALLEL = ("H", "G", "F", "M", "F_shared", "V")
+#: The part of tensor parallelism over which KV heads are replicated, where there are too few.
+REPLICAS = "tpr"
+#: The dimension that only models with experts have.
+EXPERTS = "E"
+#: The axes of a mesh of flags, slowest first.
+AXES = ("pp", *DATA_AXES, "ep", "cp", "tp")
+
+
+def _axis(name: str, help: str, *needs: str) -> Flag:
+    return Flag(name, help, "int", 1, least=1, needs=needs)
+
+
+FLAGS = (
+    _axis("dp", "Data-parallel ranks."),
+    _axis("tp", "Tensor-parallel ranks."),
+    _axis("pp", "Pipeline stages."),
+    _axis("dp_replicate", "HSDP: replicas of the shard groups."),
+    _axis("dp_shard", "HSDP: ranks of a shard group."),
+    _axis("cp", "Context-parallel ranks."),
+    _axis("ep", "Expert-parallel ranks, some of the data-parallel ones.", EXPERTS),
+)

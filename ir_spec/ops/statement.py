@@ -1,0 +1,298 @@
+"""What a statement of a strategy is: its parameters, the flags that write it, its checks and text.
+
+A statement is defined once, by two classes side by side: a record with its parameters (`Record`),
+which passes read, and its op (`Statement`). The command line, sweeps, `--print-strategy`, commands
+in manifests and docs/flags.md are derived from them.
+
+    @dataclass(frozen=True)
+    class Bucket(Record):
+        bytes: int = parameter("int", "bytes of a call", required=True, least=1, flag=Flag(...))
+
+    class BucketOp(Statement):
+        name, record = "stg.bucket", Bucket
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from math import prod
+from typing import Any, ClassVar, TypeAlias, cast
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import fraction
+from stagec.ir.opdef import Param
+from stagec.ir_spec.ops.structure import Declaration
+from stagec.support.source import UNKNOWN, Loc
+
+Axes: TypeAlias = tuple[str, ...]
+#: What a flag has no effect without: an axis, another flag or a dimension; of several names, any.
+Need: TypeAlias = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of the command line. What is left out comes from the parameter that it gives.
+
+    Kinds: `switch` (`--sp`; with the default True `--async-tp/--no-async-tp`), `int`, `choice`,
+    `text`, `names` (some of the choices, with commas), `ratio`, `layers` (`7,8*14`), `loads`. A
+    default that is no value of the parameter says that the flag is off.
+    """
+
+    name: str  # with _ for -
+    help: str
+    kind: str = ""
+    default: Any = None
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    most: int | None = None
+    needs: tuple[Need, ...] = ()  # it has no effect without all of these
+    tries: tuple[Any, ...] = ()  # values to try where memory is short, each with less than before
+    numerics: bool = False  # it changes the numbers that training sees
+
+    @property
+    def option(self) -> str:
+        """`--dp-shard` for `dp_shard`."""
+        return "--" + self.name.replace("_", "-")
+
+    def is_default(self, value: object) -> bool:
+        """Whether a value is the default."""
+        return bool(value == self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command line asks for: the values of its flags, the axes of the mesh (None: of open
+    size) and the symbols of the model, with their sizes as far as they are known."""
+
+    flags: Mapping[str, Any]
+    axes: Mapping[str, int | None]
+    sizes: Mapping[str, int | None]
+
+    def __getitem__(self, flag: str) -> Any:
+        return self.flags[flag]
+
+    def over(self, *names: str) -> Axes:
+        """Those of these axes that the mesh has."""
+        return tuple(a for a in names if a in self.axes)
+
+    def ranks(self, *names: str) -> int:
+        """The ranks along these axes."""
+        return prod(self.axes.get(a) or 1 for a in names)
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+#: What holds where a text does not say it, if the statement names no default.
+_NOTHING: Mapping[str, Any] = {
+    "names": (),
+    "ints": (),
+    "int": 0,
+    "flag": False,
+    "name": "",
+    "str": "",
+    "ratio": None,
+}
+#: The kind of the flag that gives a parameter of a kind.
+_FLAG_KINDS = {
+    "int": "int",
+    "ints": "layers",
+    "flag": "switch",
+    "ratio": "ratio",
+    "names": "names",
+    "str": "text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A parameter with its bounds and the flag that gives it."""
+
+    param: Param
+    default: Any
+    least: int | None
+    most: int | None
+    flag: Flag | None
+
+    def complete_flag(self) -> Flag | None:
+        """The flag, with what it has from the parameter."""
+        flag, param = self.flag, self.param
+        if flag is None:
+            return None
+        kind = flag.kind or self.flag_kind
+        default = self.default if flag.default is None else flag.default
+        choices = flag.choices or tuple(c.replace("_", "-") for c in param.choices)
+        if kind == "choice" and default not in choices:
+            choices = (default, *choices)
+        least = self.least if flag.least is None else flag.least
+        if kind == "int" and least is not None:
+            least = min(least, default)
+        most = self.most if flag.most is None else flag.most
+        return replace(flag, kind=kind, choices=choices, default=default, least=least, most=most)
+
+    @property
+    def limits(self) -> str:
+        """Bounds and default, behind what a parameter means: `, 0 to 64 (default 1)`."""
+        bounds = "" if not (self.least or self.most) else f", {self.least} or more"
+        bounds = bounds if self.most is None else f", {self.least} to {self.most}"
+        left_out = not self.param.required and not self.param.positional
+        usual = self.default if left_out and self.default != _NOTHING[self.param.kind] else None
+        return bounds + (f" (default {usual})" if usual is not None else "")
+
+    @property
+    def flag_kind(self) -> str:
+        """The kind of a flag whose value is that of the parameter."""
+        return _FLAG_KINDS.get(self.param.kind) or ("choice" if self.param.choices else "text")
+
+    def read(self, op: Operation) -> Any:
+        """The value that an op gives it."""
+        name = self.param.name
+        match self.param.kind:
+            case "names":
+                return op.names(name)
+            case "ints":
+                return op.integers(name)
+            case "int":
+                return op.integer(name)
+            case "flag":
+                return op.flag(name)
+            case "ratio":
+                return op.expr(name)
+            case _:
+                return op.text(name)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """Whether the value of an op is within the bounds."""
+        least, most, name = self.least, self.most, self.param.name
+        if least is None or name not in op.attrs:
+            return
+        value = op.expr(name)
+        if value.symbols or fraction(value) < least or (most and fraction(value) > most):
+            wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+            yield f"expects '{name}' to be a number {wanted}, found {value}"
+
+    def text(self, value: Any) -> str:
+        """A value as it stands in brackets: `zero = 3`, `weak`, `(H, G)`."""
+        if self.param.kind == "flag":
+            return self.param.name
+        items = [str(v) for v in _tuple(value)]
+        text = items[0] if len(items) == 1 else f"({', '.join(items)})"
+        text = f'"{text}"' if self.param.kind == "str" else text
+        return text if self.param.positional else f"{self.param.name} = {text}"
+
+
+def parameter(
+    kind: str,
+    doc: str,
+    *,
+    default: Any = ...,
+    required: bool = False,
+    positional: bool = False,
+    choices: tuple[str, ...] = (),
+    least: int | None = None,
+    most: int | None = None,
+    flag: Flag | None = None,
+) -> Any:
+    """A parameter of a statement, as a field of its record.
+
+    `default` is what holds where the text does not say it. `least` and `most` are the bounds of a
+    number, in a text and on the command line.
+    """
+    default = _NOTHING[kind] if default is ... else default
+    param = Param("", kind, doc, required, positional, choices)
+    return field(default=default, metadata={"": _Field(param, default, least, most, flag)})
+
+
+@dataclass(frozen=True)
+class Record:
+    """Base of what statements say, a field for each parameter."""
+
+    loc: Loc = field(default=UNKNOWN, kw_only=True)
+
+
+def _fields(record: type[Record]) -> Iterator[_Field]:
+    for each in fields(record):
+        if each.metadata:
+            found: _Field = each.metadata[""]
+            doc = found.param.doc + found.limits
+            yield replace(found, param=replace(found.param, name=each.name, doc=doc))
+
+
+# -- statements ------------------------------------------------------------------------------------
+
+
+class Statement(Declaration):
+    """Base of the statements of a strategy.
+
+    `record` has the parameters. The flags are those of its parameters, after `flags`, which give no
+    single parameter.
+    """
+
+    record: ClassVar[type[Record]] = Record
+    flags: ClassVar[tuple[Flag, ...]] = ()
+    repeats: ClassVar[bool] = False  # it may stand several times
+    _fields: ClassVar[tuple[_Field, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._fields = tuple(replace(f, flag=f.complete_flag()) for f in _fields(cls.record))
+        cls.params = tuple(f.param for f in cls._fields)
+        cls.flags = (*cls.flags, *(f.flag for f in cls._fields if f.flag is not None))
+
+    def read(self, op: Operation) -> Record:
+        """What an op of this kind says, with the defaults for what it leaves out."""
+        said = {f.param.name: f.read(op) for f in self._fields if f.param.name in op.attrs}
+        return self.record(**said, loc=op.loc)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """What is out of its bounds; subclasses go on from here."""
+        for each in self._fields:
+            yield from each.verify(op)
+
+    # -- flags -------------------------------------------------------------------------------------
+
+    def text(self, request: Request) -> Iterator[str]:
+        """The statements that flags stand for, as they stand in a text."""
+        known = {f.param.name: f for f in self._fields}
+        order = list(known)
+        for said in self.from_flags(request):
+            parts = [known[name].text(said[name]) for name in sorted(said, key=order.index)]
+            yield f"{self.name}[{', '.join(parts)}]"
+
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        """The statements that flags stand for, each as its parameters; by default one if a flag
+        of a parameter is given."""
+        if said := self.flag_values(request):
+            yield said
+
+    def flag_values(self, request: Request) -> dict[str, Any]:
+        """The parameters whose flags have another value than the default."""
+        found: dict[str, Any] = {}
+        for each in self._fields:
+            flag = each.flag
+            if flag is None or flag.kind != each.flag_kind:
+                continue  # its value is not that of the parameter
+            value = request[flag.name]
+            if not flag.is_default(value):
+                found[each.param.name] = _said(flag, value)
+        return found
+
+    def problems(self, request: Request) -> Iterator[tuple[str, str]]:
+        """What is wrong with the flags of this statement, each with a remedy."""
+        return iter(())
+
+
+def _tuple(value: object) -> tuple[object, ...]:
+    return cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+
+
+def _said(flag: Flag, value: Any) -> Any:
+    """The value of a parameter that a flag gives."""
+    match flag.kind:
+        case "choice":
+            return value.replace("-", "_")
+        case "names":
+            return tuple(n.strip() for n in value.split(","))
+        case _:
+            return value

@@ -1,0 +1,268 @@
+"""Statements of strategies: what is derived from their definitions agrees with what is read back.
+
+The tests go over all flags, so that one that is added later is tested too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+import pytest
+
+from stagec.driver.cli import cli
+from stagec.driver.command_line import job_words
+from stagec.driver.flags import FLAGS, SHORTHANDS, STATEMENTS
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions, job_options, take_options
+from stagec.ir.opdef import Registry
+from stagec.ir_spec.ops import BUILTIN
+from stagec.ir_spec.ops.axes import EXPERTS
+from stagec.ir_spec.ops.policies import Bucket, Recompute
+from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
+from stagec.ir_spec.ops.strategy import ShardParams
+from stagec.sharding.strategy import Strategy, read_strategy
+from stagec.support.diagnostics import DiagnosticError
+from stagec.support.source import Source
+from stagec.text.build import parse_module
+from tests.support import LLAMA, parse, stagec
+
+#: A mesh and values on which every flag has an effect.
+AXES: dict[str, int | None] = {"pp": 2, "dp": 2, "ep": 2, "cp": 2, "tp": 2}
+SIZES: dict[str, int | None] = dict.fromkeys("BSHGFMVEL", 64)
+BY_KIND: Mapping[str, object] = {
+    "text": "silu",
+    "ratio": "5/4",
+    "layers": (1, 2),
+    "loads": ((5, 1), (1, 3)),
+}
+BESIDE: Mapping[str, Mapping[str, object]] = {
+    "reshard_after_forward": {"zero": 3},
+    "fsdp_prefetch": {"zero": 3},
+    "recompute_layers": {"recompute": "full"},
+    "recompute_every": {"recompute": "full"},
+    "memory_nodes": {"offload": "optimizer"},
+    "etp": {"sp": True},
+}
+
+
+def another(flag: Flag) -> Any:
+    """A value that is not the default."""
+    match flag.kind:
+        case "switch":
+            return not flag.default
+        case "choice":
+            return next(c for c in flag.choices if c != flag.default)
+        case "int":
+            return flag.default + 1
+        case "names":
+            return flag.choices[-1]
+        case _:
+            return BY_KIND[flag.kind]
+
+
+def text_of(**given: Any) -> str:
+    """The statements that flags stand for, on a mesh with all axes."""
+    request = Request(vars(JobOptions("", **given)), AXES, SIZES)
+    lines = [line for statement in STATEMENTS for line in statement.text(request)]
+    return "stg.module @m {\n  stg.strategy @s {\n" + "\n".join(lines) + "\n  }\n}"
+
+
+def read(text: str) -> Strategy:
+    """The strategy of a text."""
+    return read_strategy(parse(text))
+
+
+@click.command()
+@job_options
+def given_options(**given: Any) -> JobOptions:
+    """The options of a job, as the command line gives them."""
+    return take_options(given)
+
+
+def from_words(*words: str) -> JobOptions:
+    """The options that words give."""
+    with given_options.make_context("job", list(words)) as context:
+        options: JobOptions = given_options.invoke(context)
+        return options
+
+
+# -- one definition --------------------------------------------------------------------------------
+
+
+def test_no_flag_is_defined_twice() -> None:
+    names = [flag.name for statement in STATEMENTS for flag in statement.flags]
+    assert sorted(names) == sorted(SHORTHANDS)
+
+
+def test_options_of_the_command_line_are_the_flags() -> None:
+    compile_command = cli.get_command(click.Context(cli), "compile")
+    assert compile_command is not None
+    names = [p.name for p in compile_command.params if p.name in FLAGS]
+    assert names == list(FLAGS)
+    assert {f.name for f in fields(JobOptions)} >= FLAGS.keys()
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_says_what_it_is(name: str) -> None:
+    flag = FLAGS[name]
+    assert flag.help.endswith(".")
+    assert getattr(JobOptions(""), name) == flag.default
+    assert f"  {flag.option}" in stagec("compile", "--help").out
+    if flag.tries and flag.choices:
+        assert set(flag.tries) <= set(flag.choices)
+    needed = {n for need in flag.needs for n in ((need,) if isinstance(need, str) else need)}
+    assert needed <= {*FLAGS, EXPERTS}
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHORTHANDS)
+def test_a_flag_changes_the_strategy_that_is_read_back(name: str) -> None:
+    beside = BESIDE.get(name, {})
+    before, after = read(text_of(**beside)), read(text_of(**beside, **{name: another(FLAGS[name])}))
+    assert contents(before) != contents(after)
+
+
+def contents(strategy: Strategy) -> list[tuple[object, ...]]:
+    """What all records say, without where."""
+    return [
+        tuple(getattr(record, f.name) for f in fields(record) if f.name != "loc")
+        for records in strategy.records.values()
+        for record in records
+    ]
+
+
+def test_a_parameter_has_the_value_of_its_flag() -> None:
+    found = read(text_of(zero=3, fsdp_prefetch=0, reshard_after_forward="last"))
+    assert found.one(ShardParams).over == ("dp", "ep", "cp")
+    assert (found.zero, found.prefetch, found.reshard) == (3, 0, "last")
+    assert read(text_of(recompute="full-replay")).one(Recompute).policy == "full_replay"
+
+
+def test_what_a_text_leaves_out_has_the_default_of_the_flag() -> None:
+    strategy = read("stg.module @m {\n  stg.strategy @s {\n    stg.recompute[full]\n  }\n}")
+    recompute = strategy.one(Recompute)
+    assert (recompute.policy, recompute.layers, recompute.ops) == ("full", 0, ())
+    assert strategy.one(ShardParams) == ShardParams()
+    assert strategy.one(Bucket).bytes == 0, "a text without the statement has no buckets"
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_the_words_of_a_flag_give_its_value_back(name: str) -> None:
+    flag = FLAGS[name]
+    value = another(flag)
+    words = list(job_words(JobOptions("llama3-8b", **{name: value})))
+    assert getattr(from_words(*words), name) == (
+        pytest.approx(1.25) if flag.kind == "ratio" else value
+    )
+
+
+BOUNDED = [f.name for f in FLAGS.values() if f.kind == "int" and f.least is not None]
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_value_out_of_bounds_is_a_usage_error(name: str) -> None:
+    flag = FLAGS[name]
+    assert flag.least is not None
+    for value in (flag.least - 1, *([flag.most + 1] if flag.most is not None else [])):
+        ran = stagec("analyze", LLAMA, flag.option, str(value))
+        assert ran.code == 2
+        assert f"'{flag.option}': {value} is not in the range" in ran.err
+
+
+@pytest.mark.parametrize("name", [f.name for f in FLAGS.values() if f.kind in ("choice", "names")])
+def test_another_value_than_the_choices_is_a_usage_error(name: str) -> None:
+    flag = FLAGS[name]
+    ran = stagec("analyze", LLAMA, flag.option, f"{flag.choices[0]}s")
+    assert ran.code == 2
+    assert f"'{flag.choices[0]}s' is not one of" in ran.err
+
+
+@pytest.mark.parametrize("line", ["stg.shard_params[over = dp, zero = 4]", "stg.bucket[bytes = 0]"])
+def test_a_value_out_of_bounds_in_a_text_is_an_error_there(line: str) -> None:
+    parsed = parse(f"stg.module @m {{\n  stg.strategy @s {{\n    {line}\n  }}\n}}")
+    (op,) = parsed.ops("stg.strategy")[0].body.ops
+    assert any("to be a number" in message for message in op.definition.verify(op))
+
+
+NEEDING = [n for n in SHORTHANDS if FLAGS[n].needs and "E" not in FLAGS[n].needs]
+
+
+@pytest.mark.parametrize("name", NEEDING)
+def test_a_flag_without_what_it_needs_is_told(name: str) -> None:
+    flag = FLAGS[name]
+    ran = stagec("analyze", LLAMA, *words_of(name), "--print-strategy")
+    need = flag.needs[0] if isinstance(flag.needs[0], str) else flag.needs[0][0]
+    assert f" has no effect without --{need}" in ran.err
+    assert ran.code == 0
+    plain = stagec("analyze", LLAMA, "--print-strategy")
+    assert ran.out == plain.out, "and writes nothing"
+
+
+def words_of(name: str) -> list[str]:
+    """The words that give a flag another value."""
+    return list(job_words(JobOptions("", **{name: another(FLAGS[name])})))
+
+
+@pytest.mark.parametrize("name", [n for n in SHORTHANDS if "E" in FLAGS[n].needs])
+def test_a_flag_about_experts_needs_some(name: str) -> None:
+    ran = stagec("analyze", LLAMA, *words_of(name))
+    assert ran.code == 1
+    assert f"{FLAGS[name].option}: the model has no experts" in ran.err
+
+
+def test_a_wrong_name_of_a_flag_is_refused() -> None:
+    with pytest.raises(TypeError, match="zerro"):
+        JobOptions(LLAMA, zerro=1)
+
+
+# -- statements of plug-ins ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Warmth(Record):
+    """What a statement of a plug-in says."""
+
+    degrees: int = parameter("int", "how warm", required=True, least=0, most=40)
+    dims: tuple[str, ...] = parameter("names", "of which dimensions")
+
+
+class WarmthOp(Statement):
+    """A statement of a plug-in."""
+
+    name, record = "my.warmth", Warmth
+
+
+def with_warmth(line: str) -> Strategy:
+    """The strategy of one line, with that statement known."""
+    text = f"stg.module @m {{\n  stg.strategy @s {{\n    {line}\n  }}\n}}"
+    return read_strategy(parse_module(Source("t.stg", text), Registry([*BUILTIN, WarmthOp()])))
+
+
+def test_a_statement_of_a_plug_in_is_read() -> None:
+    warmth = with_warmth("my.warmth[degrees = 20, dims = (S, B)]").one(Warmth)
+    assert (warmth.degrees, warmth.dims) == (20, ("S", "B"))
+
+
+def test_a_statement_stands_once_unless_it_repeats() -> None:
+    with pytest.raises(DiagnosticError, match=r"a second my\.warmth"):
+        with_warmth("my.warmth[degrees = 1]\n    my.warmth[degrees = 2]")
+
+
+def test_another_op_is_no_statement() -> None:
+    with pytest.raises(DiagnosticError, match=r"'stg\.symbols' is not a statement"):
+        with_warmth("stg.symbols[B]")
+
+
+def test_flags_of_a_job_are_written_in_its_strategy() -> None:
+    options = JobOptions(LLAMA, dp=2, zero=1, recompute="full", recompute_every=2)
+    strategy = read_strategy(JobBuilder(options).module)
+    assert (strategy.zero, strategy.zero_axes) == (1, ("dp",))
+    assert strategy.recompute.every == 2

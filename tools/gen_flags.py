@@ -1,0 +1,72 @@
+"""docs/flags.md: every flag that says how to parallelize, from the statements that it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stagec.driver.flags import FLAGS, STATEMENTS
+from stagec.ir_spec.ops.axes import EXPERTS
+from stagec.ir_spec.ops.statement import Flag
+from tools.markup import anchor, page
+
+_INTRO = (
+    "Every flag of `compile`, `analyze` and `memory` that says how to parallelize, in the order of "
+    "`--help`: what it writes (`--print-strategy` shows the text), its values, and its default. "
+    "[strategies.md](strategies.md) says what each does to placements and traffic, "
+    "[ops.md](ops.md) what else a statement takes. All of them can be swept: `--sweep "
+    "zero=1,2,3`."
+)
+_MESH = "stg.mesh"
+
+
+def flags_page() -> str:
+    """docs/flags.md."""
+    return page("Flags", _INTRO, _rows())
+
+
+def _rows() -> Iterator[str]:
+    writes = {flag.name: op.name for op in STATEMENTS for flag in op.flags}
+    yield from ("| flag | writes | values | default | meaning |", "|---|---|---|---|---|")
+    for flag in FLAGS.values():
+        op = writes.get(flag.name, _MESH)
+        meaning = " ".join([flag.help, *_needs(flag)])
+        cells = (
+            f"`{flag.option}`",
+            f"[`{op}`](ops.md#{anchor(op)})",
+            _values(flag),
+            _default(flag),
+            meaning,
+        )
+        yield f"| {' | '.join(c.replace('|', chr(92) + '|') for c in cells)} |"
+
+
+def _values(flag: Flag) -> str:
+    match flag.kind:
+        case "switch":
+            return f"or `--no-{flag.option[2:]}`" if flag.default else ""
+        case "choice":
+            return ", ".join(f"`{c}`" for c in flag.choices)
+        case "int" if flag.most is not None:
+            return f"{flag.least} to {flag.most}"
+        case "int" | "ratio":
+            return f"{flag.least} or more"
+        case "loads":
+            return "a file, or a list"
+        case _:
+            return f"`{flag.metavar}`"
+
+
+def _default(flag: Flag) -> str:
+    if isinstance(flag.default, bool):
+        return "on" if flag.default else "off"
+    return f"`{flag.default}`" if flag.default not in ("", ()) else ""
+
+
+def _needs(flag: Flag) -> Iterator[str]:
+    """What it has no effect without."""
+    names = [need if isinstance(need, str) else need[0] for need in flag.needs]
+    if EXPERTS in names:
+        yield "For models with experts."
+    flags = [f"`{FLAGS[name].option}`" for name in names if name in FLAGS]
+    if flags:
+        yield f"With {' and '.join(flags)}."
