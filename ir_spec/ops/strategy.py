@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import const, fraction
-from stagec.ir.opdef import Param
+from stagec.ir.param import Param
+from stagec.ir.traits import Declares, Holds
 from stagec.ir_spec.ops.structure import Declaration
 
 _DIMS = Param("dims", "names", "dimension names", required=True, positional=True)
@@ -27,8 +28,8 @@ class StrategyOp(Declaration):
     """A parallelization strategy: statements that `apply-strategy` turns into placements."""
 
     name = "stg.strategy"
-    has_region = True
-    symbol = "required"
+    traits = (Declares("strategy"), Holds("statements such as stg.split[B, over = dp]"))
+    parents = ("stg.module",)
     params = (Param("mesh", "symbol", "the mesh that it is for"),)
     example = "stg.strategy @s[mesh = @pod] {\n  stg.split[B, over = dp]\n}"
 

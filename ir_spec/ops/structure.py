@@ -12,8 +12,22 @@ import numpy as np
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction, substitute, symbol
 from stagec.ir.facts import Relation
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule
+from stagec.ir.traits import (
+    Accumulates,
+    Declares,
+    Free,
+    HasRegion,
+    Holds,
+    Named,
+    OpenParams,
+    Repeats,
+    Terminates,
+    Trait,
+)
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import NotAnIntegerError, error
 from stagec.support.limits import MAX_RANKS
@@ -23,16 +37,15 @@ class Declaration(OpDef):
     """Base of ops that state something and compute nothing."""
 
     results = ()
-    pure = False
-    free = True
+    traits: ClassVar[tuple[Trait, ...]] = (Declares(),)
 
 
 class ModuleOp(Declaration):
     """The unit of compilation: declarations, functions and strategies."""
 
     name = "stg.module"
-    has_region = True
-    symbol = "required"
+    traits = (Declares("module"), Holds("declarations, functions and strategies"))
+    parents = ()
     params = (Param("phase", "name", "how far the module is compiled"),)
     example = "stg.module @m[phase = parsed] {\n}"
 
@@ -40,7 +53,7 @@ class ModuleOp(Declaration):
 class SizesDeclaration(Declaration):
     """Base of ops that declare names, with positive sizes where they are known."""
 
-    open_params = True
+    parents = ("stg.module",)
     noun: ClassVar[str] = "name"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -54,6 +67,7 @@ class SymbolsOp(SizesDeclaration):
     """Declares symbolic sizes, positive integers, with default values where there are any."""
 
     name = "stg.symbols"
+    traits = (Declares("symbols"), OpenParams())
     noun = "symbol"
     example = "stg.symbols[B, S = 8192]"
 
@@ -62,6 +76,8 @@ class AssumeOp(Declaration):
     """States relations between sizes that every binding must satisfy; they make divisions exact."""
 
     name = "stg.assume"
+    traits = (Declares("relations"),)
+    parents = ("stg.module",)
     params = (Param("relations", "relations", "the relations", required=True, positional=True),)
     example = "stg.assume[S % tp == 0, B >= 1]"
 
@@ -84,8 +100,8 @@ class MeshOp(SizesDeclaration):
     """Declares the device mesh: named axes, slowest first, with sizes where they are known."""
 
     name = "stg.mesh"
+    traits = (Declares("axes"), OpenParams(), Named())
     noun = "mesh axis"
-    symbol = "required"
     example = "stg.mesh @pod[pp = 2, dp, tp]"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -104,6 +120,7 @@ class ZigzagOp(Declaration):
     """
 
     name = "stg.zigzag"
+    traits = (Declares("order"),)
     params = (
         Param("dims", "names", "dimension names", required=True, positional=True),
         Param("over", "names", "mesh axes, major first", required=True),
@@ -122,6 +139,7 @@ class RowsOp(Declaration):
     """
 
     name = "stg.rows"
+    traits = (Declares("loads"),)
     params = (
         Param("of", "name", "the dimension whose parts have loads", required=True),
         Param("first", "int", "the layer that its repeat begins with (default 0)"),
@@ -140,8 +158,8 @@ class FuncOp(Declaration):
     """
 
     name = "stg.func"
-    has_region = True
-    symbol = "required"
+    traits = (Declares("function"), HasRegion(), Named())
+    parents = ("stg.module",)
     params = (
         Param("over", "name", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
@@ -150,13 +168,12 @@ class FuncOp(Declaration):
     example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"
 
 
-class Terminator(Declaration):
+class Terminator(OpDef):
     """Base of ops that end a region."""
 
-    operands = ("value",)
-    variadic = True
-    ends_region = True
-    computes = False
+    operands = ("value*",)
+    results = ()
+    traits: ClassVar[tuple[Trait, ...]] = (Terminates(),)
 
 
 class ReturnOp(Terminator):
@@ -176,12 +193,8 @@ class YieldOp(Terminator):
 class RegionOp(OpDef):
     """Base of ops whose region runs several times; arguments are bound to the operands."""
 
-    operands = ("init",)
-    variadic = True
-    has_region = True
-    results = ()
-    pure = False
-    free = True
+    operands = ("init*",)
+    results = ("yielded*",)
 
     def region_args(self, op: Operation) -> Sequence[Type]:
         """The types of the region's arguments, from the operands."""
@@ -207,7 +220,7 @@ class RepeatOp(RegionOp):
     """
 
     name = "stg.repeat"
-    carries = True
+    traits = (Repeats(),)
     params = (
         Param("count", "size", "the number of iterations", required=True),
         Param("carry", "int", "how many values are carried (default 1)"),
@@ -259,7 +272,7 @@ class AccumulateOp(RegionOp):
     """
 
     name = "stg.accumulate"
-    sums_yields = True
+    traits = (Accumulates(),)
     params = (
         Param("count", "size", "the number of microbatches", required=True),
         Param("split", "name", "the symbol that is split (default B)"),
@@ -297,7 +310,7 @@ class ConstantOp(OpDef):
 
     name = "stg.constant"
     params = (Param("value", "ratio", "the number", required=True),)
-    free = True
+    traits = (Free(),)
     example = "%one = stg.constant[value = 1] : f32[]"
 
     def rule(self, op: Operation) -> Rule:

@@ -29,6 +29,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried
+from stagec.ir.traits import Accumulates
 from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
 from stagec.passes.pipeline_stages.sections import Part, Sections, Slot, dissect
 from stagec.passes.pipeline_stages.split_weights import split_weights
@@ -77,7 +78,7 @@ def split_stages(module: Module) -> None:
         return
     pipeline = read_pipeline(module, strategy.pipeline, strategy.microbatches)
     func = module.main
-    accumulate = next((op for op in func.body.ops if op.definition.sums_yields), None)
+    accumulate = next((op for op in func.body.ops if op.has(Accumulates)), None)
     if accumulate is None:
         raise error(
             "pipeline stages need microbatches, but the step has none",

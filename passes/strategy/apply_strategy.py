@@ -25,6 +25,7 @@ from stagec.api import (
 )
 from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.infer import forget_types, infer_op
+from stagec.ir.traits import Repeats
 from stagec.passes.strategy.eight_bits import use_eight_bits
 from stagec.passes.strategy.expert_sizes import size_experts
 from stagec.passes.strategy.naming import check_recompute, check_values, pin
@@ -214,7 +215,7 @@ class _Applier:
         """Refuse stages that cannot be before any work; assume that layers of open number
         divide."""
         pipeline = read_pipeline(self._module, rule, self._strategy.microbatches)
-        repeats = [op for op in self._body.ops if op.definition.carries]
+        repeats = [op for op in self._body.ops if op.has(Repeats)]
         cut(self._module, pipeline, repeats)
         counts = [op.expr("count") for op in repeats]
         if len(counts) == 1 and not rule.layers and counts[0].symbols - self._module.env.keys():
@@ -322,7 +323,7 @@ class _Applier:
         for op in region.ops:
             if op.region is None:
                 continue
-            if op.definition.carries:
+            if op.has(Repeats):
                 for arg in op.body.args[: op.integer("carry", 1)]:
                     arg.type = self._place(arg.tensor, rest=True, name=arg.name)
             self._place_carried(op.body)
@@ -426,7 +427,7 @@ class _Applier:
 
 def _is_carried(arg: Value) -> bool:
     owner = arg.region.owner
-    return owner.definition.carries and arg.index < owner.integer("carry", 1)
+    return owner.has(Repeats) and arg.index < owner.integer("carry", 1)
 
 
 def _concerns(rule: SplitRule, d: Dim) -> bool:

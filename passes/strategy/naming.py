@@ -18,6 +18,7 @@ from stagec.api import (
     Value,
     error,
 )
+from stagec.ir.traits import Repeats
 from stagec.sharding.strategy import SplitRule, Strategy
 from stagec.support.suggest import did_you_mean
 
@@ -32,7 +33,7 @@ def check_recompute(module: Module, strategy: Strategy) -> None:
             what.loc,
             remedy="recompute in all layers, or in none",
         )
-    repeats = [op for op in module.main.body.walk() if op.definition.carries]
+    repeats = [op for op in module.main.body.walk() if op.has(Repeats)]
     inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
     known = sorted({op.name.partition(".")[2] for op in inside})
     for name in what.ops:

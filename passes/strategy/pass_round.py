@@ -45,7 +45,7 @@ def pass_round(module: Module, strategy: Strategy, ring: RingRule) -> tuple[str,
             remedy="keep one of stg.ring, stg.gather and stg.exchange",
         )
     found = [op for op, _ in special_ops(module.main.body, name)]
-    found = [op for op in found if "ring" in op.definition.params_by_name()]
+    found = [op for op in found if "ring" in op.definition.params_by_name]
     if not found:
         raise error(
             f"no op can pass its part of {name} round the ranks: there is no fused attention",

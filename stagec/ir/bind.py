@@ -28,7 +28,7 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
     """
     _check_names(module, values)
     _check_assumptions(module, {**module.env, **values})
-    for op in (*module.ops("stg.symbols"), *module.ops("stg.mesh")):
+    for op in module.declaring("symbols", "axes"):
         op.attrs.update({name: const(values[name]) for name in op.attrs if name in values})
     kept = _referred_to(module) - frozenset(module.mesh.axes if module.mesh else ())
     try:
@@ -36,7 +36,7 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
     except ZeroDivisionError as e:
         raise error(f"cannot bind: {e}", module.root.loc, remedy="bind other values") from None
     gone = drop_unit_axes(module)
-    for op in module.ops("stg.mesh"):
+    for op in module.declaring("axes"):
         for axis in gone:
             op.attrs.pop(axis, None)
 
@@ -75,16 +75,16 @@ def _referred_to(module: Module) -> frozenset[str]:
         for param in op.definition.params:
             if param.kind in ("name", "names"):
                 found.update(op.names(param.name))
-        if "split" in op.definition.params_by_name():
+        if "split" in op.definition.params_by_name:
             found.add(op.text("split", "B"))
     return frozenset(found)
 
 
 def _substitute(module: Module, env: Mapping[str, Expr]) -> None:
     for op in _operations(module):
-        if op.name not in ("stg.symbols", "stg.mesh"):
+        if op.definition.declares not in ("symbols", "axes"):
             op.attrs = {name: substitute_attr(value, env) for name, value in op.attrs.items()}
-    for op in module.ops("stg.assume"):
+    for op in module.declaring("relations"):
         _drop_settled(op)
     map_types(module, lambda t: t.substitute(env))
 

@@ -14,6 +14,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.sound import Sound
+from stagec.ir.traits import Terminates
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
 from stagec.support.source import FileLoc
@@ -75,8 +76,9 @@ def infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None = None
         return
     if isinstance(op.definition, UnregisteredOp):
         return
-    least = op.definition.required_results
-    if not (len(types) if least is None else least) <= len(op.results) <= len(types):
+    given = op.definition.gives
+    least = len(types) if given.most is None else min(given.least, len(types))
+    if not least <= len(op.results) <= len(types):
         problems.error(
             f"'{op.name}' gives {len(types)} results, found {len(op.results)} names",
             op.loc,
@@ -133,7 +135,7 @@ def _enter(op: Operation, region: Region, problems: DiagnosticList, sound: Sound
             bare = type_.unplaced() if isinstance(type_, TensorType) else type_
             _set(op, value, type_ if value.type is not None else bare, problems)
     _infer_region(region, problems, sound)
-    if not region.ops or region.ops[-1].name.partition(".")[2] not in ("yield", "return"):
+    if not region.ops or not region.ops[-1].has(Terminates):
         problems.error(
             f"the region of '{op.name}' does not end in a yield or return",
             op.loc,

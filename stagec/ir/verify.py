@@ -15,9 +15,10 @@ from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
+from stagec.ir.signature import check_signature
 from stagec.ir.sound import Sound
+from stagec.ir.traits import CopiesMemory, Free, Lowered
 from stagec.ir.types import TensorType, index_name
-from stagec.ir.verify_signature import check_signature
 from stagec.ir.verify_structure import check_structure
 from stagec.ir.verify_types import TypeChecker
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, NotAnIntegerError
@@ -48,7 +49,7 @@ def check_module(
     are `sound` are not asked again.
     """
     declared = DiagnosticList()
-    for op in (*module.ops("stg.symbols"), *module.ops("stg.mesh")):
+    for op in module.declaring("symbols", "axes"):
         if check_signature(op, declared):
             _check_definition(op, declared)
     problems.add(*declared.items)
@@ -149,7 +150,7 @@ class _Checker:
             foreign = producer is not None and isinstance(producer.definition, UnregisteredOp)
             if isinstance(value.type, TensorType) or (value.type is None and not foreign):
                 continue  # a missing type is reported where the value is made
-            if not op.name.startswith("et."):
+            if not op.has(Lowered):
                 self._problems.error(
                     f"'{op.name}' works on tensors, but %{value.name} is none",
                     value.loc if value in op.results or value in args else op.loc,
@@ -158,7 +159,7 @@ class _Checker:
 
     def _memory(self, op: Operation) -> None:
         """Only values on the device are computed with."""
-        for value in op.operands if op.definition.computes and not op.definition.free else ():
+        for value in () if op.has(Free) or op.has(CopiesMemory) else op.operands:
             if isinstance(value.type, TensorType) and value.type.memory != "device":
                 self._problems.error(
                     f"'{op.name}' works on the device, but %{value.name} is in {value.type.memory} "
@@ -268,7 +269,7 @@ def broken(relation: Relation, env: Mapping[str, int]) -> str | None:
 
 def _has_types(op: Operation) -> bool:
     values = (*op.operands, *op.results, *_inner_values(op.region))
-    rule_op = not op.name.startswith("et.")
+    rule_op = not op.has(Lowered)
     return all(isinstance(v.type, TensorType) if rule_op else v.type is not None for v in values)
 
 
@@ -280,4 +281,4 @@ def _inner_values(region: Region | None) -> Iterator[Value]:
 
 def _in_strategy(op: Operation) -> bool:
     parent = op.parent_op
-    return parent is not None and parent.name == "stg.strategy"
+    return parent is not None and parent.definition.declares == "strategy"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from stagec.ir.opdef import PARAM_KINDS, OpDef, Param
+from stagec.ir.opdef import OpDef
+from stagec.ir.param import PARAM_KINDS, Param
 from stagec.pipeline.blame import place_of
 from stagec.pipeline.passes import Pass, Plugin
 from stagec.support.diagnostics import DiagnosticList
