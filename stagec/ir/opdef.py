@@ -6,7 +6,7 @@ Owns `OpDef` and the `Registry`. Concrete ops live in `ir_spec/ops`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from stagec.ir.core import PHASES, Operation, Value
 from stagec.ir.expr import ZERO, Expr, product, same
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Array = Any
 Sizes = Mapping[str, Expr]
 _T = TypeVar("_T", bound=Trait)
+_K = TypeVar("_K")
 _PHASE = Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES)
 
 
@@ -51,12 +52,12 @@ class OpDef:
     params_by_name: ClassVar[Mapping[str, Param]] = {}  # the declared parameters, and `phase`
 
     def __init_subclass__(cls) -> None:
-        cls.kinds = frozenset(
-            k for t in cls.traits for k in type(t).__mro__ if issubclass(k, Trait)
-        )
-        cls.declares = next((t.what for t in cls.traits if isinstance(t, Declares)), "")
-        cls.takes, cls.gives = Arity.of(cls.operands), Arity.of(cls.results)
-        cls.params_by_name = {p.name: p for p in (_PHASE, *cls.params)}
+        traits = _all_of(Trait, cls.traits)
+        cls.kinds = frozenset(k for t in traits for k in type(t).__mro__ if issubclass(k, Trait))
+        cls.declares = next((t.what for t in traits if isinstance(t, Declares)), "")
+        cls.takes = Arity.of(_all_of(str, cls.operands))
+        cls.gives = Arity.of(_all_of(str, cls.results))
+        cls.params_by_name = {p.name: p for p in (_PHASE, *_all_of(Param, cls.params))}
 
     def has(self, trait: type[Trait]) -> bool:
         """Whether the op has the trait, or one that refines it."""
@@ -190,6 +191,13 @@ class OpDef:
         """What replaces the only result: a value of the same type that is there already. None if
         there is none. It may change the op."""
         return None
+
+
+def _all_of(kind: type[_K], given: object) -> tuple[_K, ...]:
+    """The items of this kind. What else a class of a plug-in has there is refused when the plug-in
+    is loaded (`stagec.pipeline.plugin_checks`), not while its class is made."""
+    items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
+    return tuple(item for item in items if isinstance(item, kind))
 
 
 class UnregisteredOp(OpDef):
