@@ -25,7 +25,7 @@ from stagec.support.diagnostics import error
 
 #: The local results of one group from its local operands.
 Exchange: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
-_OVER = Param("over", "names", "the mesh axes of the group, major first", required=True)
+_OVER = Param("over", "axes", "the mesh axes of the group, major first", required=True)
 #: Parameters in which a movement and its inverse agree.
 _ALONG: Mapping[str, str] = {"dim": "dim", "over": "over"}
 _DIM = Param("dim", "ints", "the dimension, one for each operand", required=True)

@@ -12,7 +12,7 @@ from stagec.ir.param import Param
 from stagec.ir.traits import Runs, Stays
 from stagec.ir.types import Type
 
-_OVER = Param("over", "name", "the mesh axis of the stages", required=True)
+_OVER = Param("over", "axis", "the mesh axis of the stages", required=True)
 _BY = Param("by", "int", "coordinate of the receiver minus that of the sender", required=True)
 _CHANNEL = Param("channel", "int", "which of several streams of messages (default 0)")
 

@@ -51,7 +51,7 @@ class _Step(OpDef):
 
     params = (
         CAUSAL,
-        Param("over", "names", "the axes that keys and values go round", required=True),
+        Param("over", "axes", "the axes that keys and values go round", required=True),
         Param("order", "name", "how positions lie on ranks", required=True, choices=ORDERS),
         Param("home", "flag", "keys and values are the rank's own: the first step"),
     )

@@ -11,10 +11,10 @@ from stagec.ir.param import Param
 from stagec.ir.traits import Declares, Holds
 from stagec.ir_spec.ops.structure import Declaration
 
-_DIMS = Param("dims", "names", "dimension names", required=True, positional=True)
-_OVER = Param("over", "names", "mesh axes", required=True)
+_DIMS = Param("dims", "dims", "dimension names", required=True, positional=True)
+_OVER = Param("over", "axes", "mesh axes", required=True)
 ORDERS = ("zigzag", "plain")
-_OF = Param("of", "names", "only values of these names")
+_OF = Param("of", "values", "only values of these names")
 RESHARD = ("always", "never", "last")
 RECOMPUTE = ("none", "selective", "full", "full_replay")
 OFFLOAD = ("activations", "optimizer")
@@ -52,7 +52,7 @@ class SplitOp(Declaration):
         Param("at", "name", "rest, or everywhere by default", choices=("rest",)),
         _OF,
         Param("weak", "flag", "give way where a computation uses the axes otherwise"),
-        Param("only_with", "names", "only in values that have one of these dimensions too"),
+        Param("only_with", "dims", "only in values that have one of these dimensions too"),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
@@ -92,8 +92,8 @@ class ExchangeOp(Declaration):
 
     name = "stg.exchange"
     params = (
-        Param("dim", "name", "the dimension", required=True, positional=True),
-        Param("into", "names", "the dimensions that are split instead", required=True),
+        Param("dim", "dim", "the dimension", required=True, positional=True),
+        Param("into", "dims", "the dimensions that are split instead", required=True),
     )
     example = "stg.exchange[S, into = (H, G)]"
 
@@ -109,7 +109,7 @@ class RingOp(Declaration):
 
     name = "stg.ring"
     params = (
-        Param("dim", "name", "the dimension", required=True, positional=True),
+        Param("dim", "dim", "the dimension", required=True, positional=True),
         Param("order", "name", "how positions lie on ranks (default zigzag)", choices=ORDERS),
     )
     example = "stg.ring[S, order = zigzag]"
@@ -150,7 +150,7 @@ class MicrobatchesOp(Declaration):
     name = "stg.microbatches"
     params = (
         Param("count", "int", "how many", required=True),
-        Param("split", "name", "the batch symbol (B)"),
+        Param("split", "dim", "the batch symbol (B)"),
     )
     example = "stg.microbatches[count = 4]"
 
@@ -170,11 +170,11 @@ class PipelineOp(Declaration):
 
     name = "stg.pipeline"
     params = (
-        Param("over", "name", "the mesh axis", required=True),
+        Param("over", "axis", "the mesh axis", required=True),
         Param("schedule", "str", 'the schedule (default "1f1b")'),
         Param("chunks", "int", "parts of the model per rank (default: the schedule's own)"),
         Param("layers", "ints", "layers of each part of the model"),
-        Param("scatter", "names", "mesh axes over which ranks send a part each of what all hold"),
+        Param("scatter", "axes", "mesh axes over which ranks send a part each of what all hold"),
     )
     example = 'stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]'
 

@@ -122,8 +122,8 @@ class ZigzagOp(Declaration):
     name = "stg.zigzag"
     traits = (Declares("order"),)
     params = (
-        Param("dims", "names", "dimension names", required=True, positional=True),
-        Param("over", "names", "mesh axes, major first", required=True),
+        Param("dims", "dims", "dimension names", required=True, positional=True),
+        Param("over", "axes", "mesh axes, major first", required=True),
     )
     example = "stg.zigzag[S, over = cp]"
 
@@ -141,9 +141,9 @@ class RowsOp(Declaration):
     name = "stg.rows"
     traits = (Declares("loads"),)
     params = (
-        Param("of", "name", "the dimension whose parts have loads", required=True),
+        Param("of", "dim", "the dimension whose parts have loads", required=True),
         Param("first", "int", "the layer that its repeat begins with (default 0)"),
-        Param("over", "names", "mesh axes, major first", required=True),
+        Param("over", "axes", "mesh axes, major first", required=True),
         Param("even", "size", "rows under even load", required=True),
     )
     example = "stg.rows[of = E, over = ep, even = B*S*T/ep]"
@@ -161,7 +161,7 @@ class FuncOp(Declaration):
     traits = (Declares("function"), HasRegion(), Named())
     parents = ("stg.module",)
     params = (
-        Param("over", "name", "the axis of pipeline stages"),
+        Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
         Param("parameters", "size", "trainable parameters of the whole model"),
     )
@@ -275,7 +275,7 @@ class AccumulateOp(RegionOp):
     traits = (Accumulates(),)
     params = (
         Param("count", "size", "the number of microbatches", required=True),
-        Param("split", "name", "the symbol that is split (default B)"),
+        Param("split", "dim", "the symbol that is split (default B)"),
         Param("schedule", "str", "the pipeline schedule that orders its actions"),
         Param("chunks", "int", "chunks of the model per rank under that schedule"),
     )

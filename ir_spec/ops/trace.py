@@ -146,7 +146,7 @@ class GraphOp(Declaration):
     params = (
         Param("ranks", "size", "how many ranks run it", required=True),
         Param("parameters", "size", "trainable parameters of the whole model"),
-        Param("over", "name", "the axis of pipeline stages"),
+        Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
     )
     example = "et.graph @step[ranks = dp*tp] (%x: node) -> node {\n  et.return(%x)\n}"
@@ -191,7 +191,7 @@ class CollOp(NodeOp):
     name = "et.coll"
     params = (
         Param("kind", "name", "the collective", required=True, positional=True),
-        Param("group", "names", "the mesh axes", required=True),
+        Param("group", "axes", "the mesh axes", required=True),
         Param("bytes", "size", "bytes of the full buffer", required=True),
         Param("dtype", "name", "element type"),
         Param("bucket", "int", "bytes with which a call is full"),
@@ -224,7 +224,7 @@ class MessageOp(NodeOp):
     """
 
     params = (
-        Param("over", "name", "the mesh axis", required=True),
+        Param("over", "axis", "the mesh axis", required=True),
         Param("by", "int", "coordinate of the receiver minus that of the sender", required=True),
         Param("bytes", "size", "bytes sent by one rank", required=True),
         Param("dtype", "name", "element type"),

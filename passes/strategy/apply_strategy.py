@@ -23,6 +23,7 @@ from stagec.api import (
     made_by,
     symbol,
 )
+from stagec.ir.bind import drop_axes
 from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.traits import Repeats
@@ -34,7 +35,6 @@ from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import cut, read_pipeline
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
 from stagec.sharding.zero import Sharder
-from stagec.support.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ PIN = "stg.sharding_constraint"
 def apply_strategy(module: Module) -> None:
     """Place arguments and carried values as the strategy says, in place.
 
-    Raises `DiagnosticError` for unknown axes or dimensions and for sizes that do not divide.
+    Raises `DiagnosticError` for unknown values and for sizes that do not divide.
     """
     _drop_unit_axes(module)
     strategy = read_strategy(module)
@@ -97,16 +97,11 @@ def _drop_unit_axes(module: Module) -> None:
             op.attrs.pop(axis, None)
     for strategy in module.ops("stg.strategy"):
         for op in list(strategy.body.ops):
-            over = op.names("over")
-            kept = tuple(a for a in over if a not in gone)
-            if over and not kept:
-                op.erase()
-            elif over:
-                op.attrs["over"] = kept if len(kept) > 1 else "".join(kept)
+            drop_axes(op, gone)
 
 
 def _check_names(module: Module, strategy: Strategy) -> None:
-    """Refuse names of meshes, dimensions and axes that there are not; tell of axes without use."""
+    """Refuse names of meshes and values that there are not; tell of axes without use."""
     problems = DiagnosticList()
     mesh = module.mesh
     axes = mesh.axes if mesh else ()
@@ -123,7 +118,7 @@ def _check_names(module: Module, strategy: Strategy) -> None:
     named = (strategy.zero_axes, strategy.deferred, strategy.blocking, pipeline)
     axes_only = (SplitRule((), over, True, strategy.loc) for over in named)
     for rule in (*strategy.splits, *whole, *axes_only):
-        _check_rule(rule, axes, module.symbols, problems)
+        _check_rule(rule, problems)
         check_values(rule, module.main.body, problems)
     if strategy.pipeline is not None:
         _check_alone(module, strategy, strategy.pipeline, problems)
@@ -154,28 +149,11 @@ def _check_alone(
             )
 
 
-def _check_rule(
-    rule: SplitRule, axes: tuple[str, ...], symbols: Iterable[str], problems: DiagnosticList
-) -> None:
-    known = list(symbols)
-    for name in (*rule.dims, *rule.only_with):
-        if name not in known:
-            problems.error(
-                f"the model has no dimension '{name}'",
-                rule.loc,
-                remedy=did_you_mean(name, known) or f"its symbols are: {', '.join(known)}",
-            )
+def _check_rule(rule: SplitRule, problems: DiagnosticList) -> None:
     if len(set(rule.over)) < len(rule.over):
         problems.error(
             f"an axis is named twice: {', '.join(rule.over)}", rule.loc, remedy="name it once"
         )
-    for axis in rule.over:
-        if axis not in axes:
-            problems.error(
-                f"the mesh has no axis '{axis}'",
-                rule.loc,
-                remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}",
-            )
 
 
 class _Applier:

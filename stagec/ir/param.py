@@ -14,9 +14,21 @@ from stagec.ir.facts import Relation
 class Param:
     """A static parameter of an op, in brackets.
 
-    Kinds: `flag` (bare name), `int`, `size`, `ratio` (a constant fraction), `str` (quoted), `name`,
-    `names` (one or a tuple of names, such as axes), `ints`, `sizes`, `symbol` (`@x`), `relations`
-    (all positional values).
+    | kind             | is written as                       | |
+    |------------------|-------------------------------------|-|
+    | `flag`           | `causal`                            | its bare name |
+    | `int`, `ints`    | `4`, `(1, 2)`                       | |
+    | `size`, `sizes`  | `B*S/2`, `(K, D - K)`               | |
+    | `ratio`          | `1/10`                              | a constant fraction |
+    | `str`            | `"bsd,df->bsf"`                     | |
+    | `name`, `names`  | `bf16`, `(attention, swiglu)`       | any names, or one of `choices` |
+    | `axis`, `axes`   | `pp`, `(dp, cp)`                    | they are axes of the mesh |
+    | `dim`, `dims`    | `B`, `(H, G)`                       | they are declared symbols |
+    | `values`         | `(wq, wk)`                          | names of values of the model |
+    | `symbol`         | `@pod`                              | |
+    | `relations`      | `S % tp == 0, B >= 1`               | all positional values |
+
+    A kind with a plural takes one item without parentheses too.
     """
 
     name: str
@@ -96,8 +108,15 @@ _EXPECTED = {
     "relations": "relations such as S % tp == 0",
     "name": "a name",
     "names": "a name or a tuple of names",
+    "axis": "a mesh axis",
+    "axes": "mesh axes such as tp or (dp, cp)",
+    "dim": "the name of a dimension",
+    "dims": "names of dimensions such as S or (H, G)",
+    "values": "names of values",
 }
 
+#: Kinds whose names are axes of the mesh, and those whose names are declared symbols.
+AXES, DIMS = frozenset({"axis", "axes"}), frozenset({"dim", "dims"})
 #: The kinds that a parameter may have.
 PARAM_KINDS = tuple(_EXPECTED)
 
@@ -133,12 +152,21 @@ def _name(param: Param, raw: Attr) -> str:
 _ITEMS: Mapping[str, Callable[[Param, Attr], Attr]] = {
     "int": _number,
     "name": _name,
+    "axis": _name,
+    "dim": _name,
     "size": _of_type(Expr),
     "ratio": _of_type(Expr),
     "str": _of_type(Quoted),
     "symbol": _of_type(SymbolRef),
 }
-_LISTS = {"ints": "int", "sizes": "size", "names": "name"}
+_LISTS = {
+    "ints": "int",
+    "sizes": "size",
+    "names": "name",
+    "axes": "axis",
+    "dims": "dim",
+    "values": "name",
+}
 
 
 def attr_text(value: Attr) -> str:

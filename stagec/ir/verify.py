@@ -14,6 +14,7 @@ from stagec.ir.facts import Relation
 from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
+from stagec.ir.param import AXES, DIMS
 from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.signature import check_signature
 from stagec.ir.sound import Sound
@@ -24,9 +25,6 @@ from stagec.ir.verify_types import TypeChecker
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, NotAnIntegerError
 from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
-
-#: Parameters that name mesh axes.
-AXIS_PARAMS = ("over", "group")
 
 
 def verify_module(module: Module, *, typed: bool = False) -> None:
@@ -200,8 +198,12 @@ class _Checker:
         elif isinstance(attr, tuple):
             for item in attr:
                 self._attr(op, name, item)
-        elif name in AXIS_PARAMS and isinstance(attr, str) and not _in_strategy(op):
-            self._axis(attr, op.loc)
+        elif isinstance(attr, str):
+            param = op.definition.params_by_name.get(name)
+            if param is not None and param.kind in AXES:
+                self._axis(attr, op.loc)
+            elif param is not None and param.kind in DIMS:
+                self._dimension(attr, op.loc)
 
     def _declared_symbols(self, names: frozenset[str], loc: Loc) -> None:
         for name in sorted(names - self._declared):
@@ -211,13 +213,23 @@ class _Checker:
                 remedy=did_you_mean(name, self._declared) or f"declare it: stg.symbols[{name}]",
             )
 
+    def _dimension(self, name: str, loc: Loc) -> None:
+        symbols = self._module.symbols
+        if name not in symbols:
+            known = ", ".join(symbols) or "none"
+            self._problems.error(
+                f"the model has no dimension '{name}'",
+                loc,
+                remedy=did_you_mean(name, symbols) or f"its symbols are: {known}",
+            )
+
     def _axis(self, name: str, loc: Loc) -> None:
         if name not in self._axes:
             known = ", ".join(sorted(self._axes)) or "none"
             self._problems.error(
-                f"'{name}' is not an axis of the mesh",
+                f"the mesh has no axis '{name}'",
                 loc,
-                remedy=did_you_mean(name, self._axes) or f"the axes are: {known}",
+                remedy=did_you_mean(name, self._axes) or f"its axes are: {known}",
             )
 
     # -- assumptions ---------------------------------------------------------------------------
@@ -277,8 +289,3 @@ def _inner_values(region: Region | None) -> Iterator[Value]:
     if region is not None:
         yield from region.args
         yield from region.ops[-1].operands if region.ops else ()
-
-
-def _in_strategy(op: Operation) -> bool:
-    parent = op.parent_op
-    return parent is not None and parent.definition.declares == "strategy"
