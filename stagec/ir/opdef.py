@@ -287,7 +287,7 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
                 _agree(op, factor, found[factor], size, value, local)
     sizes = {f: s for f, (s, _, _) in found.items()} | dict(rule.sizes)
     for group, size, value in compound:
-        _solve(op, sizes, group, size, value, local)
+        _solve(op, sizes, group, size, value)
     if local:
         _sizes_from_results(op, rule, sizes)
     return sizes
@@ -370,7 +370,6 @@ def _solve(
     group: tuple[str, ...],
     size: Expr,
     value: Value,
-    local: bool,
 ) -> None:
     unknown = [f for f in group if f not in sizes]
     known = product(sizes[f] for f in group if f in sizes)
