@@ -190,7 +190,7 @@ print_op(Builder.before(loaded.registry, end).op("my.relu", gelu.results, names=
 Param("gather", "name", "the factor that it gathers", required=True)
 module.registry["stg.scale"].params
 
-# -- traits
+# -- traits: A module: what an op says of itself. [ops.md](ops.md#traits) lists them, with examples.
 module.registry["stg.repeat"].traits, module.registry["stg.repeat"].has(traits.Free)
 gelu.has(traits.View), end.has(traits.Terminates)
 

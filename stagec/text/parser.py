@@ -148,7 +148,7 @@ def _loc(file: str, token: Token) -> FileLoc:
 
 #: Parsers at rest, each with its callbacks. One is taken for one text at a time, so that nothing is
 #: shared between texts that are read at once.
-_idle: list[tuple[Lark, _Builder]] = []
+_idle: list[tuple[Lark, Any]] = []
 
 
 def _parsed(source: Source) -> OpSyntax:
