@@ -139,7 +139,7 @@ class Module:
     def set_values(self, values: Mapping[str, int]) -> None:
         """Give declared symbols and axes these values, in the declarations alone; names that are
         not declared are left out."""
-        for op in (*self.ops("stg.symbols"), *self.ops("stg.mesh")):
+        for op in self.declaring("symbols", "axes"):
             op.attrs |= {name: const(values[name]) for name in op.attrs if name in values}
 
     def how_to_set(self, names: Iterable[str]) -> str:

@@ -38,6 +38,11 @@ class Param:
     positional: bool = False
     choices: tuple[str, ...] = ()
 
+    @property
+    def form(self) -> str:
+        """How the value is held, whatever it means: `names` for `axes`, `dims` and `values`."""
+        return _FORMS.get(self.kind, self.kind)
+
 
 @dataclass(frozen=True, slots=True)
 class Arity:
@@ -81,17 +86,18 @@ def counted(number: int, noun: str) -> str:
 
 def convert_param(param: Param, raw: Attr) -> Attr:
     """The attribute for a parsed parameter value. Raises ValueError with what was expected."""
-    if param.kind == "flag":
+    form = param.form
+    if form == "flag":
         if raw is not True:
             raise ValueError(f"'{param.name}' is a flag and takes no value")
         return True
-    if param.kind in _ITEMS:
-        return _ITEMS[param.kind](param, raw)
-    if param.kind in _LISTS:
-        item = _ITEMS[_LISTS[param.kind]]
+    if form in _ITEMS:
+        return _ITEMS[form](param, raw)
+    if form in _LISTS:
+        item = _ITEMS[_LISTS[form]]
         return tuple(item(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
     relations = isinstance(raw, tuple) and all(isinstance(v, Relation) for v in raw)
-    if param.kind == "relations" and relations:
+    if form == "relations" and relations:
         return raw
     raise _unexpected(param, raw)
 
@@ -152,21 +158,14 @@ def _name(param: Param, raw: Attr) -> str:
 _ITEMS: Mapping[str, Callable[[Param, Attr], Attr]] = {
     "int": _number,
     "name": _name,
-    "axis": _name,
-    "dim": _name,
     "size": _of_type(Expr),
     "ratio": _of_type(Expr),
     "str": _of_type(Quoted),
     "symbol": _of_type(SymbolRef),
 }
-_LISTS = {
-    "ints": "int",
-    "sizes": "size",
-    "names": "name",
-    "axes": "axis",
-    "dims": "dim",
-    "values": "name",
-}
+_LISTS = {"ints": "int", "sizes": "size", "names": "name"}
+#: The form of the value of a kind that is not its own.
+_FORMS = {"axis": "name", "dim": "name", "axes": "names", "dims": "names", "values": "names"}
 
 
 def attr_text(value: Attr) -> str:
