@@ -196,10 +196,6 @@ class RegionOp(OpDef):
     operands = ("init*",)
     results = ("yielded*",)
 
-    def region_args(self, op: Operation) -> Sequence[Type]:
-        """The types of the region's arguments, from the operands."""
-        raise NotImplementedError
-
 
 #: Of repeats whose layers have loads of their own.
 FIRST = Param("first", "sizes", "where loads differ: the number of the first layer, by stage")

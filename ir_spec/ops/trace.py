@@ -141,7 +141,7 @@ class GraphOp(Declaration):
     """
 
     name = "et.graph"
-    traits = (Declares(), HasRegion(), Named(), Lowered())
+    traits = (Declares("graph"), HasRegion(), Named(), Lowered())
     parents = ("stg.module",)
     params = (
         Param("ranks", "size", "how many ranks run it", required=True),

@@ -123,15 +123,15 @@ def _raised(op: Operation, problem: Exception) -> list[Diagnostic]:
 
 
 def _enter(op: Operation, region: Region, problems: DiagnosticList, sound: Sound | None) -> None:
-    region_args = getattr(op.definition, "region_args", None)
-    if region_args is not None:
+    types = op.definition.region_args(op)
+    if types is not None:
         if len(op.operands) != len(region.args):
             problems.error(
                 f"'{op.name}' binds {len(op.operands)} values to {len(region.args)} arguments",
                 op.loc,
             )
             return
-        for value, type_ in zip(region.args, region_args(op), strict=True):
+        for value, type_ in zip(region.args, types, strict=True):
             bare = type_.unplaced() if isinstance(type_, TensorType) else type_
             _set(op, value, type_ if value.type is not None else bare, problems)
     _infer_region(region, problems, sound)

@@ -81,6 +81,11 @@ class Module:
         return self.declaring("function")
 
     @property
+    def graphs(self) -> list[Operation]:
+        """All programs of rank classes; a lowered module has them instead of functions."""
+        return self.declaring("graph")
+
+    @property
     def main(self) -> Operation:
         """The one function that is compiled. Raises `DiagnosticError` if there is not exactly
         one."""

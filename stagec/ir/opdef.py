@@ -108,6 +108,11 @@ class OpDef:
             for dtype, shape in zip(dtypes, rule.results, strict=True)
         ]
 
+    def region_args(self, op: Operation) -> Sequence[Type] | None:
+        """The types of its region's arguments, from the operands that they are bound to; None if
+        they are not bound."""
+        return None
+
     def verify(self, op: Operation) -> Iterator[str]:
         """Messages for what is wrong with this op beyond its signature. It may read the attributes,
         the region and the types of the op, not what is around it (`stagec.ir.sound`)."""

@@ -168,7 +168,8 @@ class Lowered(Trait):
 @dataclass(frozen=True)
 class Declares(Free, Stays):
     """It states something and computes nothing. `what` lets the module find it: `symbols` and
-    `axes` (its parameters are the names), `relations`, `order`, `loads`, `function`, `strategy`.
+    `axes` (its parameters are the names), `relations`, `order`, `loads`, `function`, `graph`,
+    `strategy`.
 
     | op              | |
     |-----------------|-|
