@@ -52,6 +52,7 @@ class OpDef:
     params_by_name: ClassVar[Mapping[str, Param]] = {}  # the declared parameters, and `phase`
 
     def __init_subclass__(cls) -> None:
+        # a base that makes, say, params of its own does so before it calls this
         traits = _all_of(Trait, cls.traits)
         cls.kinds = frozenset(k for t in traits for k in type(t).__mro__ if issubclass(k, Trait))
         cls.declares = next((t.what for t in traits if isinstance(t, Declares)), "")

@@ -137,8 +137,8 @@ class _Resolver:
         places: dict[str, FileLoc] = {}
         for name, value, loc in _parameters(op.definition, syntax):
             if name in places:
-                what = "declared" if op.has(OpenParams) else "given"
-                self.problems.error(f"parameter '{name}' is {what} twice", loc, remedy="drop one")
+                given = f"'{name}' is declared" if op.has(OpenParams) else f"'{name}' is given"
+                self.problems.error(f"{given} twice", loc, remedy="drop one of the two")
                 continue
             places[name] = loc
             param = op.definition.params_by_name.get(name)
