@@ -8,12 +8,15 @@ from __future__ import annotations
 from stagec.analysis.family import Family
 from stagec.analysis.figures import Figures
 from stagec.formats.base import Format, Layout, PatchedEncoder, Variant
+from stagec.ir import traits
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
 from stagec.ir.expr import Expr, as_expr, call, const, evaluate, product, symbol, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.module import Mesh, Module, is_parameter
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Registry, Sizes, factor_sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Registry, Sizes, factor_sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import AxisUse, Dim, Load, OpaqueType, Partial, TensorType, Type, axis_size
 from stagec.ir_spec.ops.statement import Record, Statement, parameter
@@ -114,5 +117,6 @@ __all__ = [
     "read_strategy",
     "symbol",
     "total",
+    "traits",
     "verify_module",
 ]

@@ -10,11 +10,14 @@ import argparse
 import difflib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from stagec.ir.opdef import OpDef, Param
+from stagec.ir import traits
+from stagec.ir.opdef import OpDef
+from stagec.ir.param import Arity, Param
+from stagec.ir.traits import Trait
 from stagec.ir_spec.ops.statement import Statement
 from stagec.pipeline.passes import Pass, option_text, options_of, reads_its_own_options
 from stagec.pipeline.plugins import Loaded, load_plugins
@@ -130,6 +133,8 @@ def _ops_body(by_room: Mapping[str, Sequence[OpDef]]) -> Iterator[str]:
         yield from (f"## {heading}", "", where, "")
         for op in ops:
             yield from _op(op)
+    yield from ("## Traits", "", "What ops say of themselves: `stagec/ir/traits.py`.", "")
+    yield from _traits()
 
 
 def _heading(room: str) -> tuple[str, str]:
@@ -138,13 +143,14 @@ def _heading(room: str) -> tuple[str, str]:
 
 def _op(op: OpDef) -> Iterator[str]:
     yield from (f"### `{op.name}`", "", *markdown(inspect.getdoc(op) or ""), "")
-    yield f"- operands: {_names(op.operands, op.variadic)}"
-    yield f"- results: {_results(op)}"
-    traits = [text for text, holds in _TRAITS.items() if holds(op)]
-    if traits:
-        yield f"- {'; '.join(traits)}"
+    yield f"- operands: {_names(op.takes)}"
+    yield f"- results: {_names(op.gives)}"
+    if op.traits:
+        yield f"- traits: {', '.join(_trait(t) for t in op.traits)}"
+    if op.parents:
+        yield f"- stands in: {', '.join(f'`{name}`' for name in op.parents)}"
     if isinstance(op, Statement) and op.flags:
-        yield f"- [flags](flags.md): {_names([flag.option for flag in op.flags], False)}"
+        yield f"- [flags](flags.md): {', '.join(f'`{flag.option}`' for flag in op.flags)}"
     if op.params:
         yield from ("", "| parameter | kind | meaning |", "|---|---|---|")
         yield from (_param(p) for p in op.params)
@@ -153,27 +159,26 @@ def _op(op: OpDef) -> Iterator[str]:
     yield ""
 
 
-_TRAITS: Mapping[str, Callable[[OpDef], bool]] = {
-    "has a region": lambda op: op.has_region,
-    "expects a name such as `@main`": lambda op: op.symbol == "required",
-    "any other parameter is a declaration": lambda op: op.open_params,
-    "its result is a view of its operand": lambda op: op.aliases,
-    "updates operands in place": lambda op: bool(op.inplace),
-}
+def _trait(trait: Trait) -> str:
+    return f"[`{trait}`](#{type(trait).__name__.lower()})"
 
 
-def _names(names: Sequence[str], variadic: bool) -> str:
-    shown = ", ".join(f"`{n}`" for n in names) or "none"
-    return shown + (", ... (any number)" if variadic and names else "")
+def _traits() -> Iterator[str]:
+    """What each trait means, with the bases that it refines."""
+    for kind in vars(traits).values():
+        if isinstance(kind, type) and issubclass(kind, Trait) and kind is not Trait:
+            yield from (f"### `{kind.__name__}`", "")
+            refined = [f"`{base.__name__}`" for base in kind.__bases__ if base is not Trait]
+            yield from (f"Refines {' and '.join(refined)}.", "") if refined else ()
+            yield from (*markdown(inspect.getdoc(kind) or ""), "")
 
 
-def _results(op: OpDef) -> str:
-    if op.variadic_results:
-        return "one for each operand" if op.variadic else "as many as are named"
-    if op.has_region and not op.results and op.operands:
-        return "what its region yields"
-    least = len(op.results) if op.required_results is None else op.required_results
-    shown = [f"`{n}`" + ("" if i < least else " (optional)") for i, n in enumerate(op.results)]
+def _names(arity: Arity) -> str:
+    """The names; what may be left out is marked, and what may stand any number of times."""
+    optional = [""] * arity.least + [" (optional)"] * len(arity.names)
+    shown = [f"`{n}`{mark}" for n, mark in zip(arity.names, optional, strict=False)]
+    if arity.most is None:
+        shown[-1] = f"`{arity.names[-1]}`, ... (any number)"
     return ", ".join(shown) or "none"
 
 

@@ -190,6 +190,10 @@ print_op(Builder.before(loaded.registry, end).op("my.relu", gelu.results, names=
 Param("gather", "name", "the factor that it gathers", required=True)
 module.registry["stg.scale"].params
 
+# -- traits: A module: what an op says of itself. [ops.md](ops.md#traits) lists them, with examples.
+module.registry["stg.repeat"].traits, module.registry["stg.repeat"].has(traits.Free)
+gelu.has(traits.View), end.has(traits.Terminates)
+
 # -- Rule, make_rule
 rule = make_rule("bs(gr)k,bztgk->bs(gr)k", whole="zk", special="t")
 rule.factors, sorted(rule.contracted(0)), list(rule.occurrences("g"))

@@ -9,7 +9,9 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir_spec.ops.base import Elementwise, need_result, pointwise, work
 
@@ -143,8 +145,7 @@ class Dropout(Elementwise):
 
     name = "stg.dropout"
     cost = 2
-    results = ("result", "mask")
-    required_results = 1
+    results = ("result", "mask?")
     params = (
         Param("p", "ratio", "the probability of a zero", required=True),
         Param("seed", "int", "tells one dropout from another (default 0)"),

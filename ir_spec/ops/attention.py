@@ -9,7 +9,9 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
@@ -66,10 +68,8 @@ class Attention(OpDef):
     """
 
     name = "stg.attention"
-    operands = ("q", "k", "v")
-    variadic = True
-    results = ("result", "lse")
-    required_results = 1
+    operands = ("q", "k", "v*")
+    results = ("result", "lse?")
     params = _PARAMS
     example = "%a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]"
 
@@ -121,10 +121,8 @@ class AttentionGrad(OpDef):
     causal."""
 
     name = "stg.attention_grad"
-    operands = ("dy", "y", "lse", "q", "k", "v")
-    variadic = True
-    results = ("dq", "dk", "dv")
-    required_results = 2
+    operands = ("dy", "y", "lse", "q", "k", "v*")
+    results = ("dq", "dk", "dv?")
     params = _PARAMS
     example = (
         "%dq, %dk, %dv = stg.attention_grad[causal](%da, %a, %lse, %q, %k, %v) : "

@@ -8,7 +8,9 @@ import numpy as np
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, product
-from stagec.ir.opdef import Array, NumericContext, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.norm import visible

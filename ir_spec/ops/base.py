@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
-from stagec.ir.opdef import OpDef, Param, Sizes
+from stagec.ir.opdef import OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 
 SPEC = Param("spec", "str", 'the index rule, such as "bsd,dhk->bshk"', positional=True)

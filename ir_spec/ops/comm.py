@@ -8,31 +8,34 @@ of the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
 
-from stagec.ir.core import Operation
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, total
-from stagec.ir.opdef import Array, OpDef, Param
+from stagec.ir.opdef import Array, OpDef
+from stagec.ir.param import Param
+from stagec.ir.traits import View
 from stagec.ir.types import AxisUse, Dim, Partial, TensorType, Type
 from stagec.support.diagnostics import error
 
 #: The local results of one group from its local operands.
 Exchange: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
-_OVER = Param("over", "names", "the mesh axes of the group, major first", required=True)
+_OVER = Param("over", "axes", "the mesh axes of the group, major first", required=True)
+#: Parameters in which a movement and its inverse agree.
+_ALONG: Mapping[str, str] = {"dim": "dim", "over": "over"}
 _DIM = Param("dim", "ints", "the dimension, one for each operand", required=True)
 
 
 class Movement(OpDef):
     """Base of ops that change the placement of each operand on its own."""
 
-    operands = ("x",)
-    variadic = True
-    variadic_results = True
+    operands = ("x*",)
+    results = ("result*",)
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
         """The type of result `index` from that of its operand; ValueError if that cannot be."""
@@ -81,6 +84,18 @@ class Collective(Movement):
 
     def bytes_touched(self, op: Operation) -> Expr:
         return self.buffer(op)
+
+
+def _undone(
+    op: Operation, inverse: type[Movement], names: Mapping[str, str] = _ALONG
+) -> Value | None:
+    """What was there before the op's inverse, if that made the only operand: one parameter of the
+    inverse is the other of the op, as `names` says."""
+    inner = op.operands[0].producer if len(op.operands) == 1 else None
+    if inner is None or not isinstance(inner.definition, inverse) or len(inner.operands) != 1:
+        return None
+    fits = all(inner.attrs.get(theirs) == op.attrs.get(own) for own, theirs in names.items())
+    return inner.operands[0] if fits else None
 
 
 def operand_dim(op: Operation, index: int) -> int:
@@ -207,6 +222,9 @@ class AllGather(Collective):
         d = operand_dim(op, index)
         return _with_dim(type_, d, _unsplit(type_.dims[d], op.names("over")))
 
+    def fold(self, op: Operation) -> Value | None:
+        return _undone(op, AllSlice)
+
     def buffer(self, op: Operation) -> Expr:
         return sum((v.tensor.local_bytes for v in op.results), ZERO)
 
@@ -228,6 +246,10 @@ class AllToAll(Collective):
         _OVER,
     )
     example = "%y = stg.all_to_all[from = 1, dim = 2, over = cp](%x) : bf16[B, S, H@cp, K]"
+
+    def fold(self, op: Operation) -> Value | None:
+        """An exchange that undoes the one before it."""
+        return _undone(op, AllToAll, {"dim": "from", "from": "dim", "over": "over"})
 
     def buffer(self, op: Operation) -> Expr:
         """What one rank sends; the same on all of them, so where their loads differ it is what the
@@ -313,8 +335,7 @@ class AllSlice(Movement):
     """Takes the local part of a replicated value along dimension `dim`; a view, nothing is sent."""
 
     name = "stg.all_slice"
-    free = True
-    aliases = True
+    traits = (View(),)
     params = (_DIM, _OVER)
     example = "%y = stg.all_slice[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
 
@@ -323,6 +344,9 @@ class AllSlice(Movement):
         if set(over) & set(type_.axes):
             raise ValueError(f"expects a value replicated over {', '.join(over)}, found {type_}")
         return _with_dim(type_, d, _split(type_.dims[d], over))
+
+    def fold(self, op: Operation) -> Value | None:
+        return _undone(op, AllGather)
 
 
 OPS = (AllReduce(), ReduceScatter(), AllGather(), AllToAll(), CollectivePermute(), AllSlice())

@@ -10,8 +10,11 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, fraction
 from stagec.ir.module import is_parameter
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes, factor_sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
+from stagec.ir.traits import Recasts
 from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, work
 
@@ -87,7 +90,7 @@ class Einsum(OpDef):
 def _cast_again(b: Builder, value: Value) -> Value:
     """A parameter that forward has cast is cast again, and its copy not kept."""
     op = value.producer
-    if op is None or not op.definition.recasts or not is_parameter(op.operands[0]):
+    if op is None or not op.has(Recasts) or not is_parameter(op.operands[0]):
         return value
     return b.value(op.name, op.operands, op.attrs, hint=value.name)
 
@@ -120,8 +123,7 @@ class Add(OpDef):
     """
 
     name = "stg.add"
-    operands = ("x",)
-    variadic = True
+    operands = ("x*",)
     params = (SPEC, Param("into", "flag", "the result takes the buffer of the first operand"))
     example = "%r = stg.add(%h, %o) : bf16[B, S, D]"
 
@@ -135,6 +137,10 @@ class Add(OpDef):
 
     def reuses(self, op: Operation, result: int) -> int | None:
         return 0 if op.flag("into") else None
+
+    def fold(self, op: Operation) -> Value | None:
+        """A sum of one value."""
+        return op.operands[0] if len(op.operands) == 1 else None
 
     def verify(self, op: Operation) -> Iterator[str]:
         dtypes = {v.tensor.dtype for v in op.operands}
@@ -285,6 +291,14 @@ class Scale(Elementwise):
             and b.value("stg.scale", [dy], {"by": op.attrs["by"]}, hint=f"d_{op.operands[0].name}")
         ]
 
+    def fold(self, op: Operation) -> Value | None:
+        """`scale[by = 1](x)` is x; a scale of a scale takes both factors."""
+        inner = op.operands[0].producer
+        if inner is not None and isinstance(inner.definition, Scale):
+            op.attrs["by"] = op.expr("by") * inner.expr("by")
+            op.set_operand(0, inner.operands[0])
+        return op.operands[0] if op.expr("by") == 1 else None
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0] * float(fraction(op.expr("by")))]
 
@@ -294,7 +308,7 @@ class Cast(Elementwise):
     new type."""
 
     name = "stg.cast"
-    recasts = True
+    traits = (Recasts(),)
     cost = 0
     linear = True
     params = (Param("to", "name", "the element type", required=True, positional=True),)
@@ -302,6 +316,10 @@ class Cast(Elementwise):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to")]
+
+    def fold(self, op: Operation) -> Value | None:
+        """To the type that it has already."""
+        return op.operands[0]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.text("to") not in FLOATS:

@@ -9,7 +9,9 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, call, product
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.types import FLOATS, axis_size
 from stagec.ir_spec.ops.base import SPEC, work
@@ -150,8 +152,7 @@ class ArgMax(OpDef):
 
     name = "stg.argmax"
     operands = ("x",)
-    results = ("index", "value")
-    required_results = 1
+    results = ("index", "value?")
     example = "%i = stg.argmax(%logits) : i32[B, S]"
 
     def rule(self, op: Operation) -> Rule:

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, const, same
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, factor_sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, factor_sizes
+from stagec.ir.param import Param
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
+from stagec.ir.traits import CopiesMemory, FinalGradient, Free, Recalls, Stays, Trait, View
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.base import pointwise
 from stagec.support.diagnostics import error
@@ -25,8 +29,7 @@ class Reshape(OpDef):
 
     name = "stg.reshape"
     operands = ("x",)
-    free = True
-    aliases = True
+    traits = (View(),)
     params = (
         Param("spec", "str", "the rule", required=True, positional=True),
         Param(
@@ -43,6 +46,11 @@ class Reshape(OpDef):
         values = [v for v in (given if isinstance(given, tuple) else ()) if isinstance(v, Expr)]
         sizes = dict(zip(op.names("factors"), values, strict=False))
         return make_rule(op.text("spec"), linear=[0], sizes=sizes)
+
+    def fold(self, op: Operation) -> Value | None:
+        """Nothing is split or joined."""
+        left, _, right = op.text("spec").partition("->")
+        return op.operands[0] if left.strip() == right.strip() else None
 
     def verify(self, op: Operation) -> Iterator[str]:
         given = op.attrs.get("sizes", ())
@@ -116,9 +124,8 @@ class Unbind(OpDef):
 
     name = "stg.unbind"
     operands = ("x",)
-    variadic_results = True
-    free = True
-    aliases = True
+    results = ("part*",)
+    traits = (View(),)
     params = (
         Param("dim", "int", "the dimension", required=True),
         Param("count", "int", "the number of slices", required=True),
@@ -160,8 +167,7 @@ class Stack(OpDef):
     """Stacks its operands along a new dimension `dim`; copies, no FLOPs."""
 
     name = "stg.stack"
-    operands = ("x",)
-    variadic = True
+    operands = ("x*",)
     params = (Param("dim", "int", "the new dimension", required=True),)
     example = "%qkv = stg.stack[dim = 1](%q, %k, %v) : bf16[B, 3, S, H, K]"
 
@@ -175,6 +181,14 @@ class Stack(OpDef):
             sizes={"z": const(count)},
         )
 
+    def fold(self, op: Operation) -> Value | None:
+        """A stack of all slices of an unbind along the same dimension."""
+        inner = op.operands[0].producer if op.operands else None
+        if inner is None or not isinstance(inner.definition, Unbind):
+            return None
+        same_order = op.operands == tuple(inner.results)
+        return inner.operands[0] if same_order and op.expr("dim") == inner.expr("dim") else None
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.stack(args, axis=op.integer("dim"))]
 
@@ -183,8 +197,7 @@ class Concat(OpDef):
     """Joins its operands along the last dimension; copies, no FLOPs."""
 
     name = "stg.concat"
-    operands = ("x",)
-    variadic = True
+    operands = ("x*",)
     example = "%y = stg.concat(%x, %h) : bf16[B, S, 2*D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -212,9 +225,8 @@ class Cut(OpDef):
 
     name = "stg.cut"
     operands = ("x",)
-    variadic_results = True
-    free = True
-    aliases = True
+    results = ("part*",)
+    traits = (View(),)
     params = (Param("sizes", "sizes", "the sizes of the parts", required=True),)
     example = "%p, %q = stg.cut[sizes = (K, D - K)](%x) : (bf16[B, S, K], bf16[B, S, D - K])"
 
@@ -267,8 +279,7 @@ class Identity(OpDef):
     """Base of ops that hand their operand on and are there for the placement of their result."""
 
     operands = ("x",)
-    free = True
-    aliases = True
+    traits: ClassVar[tuple[Trait, ...]] = (View(),)
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, linear=True)
@@ -310,7 +321,7 @@ class Copy(OpDef):
 
     name = "stg.copy"
     operands = ("x",)
-    computes = False
+    traits = (CopiesMemory(),)
     params = (Param("to", "name", "host or device", required=True, choices=("host", "device")),)
     example = "%y = stg.copy[to = host](%x) : bf16[B, S, D | mem(host)]"
 
@@ -340,9 +351,7 @@ class Recall(OpDef):
 
     name = "stg.recall"
     operands = ("again", "stashed")
-    recalls = True
-    free = True
-    aliases = True
+    traits = (View(), Recalls())
     example = "%n = stg.recall(%n_again, %n_stashed) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -350,8 +359,6 @@ class Recall(OpDef):
         return make_rule(f"{text},{text}->{text}", linear=[0, 1])
 
     def bytes_touched(self, op: Operation) -> Expr:
-        from stagec.ir.expr import ZERO
-
         return ZERO
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -363,11 +370,9 @@ class Discard(OpDef):
     """Uses values and drops them: what was computed for it is not dead."""
 
     name = "stg.discard"
-    operands = ("x",)
+    operands = ("x*",)
     results = ()
-    variadic = True
-    pure = False
-    free = True
+    traits = (Free(), Stays())
     example = "stg.discard(%y)"
 
 
@@ -387,8 +392,7 @@ class Gradient(Identity):
     """Marks the final gradient of a parameter, reduced and placed as the optimizer wants it."""
 
     name = "stg.gradient"
-    collective_phase = "gradient"
-    pure = False
+    traits = (View(), FinalGradient(), Stays())
     example = "%g = stg.gradient(%dw) : f32[D@dp, F@tp]"
 
 

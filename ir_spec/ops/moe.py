@@ -13,8 +13,11 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.traits import Chooses
 from stagec.ir.types import Load
 from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.structure import ratio
@@ -41,9 +44,8 @@ class Route(OpDef):
     """
 
     name = "stg.route"
-    chooses = True
-    operands = ("logits", "bias")
-    variadic = True
+    traits = (Chooses(),)
+    operands = ("logits", "bias*")
     results = ("weights", "experts")
     params = (
         *_SCORES,
@@ -158,8 +160,7 @@ class Dispatch(OpDef):
     """
 
     name = "stg.dispatch"
-    operands = ("x", "experts", "weights")
-    variadic = True
+    operands = ("x", "experts", "weights*")
     params = (
         Param("count", "size", "the number of experts", required=True),
         Param("capacity", "ratio", "the capacity factor (default 1)"),
@@ -217,8 +218,7 @@ class Combine(OpDef):
     """
 
     name = "stg.combine"
-    operands = ("y", "experts", "weights")
-    variadic = True
+    operands = ("y", "experts", "weights*")
     example = "%o = stg.combine(%ys, %experts, %weights) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:

@@ -19,7 +19,9 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, evaluate, product
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.support.diagnostics import error
 
@@ -32,7 +34,6 @@ class RowOp(OpDef):
     of that dimension. `sums` more operands, one number for each row, are its statistics; without
     them it computes them itself. `costs` are the FLOPs per element without and with them."""
 
-    variadic = True
     signature = ("x", "x")
     sums = 1
     costs = (0, 0)
@@ -110,7 +111,7 @@ class RmsNorm(RowOp):
     squares of the rows."""
 
     name = "stg.rmsnorm"
-    operands = ("x", "scale", "squares")
+    operands = ("x", "scale", "squares*")
     signature = ("xw", "x")
     costs = (4, 2)
     example = "%n = stg.rmsnorm(%h, %g) : bf16[B, S, D]"
@@ -143,7 +144,7 @@ class RmsNormGrad(RowOp):
     the sums over the rows of x*x and dy*scale*x."""
 
     name = "stg.rmsnorm_grad"
-    operands = ("dy", "x", "scale", "sums")
+    operands = ("dy", "x", "scale", "sums*")
     results = ("dx", "dscale")
     signature = ("xxw", "xw")
     sums = 2
@@ -170,7 +171,7 @@ class LayerNorm(RowOp):
     sums over the rows of x and x*x."""
 
     name = "stg.layernorm"
-    operands = ("x", "scale", "bias", "sums")
+    operands = ("x", "scale", "bias", "sums*")
     signature = ("xww", "x")
     sums = 2
     costs = (7, 4)
@@ -201,7 +202,7 @@ class LayerNormGrad(RowOp):
     is given the sums over the rows of x, x*x, dy*scale and dy*scale*x."""
 
     name = "stg.layernorm_grad"
-    operands = ("dy", "x", "scale", "sums")
+    operands = ("dy", "x", "scale", "sums*")
     results = ("dx", "dscale", "dbias")
     signature = ("xxw", "xww")
     sums = 4
@@ -245,7 +246,7 @@ class Softmax(RowOp):
     """
 
     name = "stg.softmax"
-    operands = ("x", "statistics")
+    operands = ("x", "statistics*")
     params = (
         Param("causal", "flag", "mask the future"),
         Param("rsqrt", "size", "scale by 1/sqrt of this"),
@@ -296,7 +297,7 @@ class SoftmaxGrad(RowOp):
     dy*y over the rows."""
 
     name = "stg.softmax_grad"
-    operands = ("dy", "y", "sums")
+    operands = ("dy", "y", "sums*")
     params = (Param("rsqrt", "size", "scale by 1/sqrt of this"),)
     signature = ("xx", "x")
     costs = (5, 3)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, product
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import InPlace
 from stagec.ir_spec.ops.structure import ratio
 
 _HYPER = (
@@ -31,11 +33,9 @@ class AdamW(OpDef):
     """
 
     name = "stg.adamw"
-    operands = ("param", "grad", "m", "v", "master or clip")
-    variadic = True
-    results = ("param", "m", "v", "master")
-    required_results = 3
-    inplace: ClassVar[Mapping[int, int]] = {0: 0, 1: 2, 2: 3, 3: 4}
+    operands = ("param", "grad", "m", "v", "master or clip*")
+    results = ("param", "m", "v", "master?")
+    traits = (InPlace(operands=(0, 2, 3, 4)),)
     params = (
         Param("master", "flag", "there is a master copy"),
         Param("clip", "flag", "the gradient is scaled"),

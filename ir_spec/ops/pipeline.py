@@ -7,11 +7,12 @@ actions; the schedule says in which order a rank runs them, for which microbatch
 from __future__ import annotations
 
 from stagec.ir.core import Operation
-from stagec.ir.opdef import OpDef, Param
+from stagec.ir.opdef import OpDef
+from stagec.ir.param import Param
+from stagec.ir.traits import Runs, Stays
 from stagec.ir.types import Type
-from stagec.ir_spec.ops.structure import Declaration
 
-_OVER = Param("over", "name", "the mesh axis of the stages", required=True)
+_OVER = Param("over", "axis", "the mesh axis of the stages", required=True)
 _BY = Param("by", "int", "coordinate of the receiver minus that of the sender", required=True)
 _CHANNEL = Param("channel", "int", "which of several streams of messages (default 0)")
 
@@ -29,10 +30,8 @@ class ActionOp(OpDef):
     """
 
     name = "stg.action"
-    results = ()
-    has_region = True
-    pure = False
-    free = True
+    results = ("yielded*",)
+    traits = (Runs(),)
     params = (
         Param(
             "kind",
@@ -50,13 +49,14 @@ class ActionOp(OpDef):
         return [v.tensor for v in op.body.terminator.operands]
 
 
-class SendOp(Declaration):
+class SendOp(OpDef):
     """Sends the part that each rank holds to the stage `by` further along the axis `over`."""
 
     name = "stg.send"
     operands = ("x",)
+    results = ()
     params = (_OVER, _BY, _CHANNEL)
-    free = False
+    traits = (Stays(),)
     example = "stg.send[over = pp, by = 1](%y)"
 
 
@@ -65,7 +65,7 @@ class RecvOp(OpDef):
 
     name = "stg.recv"
     params = (_OVER, _BY, _CHANNEL)
-    pure = False
+    traits = (Stays(),)
     example = "%h = stg.recv[over = pp, by = 1] : bf16[B@dp, S, D]"
 
     def infer(self, op: Operation) -> list[Type]:

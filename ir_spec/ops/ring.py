@@ -15,7 +15,9 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import axis_index, axis_size
 from stagec.ir_spec.ops.attention_core import (
@@ -49,7 +51,7 @@ class _Step(OpDef):
 
     params = (
         CAUSAL,
-        Param("over", "names", "the axes that keys and values go round", required=True),
+        Param("over", "axes", "the axes that keys and values go round", required=True),
         Param("order", "name", "how positions lie on ranks", required=True, choices=ORDERS),
         Param("home", "flag", "keys and values are the rank's own: the first step"),
     )
@@ -75,8 +77,7 @@ class AttentionBlock(_Step):
     """
 
     name = "stg.attention_block"
-    operands = ("q", "k", "v")
-    variadic = True
+    operands = ("q", "k", "v*")
     results = ("result", "lse")
     example = (
         "%y, %l = stg.attention_block[causal, over = cp, order = zigzag](%q, %k, %v) : "
@@ -105,10 +106,8 @@ class AttentionBlockGrad(_Step):
     and log-sum-exp; five products, as `stg.attention_grad`."""
 
     name = "stg.attention_block_grad"
-    operands = ("dy", "y", "lse", "q", "k", "v")
-    variadic = True
-    results = ("dq", "dk", "dv")
-    required_results = 2
+    operands = ("dy", "y", "lse", "q", "k", "v*")
+    results = ("dq", "dk", "dv?")
     example = (
         "%dq, %dk, %dv = stg.attention_block_grad[causal, over = cp, order = zigzag]"
         "(%da, %a, %lse, %q, %k, %v) : "

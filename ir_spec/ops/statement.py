@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import fraction
-from stagec.ir.opdef import Param
+from stagec.ir.param import Param
 from stagec.ir_spec.ops.structure import Declaration
 from stagec.support.source import UNKNOWN, Loc
 
@@ -137,18 +137,18 @@ class _Field:
         bounds = "" if not (self.least or self.most) else f", {self.least} or more"
         bounds = bounds if self.most is None else f", {self.least} to {self.most}"
         left_out = not self.param.required and not self.param.positional
-        usual = self.default if left_out and self.default != _NOTHING[self.param.kind] else None
+        usual = self.default if left_out and self.default != _NOTHING[self.param.form] else None
         return bounds + (f" (default {usual})" if usual is not None else "")
 
     @property
     def flag_kind(self) -> str:
         """The kind of a flag whose value is that of the parameter."""
-        return _FLAG_KINDS.get(self.param.kind) or ("choice" if self.param.choices else "text")
+        return _FLAG_KINDS.get(self.param.form) or ("choice" if self.param.choices else "text")
 
     def read(self, op: Operation) -> Any:
         """The value that an op gives it."""
         name = self.param.name
-        match self.param.kind:
+        match self.param.form:
             case "names":
                 return op.names(name)
             case "ints":
@@ -174,11 +174,11 @@ class _Field:
 
     def text(self, value: Any) -> str:
         """A value as it stands in brackets: `zero = 3`, `weak`, `(H, G)`."""
-        if self.param.kind == "flag":
+        if self.param.form == "flag":
             return self.param.name
         items = [str(v) for v in _tuple(value)]
         text = items[0] if len(items) == 1 else f"({', '.join(items)})"
-        text = f'"{text}"' if self.param.kind == "str" else text
+        text = f'"{text}"' if self.param.form == "str" else text
         return text if self.param.positional else f"{self.param.name} = {text}"
 
 
@@ -199,7 +199,7 @@ def parameter(
     `default` is what holds where the text does not say it. `least` and `most` are the bounds of a
     number, in a text and on the command line.
     """
-    default = _NOTHING[kind] if default is ... else default
+    default = _NOTHING[Param("", kind).form] if default is ... else default
     param = Param("", kind, doc, required, positional, choices)
     return field(default=default, metadata={"": _Field(param, default, least, most, flag)})
 
@@ -235,10 +235,10 @@ class Statement(Declaration):
     _fields: ClassVar[tuple[_Field, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
         cls._fields = tuple(replace(f, flag=f.complete_flag()) for f in _fields(cls.record))
         cls.params = tuple(f.param for f in cls._fields)
         cls.flags = (*cls.flags, *(f.flag for f in cls._fields if f.flag is not None))
+        super().__init_subclass__()
 
     def read(self, op: Operation) -> Record:
         """What an op of this kind says, with the defaults for what it leaves out."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir.opdef import Param
+from stagec.ir.param import Param
+from stagec.ir.traits import Declares, Holds
 from stagec.ir_spec.ops.axes import DATA_AXES, EXPERTS, REPLICAS, SHARDING, TENSOR_PARALLEL
 from stagec.ir_spec.ops.statement import Axes, Flag, Record, Request, Statement, parameter
 from stagec.ir_spec.ops.structure import Declaration
@@ -23,8 +24,8 @@ class StrategyOp(Declaration):
     """A parallelization strategy: statements that `apply-strategy` turns into placements."""
 
     name = "stg.strategy"
-    has_region = True
-    symbol = "required"
+    traits = (Declares("strategy"), Holds("statements such as stg.split[B, over = dp]"))
+    parents = ("stg.module",)
     params = (Param("mesh", "symbol", "the mesh that it is for"),)
     example = "stg.strategy @s[mesh = @pod] {\n  stg.split[B, over = dp]\n}"
 
@@ -33,13 +34,13 @@ class StrategyOp(Declaration):
 class SplitRule(Record):
     """Dimensions of these names are split over the axes."""
 
-    dims: tuple[str, ...] = parameter("names", "dimension names", required=True, positional=True)
-    over: Axes = parameter("names", "mesh axes", required=True)
+    dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
+    over: Axes = parameter("axes", "mesh axes", required=True)
     at: str = parameter("name", "rest, or everywhere by default", choices=("rest",))
-    of: tuple[str, ...] = parameter("names", "only values of these names")
+    of: tuple[str, ...] = parameter("values", "only values of these names")
     weak: bool = parameter("flag", "give way where a computation uses the axes otherwise")
     only_with: tuple[str, ...] = parameter(
-        "names", "only in values that have one of these dimensions too"
+        "dims", "only in values that have one of these dimensions too"
     )
 
     @property
@@ -118,7 +119,7 @@ class SplitOp(Statement):
 class Defer(Record):
     """Partial sums over these axes are handed on."""
 
-    over: Axes = parameter("names", "mesh axes", required=True)
+    over: Axes = parameter("axes", "mesh axes", required=True)
 
 
 class DeferOp(Statement):
@@ -141,9 +142,9 @@ class DeferOp(Statement):
 class Exchange(Record):
     """The split of a dimension moves to other ones, around attention."""
 
-    dim: str = parameter("name", "the dimension", required=True, positional=True)
+    dim: str = parameter("dim", "the dimension", required=True, positional=True)
     into: tuple[str, ...] = parameter(
-        "names", "the dimensions that are split instead", required=True
+        "dims", "the dimensions that are split instead", required=True
     )
 
 
@@ -166,7 +167,7 @@ class ExchangeOp(Statement):
 class RingRule(Record):
     """Attention along a dimension passes its parts round the ranks, in this order of positions."""
 
-    dim: str = parameter("name", "the dimension", required=True, positional=True)
+    dim: str = parameter("dim", "the dimension", required=True, positional=True)
     order: str = parameter(
         "name",
         "how positions lie on ranks",
@@ -220,7 +221,7 @@ class RingOp(Statement):
 class ShardParams(Record):
     """The stage of ZeRO, the axes that it shards over, and when parameters are gathered."""
 
-    over: Axes = parameter("names", "mesh axes", required=True)
+    over: Axes = parameter("axes", "mesh axes", required=True)
     zero: int = parameter(
         "int",
         "the stage",
@@ -297,7 +298,7 @@ class Microbatches(Record):
     """How many microbatches there are, and the symbol of the batch that they split."""
 
     count: int = parameter("int", "how many", default=1, required=True, least=1)
-    split: str = parameter("name", "the batch symbol", default="B")
+    split: str = parameter("dim", "the batch symbol", default="B")
 
 
 class MicrobatchesOp(Statement):
@@ -330,7 +331,7 @@ def microbatches(given: int, stages: int) -> int:
 class PipelineRule(Record):
     """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
 
-    over: str = parameter("name", "the mesh axis", required=True)
+    over: str = parameter("axis", "the mesh axis", required=True)
     schedule: str = parameter(
         "str",
         "the schedule",
@@ -364,7 +365,7 @@ class PipelineRule(Record):
         ),
     )
     scatter: Axes = parameter(
-        "names",
+        "axes",
         "mesh axes over which ranks send a part each of what all hold",
         flag=Flag(
             "scatter_gather",
@@ -400,8 +401,8 @@ class PipelineOp(Statement):
 class Gather(Record):
     """Activations split over these dimensions are gathered, or the values named are whole."""
 
-    dims: tuple[str, ...] = parameter("names", "dimension names", required=True, positional=True)
-    of: tuple[str, ...] = parameter("names", "only values of these names")
+    dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
+    of: tuple[str, ...] = parameter("values", "only values of these names")
 
 
 class GatherOp(Statement):

@@ -12,8 +12,22 @@ import numpy as np
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction, substitute, symbol
 from stagec.ir.facts import Relation
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule
+from stagec.ir.traits import (
+    Accumulates,
+    Declares,
+    Free,
+    HasRegion,
+    Holds,
+    Named,
+    OpenParams,
+    Repeats,
+    Terminates,
+    Trait,
+)
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import NotAnIntegerError, error
 from stagec.support.limits import MAX_RANKS
@@ -23,16 +37,15 @@ class Declaration(OpDef):
     """Base of ops that state something and compute nothing."""
 
     results = ()
-    pure = False
-    free = True
+    traits: ClassVar[tuple[Trait, ...]] = (Declares(),)
 
 
 class ModuleOp(Declaration):
     """The unit of compilation: declarations, functions and strategies."""
 
     name = "stg.module"
-    has_region = True
-    symbol = "required"
+    traits = (Declares("module"), Holds("declarations, functions and strategies"))
+    parents = ()
     params = (Param("phase", "name", "how far the module is compiled"),)
     example = "stg.module @m[phase = parsed] {\n}"
 
@@ -40,7 +53,7 @@ class ModuleOp(Declaration):
 class SizesDeclaration(Declaration):
     """Base of ops that declare names, with positive sizes where they are known."""
 
-    open_params = True
+    parents = ("stg.module",)
     noun: ClassVar[str] = "name"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -54,6 +67,7 @@ class SymbolsOp(SizesDeclaration):
     """Declares symbolic sizes, positive integers, with default values where there are any."""
 
     name = "stg.symbols"
+    traits = (Declares("symbols"), OpenParams())
     noun = "symbol"
     example = "stg.symbols[B, S = 8192]"
 
@@ -62,6 +76,8 @@ class AssumeOp(Declaration):
     """States relations between sizes that every binding must satisfy; they make divisions exact."""
 
     name = "stg.assume"
+    traits = (Declares("relations"),)
+    parents = ("stg.module",)
     params = (Param("relations", "relations", "the relations", required=True, positional=True),)
     example = "stg.assume[S % tp == 0, B >= 1]"
 
@@ -84,8 +100,8 @@ class MeshOp(SizesDeclaration):
     """Declares the device mesh: named axes, slowest first, with sizes where they are known."""
 
     name = "stg.mesh"
+    traits = (Declares("axes"), OpenParams(), Named())
     noun = "mesh axis"
-    symbol = "required"
     example = "stg.mesh @pod[pp = 2, dp, tp]"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -104,9 +120,10 @@ class ZigzagOp(Declaration):
     """
 
     name = "stg.zigzag"
+    traits = (Declares("order"),)
     params = (
-        Param("dims", "names", "dimension names", required=True, positional=True),
-        Param("over", "names", "mesh axes, major first", required=True),
+        Param("dims", "dims", "dimension names", required=True, positional=True),
+        Param("over", "axes", "mesh axes, major first", required=True),
     )
     example = "stg.zigzag[S, over = cp]"
 
@@ -122,10 +139,11 @@ class RowsOp(Declaration):
     """
 
     name = "stg.rows"
+    traits = (Declares("loads"),)
     params = (
-        Param("of", "name", "the dimension whose parts have loads", required=True),
+        Param("of", "dim", "the dimension whose parts have loads", required=True),
         Param("first", "int", "the layer that its repeat begins with (default 0)"),
-        Param("over", "names", "mesh axes, major first", required=True),
+        Param("over", "axes", "mesh axes, major first", required=True),
         Param("even", "size", "rows under even load", required=True),
     )
     example = "stg.rows[of = E, over = ep, even = B*S*T/ep]"
@@ -140,23 +158,22 @@ class FuncOp(Declaration):
     """
 
     name = "stg.func"
-    has_region = True
-    symbol = "required"
+    traits = (Declares("function"), HasRegion(), Named())
+    parents = ("stg.module",)
     params = (
-        Param("over", "name", "the axis of pipeline stages"),
+        Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
         Param("parameters", "size", "trainable parameters of the whole model"),
     )
     example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"
 
 
-class Terminator(Declaration):
+class Terminator(OpDef):
     """Base of ops that end a region."""
 
-    operands = ("value",)
-    variadic = True
-    ends_region = True
-    computes = False
+    operands = ("value*",)
+    results = ()
+    traits: ClassVar[tuple[Trait, ...]] = (Terminates(),)
 
 
 class ReturnOp(Terminator):
@@ -176,16 +193,8 @@ class YieldOp(Terminator):
 class RegionOp(OpDef):
     """Base of ops whose region runs several times; arguments are bound to the operands."""
 
-    operands = ("init",)
-    variadic = True
-    has_region = True
-    results = ()
-    pure = False
-    free = True
-
-    def region_args(self, op: Operation) -> Sequence[Type]:
-        """The types of the region's arguments, from the operands."""
-        raise NotImplementedError
+    operands = ("init*",)
+    results = ("yielded*",)
 
 
 #: Of repeats whose layers have loads of their own.
@@ -209,11 +218,11 @@ RECOMPUTE = (
 )
 #: Of accumulations that are to be cut: 'split-microbatches' writes them, 'split-stages' reads.
 PIPELINE = (
-    Param("pipeline", "name", "the mesh axis of the pipeline stages into which it is to be cut"),
+    Param("pipeline", "axis", "the mesh axis of the pipeline stages into which it is to be cut"),
     Param("pipeline_schedule", "str", 'the schedule of these stages (default "1f1b")'),
     Param("pipeline_chunks", "int", "parts of the model per rank (default: the schedule's own)"),
     Param("pipeline_layers", "ints", "layers of each part of the model"),
-    Param("pipeline_scatter", "names", "mesh axes over which ranks send a part of a message each"),
+    Param("pipeline_scatter", "axes", "mesh axes over which ranks send a part of a message each"),
 )
 
 
@@ -228,7 +237,7 @@ class RepeatOp(RegionOp):
     """
 
     name = "stg.repeat"
-    carries = True
+    traits = (Repeats(),)
     params = (
         Param("count", "size", "the number of iterations", required=True),
         Param("carry", "int", "how many values are carried (default 1)"),
@@ -282,10 +291,10 @@ class AccumulateOp(RegionOp):
     """
 
     name = "stg.accumulate"
-    sums_yields = True
+    traits = (Accumulates(),)
     params = (
         Param("count", "size", "the number of microbatches", required=True),
-        Param("split", "name", "the symbol that is split (default B)"),
+        Param("split", "dim", "the symbol that is split (default B)"),
         Param("schedule", "str", "the pipeline schedule that orders its actions"),
         Param("chunks", "int", "chunks of the model per rank under that schedule"),
         *PIPELINE,
@@ -321,7 +330,7 @@ class ConstantOp(OpDef):
 
     name = "stg.constant"
     params = (Param("value", "ratio", "the number", required=True),)
-    free = True
+    traits = (Free(),)
     example = "%one = stg.constant[value = 1] : f32[]"
 
     def rule(self, op: Operation) -> Rule:

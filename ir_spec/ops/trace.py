@@ -7,9 +7,25 @@ program order on another. `stg.free` and `stg.memory` are what plan-memory adds 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from stagec.ir.core import Operation
-from stagec.ir.opdef import OpDef, Param
+from stagec.ir.opdef import OpDef
+from stagec.ir.param import Param
+from stagec.ir.traits import (
+    Declares,
+    EndsLifetime,
+    HasRegion,
+    Holds,
+    Lowered,
+    Named,
+    Recalls,
+    Repeats,
+    Runs,
+    Stays,
+    Terminates,
+    Trait,
+)
 from stagec.ir.types import NODE, Type
 from stagec.ir_spec.ops.pipeline import ACTIONS
 from stagec.ir_spec.ops.structure import FIRST, REPLAY, Declaration, Terminator
@@ -19,9 +35,8 @@ class FreeOp(Declaration):
     """The end of the lifetime of buffers: their last user is above."""
 
     name = "stg.free"
-    ends_lifetime = True
-    operands = ("value",)
-    variadic = True
+    traits = (Declares(), EndsLifetime())
+    operands = ("value*",)
     example = "stg.free(%n1)"
 
 
@@ -72,6 +87,7 @@ class BufferOp(Declaration):
     the arena around, in bytes."""
 
     name = "stg.buffer"
+    parents = ("stg.arena",)
     params = (
         Param("of", "str", "the value that it holds", required=True),
         Param("first", "int", "its start", required=True),
@@ -86,8 +102,7 @@ class ArenaOp(Declaration):
     """The places of all buffers of a step in one memory, those that live together apart."""
 
     name = "stg.arena"
-    has_region = True
-    symbol = "required"
+    traits = (Declares(), Holds("each stg.buffer", only=True))
     params = (
         Param("space", "name", "device or host", required=True, choices=("device", "host")),
         Param("model", "str", "the allocator", required=True),
@@ -126,12 +141,12 @@ class GraphOp(Declaration):
     """
 
     name = "et.graph"
-    has_region = True
-    symbol = "required"
+    traits = (Declares("graph"), HasRegion(), Named(), Lowered())
+    parents = ("stg.module",)
     params = (
         Param("ranks", "size", "how many ranks run it", required=True),
         Param("parameters", "size", "trainable parameters of the whole model"),
-        Param("over", "name", "the axis of pipeline stages"),
+        Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
     )
     example = "et.graph @step[ranks = dp*tp] (%x: node) -> node {\n  et.return(%x)\n}"
@@ -140,9 +155,8 @@ class GraphOp(Declaration):
 class NodeOp(OpDef):
     """Base of what becomes a node."""
 
-    operands = ("dep",)
-    variadic = True
-    pure = False
+    operands = ("dep*",)
+    traits: ClassVar[tuple[Trait, ...]] = (Stays(), Lowered())
 
     def infer(self, op: Operation) -> list[Type]:
         return [NODE]
@@ -177,7 +191,7 @@ class CollOp(NodeOp):
     name = "et.coll"
     params = (
         Param("kind", "name", "the collective", required=True, positional=True),
-        Param("group", "names", "the mesh axes", required=True),
+        Param("group", "axes", "the mesh axes", required=True),
         Param("bytes", "size", "bytes of the full buffer", required=True),
         Param("dtype", "name", "element type"),
         Param("bucket", "int", "bytes with which a call is full"),
@@ -210,7 +224,7 @@ class MessageOp(NodeOp):
     """
 
     params = (
-        Param("over", "name", "the mesh axis", required=True),
+        Param("over", "axis", "the mesh axis", required=True),
         Param("by", "int", "coordinate of the receiver minus that of the sender", required=True),
         Param("bytes", "size", "bytes sent by one rank", required=True),
         Param("dtype", "name", "element type"),
@@ -252,12 +266,9 @@ class CopyOp(NodeOp):
 class EtRegionOp(OpDef):
     """Base of repeated regions of nodes."""
 
-    operands = ("init",)
-    variadic = True
-    variadic_results = True
-    has_region = True
-    pure = False
-    free = True
+    operands = ("init*",)
+    results = ("yielded*",)
+    traits: ClassVar[tuple[Trait, ...]] = (Runs(), Lowered())
 
     def region_args(self, op: Operation) -> Sequence[Type]:
         """Nodes all of them."""
@@ -272,7 +283,7 @@ class EtRepeatOp(EtRegionOp):
     iteration."""
 
     name = "et.repeat"
-    carries = True
+    traits = (Repeats(), Lowered())
     params = (
         Param("count", "size", "iterations", required=True),
         Param("carry", "int", "carried values"),
@@ -318,7 +329,7 @@ class EtRecallOp(NodeOp):
     itself."""
 
     name = "et.recall"
-    free = True
+    traits = (Recalls(), Stays(), Lowered())
     example = "%n = et.recall(%n_again, %n_stashed) : node"
 
 
@@ -326,6 +337,7 @@ class EtYieldOp(Terminator):
     """Ends a repeated region."""
 
     name = "et.yield"
+    traits = (Terminates(), Lowered())
     example = "et.yield(%x)"
 
 
@@ -333,6 +345,7 @@ class EtReturnOp(Terminator):
     """Ends a graph."""
 
     name = "et.return"
+    traits = (Terminates(), Lowered())
     example = "et.return(%x)"
 
 

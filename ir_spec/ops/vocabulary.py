@@ -9,7 +9,9 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, product
-from stagec.ir.opdef import Array, NumericContext, OpDef, Param, Sizes
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.norm import rsqrt_scale
@@ -97,8 +99,7 @@ class CrossEntropy(OpDef):
 
     name = "stg.cross_entropy"
     operands = ("logits", "labels")
-    results = ("loss", "lse")
-    required_results = 1
+    results = ("loss", "lse?")
     params = (_MEAN,)
     example = "%loss = stg.cross_entropy[mean = B*S](%logits, %labels) : f32[]"
 

@@ -45,6 +45,7 @@ from stagec.api import (
     letters,
     made_by,
 )
+from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS
 from stagec.passes.autodiff.handover import hand_over
 from stagec.sharding.strategy import Strategy, read_strategy
@@ -142,7 +143,7 @@ class _TrainingStep:
             if loss.producer is not None and loss.producer.region is not None
             else None
         )
-        if wrapped is not None and not wrapped.definition.carries:
+        if wrapped is not None and not wrapped.has(Repeats):
             region, loss = wrapped.body, wrapped.body.terminator.operands[loss.index]
             self._accumulates = True
         builder = Builder(

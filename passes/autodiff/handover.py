@@ -19,6 +19,7 @@ from __future__ import annotations
 from stagec.api import Builder, Operation, Region, Registry, Value, const, made_by
 from stagec.ir.expr import is_quadratic
 from stagec.ir.replay import EVERY, FIRST
+from stagec.ir.traits import Recasts
 from stagec.sharding.recompute import take_recompute
 
 PASS = "recompute"
@@ -88,7 +89,7 @@ class _HandOver:
         if op is None or op.region is not None:
             return True
         if what.ops:
-            if op.definition.recasts and op.operands[0].region is self._forward.body:
+            if op.has(Recasts) and op.operands[0].region is self._forward.body:
                 op = op.operands[0].producer or op
             return op.name.partition(".")[2] not in what.ops
         if what.policy == "selective":

@@ -27,6 +27,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
+from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
@@ -121,10 +122,10 @@ class _Lowering:
             self._repeated(op, op.region, b)
         elif isinstance(op.definition, SendOp | RecvOp):
             self._message(op, b)
-        elif op.definition.recalls:
+        elif op.has(Recalls):
             again, stashed = self._deps(op.operands)
             self._nodes[op.result] = b.value("et.recall", [again, stashed], hint=op.result.name)
-        elif op.definition.free or not (op.definition.computes or self._copy_nodes):
+        elif op.has(Free) or (op.has(CopiesMemory) and not self._copy_nodes):
             self._view(op)
         elif op.results:
             node = self._node(op, b)
@@ -143,14 +144,14 @@ class _Lowering:
             return self._shift(op, op.definition, b)
         if isinstance(op.definition, Collective):
             return self._collective(op, op.definition, b)
-        if not op.definition.computes:
+        if op.has(CopiesMemory):
             return self._copy(op, b)
         return self._computation(op, b)
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
         """Repeat, accumulate and action keep their shape; what is no node (a constant) is not
         handed over. A repeat of which this rank sits out the last iterations becomes two."""
-        busy = {o.definition.active(o): o for o in old.ops} if op.definition.carries else {}
+        busy = {o.definition.active(o): o for o in old.ops} if op.has(Repeats) else {}
         limits = {limit: o for limit, o in busy.items() if limit is not None}
         if not limits:
             self._loop(op, old, b, {}, op.operands)
@@ -176,7 +177,7 @@ class _Lowering:
         inputs: Sequence[Value],
     ) -> None:
         name = "et." + op.name.partition(".")[2]
-        known = b.registry[name].params_by_name()
+        known = b.registry[name].params_by_name
         attrs: dict[str, RawAttr] = {
             n: v for n, v in op.attrs.items() if n in known and n != "phase"
         }
@@ -192,7 +193,7 @@ class _Lowering:
     def _sits_out(self, op: Operation) -> bool:
         """Whether the op does nothing in the iterations that a rank sits out: what would be added
         up stays as it is."""
-        if not self._idle or op.definition.free or not op.results:
+        if not self._idle or op.has(Free) or not op.results:
             return False
         lost = any(v not in self._nodes and v.region is op.parent for v in op.operands)
         if op.definition.active(op) is None and not lost:
@@ -336,4 +337,4 @@ def _one_axis(op: Operation) -> str:
 def _is_repeated(op: Operation) -> bool:
     """Whether the op is in the region of a repeat itself."""
     owner = op.parent_op
-    return owner is not None and owner.definition.carries
+    return owner is not None and owner.has(Repeats)

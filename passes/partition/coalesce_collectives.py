@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stagec.api import Attr, Module, Operation, Pass, Phase, Region, const, is_parameter
-from stagec.ir.opdef import attr_text
+from stagec.ir.param import attr_text
 from stagec.ir_spec.ops.comm import Collective
 from stagec.sharding.kept import reshard_units
 from stagec.sharding.strategy import read_strategy
@@ -124,7 +124,7 @@ def _merge_reductions(region: Region, bucket: int, *, whole: bool) -> None:
             by_wave.setdefault(waves[op], []).append(op)
         for same in by_wave.values():
             merged = _merge(same, same[-1].position())
-            known = merged.definition.params_by_name()
+            known = merged.definition.params_by_name
             if bucket and "bucket" in known:
                 merged.attrs["bucket"] = const(bucket)
             if whole and "whole" in known:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from stagec.api import Operation, Value
 from stagec.ir.rewrite import carried
+from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.comm import Movement
 from stagec.passes.pipeline_stages.sections import Part, Sections, ancestors, too_far
 from stagec.sharding.stages import Piece
@@ -136,7 +137,7 @@ def _adds_up(value: Value, position: int, sections: Sections) -> bool:
     if op is None or op.region is not None:
         return True
     rule = op.definition.rule(op)
-    linear = isinstance(op.definition, Movement) or op.definition.recasts
+    linear = isinstance(op.definition, Movement) or op.has(Recasts)
     if not linear and (rule is None or len(rule.linear) != len(op.operands)):
         return False
     mine = (v for v in op.operands if any(s.position == position for s in sections.slots_of(v)))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from stagec.api import DiagnosticError, Operation, Region, Value, error
 from stagec.ir.rewrite import carried
+from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.comm import Movement
 
 
@@ -177,7 +178,7 @@ def _slots_of_straight(op: Operation, found: Sections) -> tuple[Slot, ...]:
 
 def _adds_up(op: Operation) -> bool:
     """Whether the operation, and everything behind it, only adds up what the region yields."""
-    if op.definition.ends_region:
+    if op.has(Terminates):
         return True
     rule = op.definition.rule(op)
     linear = rule is not None and len(rule.linear) == len(op.operands)

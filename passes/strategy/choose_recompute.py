@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Module, Operation, Pass, Phase, error
+from stagec.ir.traits import Repeats
 from stagec.sharding.recompute import recompute_attrs
 from stagec.sharding.strategy import Recompute, Strategy, read_strategy
 from stagec.support.suggest import did_you_mean
@@ -61,7 +62,7 @@ def choose_recompute(module: Module, strategy: Strategy) -> None:
             what.loc,
             remedy="recompute in all layers, or in none",
         )
-    repeats = [op for op in module.main.body.walk() if op.definition.carries]
+    repeats = [op for op in module.main.body.walk() if op.has(Repeats)]
     _check_ops(repeats, what)
     for op in repeats:
         op.attrs |= recompute_attrs(what)

@@ -19,6 +19,7 @@ from stagec.api import (
     made_by,
 )
 from stagec.ir.expr import ZERO
+from stagec.ir.traits import Chooses, Repeats
 from stagec.sharding.strategy import read_strategy
 
 #: Element types of forward operands, and of gradients, by recipe.
@@ -72,7 +73,7 @@ def insert_fp8_casts(module: Module, recipe: str, loc: Loc) -> None:
 
     Raises `DiagnosticError` for blocks that compute in 32 bits.
     """
-    blocks = [op.body for op in module.main.body.walk() if op.definition.carries]
+    blocks = [op.body for op in module.main.body.walk() if op.has(Repeats)]
     if not sum(_cast_operands(module, block, recipe, loc) for block in blocks):
         module.diagnostics.remark("no block has a product with a parameter for 8 bits", loc)
 
@@ -102,11 +103,11 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc) -> int:
 
 def _is_linear(op: Operation) -> bool:
     """Whether it multiplies an activation by a parameter, and no op chooses by the result."""
-    if not op.definition.params_by_name().keys() >= {"to", "grad"}:
+    if not op.definition.params_by_name.keys() >= {"to", "grad"}:
         return False
     if sum(map(is_parameter, op.operands)) != 1:
         return False
-    if any(user.definition.chooses for user, _ in op.result.uses):
+    if any(user.has(Chooses) for user, _ in op.result.uses):
         return False
     rule = op.definition.rule(op)
     return rule is not None and op.definition.matmul_flops(op, factor_sizes(op, rule)) != ZERO

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stagec.api import DiagnosticList, Module, Pass, Phase, Region
 from stagec.ir.bind import drop_unit_axes
+from stagec.ir_spec.ops.strategy import Gather
 from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
 from stagec.support.suggest import did_you_mean
 
@@ -85,42 +85,19 @@ def _check_mesh(module: Module, problems: DiagnosticList) -> None:
 
 
 def _check_names(module: Module, strategy: Strategy, problems: DiagnosticList) -> None:
-    """Refuse unknown names of axes, dimensions and values."""
-    axes = module.mesh.axes if module.mesh else ()
-    whole = (SplitRule(r.dims, (), of=r.of, loc=r.loc) for r in strategy.whole)
-    pipeline = (strategy.pipeline.over,) if strategy.pipeline is not None else ()
-    named = (strategy.zero_axes, strategy.deferred, strategy.blocking, pipeline)
-    axes_only = (SplitRule((), over, loc=strategy.loc) for over in named)
-    for rule in (*strategy.splits, *whole, *axes_only):
-        _check_rule(rule, axes, module.symbols, problems)
+    """Refuse an axis that stands twice, and unknown values; the verifier knows axes and
+    dimensions."""
+    for rule in strategy.splits:
+        if len(set(rule.over)) < len(rule.over):
+            problems.error(
+                f"an axis is named twice: {', '.join(rule.over)}", rule.loc, remedy="name it once"
+            )
         _check_values(rule, module.main.body, problems)
+    for whole in strategy.whole:
+        _check_values(whole, module.main.body, problems)
 
 
-def _check_rule(
-    rule: SplitRule, axes: tuple[str, ...], symbols: Iterable[str], problems: DiagnosticList
-) -> None:
-    known = list(symbols)
-    for name in (*rule.dims, *rule.only_with):
-        if name not in known:
-            problems.error(
-                f"the model has no dimension '{name}'",
-                rule.loc,
-                remedy=did_you_mean(name, known) or f"its symbols are: {', '.join(known)}",
-            )
-    if len(set(rule.over)) < len(rule.over):
-        problems.error(
-            f"an axis is named twice: {', '.join(rule.over)}", rule.loc, remedy="name it once"
-        )
-    for axis in rule.over:
-        if axis not in axes:
-            problems.error(
-                f"the mesh has no axis '{axis}'",
-                rule.loc,
-                remedy=did_you_mean(axis, axes) or f"its axes are: {', '.join(axes) or 'none'}",
-            )
-
-
-def _check_values(rule: SplitRule, body: Region, problems: DiagnosticList) -> None:
+def _check_values(rule: SplitRule | Gather, body: Region, problems: DiagnosticList) -> None:
     """Refuse unknown values, and values that do not have the dimension."""
     known = {v.name: v for v in body.values()} if rule.of else {}
     for name in rule.of:

@@ -18,6 +18,7 @@ from stagec.api import (
     made_by,
 )
 from stagec.ir.expr import numerator_and_denominator
+from stagec.ir.traits import Repeats
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 from stagec.sharding.strategy import Strategy, read_strategy
@@ -74,7 +75,7 @@ def place_values(module: Module, strategy: Strategy) -> None:
 
 def _place_carried(placer: Placer, region: Region) -> None:
     for op in region.walk():
-        if op.definition.carries:
+        if op.has(Repeats):
             for arg in op.body.args[: op.integer("carry", 1)]:
                 arg.type = placer.place(arg.tensor, rest=True, name=arg.name)
 
@@ -98,7 +99,7 @@ def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
 
 def _is_carried(arg: Value) -> bool:
     owner = arg.region.owner
-    return owner.definition.carries and arg.index < owner.integer("carry", 1)
+    return owner.has(Repeats) and arg.index < owner.integer("carry", 1)
 
 
 def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:

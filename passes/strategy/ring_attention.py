@@ -73,7 +73,7 @@ def ring_attention(module: Module, strategy: Strategy, ring: RingRule) -> tuple[
     """
     name = ring.dim
     found = [op for op, _ in special_ops(module.main.body, name)]
-    found = [op for op in found if "ring" in op.definition.params_by_name()]
+    found = [op for op in found if "ring" in op.definition.params_by_name]
     if not found:
         raise error(
             f"no op can pass its part of {name} round the ranks: there is no fused attention",

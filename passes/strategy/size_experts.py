@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from stagec.api import Expr, Load, Loc, Module, Operation, Pass, Phase, const, error, evaluate
 from stagec.ir.expr import UnboundError
 from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.traits import Repeats
 from stagec.sharding.strategy import LoadRule, Strategy, read_strategy
 
 
@@ -89,7 +90,7 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
 def _layers(op: Operation) -> Expr:
     """The layers that an op stands for."""
     around = op.parent_op
-    repeated = around is not None and around.definition.carries
+    repeated = around is not None and around.has(Repeats)
     return around.expr("count") if around is not None and repeated else const(1)
 
 
@@ -138,7 +139,7 @@ def _known(module: Module, value: Expr, loc: Loc) -> int:
 
 
 def _with_capacity(module: Module, loc: Loc, statement: str) -> list[Operation]:
-    found = [op for op in module.walk() if "capacity" in op.definition.params_by_name()]
+    found = [op for op in module.walk() if "capacity" in op.definition.params_by_name]
     if not found:
         raise error(
             "no op has a capacity",

@@ -19,6 +19,7 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.infer import forget_types, infer_op
+from stagec.ir.traits import Repeats
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import cut, pipeline_attrs, read_pipeline
 from stagec.sharding.strategy import PipelineRule, Strategy, read_strategy
@@ -87,7 +88,7 @@ def _check_pipeline(
 ) -> None:
     """Refuse stages that cannot be before any work; assume that layers of open number divide."""
     pipeline = read_pipeline(module, rule, microbatches)
-    repeats = [op for op in module.main.body.ops if op.definition.carries]
+    repeats = [op for op in module.main.body.ops if op.has(Repeats)]
     cut(module, pipeline, repeats)
     counts = [op.expr("count") for op in repeats]
     if len(counts) == 1 and not rule.layers and counts[0].symbols - module.env.keys():

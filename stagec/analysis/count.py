@@ -90,7 +90,7 @@ class Counts:
 
 def lowered_graphs(module: Module) -> list[Operation]:
     """The graphs of a lowered module. Raises `DiagnosticError` if it is not lowered."""
-    graphs = module.ops("et.graph")
+    graphs = module.graphs
     if not graphs:
         raise error(
             "only lowered modules can be counted",

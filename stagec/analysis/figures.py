@@ -143,7 +143,7 @@ class Formulas:
         mesh = module.mesh
         self._axes = mesh.axes if mesh else ()
         self._graphs = [_Graph(module, graph, plans) for graph in lowered_graphs(module)]
-        graphs = module.ops("et.graph")
+        graphs = module.graphs
         self._idle = max((idle_share(module, graph) for graph in graphs), default=Fraction(0))
 
     def at(self, values: Mapping[str, int]) -> Figures:

@@ -20,6 +20,7 @@ from stagec.ir.expr import Env, UnboundError, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef
+from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.memory.buffers import Buffer, Step
@@ -87,7 +88,7 @@ class _Plan:
     def sections(self, order: Order) -> Iterator[_Section]:
         """The step of a rank with this schedule, in order."""
         outside = self._planner.run(None)
-        ends = [i for i, (s, _) in enumerate(outside) if s.op.definition.sums_yields]
+        ends = [i for i, (s, _) in enumerate(outside) if s.op.has(Accumulates)]
         if not ends:
             yield _Section("all", [outside])
             return

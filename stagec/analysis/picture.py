@@ -19,6 +19,7 @@ from stagec.ir.core import Region as Body
 from stagec.ir.expr import Env, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.ir.traits import Repeats
 from stagec.memory.curve import Column, Curve, Kind, Span, Stretches
 from stagec.memory.step import Region
 from stagec.memory.timeline import ALL, Timeline, line_of
@@ -123,7 +124,7 @@ def _operations(region: Body, env: Env) -> int:
     found = len(region.ops)
     for op in region.ops:
         if op.region is not None:
-            count = evaluate(op.expr("count"), env) if op.definition.carries else 1
+            count = evaluate(op.expr("count"), env) if op.has(Repeats) else 1
             found += count * _operations(op.region, env)
     return found
 

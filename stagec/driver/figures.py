@@ -81,5 +81,5 @@ def _at_peak(memory: Mapping[str, int]) -> dict[str, int]:
 
 
 def _idle(module: Module) -> Fraction:
-    graphs = module.ops("et.graph")
+    graphs = module.graphs
     return max((idle_share(module, graph) for graph in graphs), default=Fraction(0))

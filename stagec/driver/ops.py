@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from stagec.driver.common import write_output
-from stagec.ir.opdef import OpDef, Param, Registry
+from stagec.ir.opdef import OpDef, Registry
+from stagec.ir.param import Arity, Param
 from stagec.ir_spec.ops.statement import Statement
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
@@ -39,8 +40,8 @@ def _description(registry: Registry, name: str) -> str:
     if op is None:
         raise error(f"unknown op '{name}'", remedy=registry.suggest(name))
     lines = [op.name, "", _doc(op), ""]
-    lines += [f"operands: {_names(op.operands, op.variadic)}"]
-    lines += [f"results: {_names(op.results, op.variadic_results)}"]
+    lines += [f"operands: {_names(op.takes)}"]
+    lines += [f"results: {_names(op.gives)}"]
     lines += ["parameters:" if op.params else "parameters: none"]
     lines += [_param(p) for p in op.params]
     if isinstance(op, Statement) and op.flags:
@@ -58,8 +59,8 @@ def _param(param: Param) -> str:
     return f"  {param.name} ({', '.join(traits)}): {param.doc}"
 
 
-def _names(names: tuple[str, ...], variadic: bool) -> str:
-    return (", ".join(names) or "none") + (", ..." if variadic and names else "")
+def _names(arity: Arity) -> str:
+    return (", ".join(arity.names) or "none") + (", ..." if arity.most is None else "")
 
 
 def _doc(op: OpDef) -> str:

@@ -11,6 +11,7 @@ from stagec.interp.machine import DisagreementError
 from stagec.interp.pipeline import is_staged, run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.ir.traits import Repeats
 from stagec.support.diagnostics import error
 from stagec.support.source import Source
 from stagec.text.build import parse_module
@@ -74,10 +75,10 @@ def _stages(module: Module, before: Module) -> dict[str, int]:
     if not is_staged(module):
         return {}
     fixed = {func.text("over"): module.env[func.text("over")] for func in module.functions}
-    counts = [op.expr("count") for op in module.walk() if op.definition.carries]
+    counts = [op.expr("count") for op in module.walk() if op.has(Repeats)]
     if all(count.symbols for count in counts):
         return fixed
-    whole = (op.expr("count") for op in before.walk() if op.definition.carries)
+    whole = (op.expr("count") for op in before.walk() if op.has(Repeats))
     return fixed | {s: module.env[s] for count in whole for s in count.symbols if s in module.env}
 
 

@@ -15,8 +15,10 @@ import numpy as np
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
-from stagec.ir.opdef import Array, NumericContext
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array
 from stagec.ir.own_gathers import own_gathers
+from stagec.ir.traits import Repeats
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
 from stagec.support.diagnostics import error
@@ -119,7 +121,7 @@ class Machine:
     def _op(self, op: Operation) -> None:
         operands = [self._values[v] for v in op.operands]
         if op.region is not None:
-            run = self._repeat if op.definition.carries else self._accumulate
+            run = self._repeat if op.has(Repeats) else self._accumulate
             outputs = run(op, op.region, operands)
         elif isinstance(op.definition, Movement):
             outputs = self._movement(op, op.definition, operands)

@@ -18,6 +18,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.ir.traits import Repeats
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.schedule.action import Action, Placement, steps
@@ -286,5 +287,5 @@ def _with_kept(values: Iterable[Value]) -> Iterator[Value]:
     for value in values:
         yield value
         op = value.producer
-        if op is not None and op.definition.carries and not op.integer("carry", 1):
+        if op is not None and op.has(Repeats) and not op.integer("carry", 1):
             yield from op.operands

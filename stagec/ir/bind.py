@@ -9,9 +9,10 @@ from stagec.ir.core import Attr, Operation, Value, substitute_attr
 from stagec.ir.expr import Expr, const
 from stagec.ir.facts import Relation
 from stagec.ir.module import Module
+from stagec.ir.param import AXES, DIMS
 from stagec.ir.rewrite import replace_op
 from stagec.ir.types import Partial, TensorType, Type
-from stagec.ir.verify import AXIS_PARAMS, broken
+from stagec.ir.verify import broken
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.suggest import did_you_mean
 
@@ -28,7 +29,7 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
     """
     _check_names(module, values)
     _check_assumptions(module, {**module.env, **values})
-    for op in (*module.ops("stg.symbols"), *module.ops("stg.mesh")):
+    for op in module.declaring("symbols", "axes"):
         op.attrs.update({name: const(values[name]) for name in op.attrs if name in values})
     kept = _referred_to(module) - frozenset(module.mesh.axes if module.mesh else ())
     try:
@@ -36,7 +37,7 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
     except ZeroDivisionError as e:
         raise error(f"cannot bind: {e}", module.root.loc, remedy="bind other values") from None
     gone = drop_unit_axes(module)
-    for op in module.ops("stg.mesh"):
+    for op in module.declaring("axes"):
         for axis in gone:
             op.attrs.pop(axis, None)
 
@@ -73,18 +74,18 @@ def _referred_to(module: Module) -> frozenset[str]:
     found: set[str] = set()
     for op in module.walk():
         for param in op.definition.params:
-            if param.kind in ("name", "names"):
+            if param.kind in DIMS:
                 found.update(op.names(param.name))
-        if "split" in op.definition.params_by_name():
+        if "split" in op.definition.params_by_name:
             found.add(op.text("split", "B"))
     return frozenset(found)
 
 
 def _substitute(module: Module, env: Mapping[str, Expr]) -> None:
     for op in _operations(module):
-        if op.name not in ("stg.symbols", "stg.mesh"):
+        if op.definition.declares not in ("symbols", "axes"):
             op.attrs = {name: substitute_attr(value, env) for name, value in op.attrs.items()}
-    for op in module.ops("stg.assume"):
+    for op in module.declaring("relations"):
         _drop_settled(op)
     map_types(module, lambda t: t.substitute(env))
 
@@ -143,7 +144,7 @@ def drop_unit_axes(module: Module) -> tuple[str, ...]:
     if not gone:
         return ()
     map_types(module, lambda t: without_axes(t, gone))
-    left = {axis for op in list(module.walk()) for axis in _shrink_group(op, gone)}
+    left = {axis for op in list(module.walk()) for axis in drop_axes(op, gone)}
     return tuple(sorted(gone - left))
 
 
@@ -158,23 +159,34 @@ def without_axes(type_: TensorType, gone: Collection[str]) -> TensorType:
     return replace(type_, dims=dims, partial=partial, stage=stage)
 
 
-def _shrink_group(op: Operation, gone: Collection[str]) -> tuple[str, ...]:
-    """Take axes out of an op's group; those that had to stay."""
-    for name in AXIS_PARAMS:
-        axes = op.names(name) if name in op.attrs else ()
+def drop_axes(op: Operation, gone: Collection[str]) -> frozenset[str]:
+    """Take axes out of an op's parameters; returns those that had to stay.
+
+    An optional list that is left empty goes. An op that says nothing, or moves nothing, without its
+    axes is erased.
+    """
+    left: set[str] = set()
+    for param in op.definition.params:
+        if param.kind not in AXES or param.name not in op.attrs:
+            continue
+        axes = op.names(param.name)
         rest: tuple[Attr, ...] = tuple(a for a in axes if a not in gone)
         if len(rest) == len(axes):
             continue
         if rest:
-            op.attrs[name] = rest
+            op.attrs[param.name] = rest
+        elif not param.required and param.kind == "axes":
+            del op.attrs[param.name]
         elif not _erase_idle(op):
-            return tuple(a for a in axes if a in gone)
-    return ()
+            left.update(axes)
+        else:
+            break
+    return frozenset(left)
 
 
 def _erase_idle(op: Operation) -> bool:
     """Erase an op whose group is empty; whether that could be done."""
-    if op.results and len(op.results) != len(op.operands):
+    if op.region is not None or len(op.results) != len(op.operands):
         return False
     replace_op(op, op.operands)
     return True

@@ -95,7 +95,7 @@ class Builder:
         place = len(self.region.ops) if self._next is None else self._next.position()
         self.region.insert(place, op)
         parent = op.parent_op
-        if (parent.phase if parent else "forward") != self.phase and op.definition.params_by_name()[
+        if (parent.phase if parent else "forward") != self.phase and op.definition.params_by_name[
             "phase"
         ].choices:
             op.attrs["phase"] = self.phase

@@ -18,6 +18,10 @@ from stagec.support.source import UNKNOWN, Loc
 
 if TYPE_CHECKING:
     from stagec.ir.opdef import OpDef
+    from stagec.ir.traits import Trait
+
+#: Parts of the training step that ops belong to.
+PHASES = ("forward", "backward", "recompute", "gradient", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,10 @@ class Operation:
         for value in operands:
             self.add_operand(value)
 
+    def has(self, trait: type[Trait]) -> bool:
+        """Whether its definition has the trait, or one that refines it."""
+        return trait in self.definition.kinds
+
     @property
     def operands(self) -> tuple[Value, ...]:
         """The values used."""
@@ -246,7 +254,7 @@ class Operation:
         op: Operation | None = self
         while op is not None:
             own = op.attrs.get("phase")
-            if isinstance(own, str) and op.name != "stg.module":
+            if isinstance(own, str) and own in PHASES:
                 return own
             op = op.parent_op
         return "forward"

@@ -14,6 +14,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.sound import Sound
+from stagec.ir.traits import Terminates
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
 from stagec.support.source import FileLoc
@@ -75,8 +76,9 @@ def infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None = None
         return
     if isinstance(op.definition, UnregisteredOp):
         return
-    least = op.definition.required_results
-    if not (len(types) if least is None else least) <= len(op.results) <= len(types):
+    given = op.definition.gives
+    least = len(types) if given.most is None else min(given.least, len(types))
+    if not least <= len(op.results) <= len(types):
         problems.error(
             f"'{op.name}' gives {len(types)} results, found {len(op.results)} names",
             op.loc,
@@ -121,19 +123,19 @@ def _raised(op: Operation, problem: Exception) -> list[Diagnostic]:
 
 
 def _enter(op: Operation, region: Region, problems: DiagnosticList, sound: Sound | None) -> None:
-    region_args = getattr(op.definition, "region_args", None)
-    if region_args is not None:
+    types = op.definition.region_args(op)
+    if types is not None:
         if len(op.operands) != len(region.args):
             problems.error(
                 f"'{op.name}' binds {len(op.operands)} values to {len(region.args)} arguments",
                 op.loc,
             )
             return
-        for value, type_ in zip(region.args, region_args(op), strict=True):
+        for value, type_ in zip(region.args, types, strict=True):
             bare = type_.unplaced() if isinstance(type_, TensorType) else type_
             _set(op, value, type_ if value.type is not None else bare, problems)
     _infer_region(region, problems, sound)
-    if not region.ops or region.ops[-1].name.partition(".")[2] not in ("yield", "return"):
+    if not region.ops or not region.ops[-1].has(Terminates):
         problems.error(
             f"the region of '{op.name}' does not end in a yield or return",
             op.loc,

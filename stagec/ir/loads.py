@@ -31,7 +31,7 @@ class Loads:
     def __init__(self, module: Module) -> None:
         self._env = module.env
         self._rows = module.loads
-        statements = (op for strategy in module.ops("stg.strategy") for op in strategy.body.ops)
+        statements = (op for strategy in module.declaring("strategy") for op in strategy.body.ops)
         self._loads: dict[int | None, tuple[int, ...]] = {
             op.integer("layer") if "layer" in op.attrs else None: op.integers("loads")
             for op in statements

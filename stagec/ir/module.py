@@ -62,6 +62,10 @@ class Module:
     def phase(self, value: str) -> None:
         self.root.attrs["phase"] = value
 
+    def declaring(self, *what: str) -> list[Operation]:
+        """The operations directly in the module that declare one of these (`Declares.what`)."""
+        return [op for op in self.root.body.ops if op.definition.declares in what]
+
     def ops(self, name: str) -> list[Operation]:
         """The operations of that name directly in the module (declarations, functions,
         strategies)."""
@@ -74,7 +78,12 @@ class Module:
     @property
     def functions(self) -> list[Operation]:
         """All functions."""
-        return self.ops("stg.func")
+        return self.declaring("function")
+
+    @property
+    def graphs(self) -> list[Operation]:
+        """All programs of rank classes; a lowered module has them instead of functions."""
+        return self.declaring("graph")
 
     @property
     def main(self) -> Operation:
@@ -96,7 +105,7 @@ class Module:
 
     def _symbols(self) -> dict[str, int | None]:
         found: dict[str, int | None] = {}
-        for op in self.ops("stg.symbols"):
+        for op in self.declaring("symbols"):
             for name, value in op.attrs.items():
                 found[name] = value.value if isinstance(value, Expr) else None
         return found
@@ -104,7 +113,7 @@ class Module:
     @property
     def mesh(self) -> Mesh | None:
         """The mesh, None if there is none."""
-        for op in self.ops("stg.mesh"):
+        for op in self.declaring("axes"):
             sizes = {n: v.value if isinstance(v, Expr) else None for n, v in op.attrs.items()}
             return Mesh(op.symbol or "mesh", self._watched(sizes))
         return None
@@ -113,13 +122,13 @@ class Module:
     def zigzag(self) -> dict[str, tuple[str, ...]]:
         """The dimensions whose positions lie in zigzag order on ranks, and over which axes."""
         return {
-            name: op.names("over") for op in self.ops("stg.zigzag") for name in op.names("dims")
+            name: op.names("over") for op in self.declaring("order") for name in op.names("dims")
         }
 
     @property
     def loads(self) -> dict[Load, Operation]:
-        """The loads that local sizes depend on, each with the `stg.rows` that says of what."""
-        return {Load(op.text("of"), op.integer("first", 0)): op for op in self.ops("stg.rows")}
+        """The loads that local sizes depend on, each with the operation that says of what."""
+        return {Load(op.text("of"), op.integer("first", 0)): op for op in self.declaring("loads")}
 
     @property
     def env(self) -> Mapping[str, int]:
@@ -135,7 +144,7 @@ class Module:
     def set_values(self, values: Mapping[str, int]) -> None:
         """Give declared symbols and axes these values, in the declarations alone; names that are
         not declared are left out."""
-        for op in (*self.ops("stg.symbols"), *self.ops("stg.mesh")):
+        for op in self.declaring("symbols", "axes"):
             op.attrs |= {name: const(values[name]) for name in op.attrs if name in values}
 
     def how_to_set(self, names: Iterable[str]) -> str:
@@ -150,7 +159,7 @@ class Module:
     def relations(self) -> list[tuple[Relation, Operation]]:
         """Everything assumed, with the operation that says so."""
         found: list[tuple[Relation, Operation]] = []
-        for op in self.ops("stg.assume"):
+        for op in self.declaring("relations"):
             values = op.attrs.get("relations", ())
             if isinstance(values, tuple):
                 found += [(v, op) for v in values if isinstance(v, Relation)]

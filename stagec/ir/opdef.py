@@ -1,22 +1,22 @@
 """Op definitions: everything the compiler knows of an op, in one class.
 
-Owns `OpDef`, its parameters (`Param`) and the `Registry`. Concrete ops live in `ir_spec/ops`.
+Owns `OpDef` and the `Registry`. Concrete ops live in `ir_spec/ops`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from stagec.ir.core import Attr, Operation, Quoted, SymbolRef, Value
-from stagec.ir.expr import ZERO, Expr, const, product
-from stagec.ir.facts import Relation
+from stagec.ir.core import PHASES, Operation, Value
+from stagec.ir.expr import ZERO, Expr, product, same
 from stagec.ir.numeric import NumericContext
 from stagec.ir.own_gathers import own_gathers
+from stagec.ir.param import Arity, Param
 from stagec.ir.rule import Rule, Shape, shape_text
+from stagec.ir.traits import Declares, InPlace, OpenParams, Stays, Trait
 from stagec.ir.types import Dim, Load, TensorType, Type
-from stagec.support.diagnostics import DiagnosticError, error, note
+from stagec.support.diagnostics import error, note
 from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
 
@@ -26,24 +26,9 @@ if TYPE_CHECKING:
 #: What the numeric reference of an op works on: numpy arrays (kept untyped, they are test oracles).
 Array = Any
 Sizes = Mapping[str, Expr]
-PHASES = ("forward", "backward", "recompute", "gradient", "optimizer")
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A static parameter of an op, in brackets.
-
-    Kinds: `flag` (bare name), `int`, `size`, `ratio` (a constant fraction), `str` (quoted), `name`,
-    `names` (one or a tuple of names, such as axes), `ints`, `sizes`, `symbol` (`@x`), `relations`
-    (all positional values).
-    """
-
-    name: str
-    kind: str
-    doc: str = ""
-    required: bool = False
-    positional: bool = False
-    choices: tuple[str, ...] = ()
+_T = TypeVar("_T", bound=Trait)
+_K = TypeVar("_K")
+_PHASE = Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES)
 
 
 class OpDef:
@@ -51,29 +36,37 @@ class OpDef:
     documentation."""
 
     name: ClassVar[str] = ""  # as it stands in a text: dialect.name
-    operands: ClassVar[tuple[str, ...]] = ()  # what they are called; so many are expected
-    results: ClassVar[tuple[str, ...]] = ("result",)  # the same of results
-    required_results: ClassVar[int | None] = None  # trailing results beyond these may be left out
+    operands: ClassVar[tuple[str, ...]] = ()  # names; a last one with * stands any number of times
+    results: ClassVar[tuple[str, ...]] = ("result",)  # the same; one with ? may be left out
     params: ClassVar[tuple[Param, ...]] = ()  # what may stand in brackets
-    variadic: ClassVar[bool] = False  # the last operand may stand any number of times
-    variadic_results: ClassVar[bool] = False  # as many results as operands
-    has_region: ClassVar[bool] = False  # operations stand in braces behind it
-    open_params: ClassVar[bool] = False  # any parameter is accepted (declarations)
-    pure: ClassVar[bool] = True  # may be removed if unused, merged if equal
-    free: ClassVar[bool] = False  # costs nothing at run time: a view or a declaration
-    inplace: ClassVar[Mapping[int, int]] = {}  # result i takes the buffer of operand inplace[i]
-    computes: ClassVar[bool] = True  # works on values in device memory only
-    aliases: ClassVar[bool] = False  # the result is a view of operand 0
-    recasts: ClassVar[bool] = False  # the result is operand 0 in another element type
-    chooses: ClassVar[bool] = False  # operand 0 are scores to choose by: not to be made coarser
-    ends_region: ClassVar[bool] = False  # a yield or return
-    carries: ClassVar[bool] = False  # its region repeats, values go from one iteration to the next
-    recalls: ClassVar[bool] = False  # operand 0 where an iteration recomputes it, else operand 1
-    sums_yields: ClassVar[bool] = False  # its region runs several times; what it yields is added up
-    collective_phase: ClassVar[str] = ""  # of the collectives that it needs (default: its own)
-    ends_lifetime: ClassVar[bool] = False  # its operands' buffers end here
-    symbol: ClassVar[str] = ""  # "required" if the op needs an @name
+    traits: ClassVar[tuple[Trait, ...]] = ()  # what algorithms ask for: stagec.ir.traits
+    parents: ClassVar[tuple[str, ...] | None] = None  # only directly in these ops (None: in any)
     example: ClassVar[str] = ""  # a line of text with it, run as a test
+
+    # -- what follows from the class, computed once ------------------------------------------------
+
+    kinds: ClassVar[frozenset[type[Trait]]] = frozenset()  # of its traits, with those they refine
+    declares: ClassVar[str] = ""  # what its trait `Declares` says
+    takes: ClassVar[Arity] = Arity()  # how many operands
+    gives: ClassVar[Arity] = Arity()  # how many results
+    params_by_name: ClassVar[Mapping[str, Param]] = {}  # the declared parameters, and `phase`
+
+    def __init_subclass__(cls) -> None:
+        # a base that makes, say, params of its own does so before it calls this
+        traits = _all_of(Trait, cls.traits)
+        cls.kinds = frozenset(k for t in traits for k in type(t).__mro__ if issubclass(k, Trait))
+        cls.declares = next((t.what for t in traits if isinstance(t, Declares)), "")
+        cls.takes = Arity.of(_all_of(str, cls.operands))
+        cls.gives = Arity.of(_all_of(str, cls.results))
+        cls.params_by_name = {p.name: p for p in (_PHASE, *_all_of(Param, cls.params))}
+
+    def has(self, trait: type[Trait]) -> bool:
+        """Whether the op has the trait, or one that refines it."""
+        return trait in self.kinds
+
+    def trait(self, kind: type[_T]) -> _T | None:
+        """The op's trait of this kind, with what it says; None if it has none."""
+        return next((t for t in self.traits if isinstance(t, kind)), None)
 
     # -- shape -------------------------------------------------------------------------------------
 
@@ -94,7 +87,7 @@ class OpDef:
         """The result types from the operand types: shapes from the rule. Raises
         `DiagnosticError`."""
         rule = self.rule(op)
-        if rule is None and op.results and not self.open_params:
+        if rule is None and op.results:
             raise error(
                 f"'{op.name}' has no rule, so its results have no types",
                 op.loc,
@@ -116,6 +109,11 @@ class OpDef:
             for dtype, shape in zip(dtypes, rule.results, strict=True)
         ]
 
+    def region_args(self, op: Operation) -> Sequence[Type] | None:
+        """The types of its region's arguments, from the operands that they are bound to; None if
+        they are not bound."""
+        return None
+
     def verify(self, op: Operation) -> Iterator[str]:
         """Messages for what is wrong with this op beyond its signature. It may read the attributes,
         the region and the types of the op, not what is around it (`stagec.ir.sound`)."""
@@ -123,7 +121,8 @@ class OpDef:
 
     def reuses(self, op: Operation, result: int) -> int | None:
         """The operand whose buffer a result takes (wholly, or a part of it); None for a new one."""
-        return self.inplace.get(result)
+        place = self.trait(InPlace) if InPlace in self.kinds else None
+        return place.operands[result] if place is not None else None
 
     # -- cost, per rank: `n` maps each factor to its local size ------------------------------------
 
@@ -192,21 +191,30 @@ class OpDef:
             remedy="leave that dimension whole, or define 'partition' in its op definition",
         )
 
-    def params_by_name(self) -> dict[str, Param]:
-        """The declared parameters, `phase` included."""
-        return {p.name: p for p in (_PHASE, *self.params)}
+    # -- rewriting ---------------------------------------------------------------------------------
+
+    def fold(self, op: Operation) -> Value | None:
+        """What replaces the only result: a value of the same type that is there already. None if
+        there is none. It may change the op."""
+        return None
 
 
-_PHASE = Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES)
+def _all_of(kind: type[_K], given: object) -> tuple[_K, ...]:
+    """The items of this kind. What else a class of a plug-in has there is refused when the plug-in
+    is loaded (`stagec.pipeline.plugin_checks`), not while its class is made."""
+    items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
+    return tuple(item for item in items if isinstance(item, kind))
 
 
 class UnregisteredOp(OpDef):
     """An op that nothing is known of; it prints and parses, no more."""
 
-    open_params = True
-    variadic = True
-    pure = False
-    operands = ("operand",)
+    operands = ("operand*",)
+    results = ("result*",)
+    traits = (OpenParams(), Stays())
+
+    def infer(self, op: Operation) -> list[Type]:
+        return []
 
 
 def unregistered(name: str) -> OpDef:
@@ -285,7 +293,7 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
                 _agree(op, factor, found[factor], size, value, local)
     sizes = {f: s for f, (s, _, _) in found.items()} | dict(rule.sizes)
     for group, size, value in compound:
-        _solve(op, sizes, group, size, value, local)
+        _solve(op, sizes, group, size, value)
     if local:
         _sizes_from_results(op, rule, sizes)
     return sizes
@@ -347,8 +355,6 @@ def _sizes_from_results(op: Operation, rule: Rule, sizes: dict[str, Expr]) -> No
 def _agree(
     op: Operation, factor: str, known: tuple[Expr, Loc, str], size: Expr, value: Value, local: bool
 ) -> None:
-    from stagec.ir.expr import same
-
     if same(known[0], size):
         return
     kind = "local size" if local else "size"
@@ -370,7 +376,6 @@ def _solve(
     group: tuple[str, ...],
     size: Expr,
     value: Value,
-    local: bool,
 ) -> None:
     unknown = [f for f in group if f not in sizes]
     known = product(sizes[f] for f in group if f in sizes)
@@ -383,112 +388,8 @@ def _solve(
         )
     if unknown:
         sizes[unknown[0]] = size / known
-    elif size != known:
-        from stagec.ir.expr import same
-
-        if not same(size, known):
-            raise error(
-                f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}",
-                op.loc,
-            )
-
-
-# -- parameters ------------------------------------------------------------------------------------
-
-
-def convert_param(param: Param, raw: Attr) -> Attr:
-    """The attribute for a parsed parameter value. Raises ValueError with what was expected."""
-    if param.kind == "flag":
-        if raw is not True:
-            raise ValueError(f"'{param.name}' is a flag and takes no value")
-        return True
-    if param.kind in _ITEMS:
-        return _ITEMS[param.kind](param, raw)
-    if param.kind in _LISTS:
-        item = _ITEMS[_LISTS[param.kind]]
-        return tuple(item(param, v) for v in (raw if isinstance(raw, tuple) else (raw,)))
-    relations = isinstance(raw, tuple) and all(isinstance(v, Relation) for v in raw)
-    if param.kind == "relations" and relations:
-        return raw
-    raise _unexpected(param, raw)
-
-
-_EXPECTED = {
-    "flag": "nothing",
-    "int": "an integer",
-    "ints": "integers",
-    "size": "a size such as S/2",
-    "sizes": "sizes",
-    "ratio": "a fraction such as 1/10",
-    "str": "a string in quotes",
-    "symbol": "a symbol such as @pod",
-    "relations": "relations such as S % tp == 0",
-    "name": "a name",
-    "names": "a name or a tuple of names",
-}
-
-#: The kinds that a parameter may have.
-PARAM_KINDS = tuple(_EXPECTED)
-
-
-def _unexpected(param: Param, raw: Attr) -> ValueError:
-    return ValueError(f"'{param.name}' expects {_EXPECTED[param.kind]}, found {attr_text(raw)}")
-
-
-def _of_type(kind: type[Attr]) -> Callable[[Param, Attr], Attr]:
-    def convert(param: Param, raw: Attr) -> Attr:
-        if not isinstance(raw, kind):
-            raise _unexpected(param, raw)
-        return raw
-
-    return convert
-
-
-def _number(param: Param, raw: Attr) -> Expr:
-    if isinstance(raw, Expr) and raw.value is not None:
-        return const(raw.value)
-    raise _unexpected(param, raw)
-
-
-def _name(param: Param, raw: Attr) -> str:
-    name = raw if isinstance(raw, str) else raw.symbol_name if isinstance(raw, Expr) else None
-    if name is None:
-        raise _unexpected(param, raw)
-    if param.choices and name not in param.choices:
-        raise ValueError(f"'{param.name}' expects one of {', '.join(param.choices)}, found {name}")
-    return name
-
-
-_ITEMS: Mapping[str, Callable[[Param, Attr], Attr]] = {
-    "int": _number,
-    "name": _name,
-    "size": _of_type(Expr),
-    "ratio": _of_type(Expr),
-    "str": _of_type(Quoted),
-    "symbol": _of_type(SymbolRef),
-}
-_LISTS = {"ints": "int", "sizes": "size", "names": "name"}
-
-
-def attr_text(value: Attr) -> str:
-    """The text of an attribute value, as it stands in brackets."""
-    if isinstance(value, tuple):
-        parts = [attr_text(v) for v in value]
-        return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
-    return str(value)
-
-
-__all__ = [
-    "PHASES",
-    "Array",
-    "DiagnosticError",
-    "NumericContext",
-    "OpDef",
-    "Param",
-    "Registry",
-    "Sizes",
-    "UnregisteredOp",
-    "attr_text",
-    "convert_param",
-    "factor_sizes",
-]
+    elif size != known and not same(size, known):
+        raise error(
+            f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}",
+            op.loc,
+        )

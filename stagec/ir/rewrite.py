@@ -5,15 +5,13 @@ Pure functions on a module; the passes of the same names are handles over them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
 
 from stagec.ir.core import Attr, Operation, Region, Value
-from stagec.ir.expr import Expr
 from stagec.ir.module import Module
+from stagec.ir.traits import EndsLifetime, Lowered, Repeats, Stays
 from stagec.ir.types import TensorType
 
-Fold = Callable[[Operation], Value | None]
 _Key = tuple[str, tuple[Value, ...], tuple[tuple[str, Attr], ...], str, tuple[object, ...]]
 
 
@@ -29,7 +27,7 @@ def is_removable(op: Operation) -> bool:
     | an operation with a region         | no        |
     """
     meets = op.flag("stages")  # other pipeline stages wait for this one
-    return op.definition.pure and not op.definition.inplace and op.region is None and not meets
+    return not op.has(Stays) and op.region is None and not meets
 
 
 # -- dead code -------------------------------------------------------------------------------------
@@ -60,7 +58,7 @@ def _dead_in(region: Region) -> int:
 
 def _computes_only(op: Operation) -> bool:
     """Whether an operation with a region does nothing but compute its results."""
-    if op.region is None or op.name.startswith("et."):
+    if op.region is None or op.has(Lowered):
         return False
     *body, _ = op.region.ops
     return all(is_removable(inner) or _computes_only(inner) for inner in body)
@@ -68,7 +66,7 @@ def _computes_only(op: Operation) -> bool:
 
 def carried(op: Operation) -> int:
     """How many operands of a region op are carried (0 for those that carry nothing)."""
-    return op.integer("carry", 1) if op.definition.carries else 0
+    return op.integer("carry", 1) if op.has(Repeats) else 0
 
 
 def drop_unused_results(op: Operation) -> None:
@@ -135,7 +133,7 @@ def replace_op(op: Operation, values: Iterable[Value]) -> None:
     """
     for old, new in zip(op.results, values, strict=True):
         for user, _ in list(new.uses):
-            if user.definition.ends_lifetime:
+            if user.has(EndsLifetime):
                 user.set_operands(v for v in user.operands if v is not new)
                 if not user.operands:
                     user.erase()
@@ -147,7 +145,7 @@ def replace_op(op: Operation, values: Iterable[Value]) -> None:
 
 
 def canonicalize(module: Module) -> int:
-    """Apply folds to a fixpoint, in all functions; returns how many operations went.
+    """Apply the folds of op definitions, in all functions; returns how many operations went.
 
     A fold replaces the result of an op by a value of the same type that is there already.
     """
@@ -159,10 +157,7 @@ def _fold_region(region: Region) -> int:
     for op in list(region.ops):
         if op.region is not None:
             erased += _fold_region(op.region)
-        fold = FOLDS.get(op.name)
-        if fold is None or len(op.results) != 1:
-            continue
-        value = fold(op)
+        value = op.definition.fold(op) if len(op.results) == 1 else None
         if value is not None and same_type(value, op.result):
             replace_op(op, [value])
             erased += 1
@@ -182,71 +177,3 @@ def same_type(left: Value, right: Value) -> bool:
         b.memory,
         b.stage,
     )
-
-
-def _operand(op: Operation) -> Value | None:
-    return op.operands[0] if len(op.operands) == 1 else None
-
-
-def _scale(op: Operation) -> Value | None:
-    """`scale[by = 1](x)` is x; a scale of a scale takes both factors."""
-    inner = op.operands[0].producer
-    if inner is not None and inner.name == op.name:
-        op.attrs["by"] = op.expr("by") * inner.expr("by")
-        op.set_operand(0, inner.operands[0])
-    return op.operands[0] if op.expr("by") == 1 else None
-
-
-def _reshape(op: Operation) -> Value | None:
-    left, _, right = op.text("spec").partition("->")
-    return _operand(op) if left.strip() == right.strip() else None
-
-
-def _inverse_of(name: str) -> Fold:
-    """The fold of an op after its inverse along the same dimension over the same axes."""
-
-    def fold(op: Operation) -> Value | None:
-        inner = op.operands[0].producer if len(op.operands) == 1 else None
-        if inner is None or inner.name != name or len(inner.operands) != 1:
-            return None
-        same = all(inner.attrs.get(k) == op.attrs.get(k) for k in ("dim", "over"))
-        return inner.operands[0] if same else None
-
-    return fold
-
-
-def _all_to_all(op: Operation) -> Value | None:
-    """An exchange that undoes the one before it."""
-    inner = op.operands[0].producer if len(op.operands) == 1 else None
-    if inner is None or inner.name != op.name or len(inner.operands) != 1:
-        return None
-    there = (inner.attrs["from"], inner.attrs["dim"], inner.attrs["over"])
-    back = (op.attrs["dim"], op.attrs["from"], op.attrs["over"])
-    return inner.operands[0] if there == back else None
-
-
-def _stack(op: Operation) -> Value | None:
-    """A stack of all slices of an unbind along the same dimension."""
-    inner = op.operands[0].producer if op.operands else None
-    if inner is None or inner.name != "stg.unbind" or op.operands != tuple(inner.results):
-        return None
-    same: bool = _number(op, "dim") == _number(inner, "dim")
-    return inner.operands[0] if same else None
-
-
-def _number(op: Operation, name: str) -> Expr | None:
-    value = op.attrs.get(name)
-    return value if isinstance(value, Expr) else None
-
-
-#: What replaces the only result of an op of this name, None if nothing does.
-FOLDS: Final[dict[str, Fold]] = {
-    "stg.add": _operand,
-    "stg.all_gather": _inverse_of("stg.all_slice"),
-    "stg.all_to_all": _all_to_all,
-    "stg.cast": _operand,
-    "stg.reshape": _reshape,
-    "stg.scale": _scale,
-    "stg.all_slice": _inverse_of("stg.all_gather"),
-    "stg.stack": _stack,
-}

@@ -14,18 +14,17 @@ from stagec.ir.facts import Relation
 from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
+from stagec.ir.param import AXES, DIMS
 from stagec.ir.rule import RuleSyntaxError
+from stagec.ir.signature import check_signature
 from stagec.ir.sound import Sound
+from stagec.ir.traits import CopiesMemory, Free, Lowered
 from stagec.ir.types import TensorType, index_name
-from stagec.ir.verify_signature import check_signature
 from stagec.ir.verify_structure import check_structure
 from stagec.ir.verify_types import TypeChecker
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, NotAnIntegerError
 from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
-
-#: Parameters that name mesh axes.
-AXIS_PARAMS = ("over", "group")
 
 
 def verify_module(module: Module, *, typed: bool = False) -> None:
@@ -48,7 +47,7 @@ def check_module(
     are `sound` are not asked again.
     """
     declared = DiagnosticList()
-    for op in (*module.ops("stg.symbols"), *module.ops("stg.mesh")):
+    for op in module.declaring("symbols", "axes"):
         if check_signature(op, declared):
             _check_definition(op, declared)
     problems.add(*declared.items)
@@ -149,7 +148,7 @@ class _Checker:
             foreign = producer is not None and isinstance(producer.definition, UnregisteredOp)
             if isinstance(value.type, TensorType) or (value.type is None and not foreign):
                 continue  # a missing type is reported where the value is made
-            if not op.name.startswith("et."):
+            if not op.has(Lowered):
                 self._problems.error(
                     f"'{op.name}' works on tensors, but %{value.name} is none",
                     value.loc if value in op.results or value in args else op.loc,
@@ -158,7 +157,7 @@ class _Checker:
 
     def _memory(self, op: Operation) -> None:
         """Only values on the device are computed with."""
-        for value in op.operands if op.definition.computes and not op.definition.free else ():
+        for value in () if op.has(Free) or op.has(CopiesMemory) else op.operands:
             if isinstance(value.type, TensorType) and value.type.memory != "device":
                 self._problems.error(
                     f"'{op.name}' works on the device, but %{value.name} is in {value.type.memory} "
@@ -199,8 +198,12 @@ class _Checker:
         elif isinstance(attr, tuple):
             for item in attr:
                 self._attr(op, name, item)
-        elif name in AXIS_PARAMS and isinstance(attr, str) and not _in_strategy(op):
-            self._axis(attr, op.loc)
+        elif isinstance(attr, str):
+            param = op.definition.params_by_name.get(name)
+            if param is not None and param.kind in AXES:
+                self._axis(attr, op.loc)
+            elif param is not None and param.kind in DIMS:
+                self._dimension(attr, op.loc)
 
     def _declared_symbols(self, names: frozenset[str], loc: Loc) -> None:
         for name in sorted(names - self._declared):
@@ -210,13 +213,23 @@ class _Checker:
                 remedy=did_you_mean(name, self._declared) or f"declare it: stg.symbols[{name}]",
             )
 
+    def _dimension(self, name: str, loc: Loc) -> None:
+        symbols = self._module.symbols
+        if name not in symbols:
+            known = ", ".join(symbols) or "none"
+            self._problems.error(
+                f"the model has no dimension '{name}'",
+                loc,
+                remedy=did_you_mean(name, symbols) or f"its symbols are: {known}",
+            )
+
     def _axis(self, name: str, loc: Loc) -> None:
         if name not in self._axes:
             known = ", ".join(sorted(self._axes)) or "none"
             self._problems.error(
-                f"'{name}' is not an axis of the mesh",
+                f"the mesh has no axis '{name}'",
                 loc,
-                remedy=did_you_mean(name, self._axes) or f"the axes are: {known}",
+                remedy=did_you_mean(name, self._axes) or f"its axes are: {known}",
             )
 
     # -- assumptions ---------------------------------------------------------------------------
@@ -268,7 +281,7 @@ def broken(relation: Relation, env: Mapping[str, int]) -> str | None:
 
 def _has_types(op: Operation) -> bool:
     values = (*op.operands, *op.results, *_inner_values(op.region))
-    rule_op = not op.name.startswith("et.")
+    rule_op = not op.has(Lowered)
     return all(isinstance(v.type, TensorType) if rule_op else v.type is not None for v in values)
 
 
@@ -276,8 +289,3 @@ def _inner_values(region: Region | None) -> Iterator[Value]:
     if region is not None:
         yield from region.args
         yield from region.ops[-1].operands if region.ops else ()
-
-
-def _in_strategy(op: Operation) -> bool:
-    parent = op.parent_op
-    return parent is not None and parent.name == "stg.strategy"

@@ -5,16 +5,10 @@ from __future__ import annotations
 from stagec.ir.core import Operation, Region
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
+from stagec.ir.traits import Holds, Lowered, Terminates
 from stagec.ir.types import index_name
 from stagec.support.diagnostics import DiagnosticList, note
 from stagec.support.source import Loc
-
-#: Ops that stand directly in the module, and nowhere else.
-TOP_LEVEL = frozenset(
-    {"stg.symbols", "stg.assume", "stg.mesh", "stg.func", "stg.strategy", "et.graph"}
-)
-#: Ops whose region holds statements and has no end.
-CONTAINERS = frozenset({"stg.module", "stg.strategy", "stg.arena"})
 
 
 def check_structure(module: Module, problems: DiagnosticList) -> frozenset[Operation]:
@@ -23,13 +17,6 @@ def check_structure(module: Module, problems: DiagnosticList) -> frozenset[Opera
     Returns the owners of the regions in which something is wrong.
     """
     _check_names(module, problems)
-    for op in module.root.body.ops:
-        if op.name not in TOP_LEVEL and (op.results or _is_end(op) or op.name == "stg.module"):
-            problems.error(
-                f"'{op.name}' must not stand directly in the module",
-                op.loc,
-                remedy="put it into a stg.func",
-            )
     disordered: set[Operation] = set()
     for op in (module.root, *module.walk()):
         found = DiagnosticList()
@@ -41,51 +28,38 @@ def check_structure(module: Module, problems: DiagnosticList) -> frozenset[Opera
     return frozenset(disordered)
 
 
-def _is_end(op: Operation) -> bool:
-    return op.name.partition(".")[2] in ("yield", "return")
-
-
 def _check_region(owner: Operation, region: Region, problems: DiagnosticList) -> None:
-    container = owner.name in CONTAINERS
-    if not container and not isinstance(owner.definition, UnregisteredOp):
+    holds = owner.definition.trait(Holds)
+    if holds is None and not isinstance(owner.definition, UnregisteredOp):
         _check_end(owner, region, problems)
+    if owner.operands and len(owner.operands) != len(region.args):
+        problems.error(
+            f"'{owner.name}' binds {len(owner.operands)} values to {len(region.args)} arguments",
+            owner.loc,
+            remedy="bind each argument of its region to one value",
+        )
     for op in region.ops:
-        if op.name in TOP_LEVEL and owner.name != "stg.module":
-            problems.error(
-                f"'{op.name}' stands inside '{owner.name}'",
-                op.loc,
-                remedy="put it directly into the module",
-            )
-        elif not _same_level(owner, op):
-            problems.error(
-                f"'{op.name}' stands inside '{owner.name}'",
-                op.loc,
-                remedy="a graph holds the ops of nodes (et.) and nothing else",
-            )
-        elif (owner.name == "stg.arena") != (op.name == "stg.buffer"):
-            problems.error(
-                f"'{op.name}' stands inside '{owner.name}'",
-                op.loc,
-                remedy="an stg.arena holds each stg.buffer, and nothing else",
-            )
-        elif owner.name == "stg.strategy" and (op.results or _is_end(op)):
-            problems.error(
-                f"'{op.name}' is no statement of a strategy",
-                op.loc,
-                remedy="a strategy holds statements such as stg.split[B, over = dp]",
-            )
+        remedy = _misplaced(owner, holds, op)
+        if remedy is not None:
+            problems.error(f"'{op.name}' stands inside '{owner.name}'", op.loc, remedy=remedy)
 
 
-def _same_level(owner: Operation, op: Operation) -> bool:
-    """Whether both compute with values, or both are of a lowered graph."""
-    if owner.name == "stg.module":
-        return True
-    lowered = op.name.startswith("et.") and not isinstance(op.definition, UnregisteredOp)
-    return lowered == owner.name.startswith("et.")
+def _misplaced(owner: Operation, holds: Holds | None, op: Operation) -> str | None:
+    """A remedy for an operation that may not stand in the owner's region; None if it may."""
+    parents = op.definition.parents
+    if parents is not None and owner.name not in parents:
+        return f"put it directly into {' or '.join(parents)}" if parents else "it stands in no op"
+    if holds is not None:
+        fits = parents is not None if holds.only else not op.results and not op.has(Terminates)
+        return None if fits else f"'{owner.name}' holds {holds.what}, and nothing else"
+    same = op.has(Lowered) == owner.has(Lowered)
+    if same or isinstance(owner.definition, UnregisteredOp):
+        return None
+    return "a graph holds the ops of nodes (et.) and nothing else"
 
 
 def _check_end(owner: Operation, region: Region, problems: DiagnosticList) -> None:
-    if not region.ops or not _is_end(region.ops[-1]):
+    if not region.ops or not region.ops[-1].has(Terminates):
         problems.error(
             f"the region of '{owner.name}' does not end in a yield or return",
             region.ops[-1].loc if region.ops else owner.loc,
@@ -93,7 +67,7 @@ def _check_end(owner: Operation, region: Region, problems: DiagnosticList) -> No
         )
         return
     for op in region.ops[:-1]:
-        if _is_end(op):
+        if op.has(Terminates):
             problems.error(
                 f"'{op.name}' must be the last operation of its region",
                 op.loc,
@@ -114,11 +88,11 @@ def _check_end(owner: Operation, region: Region, problems: DiagnosticList) -> No
 def _check_names(module: Module, problems: DiagnosticList) -> None:
     seen: dict[str, Loc] = {}
     for op in module.root.body.ops:
-        if op.name in ("stg.symbols", "stg.mesh"):
+        if op.definition.declares in ("symbols", "axes"):
             for name in op.attrs:
                 _claim(name, f"'{name}' is declared twice", op, seen, problems)
-        if op.name == "stg.mesh":
-            _claim("stg.mesh", "the module has two meshes", op, seen, problems)
+        if op.definition.declares == "axes":
+            _claim("@", "the module has two meshes", op, seen, problems)
         if op.symbol:
             _claim(f"@{op.symbol}", f"@{op.symbol} is defined twice", op, seen, problems)
     _check_reserved(module, problems)
@@ -129,7 +103,7 @@ def _check_reserved(module: Module, problems: DiagnosticList) -> None:
     axes = module.mesh.axes if module.mesh else ()
     reserved = {index_name(a): f"the coordinate of a rank along axis '{a}'" for a in axes}
     reserved |= {n: f"the load of {load.of}" for load in module.loads for n in load.names}
-    for op in module.ops("stg.symbols"):
+    for op in module.declaring("symbols"):
         for name in op.attrs.keys() & reserved.keys():
             problems.error(
                 f"'{name}' is {reserved[name]} in lowered programs",

@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
+from stagec.ir.traits import Accumulates
 from stagec.memory.buffers import Buffer, Step
 from stagec.memory.step import Region, Run, State, Work, turns
 from stagec.memory.timeline import DEVICE, Sized, Timeline
@@ -106,7 +107,7 @@ class Stretches:
         self.sizes = {kind(b): sized.size(b) for b in sized.buffers}
         self.held = cache(self._held)
         self.outside: Stretch = self.of(None)
-        sums = [i for i, s in enumerate(self.outside.steps) if s.op.definition.sums_yields]
+        sums = [i for i, s in enumerate(self.outside.steps) if s.op.has(Accumulates)]
         #: The microbatches run between two steps of the accumulation, if there is one.
         self.first, self.last = (sums[0], sums[-1]) if sums else (len(self.outside.steps),) * 2
 

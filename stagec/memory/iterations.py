@@ -13,6 +13,7 @@ from stagec.ir.core import Region
 from stagec.ir.decisions import note, plain
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate
 from stagec.ir.replay import EVERY, FIRST
+from stagec.ir.traits import Repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def patterns(body: Region) -> Mapping[Expr, Pattern]:
     """The pattern of all repeats of a count: they hand stacks to each other."""
     found: dict[Expr, Pattern] = {}
     for op in body.walk():
-        if op.definition.carries:
+        if op.has(Repeats):
             count = op.expr("count")
             known = found.get(count, Pattern())
             first, every = op.integer(FIRST, 0), op.integer(EVERY, 1)

@@ -25,6 +25,7 @@ from typing import TypeGuard
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.replay import replays
+from stagec.ir.traits import EndsLifetime, Recalls, Repeats, Terminates, View
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -110,15 +111,15 @@ class _Runner:
 
     def _op(self, op: Operation) -> None:
         self._budget.spend(1 + len(op.operands), op.loc)
-        if op.definition.recalls:
+        if op.has(Recalls):
             self._refs[op.result] = self._refs[op.operands[0 if self._replays else 1]]
         elif op.region is not None:
-            run = self._repeat if op.definition.carries else self._accumulate
+            run = self._repeat if op.has(Repeats) else self._accumulate
             run(op, op.region)
-        elif op.definition.aliases:
+        elif op.has(View):
             for r in op.results:
                 self._refs[r] = self._refs[op.operands[min(r.index, len(op.operands) - 1)]]
-        elif not op.definition.ends_lifetime:
+        elif not op.has(EndsLifetime):
             self._computation(op)
 
     def _computation(self, op: Operation) -> None:
@@ -371,14 +372,14 @@ def _heirs(value: Value) -> Iterator[Value]:
         if owner is not None and _is_stacked(user, owner, index):
             yield owner.results[index]
         for result in user.results:
-            takes = user.definition.aliases or user.definition.reuses(user, result.index) == index
+            takes = user.has(View) or user.definition.reuses(user, result.index) == index
             if takes and result.tensor.local_bytes == value.tensor.local_bytes:
                 yield result
 
 
 def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
     """Whether what is used at `index` is a slice of a stack that a repeat makes."""
-    ends = user.definition.ends_region and repeat.definition.carries
+    ends = user.has(Terminates) and repeat.has(Repeats)
     return ends and index >= repeat.integer("carry", 1)
 
 

@@ -12,6 +12,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ZERO, Expr, expand
 from stagec.ir.module import is_parameter
 from stagec.ir.replay import is_partial, stashed
+from stagec.ir.traits import Accumulates, EndsLifetime, Recalls, Repeats, Terminates, View
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 
@@ -31,7 +32,7 @@ def held_bytes(value: Value) -> Expr:
 def _slices_kept(value: Value) -> Expr | None:
     """How many slices of a stack are stashed if not all: it is only recalled where others
     recompute."""
-    users = [(op, i) for op, i in value.uses if not op.definition.ends_lifetime]
+    users = [(op, i) for op, i in value.uses if not op.has(EndsLifetime)]
     if not users or not all(is_partial(op) and _is_recalled(op, i) for op, i in users):
         return None
     return stashed(users[0][0])
@@ -39,7 +40,7 @@ def _slices_kept(value: Value) -> Expr | None:
 
 def _is_recalled(op: Operation, index: int) -> bool:
     """Whether what is bound at `index` is used as the stashed side of recalls only."""
-    return all(u.definition.recalls and i == 1 for u, i in op.body.args[index].uses)
+    return all(u.has(Recalls) and i == 1 for u, i in op.body.args[index].uses)
 
 
 class Roots:
@@ -73,12 +74,12 @@ def root(value: Value) -> Value:
 def _source(value: Value) -> Value | None:
     for user, index in value.uses:
         owner = user.parent_op
-        if user.definition.ends_region and owner is not None and _hands_on(owner):
+        if user.has(Terminates) and owner is not None and _hands_on(owner):
             return owner.results[index]
     op = value.producer
     if op is None or op.region is not None or not op.operands:
         return None
-    if op.definition.aliases:
+    if op.has(View):
         return op.operands[min(value.index, len(op.operands) - 1)]
     slot = op.definition.reuses(op, value.index)
     return None if slot is None else op.operands[slot]
@@ -86,7 +87,7 @@ def _source(value: Value) -> Value | None:
 
 def _hands_on(op: Operation) -> bool:
     """Whether what the op's region yields is the buffer of its result."""
-    return op.definition.sums_yields or isinstance(op.definition, ActionOp)
+    return op.has(Accumulates) or isinstance(op.definition, ActionOp)
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
     sets = Sets(static=set(body.args))
     for region in step_regions(body):
         for op in region.ops:
-            if op.definition.sums_yields:
+            if op.has(Accumulates):
                 sets.gradients |= {root_of(r) for r in op.results if r.tensor.rank}
                 continue
             for value in op.results:
@@ -135,7 +136,7 @@ def is_gathered(value: Value) -> bool:
 
 def step_regions(body: Region) -> list[Region]:
     """The region of a function and that of its accumulation, if there is one."""
-    inner = [op.body for op in body.ops if op.region is not None and not op.definition.carries]
+    inner = [op.body for op in body.ops if op.region is not None and not op.has(Repeats)]
     return [body, *(r for region in inner for r in step_regions(region))]
 
 

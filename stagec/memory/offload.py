@@ -13,6 +13,7 @@ from dataclasses import replace
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import Module, is_parameter
+from stagec.ir.traits import Repeats, Terminates
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -43,7 +44,7 @@ def _activations(module: Module, region: Region) -> None:
     for op in region.ops:
         if op.region is None:
             continue
-        if not op.definition.carries:
+        if not op.has(Repeats):
             _activations(module, op.region)
         elif op.phase == "forward":
             for index in range(op.integer("carry", 1), len(op.results)):
@@ -56,7 +57,7 @@ def _stashed(module: Module, repeat: Operation, index: int) -> None:
     value = end.operands[index]
     stacks = _handed_on(stack)
     uses = stacks[-1].uses
-    users = [(u, i) for u, i in uses if u.definition.carries and u.phase in LATER]
+    users = [(u, i) for u, i in uses if u.has(Repeats) and u.phase in LATER]
     if len(users) != len(uses) or not users or _is_gathered_parameter(value):
         return
     b = _after(module, value)
@@ -82,11 +83,7 @@ def _handed_on(value: Value) -> list[Value]:
     if len(value.uses) == 1:
         user, index = value.uses[0]
         owner = user.parent_op
-        if (
-            user.definition.ends_region
-            and owner is not None
-            and isinstance(owner.definition, ActionOp)
-        ):
+        if user.has(Terminates) and owner is not None and isinstance(owner.definition, ActionOp):
             return [value, *_handed_on(owner.results[index])]
     return [value]
 

@@ -13,6 +13,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
 from stagec.memory.buffers import STASH, Buffer
 from stagec.memory.lifetimes import lifetimes
@@ -48,7 +49,7 @@ class _Plan:
         self._env, self._roots = planned_env(module), Roots()
         self._sets = classify(self._body, self._roots)
         self._planner = Planner(lifetimes(self._body, self._env, prefetch))
-        counts = (op.expr("count") for op in self._body.walk() if op.definition.carries)
+        counts = (op.expr("count") for op in self._body.walk() if op.has(Repeats))
         axes = module.mesh.axes if module.mesh else ()
         self._long = frozenset(n for c in counts for n in c.symbols) - frozenset(axes)
 
@@ -140,4 +141,4 @@ def _insert_frees(module: Module, region: Region, keep: set[Value], roots: Roots
 
 
 def _is_carried(op: Operation, arg: Value) -> bool:
-    return op.definition.carries and arg.index < op.integer("carry", 1)
+    return op.has(Repeats) and arg.index < op.integer("carry", 1)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from stagec.ir.opdef import PARAM_KINDS, OpDef, Param
+from stagec.ir.opdef import OpDef
+from stagec.ir.param import PARAM_KINDS, Param
+from stagec.ir.traits import Trait
 from stagec.pipeline.blame import place_of
 from stagec.pipeline.passes import Pass, Plugin
 from stagec.support.diagnostics import DiagnosticList
@@ -76,11 +78,15 @@ def _op(given: object) -> Iterator[_Found]:
         return
     if not _OP_NAME.fullmatch(str(given.name)):
         yield f"{given.name!r} is no name of an op", "write it as dialect.op: my.relu6"
-    for what in ("operands", "results", "params"):
+    for what in ("operands", "results", "params", "traits"):
         if not isinstance(getattr(given, what), tuple):
             message = f"the {what} of op '{given.name}' are no tuple"
             yield message, f"write {what} = (...,), with a comma"
             return
+    for trait in given.traits:
+        if not isinstance(cast("object", trait), Trait):
+            message = f"op '{given.name}' has {trait!r} as a trait"
+            yield message, "write an instance of a trait of stagec.api.traits: View()"
     seen: set[str] = set()
     for param in given.params:
         for message, remedy in _param(param, seen):

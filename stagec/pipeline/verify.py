@@ -80,7 +80,7 @@ def _check_explicit(module: Module, problems: DiagnosticList, sound: Sound) -> N
 
 
 def _check_lowered(module: Module, problems: DiagnosticList) -> None:
-    graphs = module.ops("et.graph")
+    graphs = module.graphs
     if not graphs or module.functions:
         problems.error(
             f"a lowered module holds et.graph and no stg.func, found {len(graphs)} and "

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation
 from stagec.ir.module import Module
+from stagec.ir.opdef import OpDef
+from stagec.ir_spec.ops import pipeline, trace
 from stagec.schedule.attached import accumulation_of, schedule_of, stages_of
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList
 
 #: direction, `by`, channel
 _End = tuple[str, int, int]
+#: The ops of each direction, before and after lowering.
+_ENDS: Mapping[str, tuple[type[OpDef], ...]] = {
+    "send": (pipeline.SendOp, trace.SendOp),
+    "recv": (pipeline.RecvOp, trace.RecvOp),
+}
 
 
 def check_stages(module: Module, problems: DiagnosticList) -> None:
     """Every stage has one program, its schedule goes with its sizes, and what one stage sends
     another receives."""
-    programs = [*module.functions, *module.ops("et.graph")]
+    programs = [*module.functions, *module.graphs]
     staged = [op for op in programs if "stages" in op.attrs]
     if not staged:
         return
@@ -86,7 +93,8 @@ def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str
 def _ends(program: Operation) -> Counter[_End]:
     found: Counter[_End] = Counter()
     for op in program.body.walk():
-        kind = op.name.partition(".")[2]
-        if kind in ("send", "recv") and op.text("over") == program.text("over"):
+        ends = (kind for kind, ops in _ENDS.items() if isinstance(op.definition, ops))
+        kind = next(ends, None)
+        if kind is not None and op.text("over") == program.text("over"):
             found[kind, op.integer("by"), op.integer("channel", 0)] += 1
     return found

@@ -21,6 +21,7 @@ import numpy as np
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, buckets, total
+from stagec.ir.traits import Repeats
 from stagec.program.nodes import Ints, Node, Ref, Stack, last_node
 
 
@@ -86,7 +87,7 @@ def _place(value: Value) -> _Place:
 
 
 def _carries(op: Operation) -> bool:
-    return op.definition.carries
+    return op.has(Repeats)
 
 
 # -- the order of issue ----------------------------------------------------------------------------

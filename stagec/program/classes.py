@@ -81,7 +81,7 @@ class RankClass:
 
 def rank_classes(module: Module) -> list[RankClass]:
     """The classes of a lowered module, by stage. Raises `DiagnosticError` if a size is open."""
-    graphs = module.ops("et.graph")
+    graphs = module.graphs
     if not graphs:
         raise error(
             f"module @{module.name} has no et.graph",

@@ -14,6 +14,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Rule
+from stagec.ir.traits import FinalGradient, Repeats
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import AllGather, Collective
 from stagec.sharding.assignment import (
@@ -80,7 +81,7 @@ class _Inserter:
             partial = tuple(a for a in value.tensor.partial_axes if a in handed)
             splits = accepted_splits(value.tensor, shape, rule, assignment)
             self._require(op, i, value, splits, partial)
-        if op.definition.collective_phase:
+        if op.has(FinalGradient):
             return  # placed as its type says; the steps above bring its operand there
         special = {f: assignment[f] for f in sorted(rule.special) if assignment.get(f)}
         if special:
@@ -100,7 +101,7 @@ class _Inserter:
 
     def _region_op(self, op: Operation) -> None:
         region = op.body
-        carried = op.integer("carry", 1) if op.definition.carries else len(op.operands)
+        carried = op.integer("carry", 1) if op.has(Repeats) else len(op.operands)
         for i, value in enumerate(op.operands[:carried]):
             target = region.args[i].tensor
             self._require(op, i, value, [d.axes for d in target.dims], target.partial_axes)
@@ -110,7 +111,7 @@ class _Inserter:
 
     def _terminator(self, region: Region) -> None:
         owner, end = region.owner, region.terminator
-        if owner.definition.carries:
+        if owner.has(Repeats):
             targets = [a.tensor for a in region.args[: owner.integer("carry", 1)]]
         else:
             targets = [t for t in region.returns if isinstance(t, TensorType)]
@@ -132,7 +133,7 @@ class _Inserter:
         except NoPlanError as e:
             message = f"'{op.name}' needs %{value.name} placed otherwise: {e}"
             raise error(message, op.loc, remedy=MAKE_PARTS) from None
-        phase = op.definition.collective_phase or op.phase
+        phase = "gradient" if op.has(FinalGradient) else op.phase
         builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc), phase=phase)
         home = value.region if op.parent is None else op.parent
         keeps = self._save_gathered or is_parameter(value)
@@ -206,7 +207,7 @@ def _keep_moved(region: Region, *, save_gathered: bool) -> None:
     asked for.
     """
     for op in region.ops:
-        if op.region is not None and op.definition.carries:
+        if op.region is not None and op.has(Repeats):
             for index in range(op.integer("carry", 1), len(op.results)):
                 while _keep_one(op, index, save_gathered=save_gathered):
                     pass

@@ -14,6 +14,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import const
 from stagec.ir.module import Module, is_parameter
+from stagec.ir.traits import Accumulates, Recasts, Repeats, Terminates
 from stagec.ir_spec.ops.comm import AllGather
 
 
@@ -54,11 +55,11 @@ def _is_of_reduction(op: Operation) -> bool:
     """Whether an op reduces gradients, casts them for that, or uses them."""
     late = ("gradient", "optimizer")
     users = {user.phase for result in op.results for user, _ in result.uses}
-    return op.phase in late or (op.definition.recasts and bool(users) and users <= {*late})
+    return op.phase in late or (op.has(Recasts) and bool(users) and users <= {*late})
 
 
 def _is_handed_on(value: Value) -> bool:
-    return any(user.definition.ends_region for user, _ in value.uses)
+    return any(user.has(Terminates) for user, _ in value.uses)
 
 
 def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Operation]]:
@@ -67,7 +68,7 @@ def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Op
     for op in region.ops:
         if op.region is not None:
             yield from _pairs(op.region)
-    repeats = [op for op in region.ops if op.definition.carries]
+    repeats = [op for op in region.ops if op.has(Repeats)]
     for back in (op for op in repeats if op.phase == "backward"):
         for forward in (op for op in repeats if op.phase == "forward"):
             for mine in _gathers(forward.body):
@@ -112,7 +113,7 @@ def gather_once(module: Module) -> None:
     """Gather the parameters that the actions of stages use before the microbatches, block by block,
     and keep them to the end of the last one. In place."""
     for func in module.functions:
-        accumulate = next((op for op in func.body.ops if op.definition.sums_yields), None)
+        accumulate = next((op for op in func.body.ops if op.has(Accumulates)), None)
         if accumulate is not None:
             before = Builder.before(module.registry, accumulate)
             known: dict[_Gathered, Value] = {}
@@ -122,7 +123,7 @@ def gather_once(module: Module) -> None:
 
 def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) -> None:
     """Replace the gathers of a region, of an action or a repeat, by values made outside."""
-    repeat = region.owner if region.owner.definition.carries else None
+    repeat = region.owner if region.owner.has(Repeats) else None
     gathers = _gathers(region)
     keys = {op: (_whole(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
     if new := [op for op in gathers if keys[op] not in known]:
@@ -140,7 +141,7 @@ def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) ->
 def _whole(gather: Operation) -> Value:
     """The parameter that is gathered, with all its slices."""
     value = gather.operands[0]
-    return _source(gather) if value.region.owner.definition.carries else value
+    return _source(gather) if value.region.owner.has(Repeats) else value
 
 
 def _copied(gathers: Sequence[Operation], before: Builder) -> Iterator[Value]:

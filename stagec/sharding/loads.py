@@ -8,6 +8,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Value
 from stagec.ir.expr import Expr, const
 from stagec.ir.module import Module
+from stagec.ir.traits import Repeats
 from stagec.ir.types import Load, TensorType
 from stagec.sharding.strategy import read_strategy
 from stagec.support.source import made_by
@@ -26,7 +27,7 @@ def note_rows(module: Module) -> None:
         axes = next(d.axes for d in value.tensor.dims if d.size.symbol_name == load.of)
         rows.setdefault(load, {"over": axes, "even": _even_rows(value.tensor)})
         repeat = value.region.owner
-        if repeat.definition.carries:
+        if repeat.has(Repeats):
             repeat.attrs.setdefault("first", (const(0),))
     if not rows:
         module.diagnostics.remark(

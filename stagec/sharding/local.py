@@ -8,8 +8,8 @@ from itertools import takewhile
 from stagec.ir.core import Operation
 from stagec.ir.facts import Facts
 from stagec.ir.opdef import factor_sizes
+from stagec.ir.traits import Repeats
 from stagec.ir.types import Partial, TensorType, Type
-from stagec.ir_spec.ops.structure import RegionOp
 from stagec.sharding.assignment import (
     accepted_splits,
     distribute,
@@ -73,12 +73,13 @@ def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) 
 
 def _bound_otherwise(op: Operation) -> Iterator[str]:
     """Messages for region arguments placed otherwise than what they stand for."""
-    if not isinstance(op.definition, RegionOp):
+    types = op.definition.region_args(op)
+    if types is None:
         return
-    for arg, bound in zip(op.body.args, op.definition.region_args(op), strict=True):
+    for arg, bound in zip(op.body.args, types, strict=True):
         if not _placed_alike(arg.type, bound):
             yield f"binds %{arg.name}: {arg.type} to a value that is {bound}"
-    if op.definition.carries:
+    if op.has(Repeats):
         for arg, value in zip(
             op.body.args[: op.integer("carry", 1)], op.body.terminator.operands, strict=False
         ):

@@ -17,6 +17,7 @@ from dataclasses import replace
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module, is_parameter
+from stagec.ir.traits import Recasts
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllGather, AllToAll
 
@@ -37,14 +38,14 @@ def order_casts(module: Module) -> None:
 
 
 def _narrows(op: Operation) -> bool:
-    if not op.definition.recasts:
+    if not op.has(Recasts):
         return False
     return DTYPE_BYTES[op.result.tensor.dtype] < DTYPE_BYTES[op.operands[0].tensor.dtype]
 
 
 def _moves_first(cast: Operation) -> bool:
     """Whether a move after a cast comes before it: the cast widens, or is that of a parameter."""
-    if not cast.definition.recasts:
+    if not cast.has(Recasts):
         return False
     types = (cast.operands[0].tensor.dtype, cast.result.tensor.dtype)
     return DTYPE_BYTES[types[0]] < DTYPE_BYTES[types[1]] or (

@@ -15,6 +15,7 @@ from stagec.ir.facts import Facts
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Group, Shape
+from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import distribute, unreduced
@@ -70,7 +71,7 @@ class _Propagation:
     @staticmethod
     def _is_carried(arg: Value) -> bool:
         owner = arg.region.owner
-        return owner.definition.carries and arg.index < owner.integer("carry", 1)
+        return owner.has(Repeats) and arg.index < owner.integer("carry", 1)
 
     # -- placements of values ----------------------------------------------------------------------
 
@@ -93,10 +94,10 @@ class _Propagation:
     def _split_of_arg(self, arg: Value) -> list[Split]:
         owner = arg.region.owner
         outer = self.split(owner.operands[arg.index])
-        return outer[1:] if owner.definition.carries else outer
+        return outer[1:] if owner.has(Repeats) else outer
 
     def _split_of_region_result(self, op: Operation, value: Value) -> list[Split]:
-        if not op.definition.carries:
+        if not op.has(Repeats):
             return self.split(op.body.terminator.operands[value.index])
         if value.index < op.integer("carry", 1):
             return self.split(op.body.args[value.index])
@@ -133,7 +134,7 @@ class _Propagation:
     def _want(self, node: Node, value: Value, place: Operation) -> None:
         """Note where a result is pinned; not where the strategy moves it to, which no op is placed
         for: gradients that are reduced, what is exchanged."""
-        if not place.definition.collective_phase and not place.flag("both"):
+        if not place.has(FinalGradient) and not place.flag("both"):
             pin = self._pinned[place.result]
             node.wanted.setdefault(value.index, pin)
             node.summed |= {*pin.partial_axes}
@@ -147,8 +148,8 @@ class _Propagation:
             for f in g
             if len(g) == 1
         }
-        if not node.op.definition.pure or node.op.definition.aliases:
-            return  # place and gradient are there to change placements
+        if node.op.has(View):
+            return  # constraints and gradients are there to change placements
         for operand, shape in zip(node.op.operands, node.rule.operands, strict=True):
             pinned = self._pinned.get(operand)
             for g, d in zip(shape, pinned.dims if pinned else (), strict=False):
@@ -284,7 +285,7 @@ class _Propagation:
             arg = op.body.args[index]
             return self.split(arg) if arg in self._free or arg in self._pinned else None
         owner = op.parent_op
-        if owner is None or not owner.definition.has_region or not op.definition.ends_region:
+        if owner is None or not owner.has(HasRegion) or not op.has(Terminates):
             return None
         if op.parent is not self._region:
             return self._wanted_by_region(owner, index)
@@ -299,7 +300,7 @@ class _Propagation:
     def _wanted_by_region(self, owner: Operation, index: int) -> list[Split] | None:
         """How what a region yields is wanted: as it is carried, or as the users of the result have
         it."""
-        repeats = owner.definition.carries
+        repeats = owner.has(Repeats)
         if repeats and index < owner.integer("carry", 1):
             return self.split(owner.body.args[index])
         for user, slot in owner.results[index].uses:

@@ -12,6 +12,7 @@ from stagec.ir.core import Attr, Operation, Quoted
 from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.module import Module
+from stagec.ir.traits import Accumulates
 from stagec.schedule.action import Home, Placement
 from stagec.schedule.attached import schedule_of, schedules_of
 from stagec.schedule.base import Schedule
@@ -66,7 +67,7 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Pipe
 
 def accumulation(module: Module) -> Operation | None:
     """The operation in the main function that sums over microbatches, if there is one."""
-    return next((op for op in module.main.body.ops if op.definition.sums_yields), None)
+    return next((op for op in module.main.body.ops if op.has(Accumulates)), None)
 
 
 def pipeline_attrs(rule: PipelineRule) -> dict[str, Attr]:

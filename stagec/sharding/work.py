@@ -7,6 +7,7 @@ from typing import NamedTuple
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 from stagec.ir.opdef import factor_sizes
+from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 
@@ -31,6 +32,6 @@ def is_computation(op: Operation) -> bool:
     """Whether an operation becomes a node that computes: it is no view, copy to or from the host,
     region, collective or message."""
     definition = op.definition
-    if op.region is not None or definition.recalls or definition.free or not definition.computes:
+    if op.region is not None or op.has(Free) or op.has(CopiesMemory):
         return False
     return bool(op.results) and not isinstance(definition, Collective | SendOp | RecvOp)

@@ -7,6 +7,7 @@ from fractions import Fraction
 from stagec.ir.core import Value
 from stagec.ir.expr import evaluate, total
 from stagec.ir.module import Module
+from stagec.ir.traits import Repeats
 from stagec.ir.types import TensorType, axis_size
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.shard import common_dimensions, shard_at_rest
@@ -76,7 +77,7 @@ class Sharder:
 
 def _repeat_counts(module: Module) -> frozenset[str]:
     """Sizes that repeats slice along: never sharded, an iteration needs its slice whole."""
-    return frozenset(str(op.expr("count")) for op in module.walk() if op.definition.carries)
+    return frozenset(str(op.expr("count")) for op in module.walk() if op.has(Repeats))
 
 
 class StatePlacement:

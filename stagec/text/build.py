@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
-from stagec.ir.opdef import OpDef, Param, Registry, UnregisteredOp, convert_param, unregistered
+from stagec.ir.opdef import OpDef, Registry, unregistered
+from stagec.ir.param import convert_param, counted
+from stagec.ir.signature import misfits
+from stagec.ir.traits import HasRegion, OpenParams
 from stagec.support.diagnostics import DiagnosticList, error, note
 from stagec.support.source import FileLoc, Source
 from stagec.support.suggest import did_you_mean
@@ -67,19 +72,22 @@ class _Resolver:
 
     def op(self, syntax: OpSyntax, scope: _Scope) -> Operation:
         definition = self._definition(syntax.name)
-        operands = self._operands(syntax, scope)
         op = Operation(
             definition,
-            operands,
-            self._attrs(definition, syntax),
+            self._operands(syntax, scope),
             loc=syntax.loc,
             symbol=syntax.symbol.text if syntax.symbol else None,
         )
-        self._check_signature(definition, syntax, len(operands))
-        if syntax.region is not None:
-            self._region(op, syntax.region, scope)
-        elif definition.has_region:
+        places = self._params(op, syntax)
+        if syntax.region is not None or definition.has(HasRegion):
             op.make_region()
+        for i, name in enumerate(syntax.results):
+            op.add_result(name.text, syntax.types[i] if i < len(syntax.types) else None, name.loc)
+        for misfit in misfits(op):
+            loc = places.get(misfit.param, syntax.name.loc)
+            self.problems.error(misfit.message, loc, remedy=misfit.remedy)
+        if syntax.region is not None:
+            self._region(op.body, syntax.region, scope)
         self._results(op, syntax, scope)
         return op
 
@@ -123,135 +131,38 @@ class _Resolver:
 
     # -- parameters --------------------------------------------------------------------------------
 
-    def _attrs(self, definition: OpDef, syntax: OpSyntax) -> dict[str, Attr]:
-        known = definition.params_by_name()
-        attrs: dict[str, Attr] = {}
-        self._positional(definition, syntax, attrs)
-        for name, value in syntax.named:
-            if name.text in attrs:
-                self.problems.error(
-                    f"parameter '{name.text}' is given twice", name.loc, remedy="drop one"
-                )
-            elif definition.open_params and name.text not in known:
-                attrs[name.text] = value
-            elif name.text not in known:
-                self.problems.error(
-                    f"'{definition.name}' has no parameter '{name.text}'",
-                    name.loc,
-                    remedy=did_you_mean(name.text, known) or _list_params(definition),
-                )
-            else:
-                self._convert(known[name.text], value, name.loc, attrs)
-        if definition.open_params:
-            attrs = _in_text_order(attrs, syntax)
-        for param in definition.params:
-            if param.required and param.name not in attrs and not _reported(self.problems, syntax):
-                self.problems.error(
-                    f"'{definition.name}' expects parameter '{param.name}': {param.doc}",
-                    syntax.name.loc,
-                    remedy=_list_params(definition),
-                )
-        return attrs
-
-    def _positional(self, definition: OpDef, syntax: OpSyntax, attrs: dict[str, Attr]) -> None:
-        slots = [p for p in definition.params if p.positional]
-        flags = {p.name: p for p in definition.params if p.kind == "flag"}
-        for value, loc in syntax.positional:
-            bare = value.symbol_name if isinstance(value, Expr) else None
-            if slots and slots[0].kind == "relations":
-                attrs[slots[0].name] = tuple(v for v, _ in syntax.positional)
-                self._convert(slots[0], attrs[slots[0].name], loc, attrs)
-                return
-            if bare in flags:
-                attrs[bare] = True
-            elif slots:
-                self._convert(slots.pop(0), value, loc, attrs)
-            elif definition.open_params:
-                if bare in attrs:
-                    self.problems.error(f"'{bare}' is declared twice", loc, remedy="drop one")
-                attrs[bare or str(len(attrs))] = True if bare else value
-            else:
-                self.problems.error(
-                    f"'{definition.name}' takes no such parameter: {value}",
-                    loc,
-                    remedy=did_you_mean(str(bare), flags) or _list_params(definition),
-                )
-
-    def _convert(self, param: Param, value: Attr, loc: FileLoc, attrs: dict[str, Attr]) -> None:
-        try:
-            attrs[param.name] = convert_param(param, value)
-        except ValueError as e:
-            self.problems.error(str(e), loc, remedy=param.doc or None)
-
-    # -- signature ---------------------------------------------------------------------------------
-
-    def _check_signature(self, definition: OpDef, syntax: OpSyntax, operands: int) -> None:
-        if isinstance(definition, UnregisteredOp):
-            return
-        expected = len(definition.operands)
-        names = ", ".join(definition.operands) or "none"
-        if definition.variadic:
-            if operands < expected - 1:
-                self.problems.error(
-                    f"'{definition.name}' expects at least {expected - 1} operands, found "
-                    f"{operands}",
-                    syntax.name.loc,
-                    remedy=f"its operands are: {names}",
-                )
-        elif operands != expected:
-            self.problems.error(
-                f"'{definition.name}' expects {_count(expected, 'operand')}, found {operands}",
-                syntax.name.loc,
-                remedy=f"its operands are: {names}",
-            )
-        if syntax.region and not definition.has_region:
-            self.problems.error(
-                f"'{definition.name}' takes no region", syntax.name.loc, remedy="remove '{ ... }'"
-            )
-        if definition.symbol == "required" and syntax.symbol is None:
-            self.problems.error(
-                f"'{definition.name}' expects a name such as @main",
-                syntax.name.loc,
-                remedy=f"write '{definition.name} @name'",
-            )
+    def _params(self, op: Operation, syntax: OpSyntax) -> dict[str, FileLoc]:
+        """Give the op its parameters in the form of their kinds, and tell where each is written.
+        One that does not fit stays as it is written: the signature tells of it."""
+        places: dict[str, FileLoc] = {}
+        for name, value, loc in _parameters(op.definition, syntax):
+            if name in places:
+                given = f"'{name}' is declared" if op.has(OpenParams) else f"'{name}' is given"
+                self.problems.error(f"{given} twice", loc, remedy="drop one of the two")
+                continue
+            places[name] = loc
+            param = op.definition.params_by_name.get(name)
+            try:
+                op.attrs[name] = convert_param(param, value) if param is not None else value
+            except ValueError:
+                op.attrs[name] = value
+        return places
 
     def _results(self, op: Operation, syntax: OpSyntax, scope: _Scope) -> None:
         count = len(syntax.results)
         if syntax.types and len(syntax.types) != count:
             self.problems.error(
-                f"'{op.name}' has {_count(count, 'result')} but {len(syntax.types)} types",
+                f"'{op.name}' has {counted(count, 'result')} but {len(syntax.types)} types",
                 syntax.name.loc,
                 remedy="give one type per result, in parentheses if several",
             )
-        self._check_result_count(op, syntax)
-        for i, name in enumerate(syntax.results):
-            value = op.add_result(
-                name.text, syntax.types[i] if i < len(syntax.types) else None, name.loc
-            )
+        for value, name in zip(op.results, syntax.results, strict=True):
             self._define(value, name.loc, scope)
-
-    def _check_result_count(self, op: Operation, syntax: OpSyntax) -> None:
-        definition, count = op.definition, len(syntax.results)
-        if (
-            definition.has_region
-            or definition.variadic_results
-            or isinstance(definition, UnregisteredOp)
-        ):
-            return
-        most = len(definition.results)
-        least = most if definition.required_results is None else definition.required_results
-        if not least <= count <= most:
-            expected = _count(most, "result") if least == most else f"{least} to {most} results"
-            self.problems.error(
-                f"'{op.name}' has {expected}, found {count} names",
-                syntax.name.loc,
-                remedy=f"its results are: {', '.join(definition.results) or 'none'}",
-            )
 
     # -- regions -----------------------------------------------------------------------------------
 
-    def _region(self, op: Operation, syntax: RegionSyntax, outer: _Scope) -> None:
-        region, scope = op.make_region(), _Scope(outer)
+    def _region(self, region: Region, syntax: RegionSyntax, outer: _Scope) -> None:
+        scope = _Scope(outer)
         bound = [arg for arg in syntax.args if arg.bound is not None]
         if bound and len(bound) != len(syntax.args):
             loose = next(arg for arg in syntax.args if arg.bound is None)
@@ -271,35 +182,25 @@ class _Resolver:
         self._define(value, arg.name.loc, scope)
 
 
-def _in_text_order(attrs: dict[str, Attr], syntax: OpSyntax) -> dict[str, Attr]:
-    """Declarations keep the order in which they are written, with and without values."""
-    places = {name.text: name.loc for name, _ in syntax.named}
-    places |= {str(value): loc for value, loc in syntax.positional}
-    nameless = [
-        loc
-        for value, loc in syntax.positional
-        if not isinstance(value, Expr) or value.symbol_name is None
-    ]
-    places |= dict(zip((name for name in attrs if name.isdigit()), nameless, strict=False))
-    last = syntax.name.loc
-    return dict(
-        sorted(
-            attrs.items(),
-            key=lambda kv: (places.get(kv[0], last).line, places.get(kv[0], last).col),
-        )
-    )
+def _parameters(definition: OpDef, syntax: OpSyntax) -> Iterator[tuple[str, Attr, FileLoc]]:
+    """The parameters that are written, each with its name, in the order of the text.
 
-
-def _reported(problems: DiagnosticList, syntax: OpSyntax) -> bool:
-    """Whether something in the brackets of this op is wrong already (one message is enough)."""
-    places = [loc for _, loc in syntax.positional] + [name.loc for name, _ in syntax.named]
-    return any(item.loc in places for item in problems.items)
-
-
-def _list_params(definition: OpDef) -> str:
-    names = [p.name for p in definition.params]
-    return f"its parameters are: {', '.join(names)}" if names else "it takes no parameters"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    What has no name is a flag, the next positional parameter, or declared by the op.
+    """
+    slots = [p for p in definition.params if p.positional]
+    flags = {p.name for p in definition.params if p.kind == "flag"}
+    found = [(name.text, value, name.loc) for name, value in syntax.named]
+    if slots and slots[0].kind == "relations" and syntax.positional:
+        values = tuple(value for value, _ in syntax.positional)
+        return iter([(slots[0].name, values, syntax.positional[0][1]), *found])
+    for place, (value, loc) in enumerate(syntax.positional):
+        bare = value.symbol_name if isinstance(value, Expr) else None
+        if bare in flags:
+            found.append((bare, True, loc))
+        elif slots:
+            found.append((slots.pop(0).name, value, loc))
+        elif bare is not None:
+            found.append((bare, True, loc))
+        else:
+            found.append((str(place) if definition.has(OpenParams) else str(value), value, loc))
+    return iter(sorted(found, key=lambda item: (item[2].line, item[2].col)))

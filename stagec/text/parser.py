@@ -12,9 +12,8 @@ size, depth and numbers keep hostile text from costing more than a message.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
@@ -45,20 +44,13 @@ from stagec.ir.types import (
     Type,
 )
 from stagec.support.diagnostics import error
-from stagec.support.limits import (
-    MAX_BYTES,
-    MAX_COEFFICIENT,
-    MAX_DEPTH,
-    MAX_OPERATIONS,
-    MAX_OPERATORS,
-    MAX_TERMS,
-)
+from stagec.support.limits import MAX_COEFFICIENT, MAX_OPERATORS, MAX_TERMS
 from stagec.support.source import FileLoc, Loc, NameLoc, Source
 from stagec.support.suggest import did_you_mean
 from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
+from stagec.text.limits import check_limits
 
 _MOST_REMAINDERS = 8
-_OPERATION = re.compile(r"(?<=\w)\.[a-z_]")  # the dot in `stg.add`
 _SYNTAX_REMEDY = (
     "operations are written %y = stg.add(%a, %b) : bf16[B@dp, S]; "
     "'stagec ops NAME' shows an example"
@@ -76,9 +68,9 @@ def parse_syntax(source: Source) -> OpSyntax:
 
     Raises `DiagnosticError` at the first place that is not in the grammar.
     """
-    _check_limits(source)
+    check_limits(source)
     try:
-        return cast(OpSyntax, _parser(source.name).parse(source.text))
+        return _parsed(source)
     except UnexpectedToken as e:
         raise _syntax_error(source, e.token, e.accepts or e.expected) from None
     except UnexpectedEOF:
@@ -101,43 +93,6 @@ def parse_syntax(source: Source) -> OpSyntax:
             else FileLoc(source.name, 1, 1)
         )
         raise error(limit.message, loc, remedy=limit.remedy or _SYNTAX_REMEDY) from None
-
-
-def _check_limits(source: Source) -> None:
-    start = FileLoc(source.name, 1, 1)
-    if len(source.text) > MAX_BYTES:
-        raise error(
-            f"the text is {len(source.text):,} characters long, expected at most {MAX_BYTES:,}",
-            start,
-            remedy="state repeated layers once, in a stg.repeat",
-        )
-    if not source.text.strip():
-        raise error(
-            "the text is empty, expected a 'stg.module'",
-            start,
-            remedy="'stagec models' lists models to start from",
-        )
-    count = sum(1 for _ in _OPERATION.finditer(source.text))
-    if count > MAX_OPERATIONS:
-        raise error(
-            f"the text holds {count:,} operations, expected at most {MAX_OPERATIONS:,}",
-            start,
-            remedy="state repeated layers once, in a stg.repeat",
-        )
-    depth, line = 0, 1
-    for char in source.text:
-        if char in "([{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise error(
-                    f"brackets are nested deeper than {MAX_DEPTH}",
-                    FileLoc(source.name, line, 1),
-                    remedy="flatten the expression or the regions",
-                )
-        elif char in ")]}":
-            depth -= 1
-        elif char == "\n":
-            line += 1
 
 
 _NAMES = {
@@ -191,22 +146,25 @@ def _loc(file: str, token: Token) -> FileLoc:
     return FileLoc(file, token.line or 1, token.column or 1, max(1, len(token)))
 
 
-def _parser(file: str) -> Lark:
-    """The parser, whose callbacks then speak of this file."""
-    lark, builder = _build_parser()
-    builder.file = file
-    builder.forget()  # a text that failed may have left the start of a parameter behind
-    return lark
+#: Parsers at rest, each with its callbacks. One is taken for one text at a time, so that nothing is
+#: shared between texts that are read at once.
+_idle: list[tuple[Lark, Any]] = []
 
 
-@lru_cache(maxsize=1)
-def _build_parser() -> tuple[Lark, Any]:
-    builder = _Builder()
-    lark = Lark(_grammar(), parser="lalr", transformer=builder, maybe_placeholders=True)
-    return lark, builder
+def _parsed(source: Source) -> OpSyntax:
+    try:
+        parser, builder = _idle.pop()
+    except IndexError:
+        builder = _Builder()
+        parser = Lark(_grammar(), parser="lalr", transformer=builder, maybe_placeholders=True)
+    builder.start_text(source.name)
+    try:
+        return cast(OpSyntax, parser.parse(source.text))
+    finally:
+        _idle.append((parser, builder))
 
 
-@lru_cache(maxsize=1)
+@cache
 def _grammar() -> str:
     return files("stagec.ir_spec").joinpath("stg.lark").read_text(encoding="utf-8")
 
@@ -215,9 +173,9 @@ def _grammar() -> str:
 class _Builder(Transformer):
     """Callbacks of the LALR parser, one a rule of the grammar, bottom up."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.file = ""
+    def start_text(self, file: str) -> None:
+        """Start afresh, at a text of this file."""
+        self.file = file
         self._first: Token | None = None
         self._fresh = True
         self._operators = 0
@@ -298,10 +256,6 @@ class _Builder(Transformer):
                 f"keep integers below 2^63 and expressions below {MAX_TERMS} terms",
             )
         return value
-
-    def forget(self) -> None:
-        """Start afresh, at a new text."""
-        self._first, self._fresh = None, True
 
     def relation(self, left: Expr, op: Token, right: Expr) -> Attr:
         comparison: Comparison = "==" if op == "==" else ">=" if op == ">=" else "<="

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import Module
-from stagec.ir.opdef import attr_text
+from stagec.ir.param import attr_text
+from stagec.ir.traits import OpenParams
 from stagec.ir.types import Type
 from stagec.support.source import FileLoc, Loc, NameLoc
 
@@ -73,7 +74,7 @@ class _Printer:
         parts = [
             attr_text(op.attrs[n]) if not _is_list(op, n) else _spread(op, n) for n in positional
         ]
-        if definition.open_params:  # declarations keep their order
+        if definition.has(OpenParams):  # declarations keep their order
             parts += [
                 n if op.attrs[n] is True else _named(op, n) for n in op.attrs if n not in positional
             ]

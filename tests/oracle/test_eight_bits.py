@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stagec.interp.pipeline import run_named
+from stagec.ir.traits import Repeats
 from tests.oracle.test_combinations import PLACED, SIZES, plain
 from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, analyse, stagec
 from tests.support import tiny_module as tiny
@@ -125,7 +126,7 @@ def _scores(ops: Any) -> Any:
 
 
 def _in_repeat(op: Any) -> bool:
-    return op.parent_op is not None and op.parent_op.definition.carries
+    return op.parent_op is not None and op.parent_op.has(Repeats)
 
 
 def test_blocks_in_32_bits_are_refused() -> None:

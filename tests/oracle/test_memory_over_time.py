@@ -21,6 +21,7 @@ from stagec.driver.options import JobOptions
 from stagec.driver.planned import Planned
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
+from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.memory.timeline import Held, Point, Timeline
@@ -163,7 +164,7 @@ def computations(picture: Picture) -> Iterator[tuple[str, str, str]]:
         name = moment.operation.partition(" at ")[0]
         if not moment.phase or isinstance(registry()[name], Collective | SendOp | RecvOp):
             continue
-        if registry()[name].computes and not registry()[name].free:
+        if not registry()[name].has(Free) and not registry()[name].has(CopiesMemory):
             yield name.partition(".")[2], moment.phase, _number(r"microbatch (\d+)", moment.title)
 
 

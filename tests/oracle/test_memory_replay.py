@@ -21,6 +21,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module, is_parameter
 from stagec.ir.replay import replays
+from stagec.ir.traits import EndsLifetime, Recalls, Repeats, Terminates, View
 from stagec.memory.arena import requests
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify, root
@@ -92,12 +93,12 @@ class Replay:
     def same(self, user: Operation, index: int, value: Value) -> Iterator[Value]:
         """What a value of the same bytes is called after this user."""
         owner = user.parent_op
-        if user.definition.ends_region and owner is not None and owner.definition.carries:
+        if user.has(Terminates) and owner is not None and owner.has(Repeats):
             yield from (
                 owner.results[index : index + 1] if index >= owner.integer("carry", 1) else ()
             )
         for result in user.results:
-            if user.definition.aliases or user.definition.reuses(user, result.index) == index:
+            if user.has(View) or user.definition.reuses(user, result.index) == index:
                 sizes = [evaluate(v.tensor.local_bytes, self.env) for v in (value, result)]
                 yield from [result] if sizes[0] == sizes[1] else ()
 
@@ -108,19 +109,18 @@ class Replay:
             self.op(op)
 
     def op(self, op: Operation) -> None:
-        d = op.definition
-        if d.ends_lifetime or d.ends_region:
+        if op.has(EndsLifetime) or op.has(Terminates):
             if op.name == "stg.return":
                 now = self.step(False)
                 for v in op.operands:
                     self.touch(self.refs[v], now)
-        elif d.recalls:
+        elif op.has(Recalls):
             self.refs[op.result] = self.refs[op.operands[0 if self.again else 1]]
-        elif d.carries:
+        elif op.has(Repeats):
             self.repeat(op)
         elif op.region is not None:
             self.accumulate(op)
-        elif d.aliases:
+        elif op.has(View):
             for r in op.results:
                 self.refs[r] = self.refs[op.operands[min(r.index, len(op.operands) - 1)]]
         else:

@@ -13,7 +13,8 @@ import pytest
 
 from stagec.interp.pipeline import run_named
 from stagec.ir.expr import const, symbol
-from stagec.ir.opdef import Array, NumericContext
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array
 from stagec.ir.types import dim
 from tests.support import (
     LLAMA,

@@ -14,6 +14,7 @@ from stagec.interp.pipeline import run_named
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
+from stagec.ir.traits import Repeats
 from tests.oracle.test_pipeline import PLACED, SCALE
 from tests.support import GPT, STEP, inputs_of, operations, tiny_module
 
@@ -72,7 +73,7 @@ def cross_channels(module: Module) -> None:
 def other_way_round(module: Module) -> None:
     """The first stage sends what it got instead of what it computed."""
     (send,) = [op for op in module.functions[0].body.walk() if op.name == "stg.send"]
-    (repeat,) = [op for op in send.parent.ops if op.definition.carries] if send.parent else []
+    (repeat,) = [op for op in send.parent.ops if op.has(Repeats)] if send.parent else []
     send.set_operand(0, repeat.operands[0])
 
 
@@ -80,7 +81,7 @@ def skip_a_layer(module: Module) -> None:
     """A repeat of the last stage runs once less."""
     last = module.functions[-1]
     for op in last.body.walk():
-        if op.definition.carries and op.phase == "forward":
+        if op.has(Repeats) and op.phase == "forward":
             op.attrs["count"] = op.expr("count") - 1
             return
 

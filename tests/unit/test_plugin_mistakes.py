@@ -154,6 +154,8 @@ LOADS = {
     "no param": (OP, 'params = ("by",)', "has 'by' as a parameter"),
     "choices": (OP, 'params = (Param("a", "name", choices="ab"),)', "whose choices are a text"),
     "operands": (OP, 'operands = ("x")', "the operands of op 'my.twice' are no tuple"),
+    "no trait": (OP, "traits = (str,)", "has <class 'str'> as a trait"),
+    "one trait": (OP, "traits = 'view'", "the traits of op 'my.twice' are no tuple"),
     "op name": (OP, 'name = "twice"', "'twice' is no name of an op"),
     "class": (OP.replace("Twice(),", "Twice,"), "", "Twice is the class of an op"),
     "no op": (OP.replace("Twice(),", "3,"), "", "3 is no op"),

@@ -1,0 +1,287 @@
+"""Traits: what an op says of itself that algorithms ask for.
+
+An op lists its traits (`traits = (View(),)`); `op.has(View)` asks for one. A trait that refines
+another one brings it along: an op with `View` has `Free` too. The tables below are examples, each
+row is compared with the built-in ops by a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Trait:
+    """Base of all traits. Prints as its name and what it says."""
+
+    def __str__(self) -> str:
+        said = [str(v) for v in (getattr(self, f.name) for f in fields(self)) if v]
+        return type(self).__name__ + (f"({', '.join(said)})" if said else "")
+
+
+# -- cost and order --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Free(Trait):
+    """It costs nothing at run time: no node of a trace.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.reshape`   | yes: a view |
+    | `stg.constant`  | yes |
+    | `stg.repeat`    | yes: what is inside costs |
+    | `stg.permute`   | no: it copies |
+    | `stg.send`      | no |
+    """
+
+
+@dataclass(frozen=True)
+class Stays(Trait):
+    """It does more than compute its results: nobody erases it if they are unused, or merges it with
+    an equal op.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.gradient`  | yes: the optimizer's side of it is added later |
+    | `stg.send`      | yes |
+    | `stg.adamw`     | yes: it updates its operands |
+    | `stg.all_gather`| no |
+    """
+
+
+@dataclass(frozen=True)
+class CopiesMemory(Trait):
+    """It copies between memories, so its operand may be in host memory; all others compute with
+    values on the device only.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.copy`      | yes |
+    | `stg.permute`   | no: a copy on the device |
+    """
+
+
+# -- buffers ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class View(Free):
+    """Its results are views of operand 0.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.reshape`   | yes |
+    | `stg.all_slice` | yes: the local part |
+    | `stg.concat`    | no: it copies |
+    | `stg.constant`  | no: it has no operand |
+    """
+
+
+@dataclass(frozen=True)
+class Recalls(Free):
+    """Its result is operand 0 in the iterations that recompute, else operand 1.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.recall`    | yes |
+    | `et.recall`     | yes |
+    | `stg.reshape`   | no |
+    """
+
+
+@dataclass(frozen=True)
+class InPlace(Stays):
+    """It updates operands: result i takes the buffer of operand `operands[i]`.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.adamw`     | yes |
+    | `stg.all_reduce`| no: nobody else sees that its result takes the buffer of its operand |
+    """
+
+    operands: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EndsLifetime(Trait):
+    """The buffers of its operands end here. It does not use the values.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.free`      | yes |
+    | `stg.reshard`   | no: a use, up to which gathered parameters live |
+    """
+
+
+# -- meaning ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recasts(Trait):
+    """Its result is operand 0 in another element type.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.cast`      | yes |
+    | `stg.scale`     | no |
+    """
+
+
+@dataclass(frozen=True)
+class Chooses(Trait):
+    """Operand 0 are scores that it chooses by: they are not made coarser.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.route`     | yes: the experts of a token |
+    | `stg.softmax`   | no |
+    """
+
+
+@dataclass(frozen=True)
+class FinalGradient(Trait):
+    """Its operand is complete: the collectives that reduce and place it belong to phase gradient.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.gradient`  | yes |
+    | `stg.adamw`     | no: it uses such gradients |
+    """
+
+
+@dataclass(frozen=True)
+class Lowered(Trait):
+    """It stands in a lowered graph, where values are nodes.
+
+    | op              | |
+    |-----------------|-|
+    | `et.comp`       | yes |
+    | `et.graph`      | yes |
+    | `stg.einsum`    | no |
+    """
+
+
+# -- declarations ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Declares(Free, Stays):
+    """It states something and computes nothing. `what` lets the module find it: `symbols` and
+    `axes` (its parameters are the names), `relations`, `order`, `loads`, `function`, `graph`,
+    `strategy`.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.symbols`   | yes |
+    | `stg.func`      | yes |
+    | `stg.split`     | yes: any statement of a strategy |
+    | `stg.yield`     | no: it hands values on |
+    """
+
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class OpenParams(Trait):
+    """It takes parameters of any name: they are what it declares, in the order of the text.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.symbols`   | yes |
+    | `stg.mesh`      | yes |
+    | `stg.assume`    | no: one list of relations |
+    """
+
+
+@dataclass(frozen=True)
+class Named(Trait):
+    """It has a name, such as `@main`.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.mesh`      | yes |
+    | `stg.func`      | yes |
+    | `stg.symbols`   | no |
+    """
+
+
+# -- regions ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HasRegion(Trait):
+    """Operations stand in braces behind it. The last one ends the region, unless it `Holds`.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.func`      | yes |
+    | `stg.repeat`    | yes |
+    | `stg.yield`     | no |
+    """
+
+
+@dataclass(frozen=True)
+class Holds(HasRegion, Named):
+    """Its region is a list of statements without results and without an end; `what` says of which.
+    With `only`, each of them names this op as its parent.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.module`    | yes |
+    | `stg.strategy`  | yes |
+    | `stg.arena`     | yes, only `stg.buffer` |
+    | `stg.func`      | no: it ends in a return |
+    """
+
+    what: str = ""
+    only: bool = False
+
+
+@dataclass(frozen=True)
+class Runs(HasRegion, Free, Stays):
+    """Its region runs as a part of the step; values are handed on from one run to another.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.action`    | yes |
+    | `stg.repeat`    | yes |
+    | `stg.func`      | no: nobody calls it |
+    """
+
+
+@dataclass(frozen=True)
+class Repeats(Runs):
+    """Its region runs `count` times; the first `carry` values go from one iteration to the next,
+    the others are slices.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.repeat`    | yes |
+    | `et.repeat`     | yes |
+    | `stg.accumulate`| no: no value goes from one microbatch to the next |
+    """
+
+
+@dataclass(frozen=True)
+class Accumulates(Runs):
+    """Its region runs once for each microbatch; what it yields is added up.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.accumulate`| yes |
+    | `stg.repeat`    | no |
+    | `et.accumulate` | no: nodes cannot be added |
+    """
+
+
+@dataclass(frozen=True)
+class Terminates(Free, Stays):
+    """It ends a region and hands its operands to the op around it.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.yield`     | yes |
+    | `stg.return`    | yes |
+    | `stg.free`      | no |
+    """
