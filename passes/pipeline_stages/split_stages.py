@@ -31,13 +31,13 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried
 from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
 from stagec.passes.pipeline_stages.sections import Part, Sections, Slot, dissect
-from stagec.passes.pipeline_stages.split_weights import split_weights
 from stagec.passes.pipeline_stages.stage_messages import StageMessages
 from stagec.passes.pipeline_stages.stage_step import StageStep
 from stagec.passes.pipeline_stages.stage_values import StageValues
-from stagec.sharding.kept import gather_once
 from stagec.sharding.stages import Held, Piece, Pipeline, cut, held_pieces, read_pipeline
 from stagec.sharding.strategy import read_strategy
+
+PASS = "split-stages"
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,76 @@ class SplitStages(Pass):
     Stages that hold the same share a function. Its accumulation becomes a list of `stg.action`s,
     with `stg.send` and `stg.recv` where the model is cut; a schedule with split backward gets
     actions for the gradients of weights. Reductions between stages (the gradient norm, tied
-    embeddings) are inserted. With `reshard = never` every parameter is gathered once, before the
-    microbatches. Without that statement nothing happens.
+    embeddings) are inserted. Without that statement nothing happens.
+
+    Before:
+        stg.symbols[B, D, L]
+        stg.mesh @pod[pp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.microbatches[count = 4]
+          stg.pipeline[over = pp]
+        }
+        stg.func @f(%x: bf16[B, D | rep], %W: bf16[L, D, D | rep param]) {
+          %y = stg.accumulate[count = 4, split = B] (%x_mb: bf16[B/4, D | rep] = %x) {
+            %y = stg.repeat[count = L, carry = 1] (
+                %h: bf16[B/4, D | rep] = %x_mb, %w: bf16[D, D | rep] = %W) {
+              %a = stg.einsum["bd,de->be"](%h, %w) : bf16[B/4, D | rep]
+              stg.yield(%a)
+            } : bf16[B/4, D | rep]
+            stg.yield(%y)
+          } : bf16[B/4, D | rep]
+          stg.return(%y)
+        }
+    After:
+        stg.symbols[B, D, L]
+        stg.mesh @pod[pp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.microbatches[count = 4]
+          stg.pipeline[over = pp]
+        }
+        stg.func @f_stage0[over = pp, stages = 0, parameters = D^2*L] (
+            %x: bf16[B, D | rep], %W_c0: bf16[L/2, D, D | rep param part(W=0)]) ->
+            bf16[B/4, D | rep] {
+          %y = stg.accumulate[count = 4, split = B, schedule = "1f1b"] (
+              %x_mb: bf16[B/4, D | rep] = %x) {
+            %y = stg.action[forward, chunk = 0] {
+              %y = stg.repeat[count = L/2, carry = 1] (
+                  %h: bf16[B/4, D | rep] = %x_mb, %w: bf16[D, D | rep] = %W_c0) {
+                %a = stg.einsum["bd,de->be"](%h, %w) : bf16[B/4, D | rep]
+                stg.yield(%a)
+              } : bf16[B/4, D | rep]
+              stg.send[over = pp, by = 1](%y)
+              stg.yield(%y)
+            } : bf16[B/4, D | rep]
+            stg.yield(%y)
+          } : bf16[B/4, D | rep]
+          stg.return(%y)
+        }
+        stg.func @f_stage1[over = pp, stages = 1, parameters = D^2*L] (
+            %W_c0: bf16[L/2, D, D | rep param part(W=0)]) -> bf16[B/4, D | rep] {
+          %y = stg.accumulate[count = 4, split = B, schedule = "1f1b"] {
+            %y = stg.action[forward, chunk = 0] {
+              %y = stg.recv[over = pp, by = 1] : bf16[B/4, D | rep]
+              %y_2 = stg.repeat[count = L/2, carry = 1] (
+                  %h: bf16[B/4, D | rep] = %y, %w: bf16[D, D | rep] = %W_c0) {
+                %a = stg.einsum["bd,de->be"](%h, %w) : bf16[B/4, D | rep]
+                stg.yield(%a)
+              } : bf16[B/4, D | rep]
+              stg.yield(%y_2)
+            } : bf16[B/4, D | rep]
+            stg.yield(%y)
+          } : bf16[B/4, D | rep]
+          stg.return(%y)
+        }
     """
 
-    name = "split-stages"
+    name = PASS
     needs = Phase.PARTITIONED
 
     def run(self, module: Module) -> None:
         split_stages(module)
-        strategy = read_strategy(module)
-        if strategy.pipeline is not None and strategy.reshard == "never":
-            gather_once(module)
 
 
-PASS = "split-stages"
 #: The parts of the work in which stages send.
 _SENT = (Part.FORWARD, Part.BACKWARD)
 
@@ -86,10 +141,7 @@ def split_stages(module: Module) -> None:
         )
     sections = dissect(accumulate.body)
     if pipeline.schedule.splits_weight_gradient:
-        critical = critical_ops(sections)
-        split_weights(module, accumulate.body, critical)
-        sections = dissect(accumulate.body)
-        _mark_weights(sections, critical)
+        _mark_weights(sections, critical_ops(sections))
     forward = [op for op in sections.repeats[Part.FORWARD] if op is not None]
     pieces = cut(module, pipeline, forward)
     parameters = total(p.tensor.elements for p in module.parameters())

@@ -97,10 +97,11 @@ class PrintAfter(Hooks):
 
 
 class DumpDir(Hooks):
-    """Writes `00-input.stg`, `01-infer-shapes.stg`, ... each of which can be read back."""
+    """Writes `00-input.stg`, `01-infer-shapes.stg`, ... each of which can be read back. A pass that
+    changes nothing writes nothing."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count = folder, 0
+        self._folder, self._count, self._last = folder, 0, ""
 
     def start(self, module: Module) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -110,9 +111,11 @@ class DumpDir(Hooks):
         self._write(pass_.name, module)
 
     def _write(self, name: str, module: Module) -> None:
-        path = self._folder / f"{self._count:02}-{name}.stg"
-        write_file(path, print_module(module))
-        self._count += 1
+        text = print_module(module)
+        if text != self._last:
+            write_file(self._folder / f"{self._count:02}-{name}.stg", text)
+            self._count += 1
+        self._last = text
 
 
 class Timing(Hooks):

@@ -175,8 +175,7 @@ def test_an_open_size_is_told(tmp_path: Path) -> None:
         "stg.module @m {\n  stg.symbols[B, D]\n  stg.func @f(%x: f32[B, D], %w: f32[D, D | param]) "
         '{\n    %y = stg.einsum["bd,de->be"](%x, %w)\n    stg.return(%y)\n  }\n}\n'
     )
-    ran = stagec("memory", text, "--pipeline", "infer-shapes,propagate-sharding,"
-                 "insert-collectives,plan-memory")  # fmt: skip
+    ran = stagec("memory", text, "--pipeline", "place,plan")
     assert ran.code == 1
     assert "no value for D" in ran.err
 
