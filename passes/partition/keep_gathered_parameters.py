@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const
-from stagec.passes.partition.gathered import gathers_of, reshard_behind, source_of
+from stagec.passes.partition.reshards import reshard_behind
+from stagec.sharding.gathers import gathers_of, source_of
 from stagec.sharding.strategy import read_strategy
 
 

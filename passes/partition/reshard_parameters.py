@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Module, Pass, Phase, Region, Value
-from stagec.passes.partition.gathered import gathers_of, reshard_behind
+from stagec.passes.partition.reshards import reshard_behind
+from stagec.sharding.gathers import gathers_of
 
 
 @dataclass(frozen=True)

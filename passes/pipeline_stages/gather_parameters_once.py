@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value
-from stagec.passes.partition.gathered import gathers_of, source_of
+from stagec.sharding.gathers import gathers_of, source_of
 from stagec.sharding.strategy import read_strategy
 
 
