@@ -27,6 +27,7 @@ from stagec.ir.decisions import Divides, Watched, ask, plain
 from stagec.ir.facts import Facts
 from stagec.ir.module import Module
 from stagec.ir.types import Dim, TensorType, axis_size
+from stagec.ir_spec.ops.comm import ring_rounds
 
 Axes = tuple[str, ...]
 OPEN_AXIS = 8
@@ -262,7 +263,7 @@ class _Moves:
         for over in _subsets(partial):
             rest = tuple(a for a in partial if a not in over)
             step = Step("stg.all_reduce", over, kind=self._kind)
-            yield 2 * self._ring(local, over), step, (splits, rest)
+            yield ring_rounds("all_reduce") * self._ring(local, over), step, (splits, rest)
         if self._kind == "sum":
             for d, over, to in self._split_further(splits, partial):
                 rest = tuple(a for a in partial if a not in over)
