@@ -103,7 +103,7 @@ def _ways(
     if others:
         raise too_far(op, value)
     makers, users = _holders(made, pieces), _holders(position, pieces)
-    if made % 2 and _is_stacked(value, made, sections):
+    if value in sections.layers:
         raise too_far(op, value)
     if len(makers) > 1 and not _adds_up(value, made, sections):
         raise too_far(op, value)
@@ -121,13 +121,6 @@ def _ways(
 
 def _holders(position: int, pieces: Sequence[Piece]) -> list[int]:
     return [depth for depth, piece in enumerate(pieces) if position in piece.positions]
-
-
-def _is_stacked(value: Value, position: int, sections: Sections) -> bool:
-    """Whether a value still has the dimension of the layers that are cut."""
-    repeat = sections.repeat(Part.FORWARD, position)
-    dims = value.tensor.dims
-    return repeat is not None and bool(dims) and dims[0].size == repeat.expr("count")
 
 
 def _adds_up(value: Value, position: int, sections: Sections) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from stagec.api import DiagnosticError, Operation, Region, Value, error
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.ops.comm import Movement
+from stagec.passes.pipeline_stages.layers import LayerDim, layer_dims
 
 
 class Part(IntEnum):
@@ -61,6 +63,11 @@ class Sections:
     def last(self) -> int:
         """The position of the last section."""
         return 2 * len(self.repeats[Part.FORWARD])
+
+    @cached_property
+    def layers(self) -> dict[Value, LayerDim]:
+        """The values of the step that count layers, of which stages hold a part each."""
+        return layer_dims(self.repeats.values())
 
     def repeat(self, part: Part, position: int) -> Operation | None:
         """The repeat at an odd position."""

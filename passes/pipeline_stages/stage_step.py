@@ -17,7 +17,6 @@ from stagec.api import Builder, Module, Operation, TensorType, Value, error, mad
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
-from stagec.passes.pipeline_stages.sections import Part
 from stagec.passes.pipeline_stages.stage_values import StageValues, chunk_name
 from stagec.sharding.stages import Held, Piece, Pipeline
 
@@ -65,7 +64,7 @@ class StageStep:
     ) -> None:
         self._module, self._pipeline, self._values = module, pipeline, values
         self._old, self._new, self._pieces, self._stages = old, new, pieces, stages
-        self._sections = values.sections
+        self._sections, self._layers = values.sections, values.sections.layers
         self._spread: dict[Value, Spread] = {}
         self._floating: dict[tuple[Operation, int | None], list[Value]] = {}
         self._builder = Builder(module.registry, values.func.body)
@@ -92,7 +91,7 @@ class StageStep:
         slots = self._sections.slots_of(value)
         positions = frozenset(s.position for s in slots)
         odd = next((p for p in positions if p % 2), None)
-        if odd is not None and not self._is_stacked(value, odd // 2):
+        if value not in self._layers:
             odd = None  # a sum over the layers: of a parameter that all of them share
         owner = Owner(odd // 2) if odd is not None else Owner(None, positions)
         state = State.SHARE if self._pairs(owner) is not None else State.HELD
@@ -163,13 +162,12 @@ class StageStep:
         if not tracked and op.operands:
             return  # computed where it is used
         state, owner = _combined(tracked)
-        index = owner.repeat if owner is not None else None
         keys = self._keys(op, tracked, state)
-        made: dict[int | None, list[Value]] = {key: self._copy(op, key, index) for key in keys}
+        made: dict[int | None, list[Value]] = {key: self._copy(op, key) for key in keys}
         for number, result in enumerate(op.results):
             here = {key: results[number] for key, results in made.items()}
             spread = Spread(state, owner, here)
-            if owner is not None and owner.repeat is not None and not self._is_cut(op, result):
+            if owner is not None and owner.repeat is not None and result not in self._layers:
                 spread = self._contracted(spread, result)
             self._spread[result] = spread
 
@@ -180,54 +178,37 @@ class StageStep:
         owned = [s for s in tracked if s.state is not State.EVERYWHERE]
         return [k for k in owned[0].here if all(k in s.here for s in owned)]
 
-    def _copy(self, op: Operation, key: int | None, index: int | None) -> list[Value]:
-        operands = [self._operand(v, key, index) for v in op.operands]
+    def _copy(self, op: Operation, key: int | None) -> list[Value]:
+        operands = [self._operand(v, key) for v in op.operands]
         held = self._holding(key)
         new = Operation(op.definition, operands, op.attrs, loc=op.loc)
         self._builder.insert(new)
         for result in op.results:
             name = result.name if key is None else chunk_name(result.name, key)
-            new.add_result(name, self._values.cut_type(result.type, index, held), result.loc)
+            new.add_result(name, self._values.cut_type(result, held), result.loc)
         return new.results
 
-    def _operand(self, value: Value, key: int | None, index: int | None) -> Value:
+    def _operand(self, value: Value, key: int | None) -> Value:
         spread = self._spread.get(value)
         if spread is not None:
             return spread.here[key] if key in spread.here else spread.here[None]
         if value.producer is not None:
-            return self._lazy(value, value.producer, key, index)
-        if index is not None and self._is_stacked(value, index):
-            self._values.stacked.setdefault(value, index)
+            return self._lazy(value, value.producer, key)
         return self._values.argument(value, self._holding(key))
 
-    def _lazy(self, value: Value, op: Operation, key: int | None, index: int | None) -> Value:
+    def _lazy(self, value: Value, op: Operation, key: int | None) -> Value:
         """What is computed of arguments alone is computed where it is used."""
         known = self._floating.get((op, key))
         if known is None:
             phase = self._builder.phase
             self._builder.phase = op.phase
-            known = self._floating[op, key] = self._copy(op, key, index)
+            known = self._floating[op, key] = self._copy(op, key)
             self._builder.phase = phase
         return known[value.index]
-
-    def _is_stacked(self, value: Value, index: int) -> bool:
-        """State of a parameter that repeats slice is cut as the parameter is."""
-        repeat = self._sections.repeats[Part.FORWARD][index]
-        dims = value.tensor.dims
-        return repeat is not None and bool(dims) and dims[0].size == repeat.expr("count")
 
     def _holding(self, key: int | None) -> Held:
         held = self._values.held
         return next((h for h in held if h.home.chunk == key), held[0])
-
-    def _is_cut(self, op: Operation, result: Value) -> bool:
-        """Whether a result still has the dimension of the layers."""
-        sizes = {
-            v.tensor.dims[0].size
-            for v in op.operands
-            if v in self._spread and v.tensor.dims and self._spread[v].owner is not None
-        }
-        return bool(result.tensor.dims) and result.tensor.dims[0].size in sizes
 
     # -- sums over stages --------------------------------------------------------------------------
 
