@@ -111,7 +111,8 @@ def lint_passes(root: Path) -> Iterator[LintFinding]:
     """Imports of a pass by another module than the list of passes, and imports of what
     `stagec.api` has from where that takes it."""
     passes, api = root / "passes", root / "stagec" / "api.py"
-    public = {(m, n) for _, m, n in imports(api.read_text("utf-8"))} if api.exists() else set()
+    text = api.read_text(encoding="utf-8") if api.exists() else ""
+    public = {(module, name) for _, module, name in imports(text)}
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(passes.rglob("*.py"))}
     owners = {
         ".".join(("stagec.passes", *path.relative_to(passes).with_suffix("").parts))

@@ -9,7 +9,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import UnboundError
 from stagec.memory.arena import placed
 from stagec.memory.placement import MODELS
-from stagec.memory.timeline import DEVICE, HOST, Timeline
+from stagec.memory.timeline import DEVICE, HOST, MemoryTimeline
 from stagec.schedule.attached import stages_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.suggest import did_you_mean
@@ -75,7 +75,7 @@ def _place_buffers(module: Module, func: Operation, prefetch: int, policy: str) 
     """Add an `stg.arena` for each memory that a function uses. Raises `DiagnosticError` for open
     sizes."""
     stage = next(iter(stages_of(func)), 0)
-    timeline = Timeline(module, func, stage, Timeline.planner(module, func, prefetch))
+    timeline = MemoryTimeline(module, func, stage, MemoryTimeline.planner(module, func, prefetch))
     try:
         for space in (DEVICE, HOST):
             _arena(module, func, timeline, policy, space)
@@ -87,7 +87,9 @@ def _place_buffers(module: Module, func: Operation, prefetch: int, policy: str) 
         ) from None
 
 
-def _arena(module: Module, func: Operation, timeline: Timeline, policy: str, space: str) -> None:
+def _arena(
+    module: Module, func: Operation, timeline: MemoryTimeline, policy: str, space: str
+) -> None:
     found = placed(timeline, policy, space)
     if not found.places:
         return
@@ -110,7 +112,7 @@ def _arena(module: Module, func: Operation, timeline: Timeline, policy: str, spa
 
 
 def _lifetimes(
-    timeline: Timeline, space: str
+    timeline: MemoryTimeline, space: str
 ) -> tuple[dict[int, tuple[int, int]], dict[int, Value]]:
     """When each buffer starts and ends, counted in starts and ends; and whose it is."""
     times: dict[int, tuple[int, int]] = {}

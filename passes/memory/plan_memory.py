@@ -27,7 +27,7 @@ from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
 from stagec.memory.buffers import STASH, Buffer
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import Roots, classify, device_bytes, held_bytes, last_users
-from stagec.memory.step import Planner, Work, turns
+from stagec.memory.step import ActionInState, Planner, turns
 from stagec.memory.worst import on_device, total_of, worst_of
 from stagec.schedule.attached import actions_of, stages_of
 from stagec.sharding.strategy import read_strategy
@@ -131,16 +131,16 @@ class _Plan:
         host = total(v.tensor.local_bytes for v in _sorted(held) if v.tensor.memory != "device")
         return found | ({"host": host} if host != 0 else {})
 
-    def _works(self) -> list[Work]:
+    def _works(self) -> list[ActionInState]:
         """All works of the stages that run the function, in the order in which they first occur."""
-        found: dict[Work, None] = {}
+        found: dict[ActionInState, None] = {}
         for stage in stages_of(self._func):
             order = actions_of(self._module, self._func, stage)
             for turn in turns(order, self._planner.regions, holds=lambda _: False):
                 found.update(dict.fromkeys(w for w in turn.works if w[0]))
         return list(found)
 
-    def _of_work(self, work: Work) -> dict[str, RawAttr]:
+    def _of_work(self, work: ActionInState) -> dict[str, RawAttr]:
         """What is stated of some actions that run one after the other."""
         runs, before = work
         peak = worst_of([self._planner.run(work)], self._env, self._long)

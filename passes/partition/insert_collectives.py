@@ -36,7 +36,7 @@ from stagec.sharding.assignment import (
     read_assignment,
     untrue_parts,
 )
-from stagec.sharding.reshard import Axes, NoPlanError, Resharding, Step
+from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
 from stagec.sharding.strategy import read_strategy
 
 PASS = "insert-collectives"
@@ -77,7 +77,7 @@ class InsertCollectives(Pass):
         insert_collectives(module, save_gathered=save)
 
 
-_Key = tuple[Value, Step, str, Region]
+_Key = tuple[Value, CollectiveStep, str, Region]
 
 
 def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
@@ -190,7 +190,7 @@ class _Inserter:
             value = found
         op.set_operand(index, value)
 
-    def _found(self, value: Value, step: Step, shared: str, home: Region) -> Value | None:
+    def _found(self, value: Value, step: CollectiveStep, shared: str, home: Region) -> Value | None:
         """The moved value, if an earlier user in this region or around it has it already."""
         region: Region | None = home
         while region is not None:
@@ -224,7 +224,7 @@ class _Inserter:
         op.set_operands(sums)
 
 
-def _emit(b: Builder, value: Value, step: Step) -> Value:
+def _emit(b: Builder, value: Value, step: CollectiveStep) -> Value:
     attrs: dict[str, RawAttr] = {"over": step.over}
     if step.op != "stg.all_reduce":
         attrs["dim"] = step.dim if isinstance(step.dim, tuple) else (step.dim,)

@@ -30,7 +30,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried
 from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
-from stagec.passes.pipeline_stages.sections import Part, Sections, Slot, dissect
+from stagec.passes.pipeline_stages.sections import ActionKind, Sections, Slot, dissect
 from stagec.passes.pipeline_stages.stage_messages import StageMessages
 from stagec.passes.pipeline_stages.stage_step import StageStep
 from stagec.passes.pipeline_stages.stage_values import StageValues
@@ -118,7 +118,7 @@ class SplitStages(Pass):
 
 
 #: The parts of the work in which stages send.
-_SENT = (Part.FORWARD, Part.BACKWARD)
+_SENT = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 
 def split_stages(module: Module) -> None:
@@ -142,7 +142,7 @@ def split_stages(module: Module) -> None:
     sections = dissect(accumulate.body)
     if pipeline.schedule.splits_weight_gradient:
         _mark_weights(sections, critical_ops(sections))
-    forward = [op for op in sections.repeats[Part.FORWARD] if op is not None]
+    forward = [op for op in sections.repeats[ActionKind.FORWARD] if op is not None]
     pieces = cut(module, pipeline, forward)
     parameters = total(p.tensor.elements for p in module.parameters())
     far = far_values(sections, pieces)
@@ -164,7 +164,8 @@ def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
     for op, slots in sections.slots.items():
         if op.region is None and op not in critical:
             sections.slots[op] = tuple(
-                Slot(s.position, Part.WEIGHTS) if s.part is Part.BACKWARD else s for s in slots
+                Slot(s.position, ActionKind.WEIGHTS) if s.part is ActionKind.BACKWARD else s
+                for s in slots
             )
 
 
@@ -251,22 +252,22 @@ class _StageMaker:
     # -- actions -----------------------------------------------------------------------------------
 
     def _actions(self, values: StageValues, region: Region) -> None:
-        parts = [Part.FORWARD, Part.BACKWARD]
+        parts = [ActionKind.FORWARD, ActionKind.BACKWARD]
         if self._pipeline.schedule.splits_weight_gradient:
-            parts.append(Part.WEIGHTS)
+            parts.append(ActionKind.WEIGHTS)
         for part in parts:
-            ordered = self._held if part is Part.FORWARD else self._held[::-1]
+            ordered = self._held if part is ActionKind.FORWARD else self._held[::-1]
             for held in ordered:
                 self._action(values, region, part, held)
 
-    def _action(self, values: StageValues, region: Region, part: Part, held: Held) -> None:
+    def _action(self, values: StageValues, region: Region, part: ActionKind, held: Held) -> None:
         action = Operation(
             self._registry["stg.action"],
             (),
             {"kind": part.label, "chunk": const(held.home.chunk)},
             loc=made_by(PASS, self._sections.body.owner.loc),
         )
-        if part is not Part.FORWARD:
+        if part is not ActionKind.FORWARD:
             action.attrs["phase"] = "backward"
         inner = action.make_region()
         region.append(action)
@@ -281,7 +282,7 @@ class _StageMaker:
             region.ops.remove(action)
             action.parent = None
 
-    def _ordered(self, part: Part, held: Held) -> Iterator[Operation]:
+    def _ordered(self, part: ActionKind, held: Held) -> Iterator[Operation]:
         """The operations of a piece as they run; a sum over several sections comes with the
         last."""
         slots = {Slot(position, part) for position in held.piece.positions}
@@ -295,34 +296,36 @@ class _StageMaker:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _entry(self, part: Part, held: Held) -> tuple[Operation | None, bool]:
+    def _entry(self, part: ActionKind, held: Held) -> tuple[Operation | None, bool]:
         """The repeat at which a piece is cut off from the one before, and whether the piece goes on
         with it (else the piece begins behind it)."""
-        first = held.cut_in if part is Part.FORWARD else held.cut_out
+        first = held.cut_in if part is ActionKind.FORWARD else held.cut_out
         if first % 2:
             return self._sections.repeat(part, first), True
-        at = first - 1 if part is Part.FORWARD else first + 1
+        at = first - 1 if part is ActionKind.FORWARD else first + 1
         inside = 0 < at < self._sections.last
         return (self._sections.repeat(part, at) if inside else None), False
 
-    def _exit(self, part: Part, held: Held) -> list[Value]:
+    def _exit(self, part: ActionKind, held: Held) -> list[Value]:
         """The values of the whole step that leave a piece."""
-        last = held.piece.positions[-1 if part is Part.FORWARD else 0]
+        last = held.piece.positions[-1 if part is ActionKind.FORWARD else 0]
         if last % 2:
             repeat = self._sections.repeat(part, last)
             return list(repeat.results[: carried(repeat)]) if repeat is not None else []
-        at = last + 1 if part is Part.FORWARD else last - 1
+        at = last + 1 if part is ActionKind.FORWARD else last - 1
         if not 0 < at < self._sections.last:
             return []
         repeat = self._sections.repeat(part, at)
         return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
 
-    def _receive(self, values: StageValues, inner: Region, part: Part, held: Held) -> list[Value]:
+    def _receive(
+        self, values: StageValues, inner: Region, part: ActionKind, held: Held
+    ) -> list[Value]:
         """What enters a piece: carried values, which the repeat goes on with or has ended with."""
-        by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
+        by = held.comes_from if part is ActionKind.FORWARD else _reverse(held.goes_to)
         repeat, goes_on = self._entry(part, held)
         entered: list[Value] = []
-        if by is None or part is Part.WEIGHTS or repeat is None:
+        if by is None or part is ActionKind.WEIGHTS or repeat is None:
             return entered
         for index, value in enumerate(repeat.results[: carried(repeat)]):
             type_ = repeat.body.args[index].tensor
@@ -334,9 +337,11 @@ class _StageMaker:
                 values.define(value, got)
         return entered
 
-    def _receive_far(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
+    def _receive_far(
+        self, values: StageValues, inner: Region, part: ActionKind, held: Held
+    ) -> None:
         """Values from further away. To a sum over layers the piece adds its own part."""
-        by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
+        by = held.comes_from if part is ActionKind.FORWARD else _reverse(held.goes_to)
         for value in self._far.entering(part, held.depth) if by is not None else ():
             index = self._first_far + self._far.numbers[part, value]
             got = self._got(values, inner, part, held, by or 0, index, value, value.tensor)
@@ -350,7 +355,7 @@ class _StageMaker:
         self,
         values: StageValues,
         inner: Region,
-        part: Part,
+        part: ActionKind,
         held: Held,
         by: int,
         index: int,
@@ -364,11 +369,11 @@ class _StageMaker:
         return self._messages.receive(b, type_, self._message(by, index, part), value.name)
 
     def _send(
-        self, values: StageValues, inner: Region, part: Part, held: Held, entered: list[Value]
+        self, values: StageValues, inner: Region, part: ActionKind, held: Held, entered: list[Value]
     ) -> None:
         """What leaves a piece; what entered one without layers."""
-        by = held.goes_to if part is Part.FORWARD else _reverse(held.comes_from)
-        if by is None or part is Part.WEIGHTS:
+        by = held.goes_to if part is ActionKind.FORWARD else _reverse(held.comes_from)
+        if by is None or part is ActionKind.WEIGHTS:
             return
         if held.piece.positions:
             leaving = [values.get(value, inner) for value in self._exit(part, held)]
@@ -385,9 +390,9 @@ class _StageMaker:
             b = Builder(self._registry, inner, loc=made_by(PASS, there.loc), phase=_phase(part))
             self._messages.send(b, there, self._message(by, index, part))
 
-    def _message(self, by: int, index: int, part: Part) -> dict[str, RawAttr]:
+    def _message(self, by: int, index: int, part: ActionKind) -> dict[str, RawAttr]:
         attrs: dict[str, RawAttr] = {"over": self._pipeline.rule.over, "by": by}
-        channel = 2 * index + (part is not Part.FORWARD)
+        channel = 2 * index + (part is not ActionKind.FORWARD)
         return attrs | ({"channel": channel} if channel else {})
 
 
@@ -395,8 +400,8 @@ def _reverse(by: int | None) -> int | None:
     return None if by is None else -by
 
 
-def _phase(part: Part) -> str:
-    return "forward" if part is Part.FORWARD else "backward"
+def _phase(part: ActionKind) -> str:
+    return "forward" if part is ActionKind.FORWARD else "backward"
 
 
 def _schedule_attrs(pipeline: Pipeline) -> dict[str, Attr]:

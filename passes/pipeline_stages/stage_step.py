@@ -24,7 +24,7 @@ PASS = "split-stages"
 MIRRORED = "mirrored"
 
 
-class State(Enum):
+class SpreadState(Enum):
     """How a value of the step is spread over the stages."""
 
     HELD = auto()  # whole, on the stages that hold what it belongs to
@@ -44,7 +44,7 @@ class Owner(NamedTuple):
 class Spread:
     """A value of the whole step on this stage: one value for each chunk, or one (`None`)."""
 
-    state: State
+    state: SpreadState
     owner: Owner | None
     here: dict[int | None, Value] = field(default_factory=dict["int | None", Value])
 
@@ -94,7 +94,7 @@ class StageStep:
         if value not in self._layers:
             odd = None  # a sum over the layers: of a parameter that all of them share
         owner = Owner(odd // 2) if odd is not None else Owner(None, positions)
-        state = State.SHARE if self._pairs(owner) is not None else State.HELD
+        state = SpreadState.SHARE if self._pairs(owner) is not None else SpreadState.HELD
         spread = Spread(state, owner)
         found: list[Value] = []
         for holding in self._values.held:
@@ -171,11 +171,13 @@ class StageStep:
                 spread = self._contracted(spread, result)
             self._spread[result] = spread
 
-    def _keys(self, op: Operation, tracked: list[Spread], state: State) -> Iterable[int | None]:
+    def _keys(
+        self, op: Operation, tracked: list[Spread], state: SpreadState
+    ) -> Iterable[int | None]:
         """For which chunks an operation is done here."""
-        if state is State.EVERYWHERE or not tracked:
+        if state is SpreadState.EVERYWHERE or not tracked:
             return [None]
-        owned = [s for s in tracked if s.state is not State.EVERYWHERE]
+        owned = [s for s in tracked if s.state is not SpreadState.EVERYWHERE]
         return [k for k in owned[0].here if all(k in s.here for s in owned)]
 
     def _copy(self, op: Operation, key: int | None) -> list[Value]:
@@ -215,7 +217,7 @@ class StageStep:
     def _contracted(self, spread: Spread, result: Value) -> Spread:
         """A sum over layers: each stage has the part of its own."""
         found = [v for key, v in spread.here.items() if self._counts(spread.owner, key)]
-        made = Spread(State.SUM, None)
+        made = Spread(SpreadState.SUM, None)
         if found:
             made.here[None] = self._sum(found, result.name, self._builder.phase)
         return made
@@ -231,19 +233,19 @@ class StageStep:
         found: list[Value] = []
         for value in op.operands:
             spread = self._spread[value]
-            if spread.state is State.SHARE:
+            if spread.state is SpreadState.SHARE:
                 self._complete(value, op)
                 spread = self._spread[value]
-            if spread.state is State.EVERYWHERE:
+            if spread.state is SpreadState.EVERYWHERE:
                 raise error(
                     f"%{value.name} is the same on all pipeline stages, but %{op.result.name} adds "
                     "it to values of single stages",
                     op.loc,
                     remedy="leave the pipeline out: --pp 1",
                 )
-            lifted = spread.state is State.SUM
+            lifted = spread.state is SpreadState.SUM
             found += [v for k, v in spread.here.items() if lifted or self._counts(spread.owner, k)]
-        spread = Spread(State.SUM, None)
+        spread = Spread(SpreadState.SUM, None)
         if found:
             spread.here[None] = self._sum(found, op.result.name, op.phase)
         self._spread[op.result] = spread
@@ -257,21 +259,21 @@ class StageStep:
     def _complete(self, value: Value, op: Operation) -> None:
         """Reduce over the stages what an operation needs whole."""
         spread = self._spread[value]
-        if spread.state is State.SHARE and spread.owner is not None:
+        if spread.state is SpreadState.SHARE and spread.owner is not None:
             pairs = self._pairs(spread.owner)
             here = {
                 key: self._reduced(v, "gradient", pairs)
                 for key, v in self._in_model_order(spread.here)
             }
-            self._spread[value] = replace(spread, state=State.HELD, here=here)
-        elif spread.state is State.SUM:
+            self._spread[value] = replace(spread, state=SpreadState.HELD, here=here)
+        elif spread.state is SpreadState.SUM:
             part = spread.here.get(None)
             if part is None:
                 part = self._builder.value(
                     "stg.constant", attrs={"value": 0}, type=value.tensor, hint=value.name
                 )
             whole = self._reduced(part, op.phase, None)
-            self._spread[value] = Spread(State.EVERYWHERE, None, {None: whole})
+            self._spread[value] = Spread(SpreadState.EVERYWHERE, None, {None: whole})
         self._builder.phase = op.phase
 
     def _in_model_order(self, here: dict[int | None, Value]) -> list[tuple[int | None, Value]]:
@@ -305,16 +307,16 @@ class StageStep:
 
 def _differ(tracked: list[Spread]) -> bool:
     """Whether values belong to different stages, or are parts of sums over them."""
-    return any(s.state is State.SUM for s in tracked) or len({s.owner for s in tracked}) > 1
+    return any(s.state is SpreadState.SUM for s in tracked) or len({s.owner for s in tracked}) > 1
 
 
-def _combined(tracked: list[Spread]) -> tuple[State, Owner | None]:
+def _combined(tracked: list[Spread]) -> tuple[SpreadState, Owner | None]:
     """The state of what is computed from values in these states."""
-    for state in (State.SHARE, State.HELD, State.SUM):
+    for state in (SpreadState.SHARE, SpreadState.HELD, SpreadState.SUM):
         for spread in tracked:
             if spread.state is state:
                 return state, spread.owner
-    return State.EVERYWHERE, None
+    return SpreadState.EVERYWHERE, None
 
 
 def _is_linear(op: Operation, index: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stagec.api import Attr, Builder, Operation, Region, Registry, TensorType, Type, Value
-from stagec.passes.pipeline_stages.sections import Part, Sections, too_far
+from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
 from stagec.sharding.stages import Held
 
 
@@ -38,7 +38,7 @@ class StageValues:
         self._data: dict[Value, Value] = {}
         self._exports: dict[Value, Value] = {}
         self._floating: dict[tuple[Operation, Operation], list[Value]] = {}
-        self._kept: dict[tuple[int, int, Part, int], Value] = {}
+        self._kept: dict[tuple[int, int, ActionKind, int], Value] = {}
         self._fed: dict[tuple[int, Operation, int], Value] = {}
         self._arrived: dict[tuple[int, Value], Value] = {}
         self._action: Operation | None = None
@@ -54,12 +54,12 @@ class StageValues:
         """What stands for a value of the whole step, on the present chunk."""
         self._env[self._holding.home.chunk][original] = value
 
-    def keep_for_next(self, holding: Held, value: Value, index: int, part: Part) -> None:
+    def keep_for_next(self, holding: Held, value: Value, index: int, part: ActionKind) -> None:
         """Hand a value to the next piece of the model, which is on the same stage."""
-        depth = holding.depth + (1 if part is Part.FORWARD else -1)
+        depth = holding.depth + (1 if part is ActionKind.FORWARD else -1)
         self._kept[holding.copy, depth, part, index] = value
 
-    def kept(self, holding: Held, index: int, part: Part) -> Value:
+    def kept(self, holding: Held, index: int, part: ActionKind) -> Value:
         """What the piece before has kept."""
         return self.reach(self._kept[holding.copy, holding.depth, part, index])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stagec.memory.placement import MODELS, Placement, Request, place
-from stagec.memory.timeline import DEVICE, Timeline
+from stagec.memory.placement import MODELS, Arena, Request, place
+from stagec.memory.timeline import DEVICE, MemoryTimeline
 
 
-def requests(timeline: Timeline, space: str = DEVICE) -> Iterator[Request]:
+def requests(timeline: MemoryTimeline, space: str = DEVICE) -> Iterator[Request]:
     """All buffers of a step in their order: static ones first, with numbers below 0."""
     for number, (_, _, size) in enumerate(timeline.fixed(space), 1):
         yield Request(-number, size)
@@ -17,6 +17,6 @@ def requests(timeline: Timeline, space: str = DEVICE) -> Iterator[Request]:
         yield Request(event.number, timeline.size(event.buffer) if event.starts else 0)
 
 
-def placed(timeline: Timeline, fit: str, space: str = DEVICE) -> Placement:
+def placed(timeline: MemoryTimeline, fit: str, space: str = DEVICE) -> Arena:
     """Offsets of all buffers by a model of an allocator."""
     return place(requests(timeline, space), MODELS[fit]())

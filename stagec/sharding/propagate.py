@@ -27,7 +27,7 @@ from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import distribute, unreduced
 from stagec.sharding.strategy import read_strategy
-from stagec.sharding.weigh import Moved, Node, Offer, Split, Weighing
+from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing
 from stagec.support.diagnostics import error, note
 
 
@@ -43,7 +43,7 @@ class Propagation:
         self._order = module.mesh.axes if module.mesh else ()
         self._deferred = read_strategy(module).deferred
         self._weighing = Weighing(module)
-        self._nodes: dict[Operation, Node] = {}
+        self._nodes: dict[Operation, ShardedOp] = {}
         self._free: dict[
             Value, list[Split]
         ] = {}  # carried arguments: placed by what is around them
@@ -59,7 +59,7 @@ class Propagation:
         for op in region.ops:
             rule = op.definition.rule(op)
             if rule is not None:
-                self._nodes[op] = Node(op, rule, factor_sizes(op, rule))
+                self._nodes[op] = ShardedOp(op, rule, factor_sizes(op, rule))
             for value in op.results:
                 if isinstance(value.type, TensorType) and value.type.placed and op.region is None:
                     self._pinned[value] = value.type
@@ -124,7 +124,7 @@ class Propagation:
                     if isinstance(user.definition, Identity) and user.result in self._pinned:
                         self._want(node, value, user)
 
-    def _want(self, node: Node, value: Value, place: Operation) -> None:
+    def _want(self, node: ShardedOp, value: Value, place: Operation) -> None:
         """Note where a result is pinned; not where the strategy moves it to, which no op is placed
         for: gradients that are reduced, what is exchanged."""
         if not place.definition.collective_phase and not place.flag("both"):
@@ -133,7 +133,7 @@ class Propagation:
             node.summed |= {*pin.partial_axes}
             node.direct |= value in self._direct
 
-    def _check_pins(self, node: Node, value: Value, pin: TensorType) -> None:
+    def _check_pins(self, node: ShardedOp, value: Value, pin: TensorType) -> None:
         """A pinned result and a pinned operand must not split one factor over different axes."""
         result = {
             f: d.axes
@@ -171,7 +171,7 @@ class Propagation:
             changed |= self._backward(node, priority)
         return changed
 
-    def _forward(self, node: Node, priority: int) -> bool:
+    def _forward(self, node: ShardedOp, priority: int) -> bool:
         offers: list[Offer] = []
         for i, (value, shape) in enumerate(zip(node.op.operands, node.rule.operands, strict=True)):
             for group, split in zip(shape, self.split(value), strict=True):
@@ -182,13 +182,13 @@ class Propagation:
         offers = self._weighing.in_order(offers)
         return self._take(node, self._best(node, offers, priority), priority)
 
-    def _take(self, node: Node, offers: Iterable[Offer], priority: int) -> bool:
+    def _take(self, node: ShardedOp, offers: Iterable[Offer], priority: int) -> bool:
         changed = False
         for offer in offers:
             changed |= self._offer(node, offer.group, offer.split, priority)
         return changed
 
-    def _best(self, node: Node, offers: list[Offer], priority: int) -> list[Offer]:
+    def _best(self, node: ShardedOp, offers: list[Offer], priority: int) -> list[Offer]:
         """The offers in the order in which least moves; where none excludes another, as they come.
 
         An op whose result is pinned is placed for the pin alone, unless less moves otherwise.
@@ -207,7 +207,7 @@ class Propagation:
         return exactly[1] if node.exact else otherwise[1]
 
     def _least(
-        self, node: Node, orders: list[list[Offer]], priority: int
+        self, node: ShardedOp, orders: list[list[Offer]], priority: int
     ) -> tuple[Moved, list[Offer]]:
         """The order in which least moves, and how much."""
         moved = [self._moved(node, order, priority) for order in orders]
@@ -216,7 +216,7 @@ class Propagation:
         best = self._weighing.least(moved)
         return moved[best], orders[best]
 
-    def _moved(self, node: Node, offers: list[Offer], priority: int) -> Moved:
+    def _moved(self, node: ShardedOp, offers: list[Offer], priority: int) -> Moved:
         """Bytes that move if these offers are taken, one after the other."""
         before = dict(node.axes)
         self._take(node, offers, priority)
@@ -244,7 +244,9 @@ class Propagation:
             if node.rule.exchanged.issuperset(group)
         )
 
-    def _move_split(self, node: Node, value: Value, shape: Shape, split: Sequence[AxisUse]) -> bool:
+    def _move_split(
+        self, node: ShardedOp, value: Value, shape: Shape, split: Sequence[AxisUse]
+    ) -> bool:
         """Split a factor that all results have, an unsplit one if possible."""
         rule = node.rule
         places = [
@@ -259,7 +261,7 @@ class Propagation:
                 return True
         return False
 
-    def _backward(self, node: Node, priority: int) -> bool:
+    def _backward(self, node: ShardedOp, priority: int) -> bool:
         changed = False
         for value, shape in zip(node.op.results, node.rule.results, strict=False):
             for op, index in value.uses:
@@ -339,14 +341,14 @@ class Propagation:
         return self._pinned[arg] != before
 
     def _offer_dims(
-        self, node: Node, shape: tuple[Group, ...], splits: list[Split], priority: int
+        self, node: ShardedOp, shape: tuple[Group, ...], splits: list[Split], priority: int
     ) -> bool:
         changed = False
         for group, split in zip(shape, splits, strict=True):
             changed |= self._offer(node, group, split, priority)
         return changed
 
-    def _offer(self, node: Node, group: Group, split: Split, priority: int) -> bool:
+    def _offer(self, node: ShardedOp, group: Group, split: Split, priority: int) -> bool:
         """Split the factors of a dimension as offered, as far as priority, rule and other factors
         let it."""
         split = tuple(u for u in split if u.priority <= priority)
@@ -359,7 +361,7 @@ class Propagation:
             changed |= self._extend(node, factor, [by_axis[a] for a in axes])
         return changed
 
-    def _extend(self, node: Node, factor: str, offered: list[AxisUse]) -> bool:
+    def _extend(self, node: ShardedOp, factor: str, offered: list[AxisUse]) -> bool:
         now = node.axes.get(factor, ())
         if factor in node.rule.whole or [u.axis for u in now] != [
             u.axis for u in offered[: len(now)]
@@ -381,7 +383,7 @@ class Propagation:
             changed = True
         return changed
 
-    def _passing(self, node: Node) -> frozenset[str]:
+    def _passing(self, node: ShardedOp) -> frozenset[str]:
         """Axes over which all linear operands are unreduced: the op hands the parts on, it does not
         split them."""
         if node.rule.each and self._deferred:
@@ -392,7 +394,7 @@ class Propagation:
         parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
         return parts[0].intersection(*parts[1:])
 
-    def _reduces_first(self, node: Node, use: AxisUse) -> bool:
+    def _reduces_first(self, node: ShardedOp, use: AxisUse) -> bool:
         """Whether a split that gives way elsewhere stops partial sums here: a linear operand lies
         otherwise than the op needs it, so it moves anyway, and less of it once it is reduced."""
         return use.priority > 0 and any(

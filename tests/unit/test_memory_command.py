@@ -21,7 +21,7 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.memory.buffers import Buffer
 from stagec.memory.step import turns
-from stagec.memory.timeline import Timeline
+from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.registry import SCHEDULES
 from tests.support import analyse, parse_expr, stagec
 
@@ -211,7 +211,7 @@ def test_stashes_in_flight(name: str, microbatches: int) -> None:
     )
     module = JobBuilder(options).lower("plan-memory")
     for stage, func, timeline in timelines(module):
-        planner = Timeline.planner(module, func, 1)
+        planner = MemoryTimeline.planner(module, func, 1)
         most = max(
             sum(n * copies(planner.held(s), module) for s, n in after.items())
             for turn in turns(timeline.order, planner.regions)
