@@ -3,7 +3,15 @@
 Of the whole step only the operations on values that the stage holds are kept. A sum over parameters
 of all stages, such as the gradient norm, is reduced over the stages where a whole one is needed; a
 gradient to which several stages contribute (tied embeddings, two copies of the model) is reduced
-between them.
+between them. With layers `%W` on all stages and an embedding `%e` that the first and the last stage
+use, a stage keeps of the step
+
+    %g_e, %g_W = stg.accumulate ...        %g_W is held; of %g_e two stages have a share each
+    %sq_e = stg.squared_norm(%g_e)         a square needs the whole %g_e: all_reduce in the pair
+    %sq_W = stg.squared_norm(%g_W)         a sum over layers: each stage has a part of it
+    %norm = stg.add(%sq_e, %sq_W)          a part as well; %sq_e counts on the first stage only
+    %clip = stg.clip_factor(%norm)         needs the whole %norm: all_reduce over all stages
+    %W_new = stg.adamw(%W, %g_W, %clip)    held, as %W is
 """
 
 from __future__ import annotations
