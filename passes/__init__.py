@@ -12,11 +12,19 @@ from stagec.passes.cleanup.eliminate_dead_code import EliminateDeadCode
 from stagec.passes.cleanup.verify import Verify
 from stagec.passes.lower.emit import Emit
 from stagec.passes.lower.lower_to_trace import LowerToTrace
+from stagec.passes.memory.offload_to_host import OffloadToHost
+from stagec.passes.memory.place_buffers import PlaceBuffers
 from stagec.passes.memory.plan_memory import PlanMemory
 from stagec.passes.partition.coalesce_collectives import CoalesceCollectives
 from stagec.passes.partition.insert_collectives import InsertCollectives
+from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParameters
+from stagec.passes.partition.narrow_collectives import NarrowCollectives
 from stagec.passes.partition.propagate_sharding import PropagateSharding
+from stagec.passes.partition.record_expert_rows import RecordExpertRows
+from stagec.passes.partition.reshard_parameters import ReshardParameters
+from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
+from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
@@ -50,9 +58,17 @@ PLUGIN = Plugin(
         AddOptimizer,
         PropagateSharding,
         InsertCollectives,
+        NarrowCollectives,
+        KeepGatheredParameters,
+        RecordExpertRows,
+        SplitWeightGradients,
         SplitStages,
+        GatherParametersOnce,
         CoalesceCollectives,
+        ReshardParameters,
+        OffloadToHost,
         PlanMemory,
+        PlaceBuffers,
         LowerToTrace,
         Emit,
         Bind,
@@ -66,12 +82,15 @@ PLUGIN = Plugin(
         "apply-strategy": "normalize-strategy,set-element-types,insert-fp8-casts,size-experts,"
         "choose-recompute,split-microbatches,place-values,shard-parameters,gather-dimensions,"
         "exchange-dimensions,ring-attention",
-        "place": "infer-shapes,propagate-sharding,insert-collectives",
+        "partition": "propagate-sharding,insert-collectives,narrow-collectives,"
+        "keep-gathered-parameters,record-expert-rows",
+        "stages": "split-weight-gradients,split-stages,gather-parameters-once",
+        "units": "coalesce-collectives,reshard-parameters,eliminate-dead-code",
+        "plan": "offload-to-host,plan-memory",
+        "place": "infer-shapes,partition",
         "train": "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
-        "propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
-        "eliminate-dead-code,plan-memory,lower-to-trace",
-        "forward": "infer-shapes,apply-strategy,propagate-sharding,insert-collectives,"
-        "split-stages,coalesce-collectives,eliminate-dead-code,plan-memory,lower-to-trace",
+        "partition,stages,units,plan,lower-to-trace",
+        "forward": "infer-shapes,apply-strategy,partition,stages,units,plan,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

@@ -28,7 +28,7 @@ from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import Pipeline, parse_pipeline, print_pipeline
 from stagec.pipeline.verify import verify_module
 from stagec.program.nodes import Program
-from stagec.schedule.action import Action, Home, Placement
+from stagec.schedule.action import Action, Placement, StageChunk
 from stagec.schedule.base import Schedule
 from stagec.sharding.local import place_from_operands
 from stagec.sharding.strategy import Strategy, read_strategy
@@ -53,7 +53,6 @@ __all__ = [
     "Figures",
     "FileLoc",
     "Format",
-    "Home",
     "Hooks",
     "Instrument",
     "Layout",
@@ -86,6 +85,7 @@ __all__ = [
     "Schedule",
     "Sizes",
     "Source",
+    "StageChunk",
     "Statement",
     "Strategy",
     "SymbolRef",

@@ -50,7 +50,7 @@ TINY: Mapping[str, Mapping[str, int]] = {
     DEEPSEEK_MTP: {**_EXPERTS, **_LATENT, "L": 1},
 }
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
-PLACE = "propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code"
+PLACE = "partition,units"
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,9 @@
-"""Lints what other checkers accept in silence: misspelt directives of lit tests, and paths of one
-machine in a tracked file."""
+"""Lints what other checkers accept in silence: misspelt directives of lit tests, paths of one
+machine in a tracked file, passes that import each other or pass by `stagec.api`."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -90,9 +91,48 @@ def lint_tracked(root: Path) -> Iterator[LintFinding]:
         yield from lint_text(path, text, own)
 
 
+# ------------------------------------------------------------------ passes
+
+
+def imports(text: str) -> Iterator[tuple[int, str, str]]:
+    """What a text imports from modules of stagec: line, module and name."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stagec."):
+            yield from ((node.lineno, node.module or "", alias.name) for alias in node.names)
+
+
+def defines_a_pass(text: str) -> bool:
+    """Whether a module has a class derived from `Pass` itself."""
+    classes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
+    return any(isinstance(b, ast.Name) and b.id == "Pass" for c in classes for b in c.bases)
+
+
+def lint_passes(root: Path) -> Iterator[LintFinding]:
+    """Imports of a pass by another module than the list of passes, and imports of what
+    `stagec.api` has from where that takes it."""
+    passes, api = root / "passes", root / "stagec" / "api.py"
+    text = api.read_text(encoding="utf-8") if api.exists() else ""
+    public = {(module, name) for _, module, name in imports(text)}
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(passes.rglob("*.py"))}
+    owners = {
+        ".".join(("stagec.passes", *path.relative_to(passes).with_suffix("").parts))
+        for path, text in texts.items()
+        if defines_a_pass(text)
+    }
+    for path, text in texts.items():
+        for line, module, name in imports(text):
+            if module in owners and path != passes / "__init__.py":
+                message = f"`{module}` is a pass: move what both need to a module without one"
+                yield LintFinding(path, line, message)
+            if (module, name) in public:
+                yield LintFinding(
+                    path, line, f"import `{name}` from stagec.api, as a user's pass does"
+                )
+
+
 def main(root: Path = ROOT) -> int:
     """Print the findings; exit code 1 if there are any."""
-    findings = [*lint_lit(root / "tests" / "lit"), *lint_tracked(root)]
+    findings = [*lint_lit(root / "tests" / "lit"), *lint_tracked(root), *lint_passes(root)]
     for finding in findings:
         print(finding)
     print(f"lint_checks: {len(findings)} finding(s)")

@@ -279,7 +279,7 @@ class AllForward(Schedule):
 
 [str(action) for action in AllForward().actions(stages=2, microbatches=1, chunks=1)[0]]
 
-# -- Placement, Home
+# -- Placement, StageChunk
 AllForward().placement(stages=2, chunks=1).homes
 
 # == Figures of many jobs: A text is compiled once for all sizes and degrees for which a compile would decide alike.

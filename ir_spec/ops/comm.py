@@ -31,6 +31,12 @@ _ALONG: Mapping[str, str] = {"dim": "dim", "over": "over"}
 _DIM = Param("dim", "ints", "the dimension, one for each operand", required=True)
 
 
+def ring_rounds(collective: str) -> int:
+    """How often (n-1)/n of the full buffer crosses a ring of n per rank: an `all_reduce` is a
+    `reduce_scatter` and an `all_gather`, any other collective goes round once."""
+    return 2 if collective == "all_reduce" else 1
+
+
 class Movement(OpDef):
     """Base of ops that change the placement of each operand on its own."""
 
@@ -65,10 +71,7 @@ class Movement(OpDef):
 
 
 class Collective(Movement):
-    """Base of what ranks do together. `steps` times (n-1)/n of the buffer crosses a ring per
-    rank."""
-
-    steps = 1
+    """Base of what ranks do together."""
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
         """The local results of one group from its local operands."""
@@ -148,7 +151,6 @@ class AllReduce(Collective):
     is several calls, see `stg.bucket`."""
 
     name = "stg.all_reduce"
-    steps = 2
 
     def reuses(self, op: Operation, result: int) -> int | None:
         return result  # in place, as communication libraries do it

@@ -1,14 +1,39 @@
-"""plan-memory: lifetimes of buffers and the bytes on one rank."""
+"""plan-memory: lifetimes of buffers made explicit, and the bytes of each category on one rank.
+
+Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do;
+the peak is the worst moment of everything else on top of the static state.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from stagec.api import Module, Pass, Phase
-from stagec.memory.arena import state_arenas
-from stagec.memory.offload import offload
-from stagec.memory.plan import plan_memory
+from stagec.api import (
+    Builder,
+    Expr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Value,
+    made_by,
+    total,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.loads import planned_env
+from stagec.ir.traits import Repeats
+from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
+from stagec.memory.buffers import STASH, Buffer
+from stagec.memory.lifetimes import lifetimes
+from stagec.memory.liveness import Roots, classify, device_bytes, held_bytes, last_users
+from stagec.memory.step import ActionInState, Planner, turns
+from stagec.memory.worst import on_device, total_of, worst_of
+from stagec.schedule.attached import actions_of, stages_of
 from stagec.sharding.strategy import read_strategy
+
+PASS = "plan-memory"
 
 
 @dataclass(frozen=True)
@@ -16,28 +41,147 @@ class PlanMemory(Pass):
     """Insert `stg.free` where buffers die, and a `stg.memory` that states the bytes of each
     category.
 
-    First the copies of what the strategy offloads to host memory are made explicit.
-
     Before:
-        %b = stg.gelu(%a) : bf16[B, F]
-        %c = stg.gelu(%b) : bf16[B, F]
+        stg.func @f(%x: bf16[B, F | rep]) {
+          %a = stg.gelu(%x) : bf16[B, F | rep]
+          %b = stg.gelu(%a) : bf16[B, F | rep]
+          %c = stg.gelu(%b) : bf16[B, F | rep]
+          stg.return(%c)
+        }
     After:
-        %b = stg.gelu(%a) : bf16[B, F]
-        %c = stg.gelu(%b) : bf16[B, F]
-        stg.free(%b)
+        stg.func @f (%x: bf16[B, F | rep]) {
+          %a = stg.gelu(%x) : bf16[B, F | rep]
+          %b = stg.gelu(%a) : bf16[B, F | rep]
+          stg.free(%a)
+          %c = stg.gelu(%b) : bf16[B, F | rep]
+          stg.free(%b)
+          stg.return(%c)
+        }
+        stg.memory[parameters = 0, gradients = 0, optimizer = 0, stash = 0,
+            transient = 4*B*F, peak = 4*B*F]
     """
 
-    place: str = field(
-        default="", metadata={"help": "state offsets: best-fit, or caching as PyTorch does it"}
-    )
-
-    name = "plan-memory"
+    name = PASS
     needs = Phase.PARTITIONED
     gives = Phase.PLANNED
 
     def run(self, module: Module) -> None:
-        strategy = read_strategy(module)
-        offload(module, strategy.offload)
-        plan_memory(module, strategy.prefetch)
-        for func in module.functions if self.place else ():
-            state_arenas(module, func, strategy.prefetch, self.place)
+        plan_memory(module, read_strategy(module).prefetch)
+
+
+def plan_memory(module: Module, prefetch: int = 1) -> None:
+    """Insert `stg.free` after each buffer's last user and a `stg.memory` with the bytes on one
+    rank. Parameters are gathered `prefetch` iterations ahead."""
+    for func in module.functions:
+        _Plan(module, func, prefetch).state()
+
+
+def _is_transient(buffer: Buffer) -> bool:
+    return on_device(buffer) and buffer.category != STASH
+
+
+def _on_host(buffer: Buffer) -> bool:
+    return not on_device(buffer)
+
+
+class _Plan:
+    """The plan of one function."""
+
+    def __init__(self, module: Module, func: Operation, prefetch: int) -> None:
+        self._module, self._func, self._body = module, func, func.body
+        self._env, self._roots = planned_env(module), Roots()
+        self._sets = classify(self._body, self._roots)
+        self._planner = Planner(lifetimes(self._body, self._env, prefetch))
+        counts = (op.expr("count") for op in self._body.walk() if op.has(Repeats))
+        axes = module.mesh.axes if module.mesh else ()
+        self._long = frozenset(n for c in counts for n in c.symbols) - frozenset(axes)
+
+    def state(self) -> None:
+        """Put what is planned into the module."""
+        b = Builder(
+            self._module.registry, self._module.root.body, loc=made_by(PASS, self._func.loc)
+        )
+        attrs = self._whole()
+        staged = any(isinstance(op.definition, ActionOp) for op in self._body.walk())
+        if staged:
+            stages = self._func.attrs["stages"]
+            attrs |= {"stages": stages, "around": total_of(self._planner.around())}
+        keep = self._sets.gradients | self._sets.static
+        _insert_frees(self._module, self._body, keep, self._roots)
+        b.op("stg.memory", (), attrs, types=())
+        for work in self._works() if staged else ():
+            b.op("stg.working", (), self._of_work(work), types=())
+
+    def _whole(self) -> dict[str, RawAttr]:
+        """What is stated of the function: with actions, of the step around them."""
+        args, outside = self._body.args, self._planner.run(None)
+        parts = {
+            "parameters": _bytes(v for v in args if v.tensor.role == "param"),
+            "gradients": _bytes(self._sets.gradients),
+            "optimizer": _bytes(v for v in args if v.tensor.role == "state"),
+        }
+        runs = [*self._planner.alone(), outside]
+        found: dict[str, RawAttr] = {
+            **parts,
+            "stash": total(held_bytes(v) for v in _sorted(self._sets.stash)),
+            "transient": worst_of(runs, self._env, self._long, _is_transient),
+            "peak": total(parts.values()) + worst_of([outside], self._env, self._long),
+        }
+        states = {v for v in args if v.tensor.role == "state"}
+        held = states if len(runs) > 1 else states | self._sets.stash  # the rest actions state
+        host = total(v.tensor.local_bytes for v in _sorted(held) if v.tensor.memory != "device")
+        return found | ({"host": host} if host != 0 else {})
+
+    def _works(self) -> list[ActionInState]:
+        """All works of the stages that run the function, in the order in which they first occur."""
+        found: dict[ActionInState, None] = {}
+        for stage in stages_of(self._func):
+            order = actions_of(self._module, self._func, stage)
+            for turn in turns(order, self._planner.regions, holds=lambda _: False):
+                found.update(dict.fromkeys(w for w in turn.works if w[0]))
+        return list(found)
+
+    def _of_work(self, work: ActionInState) -> dict[str, RawAttr]:
+        """What is stated of some actions that run one after the other."""
+        runs, before = work
+        peak = worst_of([self._planner.run(work)], self._env, self._long)
+        now, then = self._planner.held(before), self._planner.held(before | frozenset(runs))
+        left, host = (
+            total_of(then - now, w) - total_of(now - then, w) for w in (on_device, _on_host)
+        )
+        done = {kind: tuple(sorted(c for k, c in before if k == kind)) for kind in ACTIONS}
+        return {
+            "runs": tuple(kind for kind, _ in runs),
+            "chunk": runs[0][1],
+            **{kind: chunks for kind, chunks in done.items() if chunks},
+            "peak": peak,
+            "left": left,
+            **({"host": host} if host != 0 else {}),
+            "stages": self._func.attrs["stages"],
+        }
+
+
+def _bytes(values: Iterable[Value]) -> Expr:
+    return total(device_bytes(v) for v in _sorted(values))
+
+
+def _sorted(values: Iterable[Value]) -> list[Value]:
+    return sorted(values, key=lambda v: v.name)
+
+
+def _insert_frees(module: Module, region: Region, keep: set[Value], roots: Roots) -> None:
+    """One `stg.free` after each op, naming the buffers that die there."""
+    dying: dict[Operation, list[Value]] = {}
+    for value, user in last_users(region, roots).items():
+        if value not in keep and user is not region.terminator and roots(value) is value:
+            dying.setdefault(user, []).append(value)
+    for op, values in dying.items():
+        Builder.after(module.registry, op).op("stg.free", values, types=())
+    for op in list(region.ops):
+        if op.region is not None:
+            keep |= {a for a in op.region.args if not _is_carried(op, a)}
+            _insert_frees(module, op.region, keep, roots)
+
+
+def _is_carried(op: Operation, arg: Value) -> bool:
+    return op.has(Repeats) and arg.index < op.integer("carry", 1)

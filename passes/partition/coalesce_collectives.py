@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from stagec.api import Attr, Module, Operation, Pass, Phase, Region, const, is_parameter
 from stagec.ir.param import attr_text
 from stagec.ir_spec.ops.comm import Collective
-from stagec.sharding.kept import reshard_units
 from stagec.sharding.strategy import read_strategy
 
 
@@ -23,10 +22,21 @@ class CoalesceCollectives(Pass):
     one call each.
 
     Before:
-        %a_g = stg.all_gather[dim = 0, over = dp](%a) : bf16[D, F]
-        %b_g = stg.all_gather[dim = 1, over = dp](%b) : bf16[F, D]
+        stg.func @f(%x: bf16[B@dp, S, D], %v: bf16[D@dp, F | param], %w: bf16[F, D@dp | param]) {
+          %v_g = stg.all_gather[dim = 0, over = dp](%v) : bf16[D, F | rep]
+          %y = stg.einsum["bsd,df->bsf"](%x, %v_g) : bf16[B@dp, S, F]
+          %w_g = stg.all_gather[dim = 1, over = dp](%w) : bf16[F, D | rep]
+          %z = stg.einsum["bsf,fd->bsd"](%y, %w_g) : bf16[B@dp, S, D]
+          stg.return(%z)
+        }
     After:
-        %a_g, %b_g = stg.all_gather[dim = (0, 1), over = dp](%a, %b) : (bf16[D, F], bf16[F, D])
+        stg.func @f (%x: bf16[B@dp, S, D], %v: bf16[D@dp, F | param], %w: bf16[F, D@dp | param]) {
+          %v_g, %w_g = stg.all_gather[dim = (0, 1), over = dp](%v, %w) :
+              (bf16[D, F | rep], bf16[F, D | rep])
+          %y = stg.einsum["bsd,df->bsf"](%x, %v_g) : bf16[B@dp, S, F]
+          %z = stg.einsum["bsf,fd->bsd"](%y, %w_g) : bf16[B@dp, S, D]
+          stg.return(%z)
+        }
     """
 
     name = "coalesce-collectives"
@@ -52,7 +62,6 @@ def coalesce(module: Module) -> None:
             _merge_gathers(region)
             _merge_reductions(region, bucket, whole=strategy.zero == 1)
             _merge_updates(region)
-            reshard_units(module, region)
 
 
 def _regions(region: Region) -> Iterable[Region]:

@@ -1,16 +1,46 @@
-"""insert-collectives: every change of placement becomes an op."""
+"""insert-collectives: every change of placement becomes an op.
+
+Each op says, through its rule and the placement of its results, how it needs its operands; where a
+value is placed otherwise, the steps of `Resharding.plan` are inserted before its first user and
+shared by all later ones.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stagec.api import Module, Pass, Phase
-from stagec.sharding.insert import insert_collectives
-from stagec.sharding.kept import keep_parameters
-from stagec.sharding.loads import note_rows
-from stagec.sharding.narrow import order_casts
-from stagec.sharding.stages import accumulation, pipeline_rule
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Rule,
+    TensorType,
+    Value,
+    error,
+    factor_sizes,
+    is_parameter,
+    made_by,
+    place_from_operands,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.traits import FinalGradient, Repeats
+from stagec.ir_spec.ops.comm import AllGather, Collective
+from stagec.sharding.assignment import (
+    MAKE_PARTS,
+    accepted_splits,
+    handed_on,
+    passing_partial,
+    read_assignment,
+    untrue_parts,
+)
+from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
 from stagec.sharding.strategy import read_strategy
+
+PASS = "insert-collectives"
 
 
 @dataclass(frozen=True)
@@ -34,7 +64,7 @@ class InsertCollectives(Pass):
         }
     """
 
-    name = "insert-collectives"
+    name = PASS
     needs = Phase.SHARDED
     gives = Phase.PARTITIONED
 
@@ -44,9 +74,216 @@ class InsertCollectives(Pass):
     )
 
     def run(self, module: Module) -> None:
-        strategy = read_strategy(module)
-        insert_collectives(module, save_gathered=self.save_gathered or strategy.save_gathered)
-        order_casts(module)
-        if strategy.reshard == "last" or pipeline_rule(accumulation(module)) is None:
-            keep_parameters(module, strategy.reshard)
-        note_rows(module)
+        save = self.save_gathered or read_strategy(module).save_gathered
+        insert_collectives(module, save_gathered=save)
+
+
+_Key = tuple[Value, CollectiveStep, str, Region]
+
+
+def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
+    """Make placements explicit in all functions, in place.
+
+    With `save_gathered`, what forward gathered for a split matmul is kept for backward, else
+    backward gathers again; what forward exchanged or reduced is kept in any case. Raises
+    `DiagnosticError` where a placement cannot be reached.
+    """
+    for func in module.functions:
+        _Inserter(module, save_gathered).region(func.body)
+        _keep_moved(func.body, save_gathered=save_gathered)
+
+
+class _Inserter:
+    def __init__(self, module: Module, save_gathered: bool) -> None:
+        self._module = module
+        self._facts = module.facts
+        self._resharding = Resharding.of(module)
+        self._deferred = read_strategy(module).deferred
+        self._save_gathered = save_gathered
+        self._cache: dict[_Key, Value] = {}
+
+    def region(self, region: Region) -> None:
+        for op in list(region.ops):
+            rule = op.definition.rule(op)
+            if rule is not None and rule.operands:
+                self._rule_op(op, rule)
+            elif op.region is not None:
+                self._region_op(op)
+        self._terminator(region)
+
+    # -- what each user needs ----------------------------------------------------------------------
+
+    def _rule_op(self, op: Operation, rule: Rule) -> None:
+        sizes = factor_sizes(op, rule)
+        assignment = read_assignment(op, rule, sizes, self._facts, self._deferred)
+        alone = handed_on(op, rule, self._deferred)
+        for message in untrue_parts(op, rule, assignment, self._deferred):
+            raise error(f"'{op.name}' {message}", op.loc, remedy=MAKE_PARTS)
+        passing = _passed(op, rule)
+        if len(rule.linear) > 2 and not any(rule.operands):
+            self._reduce_in_groups(op, passing)
+        for i, (value, shape) in enumerate(zip(op.operands, rule.operands, strict=False)):
+            handed = passing if i in rule.linear else alone.get(i, ())
+            partial = tuple(a for a in value.tensor.partial_axes if a in handed)
+            splits = accepted_splits(value.tensor, shape, rule, assignment)
+            self._require(op, i, value, splits, partial)
+        if op.has(FinalGradient):
+            return  # placed as its type says; the steps above bring its operand there
+        special = {f: assignment[f] for f in sorted(rule.special) if assignment.get(f)}
+        if special:
+            self._partition(op, special)
+
+    def _partition(self, op: Operation, special: dict[str, Axes]) -> None:
+        """An op that must be rewritten where a special factor is split."""
+        if op.parent is None:
+            return
+        builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+        builder.finish = lambda new: place_from_operands(new, self._facts)
+        new = op.definition.partition(builder, op, special)
+        for old, value in zip(op.results, new, strict=False):
+            old.replace_with(value)
+            value.name = old.name
+        op.erase()
+
+    def _region_op(self, op: Operation) -> None:
+        region = op.body
+        carried = op.integer("carry", 1) if op.has(Repeats) else len(op.operands)
+        for i, value in enumerate(op.operands[:carried]):
+            target = region.args[i].tensor
+            self._require(op, i, value, [d.axes for d in target.dims], target.partial_axes)
+        self.region(region)
+        for result, type_ in zip(op.results, op.definition.infer(op), strict=True):
+            result.type = type_
+
+    def _terminator(self, region: Region) -> None:
+        owner, end = region.owner, region.terminator
+        if owner.has(Repeats):
+            targets = [a.tensor for a in region.args[: owner.integer("carry", 1)]]
+        else:
+            targets = [t for t in region.returns if isinstance(t, TensorType)]
+        for i, target in enumerate(targets):
+            self._require(
+                end, i, end.operands[i], [d.axes for d in target.dims], target.partial_axes
+            )
+
+    # -- making it so ------------------------------------------------------------------------------
+
+    def _require(
+        self, op: Operation, index: int, value: Value, splits: Sequence[Axes], partial: Axes
+    ) -> None:
+        have = value.tensor
+        if [d.axes for d in have.dims] == list(splits) and partial == have.partial_axes:
+            return
+        try:
+            steps = self._resharding.plan(have, splits, partial)
+        except NoPlanError as e:
+            message = f"'{op.name}' needs %{value.name} placed otherwise: {e}"
+            raise error(message, op.loc, remedy=MAKE_PARTS) from None
+        phase = "gradient" if op.has(FinalGradient) else op.phase
+        builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc), phase=phase)
+        home = value.region if op.parent is None else op.parent
+        keeps = self._save_gathered or is_parameter(value)
+        for step in steps:
+            shared = phase if step.op == "stg.all_gather" and not keeps else ""
+            found = self._found(value, step, shared, home)
+            if found is None:
+                found = self._cache[(value, step, shared, home)] = _emit(builder, value, step)
+            value = found
+        op.set_operand(index, value)
+
+    def _found(self, value: Value, step: CollectiveStep, shared: str, home: Region) -> Value | None:
+        """The moved value, if an earlier user in this region or around it has it already."""
+        region: Region | None = home
+        while region is not None:
+            found = self._cache.get((value, step, shared, region))
+            if found is not None:
+                return found
+            region = region.owner.parent
+        return None
+
+    def _reduce_in_groups(self, op: Operation, passing: Axes) -> None:
+        """A sum of scalars with different unreduced axes: add those that are alike first, reduce
+        each sum once."""
+        groups: dict[Axes, list[Value]] = {}
+        for value in op.operands:
+            groups.setdefault(
+                tuple(a for a in value.tensor.partial_axes if a not in passing), []
+            ).append(value)
+        if len(groups) < 2 and not any(groups):
+            return
+        builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+        sums: list[Value] = []
+        for values in groups.values():
+            one = (
+                values[0]
+                if len(values) == 1
+                else builder.value(
+                    op.name, values, hint=f"{op.results[0].name}_part", type=values[0].tensor
+                )
+            )
+            sums.append(one)
+        op.set_operands(sums)
+
+
+def _emit(b: Builder, value: Value, step: CollectiveStep) -> Value:
+    attrs: dict[str, RawAttr] = {"over": step.over}
+    if step.op != "stg.all_reduce":
+        attrs["dim"] = step.dim if isinstance(step.dim, tuple) else (step.dim,)
+    if step.op == "stg.all_to_all":
+        attrs["from"] = step.source if isinstance(step.source, tuple) else (step.source,)
+    if step.kind == "max":
+        attrs["kind"] = "max"
+    suffix = {"stg.all_gather": "g", "stg.reduce_scatter": "s", "stg.all_reduce": "r"}
+    hint = f"{value.name}_{suffix.get(step.op, 'm')}"
+    return b.value(step.op, [value], attrs, hint=hint)
+
+
+def _passed(op: Operation, rule: Rule) -> Axes:
+    """Partial axes that the op hands from operands to results."""
+    if not rule.linear or not op.results:
+        return ()
+    handed = passing_partial(op, rule)
+    return tuple(a for a in op.results[0].tensor.partial_axes if a in handed)
+
+
+def _keep_moved(region: Region, *, save_gathered: bool) -> None:
+    """Stash the moved value instead of the one before where backward would move it again.
+
+    Always for what is not larger: a value that was exchanged or reduced; for a gathered one if
+    asked for.
+    """
+    for op in region.ops:
+        if op.region is not None and op.has(Repeats):
+            for index in range(op.integer("carry", 1), len(op.results)):
+                while _keep_one(op, index, save_gathered=save_gathered):
+                    pass
+        elif op.region is not None:
+            _keep_moved(op.region, save_gathered=save_gathered)
+
+
+def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
+    """Stash what comes after one movement that forward and all of backward have in common."""
+    end = op.body.terminator
+    uses = [(user, slot) for user, slot in op.results[index].uses if user.region is not None]
+    args = [user.body.args[slot] for user, slot in uses]
+    again = [u for arg in args for u, _ in arg.uses]
+    for move, _ in end.operands[index].uses:
+        kept = isinstance(move.definition, Collective) and len(move.operands) == 1
+        gathers = isinstance(move.definition, AllGather)
+        if not again or not kept or (gathers and not save_gathered):
+            continue
+        if all(_same_move(u, move) for u in again):
+            end.set_operand(index, move.result)
+            op.results[index].type = move.result.tensor.stacked(op.expr("count"))
+            for arg in args:
+                arg.type = move.result.tensor
+                for u, _ in list(arg.uses):
+                    u.result.replace_with(arg)
+                    u.erase()
+            return True
+    return False
+
+
+def _same_move(op: Operation, other: Operation) -> bool:
+    names = (op.attrs.keys() | other.attrs.keys()) - {"phase"}
+    return op.name == other.name and all(op.attrs.get(n) == other.attrs.get(n) for n in names)

@@ -1,11 +1,38 @@
-"""propagate-sharding: every value gets a placement."""
+"""propagate-sharding: every value gets a placement.
+
+Where results are pinned, the pin says where a value shall be, not how its op computes it. While
+placements are found, a pin is a `stg.sharding_constraint` behind the op, which then may be placed
+otherwise if less moves so:
+
+    %y = stg.softmax(%x) : f32[A, B@x]      before
+    %y = stg.softmax(%x) : f32[A, B]        while placements are found
+    %y_placed = stg.sharding_constraint(%y) : f32[A, B@x]
+
+A constraint behind an op that gives its result as pinned is taken away again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from stagec.api import Module, Pass, Phase
-from stagec.sharding.propagate import propagate
+from stagec.api import (
+    AxisUse,
+    Builder,
+    Module,
+    Operation,
+    Partial,
+    Pass,
+    Phase,
+    Region,
+    TensorType,
+    Value,
+    error,
+)
+from stagec.ir_spec.ops.layout import Identity
+from stagec.sharding.assignment import MAKE_PARTS
+from stagec.sharding.propagate import Propagation, is_carried
+from stagec.sharding.weigh import Split
 
 
 @dataclass(frozen=True)
@@ -38,4 +65,104 @@ class PropagateSharding(Pass):
                 "the strategy is not applied: run 'apply-strategy' before 'propagate-sharding'",
                 module.ops("stg.strategy")[0].loc,
             )
-        propagate(module)
+        propagate_sharding(module)
+
+
+def propagate_sharding(module: Module) -> None:
+    """Give every value of every function a placement, in place.
+
+    Raises `DiagnosticError` for pins that contradict each other.
+    """
+    for func in module.functions:
+        constraints = _part_pins(module, func.body)
+        found = Propagation(module, func.body, constraints)
+        found.run()
+        _write(func.body, found)
+        _join_pins(constraints)
+
+
+# -- the types -------------------------------------------------------------------------------------
+
+
+def _write(region: Region, found: Propagation) -> None:
+    for arg in region.args:
+        partial = arg.tensor.partial if region is found.region else _partial_of_arg(arg)
+        arg.type = _settled(arg.tensor, found.split(arg), partial)
+    for op in region.ops:
+        if found.has_rule(op):
+            for value in op.results:
+                value.type = _settled(*found.result(op, value.index))
+        if op.region is not None:
+            _write(op.region, found)
+            for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
+                value.type = type_
+    region.returns = tuple(
+        _settled(t, [d.split for d in t.dims], t.partial)
+        if isinstance(t, TensorType) and t.placed
+        else v.tensor
+        for t, v in zip(region.returns, region.terminator.operands, strict=False)
+    )
+
+
+def _partial_of_arg(arg: Value) -> Partial | None:
+    """A slice of an unreduced value is unreduced."""
+    return None if is_carried(arg) else arg.region.owner.operands[arg.index].tensor.partial
+
+
+def _settled(type_: TensorType, splits: Sequence[Split], partial: Partial | None) -> TensorType:
+    """The type placed so, without priorities."""
+    dims = tuple(
+        replace(d, split=tuple(AxisUse(u.axis) for u in s), open=False)
+        for d, s in zip(type_.dims, splits, strict=True)
+    )
+    return replace(type_, dims=dims, partial=partial, placed=True)
+
+
+# -- pins ------------------------------------------------------------------------------------------
+
+
+def _part_pins(module: Module, region: Region) -> list[Operation]:
+    """Take the pins off the results of ops with rules; the constraints that have them now."""
+    made: list[Operation] = []
+    for op in list(region.ops):
+        if op.region is not None:
+            made += _part_pins(module, op.region)
+        elif op.definition.rule(op) is not None and not isinstance(op.definition, Identity):
+            b = Builder.after(module.registry, op)
+            for value in op.results:
+                pin = value.type
+                if not isinstance(pin, TensorType) or not pin.placed:
+                    continue
+                value.type, users = pin.unplaced(), list(value.uses)
+                hint = f"{value.name}_placed"
+                there = b.value("stg.sharding_constraint", [value], type=pin, hint=hint)
+                for user, index in users:
+                    user.set_operand(index, there)
+                if there.producer is not None:
+                    made.append(there.producer)
+    return made
+
+
+def _check_parts(value: Value, pin: TensorType) -> None:
+    """Refuse a pin that makes parts of a value which is whole: their sum would count it once for
+    each rank."""
+    op, has = value.producer, value.tensor.partial
+    rest = [a for a in pin.partial_axes if a not in value.tensor.partial_axes]
+    what = f"whole, not in parts over {', '.join(rest)}"
+    if has and pin.partial and has.kind != pin.partial.kind:
+        what = f"in parts of a {has.kind}"
+    elif not rest:
+        return
+    message = f"'{op.name if op else ''}' gives %{value.name} {what}: {pin}"
+    raise error(message, value.loc, remedy=MAKE_PARTS)
+
+
+def _join_pins(constraints: list[Operation]) -> None:
+    """Take away the constraints that change nothing. Raises `DiagnosticError` for a pinned partial
+    sum that the op does not leave."""
+    for op in constraints:
+        (value,), pin = op.operands, op.result.tensor
+        _check_parts(value, pin)
+        if value.type == pin:
+            op.result.replace_with(value)
+            op.erase()

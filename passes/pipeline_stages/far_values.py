@@ -18,7 +18,7 @@ from stagec.api import Operation, Value
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.comm import Movement
-from stagec.passes.pipeline_stages.sections import Part, Sections, ancestors, too_far
+from stagec.passes.pipeline_stages.sections import ActionKind, Sections, ancestors, too_far
 from stagec.sharding.stages import Piece
 
 
@@ -26,23 +26,25 @@ from stagec.sharding.stages import Piece
 class FarValues:
     """What enters each piece from the one before it, by the direction of the work."""
 
-    enters: dict[Part, list[tuple[Value, ...]]]
-    numbers: dict[tuple[Part, Value], int] = field(default_factory=dict[tuple[Part, Value], int])
+    enters: dict[ActionKind, list[tuple[Value, ...]]]
+    numbers: dict[tuple[ActionKind, Value], int] = field(
+        default_factory=dict[tuple[ActionKind, Value], int]
+    )
 
-    def entering(self, part: Part, depth: int) -> tuple[Value, ...]:
+    def entering(self, part: ActionKind, depth: int) -> tuple[Value, ...]:
         """The values that a piece receives, in order."""
         return self.enters[part][depth] if part in self.enters else ()
 
-    def leaving(self, part: Part, depth: int) -> tuple[Value, ...]:
+    def leaving(self, part: ActionKind, depth: int) -> tuple[Value, ...]:
         """The values that a piece sends: what enters the next one."""
         rows = self.enters.get(part, [])
-        after = depth + (1 if part is Part.FORWARD else -1)
+        after = depth + (1 if part is ActionKind.FORWARD else -1)
         return rows[after] if 0 <= after < len(rows) else ()
 
 
 def far_values(sections: Sections, pieces: Sequence[Piece]) -> FarValues:
     """Find them. Raises `DiagnosticError` for a value that no message can bring in time."""
-    ways: dict[tuple[Part, Value], tuple[int, int]] = {}
+    ways: dict[tuple[ActionKind, Value], tuple[int, int]] = {}
     order: dict[Value, int] = {}
     for op in sections.body.ops[:-1]:
         for value, position in uses(op, sections):
@@ -50,10 +52,10 @@ def far_values(sections: Sections, pieces: Sequence[Piece]) -> FarValues:
                 one, other = ways.get((part, value), (first, last))
                 ways[part, value] = min(one, first), max(other, last)
                 order.setdefault(value, len(order))
-    enters: dict[Part, list[tuple[Value, ...]]] = {}
-    for part in (Part.FORWARD, Part.BACKWARD):
+    enters: dict[ActionKind, list[tuple[Value, ...]]] = {}
+    for part in (ActionKind.FORWARD, ActionKind.BACKWARD):
         mine = [(v, *way) for (p, v), way in ways.items() if p is part]
-        later = 1 if part is Part.FORWARD else 0  # the first piece that a value enters
+        later = 1 if part is ActionKind.FORWARD else 0  # the first piece that a value enters
         enters[part] = [
             tuple(v for v, low, high in mine if low + later <= depth < high + later)
             for depth in range(len(pieces))
@@ -71,7 +73,7 @@ def uses(op: Operation, sections: Sections) -> Iterator[tuple[Value, int]]:
             if len(slots) > 1 and made & {s.position for s in slots}:
                 continue  # each section adds its own
             enters = op.region is not None and index < carried(op)
-            back = -1 if slot.part is Part.FORWARD else 1
+            back = -1 if slot.part is ActionKind.FORWARD else 1
             yield value, slot.position + (back if enters else 0)
         for inner in op.region.walk() if op.region is not None else ():
             for value in inner.operands:
@@ -94,7 +96,7 @@ def critical_ops(sections: Sections) -> set[Operation]:
 
 def _ways(
     op: Operation, value: Value, position: int, sections: Sections, pieces: Sequence[Piece]
-) -> Iterator[tuple[Part, int, int]]:
+) -> Iterator[tuple[ActionKind, int, int]]:
     """The direction, and the pieces from the lower to the upper one, between which a use needs a
     value sent."""
     slots = sections.slots_of(value)
@@ -104,31 +106,24 @@ def _ways(
     if others:
         raise too_far(op, value)
     makers, users = _holders(made, pieces), _holders(position, pieces)
-    if made % 2 and _is_stacked(value, made, sections):
+    if value in sections.layers:
         raise too_far(op, value)
     if len(makers) > 1 and not _adds_up(value, made, sections):
         raise too_far(op, value)
-    forward = sections.slots[op][0].part is Part.FORWARD
+    forward = sections.slots[op][0].part is ActionKind.FORWARD
     for user in users:
-        if part is Part.FORWARD and user >= makers[-1]:
+        if part is ActionKind.FORWARD and user >= makers[-1]:
             if user > makers[0]:
-                yield Part.FORWARD, makers[0], user
-        elif not forward and part is not Part.WEIGHTS and user <= makers[0]:
+                yield ActionKind.FORWARD, makers[0], user
+        elif not forward and part is not ActionKind.WEIGHTS and user <= makers[0]:
             if user < makers[-1]:
-                yield Part.BACKWARD, user, makers[-1]
+                yield ActionKind.BACKWARD, user, makers[-1]
         else:
             raise too_far(op, value)
 
 
 def _holders(position: int, pieces: Sequence[Piece]) -> list[int]:
     return [depth for depth, piece in enumerate(pieces) if position in piece.positions]
-
-
-def _is_stacked(value: Value, position: int, sections: Sections) -> bool:
-    """Whether a value still has the dimension of the layers that are cut."""
-    repeat = sections.repeat(Part.FORWARD, position)
-    dims = value.tensor.dims
-    return repeat is not None and bool(dims) and dims[0].size == repeat.expr("count")
 
 
 def _adds_up(value: Value, position: int, sections: Sections) -> bool:

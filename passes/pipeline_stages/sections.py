@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from stagec.api import DiagnosticError, Operation, Region, Value, error
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.comm import Movement
+from stagec.passes.pipeline_stages.layers import LayerDim, layer_dims
 
 
-class Part(IntEnum):
+class ActionKind(IntEnum):
     """The parts of a microbatch's work."""
 
     FORWARD = 0
@@ -35,12 +37,12 @@ class Slot(NamedTuple):
     """Where on the chain, and in which part of the work."""
 
     position: int
-    part: Part
+    part: ActionKind
 
     @property
-    def time(self) -> tuple[bool, int, Part]:
+    def time(self) -> tuple[bool, int, ActionKind]:
         """Orders slots as they run."""
-        later = self.part is not Part.FORWARD
+        later = self.part is not ActionKind.FORWARD
         return later, -self.position if later else self.position, self.part
 
 
@@ -51,8 +53,8 @@ class Sections:
     can be computed wherever it is used."""
 
     body: Region
-    repeats: dict[Part, list[Operation | None]] = field(
-        default_factory=dict[Part, "list[Operation | None]"]
+    repeats: dict[ActionKind, list[Operation | None]] = field(
+        default_factory=dict[ActionKind, "list[Operation | None]"]
     )
     slots: dict[Operation, tuple[Slot, ...]] = field(
         default_factory=dict[Operation, tuple[Slot, ...]]
@@ -61,9 +63,14 @@ class Sections:
     @property
     def last(self) -> int:
         """The position of the last section."""
-        return 2 * len(self.repeats[Part.FORWARD])
+        return 2 * len(self.repeats[ActionKind.FORWARD])
 
-    def repeat(self, part: Part, position: int) -> Operation | None:
+    @cached_property
+    def layers(self) -> dict[Value, LayerDim]:
+        """The values of the step that count layers, of which stages hold a part each."""
+        return layer_dims(self.repeats.values())
+
+    def repeat(self, part: ActionKind, position: int) -> Operation | None:
         """The repeat at an odd position."""
         return self.repeats[part][position // 2]
 
@@ -76,27 +83,27 @@ class Sections:
         if op.region is None or value.index >= carried(op):
             return slots
         ((position, part),) = slots
-        return (Slot(position + (1 if part is Part.FORWARD else -1), part),)
+        return (Slot(position + (1 if part is ActionKind.FORWARD else -1), part),)
 
 
 def dissect(body: Region) -> Sections:
     """Find the sections of a differentiated step. Raises `DiagnosticError` if it is no chain."""
     found = Sections(body)
-    forward = [op for op in body.ops if _part(op) is Part.FORWARD and op.region is not None]
+    forward = [op for op in body.ops if _part(op) is ActionKind.FORWARD and op.region is not None]
     if not forward:
         raise error(
             "the model has no repeated layers to cut into pipeline stages",
             body.owner.loc,
             remedy="write the layers as an stg.repeat, or leave the pipeline out: --pp 1",
         )
-    found.repeats = {part: [None] * len(forward) for part in Part}
-    found.repeats[Part.FORWARD] = [*forward]
+    found.repeats = {part: [None] * len(forward) for part in ActionKind}
+    found.repeats[ActionKind.FORWARD] = [*forward]
     opening = ancestors(forward[0].operands[: carried(forward[0])], body)
     for op in body.ops[:-1]:
         if op.region is not None:
             found.slots[op] = (_slot_of_repeat(op, forward, found),)
         elif op in opening and _reads_data(op, body):
-            found.slots[op] = (Slot(0, Part.FORWARD),)
+            found.slots[op] = (Slot(0, ActionKind.FORWARD),)
         else:
             found.slots[op] = _slots_of_straight(op, found)
     for op in reversed(body.ops[:-1]):
@@ -129,20 +136,20 @@ def _slots_of_users(op: Operation, found: Sections) -> tuple[Slot, ...]:
     slots: set[Slot] = set()
     for user, index in (use for r in op.results for use in r.uses):
         for position, part in found.slots.get(user, ()):
-            back = -1 if part is Part.FORWARD else 1
+            back = -1 if part is ActionKind.FORWARD else 1
             enters = user.region is not None and index < carried(user)
             slots.add(Slot(position + (back if enters else 0), part))
     return (min(slots, key=lambda s: s.time),) if slots else ()
 
 
-def _part(op: Operation) -> Part:
-    return Part.FORWARD if op.phase == "forward" else Part.BACKWARD
+def _part(op: Operation) -> ActionKind:
+    return ActionKind.FORWARD if op.phase == "forward" else ActionKind.BACKWARD
 
 
 def _slot_of_repeat(op: Operation, forward: list[Operation], found: Sections) -> Slot:
     if op in forward:
-        return Slot(2 * forward.index(op) + 1, Part.FORWARD)
-    part = Part.BACKWARD if carried(op) else Part.WEIGHTS
+        return Slot(2 * forward.index(op) + 1, ActionKind.FORWARD)
+    part = ActionKind.BACKWARD if carried(op) else ActionKind.WEIGHTS
     index = next(_matches(op, forward, found), None)
     if index is None:
         raise error(

@@ -29,12 +29,10 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried
 from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
-from stagec.passes.pipeline_stages.sections import Part, Sections, Slot, dissect
-from stagec.passes.pipeline_stages.split_weights import split_weights
+from stagec.passes.pipeline_stages.sections import ActionKind, Sections, Slot, dissect
 from stagec.passes.pipeline_stages.stage_messages import StageMessages
 from stagec.passes.pipeline_stages.stage_step import StageStep
 from stagec.passes.pipeline_stages.stage_values import StageValues
-from stagec.sharding.kept import gather_once
 from stagec.sharding.stages import (
     Held,
     Piece,
@@ -44,50 +42,99 @@ from stagec.sharding.stages import (
     held_pieces,
     take_pipeline,
 )
-from stagec.sharding.strategy import read_strategy
+
+PASS = "split-stages"
 
 
 @dataclass(frozen=True)
 class SplitStages(Pass):
-    """Cut the step into functions of pipeline stages, as `stg.pipeline` says.
+    """Cut the step into functions of pipeline stages, as its
+    accumulation says (`pipeline`).
 
     Stages that hold the same share a function. Its accumulation becomes a list of `stg.action`s,
     with `stg.send` and `stg.recv` where the model is cut; a schedule with split backward gets
     actions for the gradients of weights. Reductions between stages (the gradient norm, tied
-    embeddings) are inserted. With `reshard = never` every parameter is gathered once, before the
-    microbatches. Without that statement nothing happens.
+    embeddings) are inserted. Else nothing happens.
+
+    Before:
+        stg.symbols[B, D, L]
+        stg.mesh @pod[pp = 2]
+        stg.func @f(%x: bf16[B, D | rep], %W: bf16[L, D, D | rep param]) {
+          %y = stg.accumulate[count = 4, split = B, pipeline = pp] (
+              %x_mb: bf16[B/4, D | rep] = %x) {
+            %y = stg.repeat[count = L, carry = 1] (
+                %h: bf16[B/4, D | rep] = %x_mb, %w: bf16[D, D | rep] = %W) {
+              %a = stg.einsum["bd,de->be"](%h, %w) : bf16[B/4, D | rep]
+              stg.yield(%a)
+            } : bf16[B/4, D | rep]
+            stg.yield(%y)
+          } : bf16[B/4, D | rep]
+          stg.return(%y)
+        }
+    After:
+        stg.symbols[B, D, L]
+        stg.mesh @pod[pp = 2]
+        stg.func @f_stage0[over = pp, stages = 0, parameters = D^2*L] (
+            %x: bf16[B, D | rep], %W_c0: bf16[L/2, D, D | rep param part(W=0)]) ->
+            bf16[B/4, D | rep] {
+          %y = stg.accumulate[count = 4, split = B, schedule = "1f1b"] (
+              %x_mb: bf16[B/4, D | rep] = %x) {
+            %y = stg.action[forward, chunk = 0] {
+              %y = stg.repeat[count = L/2, carry = 1] (
+                  %h: bf16[B/4, D | rep] = %x_mb, %w: bf16[D, D | rep] = %W_c0) {
+                %a = stg.einsum["bd,de->be"](%h, %w) : bf16[B/4, D | rep]
+                stg.yield(%a)
+              } : bf16[B/4, D | rep]
+              stg.send[over = pp, by = 1](%y)
+              stg.yield(%y)
+            } : bf16[B/4, D | rep]
+            stg.yield(%y)
+          } : bf16[B/4, D | rep]
+          stg.return(%y)
+        }
+        stg.func @f_stage1[over = pp, stages = 1, parameters = D^2*L] (
+            %W_c0: bf16[L/2, D, D | rep param part(W=0)]) -> bf16[B/4, D | rep] {
+          %y = stg.accumulate[count = 4, split = B, schedule = "1f1b"] {
+            %y = stg.action[forward, chunk = 0] {
+              %y = stg.recv[over = pp, by = 1] : bf16[B/4, D | rep]
+              %y_2 = stg.repeat[count = L/2, carry = 1] (
+                  %h: bf16[B/4, D | rep] = %y, %w: bf16[D, D | rep] = %W_c0) {
+                %a = stg.einsum["bd,de->be"](%h, %w) : bf16[B/4, D | rep]
+                stg.yield(%a)
+              } : bf16[B/4, D | rep]
+              stg.yield(%y_2)
+            } : bf16[B/4, D | rep]
+            stg.yield(%y)
+          } : bf16[B/4, D | rep]
+          stg.return(%y)
+        }
     """
 
-    name = "split-stages"
+    name = PASS
     needs = Phase.PARTITIONED
 
     def run(self, module: Module) -> None:
-        if split_stages(module) and read_strategy(module).reshard == "never":
-            gather_once(module)
+        split_stages(module)
 
 
-PASS = "split-stages"
 #: The parts of the work in which stages send.
-_SENT = (Part.FORWARD, Part.BACKWARD)
+_SENT = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 
-def split_stages(module: Module) -> bool:
-    """Replace the main function by one function for each kind of pipeline stage, in place; whether
-    its accumulation asks for that.
+def split_stages(module: Module) -> None:
+    """Replace the main function by one function for each kind of pipeline stage, in place, if its
+    accumulation asks for that.
 
     Raises `DiagnosticError` where the model cannot be cut.
     """
     func, accumulate = module.main, accumulation(module)
     pipeline = take_pipeline(module, accumulate) if accumulate is not None else None
     if accumulate is None or pipeline is None:
-        return False
+        return
     sections = dissect(accumulate.body)
     if pipeline.schedule.splits_weight_gradient:
-        critical = critical_ops(sections)
-        split_weights(module, accumulate.body, critical)
-        sections = dissect(accumulate.body)
-        _mark_weights(sections, critical)
-    forward = [op for op in sections.repeats[Part.FORWARD] if op is not None]
+        _mark_weights(sections, critical_ops(sections))
+    forward = [op for op in sections.repeats[ActionKind.FORWARD] if op is not None]
     pieces = cut(module, pipeline, forward)
     parameters = total(p.tensor.elements for p in module.parameters())
     far = far_values(sections, pieces)
@@ -102,7 +149,6 @@ def split_stages(module: Module) -> bool:
         place += 1
         module.root.body.insert(place, made)
     func.erase()
-    return True
 
 
 def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
@@ -110,7 +156,8 @@ def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
     for op, slots in sections.slots.items():
         if op.region is None and op not in critical:
             sections.slots[op] = tuple(
-                Slot(s.position, Part.WEIGHTS) if s.part is Part.BACKWARD else s for s in slots
+                Slot(s.position, ActionKind.WEIGHTS) if s.part is ActionKind.BACKWARD else s
+                for s in slots
             )
 
 
@@ -197,22 +244,22 @@ class _StageMaker:
     # -- actions -----------------------------------------------------------------------------------
 
     def _actions(self, values: StageValues, region: Region) -> None:
-        parts = [Part.FORWARD, Part.BACKWARD]
+        parts = [ActionKind.FORWARD, ActionKind.BACKWARD]
         if self._pipeline.schedule.splits_weight_gradient:
-            parts.append(Part.WEIGHTS)
+            parts.append(ActionKind.WEIGHTS)
         for part in parts:
-            ordered = self._held if part is Part.FORWARD else self._held[::-1]
+            ordered = self._held if part is ActionKind.FORWARD else self._held[::-1]
             for held in ordered:
                 self._action(values, region, part, held)
 
-    def _action(self, values: StageValues, region: Region, part: Part, held: Held) -> None:
+    def _action(self, values: StageValues, region: Region, part: ActionKind, held: Held) -> None:
         action = Operation(
             self._registry["stg.action"],
             (),
             {"kind": part.label, "chunk": const(held.home.chunk)},
             loc=made_by(PASS, self._sections.body.owner.loc),
         )
-        if part is not Part.FORWARD:
+        if part is not ActionKind.FORWARD:
             action.attrs["phase"] = "backward"
         inner = action.make_region()
         region.append(action)
@@ -227,7 +274,7 @@ class _StageMaker:
             region.ops.remove(action)
             action.parent = None
 
-    def _ordered(self, part: Part, held: Held) -> Iterator[Operation]:
+    def _ordered(self, part: ActionKind, held: Held) -> Iterator[Operation]:
         """The operations of a piece as they run; a sum over several sections comes with the
         last."""
         slots = {Slot(position, part) for position in held.piece.positions}
@@ -241,34 +288,36 @@ class _StageMaker:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _entry(self, part: Part, held: Held) -> tuple[Operation | None, bool]:
+    def _entry(self, part: ActionKind, held: Held) -> tuple[Operation | None, bool]:
         """The repeat at which a piece is cut off from the one before, and whether the piece goes on
         with it (else the piece begins behind it)."""
-        first = held.cut_in if part is Part.FORWARD else held.cut_out
+        first = held.cut_in if part is ActionKind.FORWARD else held.cut_out
         if first % 2:
             return self._sections.repeat(part, first), True
-        at = first - 1 if part is Part.FORWARD else first + 1
+        at = first - 1 if part is ActionKind.FORWARD else first + 1
         inside = 0 < at < self._sections.last
         return (self._sections.repeat(part, at) if inside else None), False
 
-    def _exit(self, part: Part, held: Held) -> list[Value]:
+    def _exit(self, part: ActionKind, held: Held) -> list[Value]:
         """The values of the whole step that leave a piece."""
-        last = held.piece.positions[-1 if part is Part.FORWARD else 0]
+        last = held.piece.positions[-1 if part is ActionKind.FORWARD else 0]
         if last % 2:
             repeat = self._sections.repeat(part, last)
             return list(repeat.results[: carried(repeat)]) if repeat is not None else []
-        at = last + 1 if part is Part.FORWARD else last - 1
+        at = last + 1 if part is ActionKind.FORWARD else last - 1
         if not 0 < at < self._sections.last:
             return []
         repeat = self._sections.repeat(part, at)
         return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
 
-    def _receive(self, values: StageValues, inner: Region, part: Part, held: Held) -> list[Value]:
+    def _receive(
+        self, values: StageValues, inner: Region, part: ActionKind, held: Held
+    ) -> list[Value]:
         """What enters a piece: carried values, which the repeat goes on with or has ended with."""
-        by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
+        by = held.comes_from if part is ActionKind.FORWARD else _reverse(held.goes_to)
         repeat, goes_on = self._entry(part, held)
         entered: list[Value] = []
-        if by is None or part is Part.WEIGHTS or repeat is None:
+        if by is None or part is ActionKind.WEIGHTS or repeat is None:
             return entered
         for index, value in enumerate(repeat.results[: carried(repeat)]):
             type_ = repeat.body.args[index].tensor
@@ -280,9 +329,11 @@ class _StageMaker:
                 values.define(value, got)
         return entered
 
-    def _receive_far(self, values: StageValues, inner: Region, part: Part, held: Held) -> None:
+    def _receive_far(
+        self, values: StageValues, inner: Region, part: ActionKind, held: Held
+    ) -> None:
         """Values from further away. To a sum over layers the piece adds its own part."""
-        by = held.comes_from if part is Part.FORWARD else _reverse(held.goes_to)
+        by = held.comes_from if part is ActionKind.FORWARD else _reverse(held.goes_to)
         for value in self._far.entering(part, held.depth) if by is not None else ():
             index = self._first_far + self._far.numbers[part, value]
             got = self._got(values, inner, part, held, by or 0, index, value, value.tensor)
@@ -296,7 +347,7 @@ class _StageMaker:
         self,
         values: StageValues,
         inner: Region,
-        part: Part,
+        part: ActionKind,
         held: Held,
         by: int,
         index: int,
@@ -310,11 +361,11 @@ class _StageMaker:
         return self._messages.receive(b, type_, self._message(by, index, part), value.name)
 
     def _send(
-        self, values: StageValues, inner: Region, part: Part, held: Held, entered: list[Value]
+        self, values: StageValues, inner: Region, part: ActionKind, held: Held, entered: list[Value]
     ) -> None:
         """What leaves a piece; what entered one without layers."""
-        by = held.goes_to if part is Part.FORWARD else _reverse(held.comes_from)
-        if by is None or part is Part.WEIGHTS:
+        by = held.goes_to if part is ActionKind.FORWARD else _reverse(held.comes_from)
+        if by is None or part is ActionKind.WEIGHTS:
             return
         if held.piece.positions:
             leaving = [values.get(value, inner) for value in self._exit(part, held)]
@@ -331,9 +382,9 @@ class _StageMaker:
             b = Builder(self._registry, inner, loc=made_by(PASS, there.loc), phase=_phase(part))
             self._messages.send(b, there, self._message(by, index, part))
 
-    def _message(self, by: int, index: int, part: Part) -> dict[str, RawAttr]:
+    def _message(self, by: int, index: int, part: ActionKind) -> dict[str, RawAttr]:
         attrs: dict[str, RawAttr] = {"over": self._pipeline.rule.over, "by": by}
-        channel = 2 * index + (part is not Part.FORWARD)
+        channel = 2 * index + (part is not ActionKind.FORWARD)
         return attrs | ({"channel": channel} if channel else {})
 
 
@@ -341,8 +392,8 @@ def _reverse(by: int | None) -> int | None:
     return None if by is None else -by
 
 
-def _phase(part: Part) -> str:
-    return "forward" if part is Part.FORWARD else "backward"
+def _phase(part: ActionKind) -> str:
+    return "forward" if part is ActionKind.FORWARD else "backward"
 
 
 def _schedule_attrs(pipeline: Pipeline) -> dict[str, Attr]:

@@ -3,7 +3,15 @@
 Of the whole step only the operations on values that the stage holds are kept. A sum over parameters
 of all stages, such as the gradient norm, is reduced over the stages where a whole one is needed; a
 gradient to which several stages contribute (tied embeddings, two copies of the model) is reduced
-between them.
+between them. With layers `%W` on all stages and an embedding `%e` that the first and the last stage
+use, a stage keeps of the step
+
+    %g_e, %g_W = stg.accumulate ...        %g_W is held; of %g_e two stages have a share each
+    %sq_e = stg.squared_norm(%g_e)         a square needs the whole %g_e: all_reduce in the pair
+    %sq_W = stg.squared_norm(%g_W)         a sum over layers: each stage has a part of it
+    %norm = stg.add(%sq_e, %sq_W)          a part as well; %sq_e counts on the first stage only
+    %clip = stg.clip_factor(%norm)         needs the whole %norm: all_reduce over all stages
+    %W_new = stg.adamw(%W, %g_W, %clip)    held, as %W is
 """
 
 from __future__ import annotations
@@ -17,7 +25,6 @@ from stagec.api import Builder, Module, Operation, TensorType, Value, error, mad
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
-from stagec.passes.pipeline_stages.sections import Part
 from stagec.passes.pipeline_stages.stage_values import StageValues, chunk_name
 from stagec.sharding.stages import Held, Piece, Pipeline
 
@@ -25,7 +32,7 @@ PASS = "split-stages"
 MIRRORED = "mirrored"
 
 
-class State(Enum):
+class SpreadState(Enum):
     """How a value of the step is spread over the stages."""
 
     HELD = auto()  # whole, on the stages that hold what it belongs to
@@ -45,7 +52,7 @@ class Owner(NamedTuple):
 class Spread:
     """A value of the whole step on this stage: one value for each chunk, or one (`None`)."""
 
-    state: State
+    state: SpreadState
     owner: Owner | None
     here: dict[int | None, Value] = field(default_factory=dict["int | None", Value])
 
@@ -65,7 +72,7 @@ class StageStep:
     ) -> None:
         self._module, self._pipeline, self._values = module, pipeline, values
         self._old, self._new, self._pieces, self._stages = old, new, pieces, stages
-        self._sections = values.sections
+        self._sections, self._layers = values.sections, values.sections.layers
         self._spread: dict[Value, Spread] = {}
         self._floating: dict[tuple[Operation, int | None], list[Value]] = {}
         self._builder = Builder(module.registry, values.func.body)
@@ -92,10 +99,10 @@ class StageStep:
         slots = self._sections.slots_of(value)
         positions = frozenset(s.position for s in slots)
         odd = next((p for p in positions if p % 2), None)
-        if odd is not None and not self._is_stacked(value, odd // 2):
+        if value not in self._layers:
             odd = None  # a sum over the layers: of a parameter that all of them share
         owner = Owner(odd // 2) if odd is not None else Owner(None, positions)
-        state = State.SHARE if self._pairs(owner) is not None else State.HELD
+        state = SpreadState.SHARE if self._pairs(owner) is not None else SpreadState.HELD
         spread = Spread(state, owner)
         found: list[Value] = []
         for holding in self._values.held:
@@ -163,78 +170,62 @@ class StageStep:
         if not tracked and op.operands:
             return  # computed where it is used
         state, owner = _combined(tracked)
-        index = owner.repeat if owner is not None else None
         keys = self._keys(op, tracked, state)
-        made: dict[int | None, list[Value]] = {key: self._copy(op, key, index) for key in keys}
+        made: dict[int | None, list[Value]] = {key: self._copy(op, key) for key in keys}
         for number, result in enumerate(op.results):
             here = {key: results[number] for key, results in made.items()}
             spread = Spread(state, owner, here)
-            if owner is not None and owner.repeat is not None and not self._is_cut(op, result):
+            if owner is not None and owner.repeat is not None and result not in self._layers:
                 spread = self._contracted(spread, result)
             self._spread[result] = spread
 
-    def _keys(self, op: Operation, tracked: list[Spread], state: State) -> Iterable[int | None]:
+    def _keys(
+        self, op: Operation, tracked: list[Spread], state: SpreadState
+    ) -> Iterable[int | None]:
         """For which chunks an operation is done here."""
-        if state is State.EVERYWHERE or not tracked:
+        if state is SpreadState.EVERYWHERE or not tracked:
             return [None]
-        owned = [s for s in tracked if s.state is not State.EVERYWHERE]
+        owned = [s for s in tracked if s.state is not SpreadState.EVERYWHERE]
         return [k for k in owned[0].here if all(k in s.here for s in owned)]
 
-    def _copy(self, op: Operation, key: int | None, index: int | None) -> list[Value]:
-        operands = [self._operand(v, key, index) for v in op.operands]
+    def _copy(self, op: Operation, key: int | None) -> list[Value]:
+        operands = [self._operand(v, key) for v in op.operands]
         held = self._holding(key)
         new = Operation(op.definition, operands, op.attrs, loc=op.loc)
         self._builder.insert(new)
         for result in op.results:
             name = result.name if key is None else chunk_name(result.name, key)
-            new.add_result(name, self._values.cut_type(result.type, index, held), result.loc)
+            new.add_result(name, self._values.cut_type(result, held), result.loc)
         return new.results
 
-    def _operand(self, value: Value, key: int | None, index: int | None) -> Value:
+    def _operand(self, value: Value, key: int | None) -> Value:
         spread = self._spread.get(value)
         if spread is not None:
             return spread.here[key] if key in spread.here else spread.here[None]
         if value.producer is not None:
-            return self._lazy(value, value.producer, key, index)
-        if index is not None and self._is_stacked(value, index):
-            self._values.stacked.setdefault(value, index)
+            return self._lazy(value, value.producer, key)
         return self._values.argument(value, self._holding(key))
 
-    def _lazy(self, value: Value, op: Operation, key: int | None, index: int | None) -> Value:
+    def _lazy(self, value: Value, op: Operation, key: int | None) -> Value:
         """What is computed of arguments alone is computed where it is used."""
         known = self._floating.get((op, key))
         if known is None:
             phase = self._builder.phase
             self._builder.phase = op.phase
-            known = self._floating[op, key] = self._copy(op, key, index)
+            known = self._floating[op, key] = self._copy(op, key)
             self._builder.phase = phase
         return known[value.index]
-
-    def _is_stacked(self, value: Value, index: int) -> bool:
-        """State of a parameter that repeats slice is cut as the parameter is."""
-        repeat = self._sections.repeats[Part.FORWARD][index]
-        dims = value.tensor.dims
-        return repeat is not None and bool(dims) and dims[0].size == repeat.expr("count")
 
     def _holding(self, key: int | None) -> Held:
         held = self._values.held
         return next((h for h in held if h.home.chunk == key), held[0])
-
-    def _is_cut(self, op: Operation, result: Value) -> bool:
-        """Whether a result still has the dimension of the layers."""
-        sizes = {
-            v.tensor.dims[0].size
-            for v in op.operands
-            if v in self._spread and v.tensor.dims and self._spread[v].owner is not None
-        }
-        return bool(result.tensor.dims) and result.tensor.dims[0].size in sizes
 
     # -- sums over stages --------------------------------------------------------------------------
 
     def _contracted(self, spread: Spread, result: Value) -> Spread:
         """A sum over layers: each stage has the part of its own."""
         found = [v for key, v in spread.here.items() if self._counts(spread.owner, key)]
-        made = Spread(State.SUM, None)
+        made = Spread(SpreadState.SUM, None)
         if found:
             made.here[None] = self._sum(found, result.name, self._builder.phase)
         return made
@@ -250,19 +241,19 @@ class StageStep:
         found: list[Value] = []
         for value in op.operands:
             spread = self._spread[value]
-            if spread.state is State.SHARE:
+            if spread.state is SpreadState.SHARE:
                 self._complete(value, op)
                 spread = self._spread[value]
-            if spread.state is State.EVERYWHERE:
+            if spread.state is SpreadState.EVERYWHERE:
                 raise error(
                     f"%{value.name} is the same on all pipeline stages, but %{op.result.name} adds "
                     "it to values of single stages",
                     op.loc,
                     remedy="leave the pipeline out: --pp 1",
                 )
-            lifted = spread.state is State.SUM
+            lifted = spread.state is SpreadState.SUM
             found += [v for k, v in spread.here.items() if lifted or self._counts(spread.owner, k)]
-        spread = Spread(State.SUM, None)
+        spread = Spread(SpreadState.SUM, None)
         if found:
             spread.here[None] = self._sum(found, op.result.name, op.phase)
         self._spread[op.result] = spread
@@ -276,21 +267,21 @@ class StageStep:
     def _complete(self, value: Value, op: Operation) -> None:
         """Reduce over the stages what an operation needs whole."""
         spread = self._spread[value]
-        if spread.state is State.SHARE and spread.owner is not None:
+        if spread.state is SpreadState.SHARE and spread.owner is not None:
             pairs = self._pairs(spread.owner)
             here = {
                 key: self._reduced(v, "gradient", pairs)
                 for key, v in self._in_model_order(spread.here)
             }
-            self._spread[value] = replace(spread, state=State.HELD, here=here)
-        elif spread.state is State.SUM:
+            self._spread[value] = replace(spread, state=SpreadState.HELD, here=here)
+        elif spread.state is SpreadState.SUM:
             part = spread.here.get(None)
             if part is None:
                 part = self._builder.value(
                     "stg.constant", attrs={"value": 0}, type=value.tensor, hint=value.name
                 )
             whole = self._reduced(part, op.phase, None)
-            self._spread[value] = Spread(State.EVERYWHERE, None, {None: whole})
+            self._spread[value] = Spread(SpreadState.EVERYWHERE, None, {None: whole})
         self._builder.phase = op.phase
 
     def _in_model_order(self, here: dict[int | None, Value]) -> list[tuple[int | None, Value]]:
@@ -324,16 +315,16 @@ class StageStep:
 
 def _differ(tracked: list[Spread]) -> bool:
     """Whether values belong to different stages, or are parts of sums over them."""
-    return any(s.state is State.SUM for s in tracked) or len({s.owner for s in tracked}) > 1
+    return any(s.state is SpreadState.SUM for s in tracked) or len({s.owner for s in tracked}) > 1
 
 
-def _combined(tracked: list[Spread]) -> tuple[State, Owner | None]:
+def _combined(tracked: list[Spread]) -> tuple[SpreadState, Owner | None]:
     """The state of what is computed from values in these states."""
-    for state in (State.SHARE, State.HELD, State.SUM):
+    for state in (SpreadState.SHARE, SpreadState.HELD, SpreadState.SUM):
         for spread in tracked:
             if spread.state is state:
                 return state, spread.owner
-    return State.EVERYWHERE, None
+    return SpreadState.EVERYWHERE, None
 
 
 def _is_linear(op: Operation, index: int) -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from stagec.api import Attr, Builder, Expr, Operation, Region, Registry, TensorType, Type, Value
-from stagec.ir.rewrite import carried
-from stagec.passes.pipeline_stages.sections import Part, Sections, too_far
+from stagec.api import Attr, Builder, Operation, Region, Registry, TensorType, Type, Value
+from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
 from stagec.sharding.stages import Held
 
 
@@ -34,13 +33,12 @@ class StageValues:
     ) -> None:
         self._registry, self._first_layers = registry, first_layers
         self.func, self.accumulate, self.sections, self.held = func, accumulate, sections, held
-        self.stacked = _stacked(sections)
         self._env: dict[int, dict[Value, Value]] = {h.home.chunk: {} for h in held}
         self._args: dict[tuple[Value, int | None], Value] = {}
         self._data: dict[Value, Value] = {}
         self._exports: dict[Value, Value] = {}
         self._floating: dict[tuple[Operation, Operation], list[Value]] = {}
-        self._kept: dict[tuple[int, int, Part, int], Value] = {}
+        self._kept: dict[tuple[int, int, ActionKind, int], Value] = {}
         self._fed: dict[tuple[int, Operation, int], Value] = {}
         self._arrived: dict[tuple[int, Value], Value] = {}
         self._action: Operation | None = None
@@ -56,12 +54,12 @@ class StageValues:
         """What stands for a value of the whole step, on the present chunk."""
         self._env[self._holding.home.chunk][original] = value
 
-    def keep_for_next(self, holding: Held, value: Value, index: int, part: Part) -> None:
+    def keep_for_next(self, holding: Held, value: Value, index: int, part: ActionKind) -> None:
         """Hand a value to the next piece of the model, which is on the same stage."""
-        depth = holding.depth + (1 if part is Part.FORWARD else -1)
+        depth = holding.depth + (1 if part is ActionKind.FORWARD else -1)
         self._kept[holding.copy, depth, part, index] = value
 
-    def kept(self, holding: Held, index: int, part: Part) -> Value:
+    def kept(self, holding: Held, index: int, part: ActionKind) -> Value:
         """What the piece before has kept."""
         return self.reach(self._kept[holding.copy, holding.depth, part, index])
 
@@ -108,12 +106,12 @@ class StageValues:
 
     def argument(self, original: Value, holding: Held) -> Value:
         """The stage's argument for one of the whole step: of a chunk if repeats slice it."""
-        index = self.stacked.get(original)
-        key = original, None if index is None else holding.home.chunk
+        is_cut = original in self.sections.layers
+        key = original, holding.home.chunk if is_cut else None
         if key not in self._args:
             name, chunk = original.name, holding.home.chunk
-            type_ = self.cut_type(original.type, index, holding)
-            if index is not None and isinstance(type_, TensorType):
+            type_ = self.cut_type(original, holding)
+            if is_cut and isinstance(type_, TensorType):
                 name, type_ = chunk_name(name, chunk), replace(type_, part=(name, chunk))
             self._args[key] = self.func.body.add_arg(name, type_, original.loc)
         return self._args[key]
@@ -185,7 +183,7 @@ class StageValues:
         """A copy of an operation at the end of a region; `inside` maps values of inner regions."""
         attrs = dict(op.attrs)
         index = self._repeat_index(op)
-        if op.region is not None and index is not None:
+        if index is not None:
             attrs["count"] = self._holding.piece.counts[index]
             if "first" in attrs:
                 attrs["first"] = self._first_layers(self._holding, index)
@@ -201,7 +199,7 @@ class StageValues:
         if op.region is not None:
             self._copy_region(op.region, new.make_region(), inside)
         for result in op.results:
-            new.add_result(result.name, self.cut_type(result.type, index, self._holding, op))
+            new.add_result(result.name, self.cut_type(result, self._holding))
         return new
 
     def _copy_region(self, old: Region, new: Region, around: Mapping[Value, Value]) -> None:
@@ -214,26 +212,19 @@ class StageValues:
             inside.update(zip(op.results, copy.results, strict=True))
 
     def _repeat_index(self, op: Operation) -> int | None:
-        """Which repeat of the chain an operation belongs to, if its results may be stacked."""
-        if op.parent is not self.sections.body:
+        """Which repeat of the chain an operation is."""
+        if op.region is None or op.parent is not self.sections.body:
             return None
-        slots = self.sections.slots[op]
-        if slots:
-            position = slots[0].position
-            return position // 2 if position % 2 else None
-        return next((self.stacked[v] for v in op.operands if v in self.stacked), None)
+        return self.sections.slots[op][0].position // 2
 
-    def cut_type(
-        self, type_: Type | None, index: int | None, holding: Held, op: Operation | None = None
-    ) -> Type | None:
-        """A type with the first dimension of a stacked value cut to the layers of the piece."""
-        if index is None or not isinstance(type_, TensorType) or not type_.dims:
+    def cut_type(self, original: Value, holding: Held) -> Type | None:
+        """The type of a value of the whole step, cut to the layers of the piece."""
+        type_, counts = original.type, self.sections.layers.get(original)
+        if counts is None or not isinstance(type_, TensorType):
             return type_
-        repeat = self.sections.repeats[Part.FORWARD][index]
-        if repeat is None or type_.dims[0].size != repeat.expr("count"):
-            return type_
-        first = replace(type_.dims[0], size=holding.piece.counts[index])
-        return replace(type_, dims=(first, *type_.dims[1:]))
+        dims = list(type_.dims)
+        dims[counts.dim] = replace(dims[counts.dim], size=holding.piece.counts[counts.repeat])
+        return replace(type_, dims=tuple(dims))
 
     # -- at the end --------------------------------------------------------------------------------
 
@@ -248,22 +239,3 @@ class StageValues:
         self.func.body.args.sort(key=place)
         for index, arg in enumerate(self.func.body.args):
             arg.index = index
-
-
-def _stacked(sections: Sections) -> dict[Value, int]:
-    """The values outside of all repeats that the k-th repeat slices."""
-    found: dict[Value, int] = {}
-    for part in Part:
-        for index, repeat in enumerate(sections.repeats[part]):
-            if repeat is None:
-                continue
-            pending = list(repeat.operands[carried(repeat) :])
-            count: Expr = repeat.expr("count")
-            while pending:
-                value = pending.pop()
-                if sections.slots_of(value) or not value.tensor.dims:
-                    continue
-                if value.tensor.dims[0].size == count:
-                    found.setdefault(value, index)
-                    pending += value.producer.operands if value.producer is not None else ()
-    return found

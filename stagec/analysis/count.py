@@ -13,9 +13,10 @@ from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
+from stagec.ir_spec.ops.comm import ring_rounds
 from stagec.ir_spec.ops.trace import MessageOp
 from stagec.program.buckets import calls
-from stagec.program.groups import MIRROR, group_axes
+from stagec.program.groups import GroupAxes, group_axes
 from stagec.schedule.attached import placement_of
 from stagec.support.diagnostics import error
 
@@ -24,7 +25,6 @@ MATMUL_PHASES = ("forward", "backward", "recompute")
 MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak", "host")
 #: An attribute of an op, as a size.
 Size: TypeAlias = Callable[[Operation, str], Expr]
-_STEPS = {"all_reduce": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class CollectiveKey:
     """Calls that are counted together."""
 
     op: str
-    over: tuple[str, ...]
+    over: GroupAxes
     phase: str
     dtype: str
 
 
-def group_size(axes: tuple[str, ...]) -> Expr:
-    """Ranks of a group over these axes."""
-    return const(2) if axes and axes[0].endswith(MIRROR) else axis_size(axes)
+def group_size(group: GroupAxes) -> Expr:
+    """How many ranks a collective joins."""
+    return const(2) if group.mirrored else axis_size(group.axes)
 
 
 @dataclass(slots=True)
@@ -50,9 +50,9 @@ class CollectiveCount:
     bytes: Expr = ZERO
 
     def wire(self, key: CollectiveKey) -> Expr:
-        """Bytes that a ring sends per rank: (n-1)/n of the buffer, twice for an all_reduce."""
+        """Bytes that a ring sends per rank."""
         n = group_size(key.over)
-        return self.bytes * (n - 1) * _STEPS.get(key.op, 1) / n
+        return self.bytes * (n - 1) * ring_rounds(key.op) / n
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def copied(module: Module, func: Operation) -> Expr:
 
 def ring_bytes(size: int, members: int, op: str) -> int:
     """Bytes sent per rank on a ring, rounded up to a whole byte where a buffer does not divide."""
-    steps = _STEPS.get(op, 1) * (members - 1)
+    steps = ring_rounds(op) * (members - 1)
     return -(-size * steps // members)
 
 

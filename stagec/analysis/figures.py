@@ -38,7 +38,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import index_name
 from stagec.memory.buffers import Buffer
 from stagec.memory.lifetimes import lifetimes
-from stagec.memory.step import Planner, Run, State, Work
+from stagec.memory.step import ActionInState, MemoryRun, MicrobatchState, Planner
 from stagec.memory.timeline import STATIC
 from stagec.memory.worst import on_device
 from stagec.program.classes import index_axes
@@ -107,7 +107,7 @@ class _Plan:
         self.works = {work: _moments(run, slots, len(number)) for work, run in runs.items()}
 
 
-def _moments(run: Run, slots: Mapping[Buffer, int], count: int) -> Ints:
+def _moments(run: MemoryRun, slots: Mapping[Buffer, int], count: int) -> Ints:
     """How many buffers of each size live at each moment of a run that may be the worst, beside
     what was there at its start."""
     held = np.zeros(count, dtype=np.int64)
@@ -239,13 +239,13 @@ class _Graph:
         return found
 
     @cached_property
-    def _columns(self) -> list[Work]:
+    def _columns(self) -> list[ActionInState]:
         return [work_of(op) for op in self._works]
 
     @cached_property
-    def _states(self) -> list[State]:
+    def _states(self) -> list[MicrobatchState]:
         after = (before | frozenset(runs) for runs, before in self._columns)
-        return list(dict.fromkeys([State(), *after]))
+        return list(dict.fromkeys([MicrobatchState(), *after]))
 
     def _held(self, what: str, values: Values) -> list[int]:
         """What a microbatch holds in each state."""
@@ -273,5 +273,5 @@ class _Graph:
             found.append((np.array(turns, dtype=np.int64), np.array(after, dtype=np.int64)))
         return found
 
-    def _counts(self, states: Mapping[State, int]) -> list[int]:
+    def _counts(self, states: Mapping[MicrobatchState, int]) -> list[int]:
         return [states.get(s, 0) for s in self._states]

@@ -11,7 +11,7 @@ from stagec.ir.expr import UnboundError, evaluate
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
 from stagec.memory.arena import placed
-from stagec.memory.timeline import ALL, HOST, Point, Timeline, line_of
+from stagec.memory.timeline import ALL, HOST, MemoryTimeline, Point, line_of
 from stagec.schedule.attached import stages_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
@@ -19,15 +19,15 @@ from stagec.support.diagnostics import DiagnosticError, error
 LARGEST = 10
 
 
-def timelines(module: Module) -> Iterator[tuple[int, Operation, Timeline]]:
+def timelines(module: Module) -> Iterator[tuple[int, Operation, MemoryTimeline]]:
     """The step of each rank class of a planned module, by stage. Raises `DiagnosticError` if a size
     is open."""
-    found: dict[int, tuple[Operation, Timeline]] = {}
+    found: dict[int, tuple[Operation, MemoryTimeline]] = {}
     for func in module.functions:
         check_sizes(module, func)
-        planner = Timeline.planner(module, func, read_strategy(module).prefetch)
+        planner = MemoryTimeline.planner(module, func, read_strategy(module).prefetch)
         for stage in stages_of(func) or (0,):
-            found[stage] = func, Timeline(module, func, stage, planner)
+            found[stage] = func, MemoryTimeline(module, func, stage, planner)
     for stage in sorted(found):
         yield (stage, *found[stage])
 
@@ -55,7 +55,7 @@ def footprint(module: Module, model: str, fit: str | None = None) -> dict[str, A
 
 
 def _class(
-    module: Module, stage: int, func: Operation, timeline: Timeline, fit: str | None
+    module: Module, stage: int, func: Operation, timeline: MemoryTimeline, fit: str | None
 ) -> dict[str, Any]:
     return {
         "name": f"stage{stage}",
@@ -82,7 +82,7 @@ def worst_moments(module: Module) -> Mapping[int, dict[str, Any]]:
         return {}
 
 
-def _worst(timeline: Timeline) -> dict[str, Any]:
+def _worst(timeline: MemoryTimeline) -> dict[str, Any]:
     peak = timeline.peak()
     return {
         "peak": peak.total,
@@ -106,7 +106,7 @@ def operation_text(op: Operation) -> str:
     return op.name + (f" at {line}" if line else "")
 
 
-def _most(timeline: Timeline) -> int:
+def _most(timeline: MemoryTimeline) -> int:
     """The most bytes in host memory at once, beside static ones."""
     if not timeline.uses(HOST):
         return 0
@@ -122,7 +122,7 @@ def _most(timeline: Timeline) -> int:
     return most
 
 
-def _placed(timeline: Timeline, fit: str) -> dict[str, Any]:
+def _placed(timeline: MemoryTimeline, fit: str) -> dict[str, Any]:
     found = placed(timeline, fit)
     return {
         "model": fit,

@@ -11,13 +11,13 @@ from stagec.ir.expr import ZERO, Env, Expr, UnboundError, evaluate, maximum, tot
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ACTIONS
-from stagec.memory.step import Region, State, Work, turns
+from stagec.memory.step import ActionInState, ActionRegion, MicrobatchState, turns
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: How many microbatches are in which state, and the works that run meanwhile.
-Turn = tuple[Mapping[State, int], tuple[Work, ...]]
+Turn = tuple[Mapping[MicrobatchState, int], tuple[ActionInState, ...]]
 
 
 def staged_memory(
@@ -73,23 +73,23 @@ def _stashes(order: RankActions, works: _Works) -> Iterator[Turn]:
 class _Works:
     """What each work holds at its worst moment, and a microbatch in each state."""
 
-    peak: Mapping[Work, Expr]
-    held: Mapping[State, Expr]
+    peak: Mapping[ActionInState, Expr]
+    held: Mapping[MicrobatchState, Expr]
 
     @staticmethod
     def of(ops: list[Operation], what: str) -> _Works:
         left = {work_of(o): o.expr(what) if what in o.attrs else ZERO for o in ops}
         peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
-        held: dict[State, Expr] = {State(): ZERO}
+        held: dict[MicrobatchState, Expr] = {MicrobatchState(): ZERO}
         for runs, before in sorted(left, key=lambda w: len(w[1])):
             held[before | frozenset(runs)] = held.get(before, ZERO) + left[runs, before]
         return _Works(peak, held)
 
     @property
-    def regions(self) -> frozenset[Region]:
+    def regions(self) -> frozenset[ActionRegion]:
         return frozenset(r for runs, _ in self.peak for r in runs)
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: MicrobatchState) -> bool:
         """Whether a microbatch in this state holds anything. Raises `DiagnosticError`."""
         if state not in self.held:
             raise _no_working("after", state)
@@ -128,7 +128,7 @@ class _Works:
         ]
 
 
-def _no_working(when: str, regions: Iterable[Region]) -> DiagnosticError:
+def _no_working(when: str, regions: Iterable[ActionRegion]) -> DiagnosticError:
     names = " and ".join(f"{kind} of chunk {chunk}" for kind, chunk in sorted(regions))
     return error(
         f"no stg.working says what a microbatch holds {when} {names or 'nothing'}",
@@ -136,7 +136,7 @@ def _no_working(when: str, regions: Iterable[Region]) -> DiagnosticError:
     )
 
 
-def work_of(op: Operation) -> Work:
+def work_of(op: Operation) -> ActionInState:
     """The actions that an `stg.working` is about, and what has run before them."""
     runs = tuple((kind, op.integer("chunk")) for kind in op.names("runs"))
     return runs, frozenset((kind, chunk) for kind in ACTIONS for chunk in op.integers(kind))

@@ -26,8 +26,8 @@ from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.memory.buffers import Buffer, Step
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import device_bytes
-from stagec.memory.step import Planner, Run, State, turns
-from stagec.memory.timeline import DEVICE, Sized, Timeline
+from stagec.memory.step import MemoryRun, MicrobatchState, Planner, turns
+from stagec.memory.timeline import DEVICE, MemoryTimeline, Sized
 from stagec.program.classes import RankClass
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.program.stepper import Order
@@ -58,7 +58,7 @@ def _plan(module: Module, func: Operation, prefetch: int) -> _Plan:
     try:
         env = planned_env(module)
         planner = Sized(lifetimes(func.body, env, prefetch, whole=True), env)
-        static = Timeline(module, func, 0, planner).static(DEVICE)
+        static = MemoryTimeline(module, func, 0, planner).static(DEVICE)
         return _Plan(planner, env, sum(static.values()))
     except UnboundError as e:
         raise error(
@@ -74,7 +74,7 @@ class _Section:
     """Actions that run together (two of an overlapped pair), and what tells them from others."""
 
     key: Hashable
-    runs: Sequence[Run]
+    runs: Sequence[MemoryRun]
 
 
 class _Plan:
@@ -109,7 +109,9 @@ class _Plan:
         for doing in turns(order.actions, regions):
             for action in order.receives.get(place, ()):
                 region = next(regions_of(action))
-                steps = self._planner.run(((region,), State())) if region in regions else ()
+                steps = (
+                    self._planner.run(((region,), MicrobatchState())) if region in regions else ()
+                )
                 got = [(replace(s, made=[]), ()) for s, _ in steps if _is_end(s, RecvOp)]
                 yield _Section(("receives", region), [got])
             place += len(doing.actions)
@@ -124,7 +126,7 @@ class _Plan:
             self._sizes[value] = evaluate(device_bytes(value), self._env)
         return self._sizes[value]
 
-    def interleaved(self, runs: Sequence[Run]) -> Run:
+    def interleaved(self, runs: Sequence[MemoryRun]) -> MemoryRun:
         """The order in which actions run together: one goes on where another communicates, and
         what they send leaves at the end."""
         if len(runs) < 2:
@@ -135,7 +137,7 @@ class _Plan:
         turns_ = zip_longest(*queues, fillvalue=())
         return [step for turn in turns_ for q in turn for step in q] + last
 
-    def _between_calls(self, run: Run) -> Iterator[Run]:
+    def _between_calls(self, run: MemoryRun) -> Iterator[MemoryRun]:
         start = 0
         for end, (step, _) in enumerate(run, 1):
             if self._is_call(step.op):

@@ -14,15 +14,14 @@ from functools import cache
 from itertools import pairwise
 
 from stagec.analysis.footprint import check_sizes, operation_text, ranks_of
-from stagec.ir.core import Operation
-from stagec.ir.core import Region as Body
+from stagec.ir.core import Operation, Region
 from stagec.ir.expr import Env, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.traits import Repeats
-from stagec.memory.curve import Column, Curve, Kind, Span, Stretches
-from stagec.memory.step import Region
-from stagec.memory.timeline import ALL, Timeline, line_of
+from stagec.memory.curve import BufferKind, Curve, CurveColumn, Span, Stretches
+from stagec.memory.step import ActionRegion
+from stagec.memory.timeline import ALL, MemoryTimeline, line_of
 from stagec.program.roofline import Roofline
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.schedule.costs import Costs
@@ -93,7 +92,7 @@ def pictures(module: Module, roofline: Roofline, most: int) -> list[Picture]:
 @dataclass(frozen=True, slots=True)
 class _Stage:
     ranks: int
-    timeline: Timeline
+    timeline: MemoryTimeline
     shared: Stretches
 
 
@@ -102,10 +101,10 @@ def _stages(module: Module, roofline: Roofline) -> Iterator[tuple[int, _Stage]]:
     for func in module.functions:
         check_sizes(module, func)
         _check_operations(module, func)
-        sized = Timeline.planner(module, func, prefetch, whole=True)
+        sized = MemoryTimeline.planner(module, func, prefetch, whole=True)
         shared, ranks = Stretches(sized, duration), ranks_of(module, func)
         for stage in stages_of(func) or (0,):
-            yield stage, _Stage(ranks, Timeline(module, func, stage, sized), shared)
+            yield stage, _Stage(ranks, MemoryTimeline(module, func, stage, sized), shared)
 
 
 def _check_operations(module: Module, func: Operation) -> None:
@@ -119,7 +118,7 @@ def _check_operations(module: Module, func: Operation) -> None:
         )
 
 
-def _operations(region: Body, env: Env) -> int:
+def _operations(region: Region, env: Env) -> int:
     """All operations of a region, those of repeats as often as they run."""
     found = len(region.ops)
     for op in region.ops:
@@ -164,7 +163,7 @@ def _spans(module: Module, stages: Mapping[int, _Stage]) -> Mapping[int, Sequenc
     }
 
 
-def _costs(times: Mapping[Region, int], chunk: int) -> Costs:
+def _costs(times: Mapping[ActionRegion, int], chunk: int) -> Costs:
     """Times of the actions of a chunk; what costs have to be above 0 takes a picosecond."""
     forward, backward, weights = (
         times.get((kind, chunk), 0) for kind in ("forward", "backward", "weights")
@@ -184,16 +183,18 @@ def _picture(stage: int, each: _Stage, curve: Curve, most: int) -> Picture:
     return Picture(stage, each.ranks, peak, curve.time, moments, bands)
 
 
-def _moment(column: Column) -> Instant:
+def _moment(column: CurveColumn) -> Instant:
     if column.step is None:
         return Instant(column.start, column.title, "", "")
     op = column.step.op
     return Instant(column.start, column.title, operation_text(op), op.phase)
 
 
-def _bands(columns: Sequence[Column], sizes: Mapping[Kind, int], peak: int) -> Iterator[Band]:
+def _bands(
+    columns: Sequence[CurveColumn], sizes: Mapping[BufferKind, int], peak: int
+) -> Iterator[Band]:
     """Largest first, smaller ones of a category as one."""
-    most: dict[Kind, int] = {}
+    most: dict[BufferKind, int] = {}
     for column in columns:
         for kind, count in column.counts.items():
             most[kind] = max(most.get(kind, 0), count * sizes[kind])

@@ -72,7 +72,9 @@ def _per_layer(
 ) -> PublishedRow:
     """What one layer more adds: calls of the collective over the axis, and their bytes."""
     env = {**sizes, "B": _RANKS, technique.axis: _RANKS}
-    found = [f for k, f in counts.collectives.items() if k.op == op and k.over == (technique.axis,)]
+    found = [
+        f for k, f in counts.collectives.items() if k.op == op and k.over.axes == (technique.axis,)
+    ]
     called = _added(sum((f.count for f in found), ZERO), env)
     moved = _added(sum((f.bytes for f in found), ZERO), env)
     batch = 1 if technique.axis == "dp" else _RANKS

@@ -164,7 +164,7 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
         rows.append(
             {
                 "op": key.op,
-                "over": list(key.over),
+                "over": key.over.words,
                 "group_size": n,
                 "phase": key.phase,
                 "dtype": key.dtype,

@@ -8,7 +8,7 @@ from typing import Any
 
 from stagec.ir.core import Value
 from stagec.memory.arena import placed
-from stagec.memory.timeline import Timeline
+from stagec.memory.timeline import MemoryTimeline
 from stagec.support.diagnostics import error
 from stagec.support.source import file_loc
 
@@ -16,7 +16,7 @@ from stagec.support.source import file_loc
 MOST_EVENTS = 1_000_000
 
 
-def snapshot(timeline: Timeline) -> bytes:
+def snapshot(timeline: MemoryTimeline) -> bytes:
     """A pickle of plain dicts, as `torch.cuda.memory._dump_snapshot` writes it, for memory_viz.
 
     Addresses are those of the caching allocator's model. Raises `DiagnosticError` for a step with
@@ -32,7 +32,7 @@ def snapshot(timeline: Timeline) -> bytes:
     return pickle.dumps(found, protocol=4)
 
 
-def _trace(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _trace(timeline: MemoryTimeline) -> Iterator[dict[str, Any]]:
     places = placed(timeline, "caching").places
     time = 0
     for number, (value, _, size) in enumerate(timeline.fixed(), 1):

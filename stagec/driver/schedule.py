@@ -19,7 +19,7 @@ from stagec.schedule.base import Schedule
 from stagec.schedule.costs import Costs
 from stagec.schedule.draw import CellKind, cells, columns_for
 from stagec.schedule.registry import find_schedule, known_schedules
-from stagec.schedule.report import Run, as_json, facts, run_schedule
+from stagec.schedule.report import ScheduleRun, as_json, facts, run_schedule
 from stagec.schedule.svg import timeline_svg
 
 _COLOURS: dict[CellKind, tuple[str, str]] = {
@@ -148,7 +148,7 @@ def _list(schedules: Iterable[Schedule]) -> None:
     )
 
 
-def _draw(run: Run) -> None:
+def _draw(run: ScheduleRun) -> None:
     from rich.text import Text
 
     from stagec.driver.tables import console

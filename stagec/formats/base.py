@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stagec.program.groups import Axes, Groups, neighbours
+from stagec.program.groups import GroupAxes, Groups, neighbours
 from stagec.program.nodes import Ints, Program
 from stagec.program.roofline import Roofline
 from stagec.support.diagnostics import DiagnosticError, error
@@ -96,11 +96,13 @@ class Variant:
     its identifiers, and what is written there now."""
 
     data: Bytes
-    ends: Mapping[Axes, Ints]
+    ends: Mapping[GroupAxes, Ints]
     peers: Mapping[Neighbour, Ints]
-    _there: dict[Axes | Neighbour, bytes] = field(default_factory=dict[Axes | Neighbour, bytes])
+    _there: dict[GroupAxes | Neighbour, bytes] = field(
+        default_factory=dict[GroupAxes | Neighbour, bytes]
+    )
 
-    def put(self, key: Axes | Neighbour, ends: Ints, text: bytes) -> None:
+    def put(self, key: GroupAxes | Neighbour, ends: Ints, text: bytes) -> None:
         """Write an identifier at its places, as far as another one is there."""
         there = self._there.get(key, b"")
         for place in range(1, len(text) + 1):
@@ -116,11 +118,11 @@ class PatchedEncoder:
     which are decimal numbers of `axes`.
     """
 
-    def __init__(self, format_: Format, layout: Layout, axes: Sequence[Axes]) -> None:
+    def __init__(self, format_: Format, layout: Layout, axes: Sequence[GroupAxes]) -> None:
         self.format, self.layout, self.axes = format_, layout, axes
         self._variants: dict[tuple[int, ...], Variant] = {}
 
-    def serialised(self, widths: Mapping[Axes, int]) -> Variant:
+    def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
         """The program for identifiers of these widths."""
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ from stagec.formats.chakra.nodes import TraceNode, decode_node, split_records
 from stagec.formats.registry import find_format
 from stagec.job.archive_index import Index, StoredClass, StoredVariant, parse_index
 from stagec.job.emit import Job
-from stagec.program.groups import Axes, Groups, number_groups
+from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import error
 from stagec.support.files import new_file
@@ -79,8 +79,8 @@ def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
         classes.append(
             {
                 "coords": dict(each.coords),
-                "uses": [list(axes) for axes in each.groups],
-                "axes": [list(axes) for axes in encoder.axes],
+                "uses": [axes.words for axes in each.groups],
+                "axes": [axes.words for axes in encoder.axes],
                 "entry": job.entry(number),
                 "variants": variants,
             }
@@ -99,9 +99,7 @@ def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
     file.write(_HEAD.pack(MAGIC, VERSION, len(packed), len(raw), hashlib.sha256(raw).digest()))
 
 
-def _widths(
-    groups: Groups, axes: Sequence[tuple[str, ...]], members: Ints
-) -> list[tuple[int, ...]]:
+def _widths(groups: Groups, axes: Sequence[GroupAxes], members: Ints) -> list[tuple[int, ...]]:
     """The combinations of widths of identifiers that occur among ranks."""
     digits = [decimal_width(groups.number[a][members]) for a in axes]
     if not digits:
@@ -115,7 +113,7 @@ def _payload(variant: Variant) -> tuple[bytes, list[Any], list[Any]]:
     parts = [variant.data.tobytes()]
     for places in (*variant.ends.values(), *variant.peers.values()):
         parts.append(np.diff(places, prepend=0).astype("<u4").tobytes())
-    ends = [[list(axes), len(places)] for axes, places in variant.ends.items()]
+    ends = [[axes.words, len(places)] for axes, places in variant.ends.items()]
     peers = [[axis, by, len(places)] for (axis, by), places in variant.peers.items()]
     return b"".join(parts), ends, peers
 
@@ -233,7 +231,7 @@ class StoredProgram(PatchedEncoder):
         super().__init__(format_, layout, stored.axes)
         self._path, self._stored = path, stored
 
-    def serialised(self, widths: Mapping[Axes, int]) -> Variant:
+    def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
         """The program for identifiers of these widths. Raises `DiagnosticError`."""
         try:
             return self._read(tuple(widths[axes] for axes in self.axes))

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from stagec.program.groups import MIRROR, Axes, coordinate
+from stagec.program.groups import GroupAxes, coordinate
 from stagec.program.nodes import NODE_KINDS, Ints
 from stagec.support.limits import MAX_RANKS
 
@@ -29,7 +29,7 @@ class StoredVariant:
     bytes: int
     trace_bytes: int
     sha256: str
-    groups: Mapping[Axes, int]
+    groups: Mapping[GroupAxes, int]
     peers: Mapping[tuple[str, int], int]
 
 
@@ -39,8 +39,8 @@ class StoredClass:
     manifest says of it, and its programs by widths of identifiers."""
 
     coords: Mapping[str, int]
-    uses: Sequence[Axes]
-    axes: Sequence[Axes]
+    uses: Sequence[GroupAxes]
+    axes: Sequence[GroupAxes]
     entry: Mapping[str, object]
     variants: Mapping[tuple[int, ...], StoredVariant]
 
@@ -111,13 +111,13 @@ def _class(parsed: object, mesh: Mapping[str, int], file_bytes: int) -> StoredCl
 
 
 def _variant(
-    given: Mapping[str, object], axes: Sequence[Axes], mesh: Mapping[str, int], file_bytes: int
+    given: Mapping[str, object], axes: Sequence[GroupAxes], mesh: Mapping[str, int], file_bytes: int
 ) -> StoredVariant:
     start, size = _number(given.get("start"), 0), _number(given.get("size"), 0)
     total, trace = _number(given.get("bytes"), 0), _number(given.get("trace_bytes"), 1)
     if start + size > file_bytes:
         raise ValueError("it is truncated")
-    groups: dict[Axes, int] = {}
+    groups: dict[GroupAxes, int] = {}
     peers: dict[tuple[str, int], int] = {}
     for item in _list(given.get("groups")):
         one, count = _items(item, 2)
@@ -131,12 +131,12 @@ def _variant(
     return StoredVariant(start, size, total, trace, _text(given.get("sha256")), groups, peers)
 
 
-def _axes(parsed: object, mesh: Mapping[str, int]) -> Axes:
-    names = tuple(_text(a) for a in _list(parsed))
-    plain = [_axis(a.removesuffix(MIRROR), mesh) for a in names]
-    if not names or len(set(plain)) < len(plain):
+def _axes(parsed: object, mesh: Mapping[str, int]) -> GroupAxes:
+    found = GroupAxes.of_words(_text(a) for a in _list(parsed))
+    names = [_axis(a, mesh) for a in found.axes]
+    if not names or len(set(names)) < len(names):
         raise ValueError("a group over no axis, or twice over one")
-    return names
+    return found
 
 
 def _axis(name: str, mesh: Mapping[str, int]) -> str:

@@ -22,19 +22,19 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.traits import Accumulates
 from stagec.memory.buffers import Buffer, Step
-from stagec.memory.step import Region, Run, State, Work, turns
-from stagec.memory.timeline import DEVICE, Sized, Timeline
+from stagec.memory.step import ActionInState, ActionRegion, MemoryRun, MicrobatchState, turns
+from stagec.memory.timeline import DEVICE, MemoryTimeline, Sized
 
 #: Time of an operation on one rank, in picoseconds.
 Duration: TypeAlias = Callable[[Operation], int]
 #: Buffers that are told as one: those of a value that are there for the same reason.
-Kind: TypeAlias = tuple[Value, str]
+BufferKind: TypeAlias = tuple[Value, str]
 #: Start and end of a turn of a schedule, in picoseconds.
 Span: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class CurveColumn:
     """A part of the step from `start`, in picoseconds, to the next column, as it is at its highest
     moment: what runs (None: the rank waits), all bytes, and how many buffers there are."""
 
@@ -42,16 +42,16 @@ class Column:
     title: str
     step: Step | None
     total: int
-    counts: Mapping[Kind, int]
+    counts: Mapping[BufferKind, int]
 
 
 class Stretch:
     """Operations as they run: when each starts, and what is held on top of what was before."""
 
-    def __init__(self, run: Run, sized: Sized, duration: Duration) -> None:
+    def __init__(self, run: MemoryRun, sized: Sized, duration: Duration) -> None:
         self.steps = [step for step, _ in run]
         self.starts, self.totals = [0], list[int]()
-        self._changes: list[Counter[Kind]] = []
+        self._changes: list[Counter[BufferKind]] = []
         held, before = 0, list[Buffer]()
         for step, ends in run:
             made = [b for b in step.made if b.space == DEVICE]
@@ -86,14 +86,14 @@ class Stretch:
                 best = i
         return [*found, (start, best)] if best >= 0 else found
 
-    def _counts(self, index: int) -> Counter[Kind]:
-        found: Counter[Kind] = Counter()
+    def _counts(self, index: int) -> Counter[BufferKind]:
+        found: Counter[BufferKind] = Counter()
         for change in self._changes[: index + 1]:
             found.update(change)
         return found
 
 
-def kind(buffer: Buffer) -> Kind:
+def kind(buffer: Buffer) -> BufferKind:
     """What a buffer is told as."""
     return buffer.value, buffer.category
 
@@ -111,12 +111,12 @@ class Stretches:
         #: The microbatches run between two steps of the accumulation, if there is one.
         self.first, self.last = (sums[0], sums[-1]) if sums else (len(self.outside.steps),) * 2
 
-    def _of(self, work: Work | None) -> Stretch:
+    def _of(self, work: ActionInState | None) -> Stretch:
         return Stretch(self.sized.run(work), self.sized, self._duration)
 
-    def times(self) -> Mapping[Region, int]:
+    def times(self) -> Mapping[ActionRegion, int]:
         """The time of each region of the actions."""
-        return {r: self.of(((r,), State())).time for r in self.sized.regions}
+        return {r: self.of(((r,), MicrobatchState())).time for r in self.sized.regions}
 
     @property
     def before(self) -> int:
@@ -145,7 +145,7 @@ class Stretches:
             return 0
         return evaluate(self.outside.steps[self.first].op.expr("count"), self.sized.env)
 
-    def _held(self, state: State) -> Counter[Kind]:
+    def _held(self, state: MicrobatchState) -> Counter[BufferKind]:
         return Counter(kind(b) for b in self.sized.held(state) if b.space == DEVICE)
 
 
@@ -157,7 +157,7 @@ class _Piece:
 
     start: int
     title: str
-    states: Mapping[State, int] | None
+    states: Mapping[MicrobatchState, int] | None
     stretches: tuple[Stretch, ...] = ()
     first: int = 0
     end: int = 0
@@ -199,7 +199,7 @@ class Curve:
 
     def __init__(
         self,
-        timeline: Timeline,
+        timeline: MemoryTimeline,
         shared: Stretches,
         spans: Sequence[Span] = (),
         over: int | None = None,
@@ -208,14 +208,14 @@ class Curve:
         self._over = shared.before + shared.count * shared.each if over is None else over
         self._fixed = {(value, name): size for value, name, size in timeline.fixed()}
         #: Bytes of one buffer of each kind.
-        self.sizes: Mapping[Kind, int] = {**shared.sizes, **self._fixed}
+        self.sizes: Mapping[BufferKind, int] = {**shared.sizes, **self._fixed}
 
     @property
     def time(self) -> int:
         """The time of the step, in picoseconds."""
         return self._over + self._shared.after
 
-    def columns(self, most: int) -> list[Column]:
+    def columns(self, most: int) -> list[CurveColumn]:
         """At most so many columns, of at least four; every operation is one if they are no more."""
         pieces = list(self._pieces())
         operations = sum(max(1, p.end - p.first) for p in pieces)
@@ -282,9 +282,9 @@ class Curve:
                 found += number * sum(shared.sized.held_bytes(state).values())
         return found
 
-    def _column(self, part: _Part) -> Column:
+    def _column(self, part: _Part) -> CurveColumn:
         piece, shared = part.piece, self._shared
-        counts: Counter[Kind] = Counter(dict.fromkeys(self._fixed, 1))
+        counts: Counter[BufferKind] = Counter(dict.fromkeys(self._fixed, 1))
         if piece.states is not None:
             counts.update(shared.outside.counts(shared.first))
             for state, number in piece.states.items():
@@ -292,6 +292,6 @@ class Curve:
         for stretch, index in zip(piece.stretches, part.steps, strict=True):
             counts.update(stretch.counts(index))
         step = piece.stretches[-1].steps[part.steps[-1]] if part.steps else None
-        return Column(
+        return CurveColumn(
             part.start, piece.title, step, part.total, {k: n for k, n in counts.items() if n}
         )

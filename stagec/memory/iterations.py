@@ -17,7 +17,7 @@ from stagec.ir.traits import Repeats
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class IterationRun:
     """An iteration of a repeat, or `copies` alike ones: `index` is the number of (the first)."""
 
     index: int
@@ -33,7 +33,7 @@ class Pattern:
     every: int = 1
 
 
-def slices(count: Expr, env: Env, edge: int, pattern: Pattern) -> Iterator[Slice]:
+def slices(count: Expr, env: Env, edge: int, pattern: Pattern) -> Iterator[IterationRun]:
     """The iterations of a repeat that run by themselves, `edge` periods at either end, and between
     them one period for all others. An open number is taken to be large."""
     first, every = pattern.first, pattern.every
@@ -68,19 +68,19 @@ def _kinds(number: int, edge: int, pattern: Pattern) -> tuple[int, ...]:
     )
 
 
-def _segment(start: int, end: int, length: Expr, edge: int, every: int) -> Iterator[Slice]:
+def _segment(start: int, end: int, length: Expr, edge: int, every: int) -> Iterator[IterationRun]:
     periods = (end - start) // every - 2 * edge
     if periods < 2:
         middle = (start + end) // 2 if length.value is None else -1
         others = length - (end - start - 1)  # of value 1, so that expressions hold for any length
-        yield from (Slice(i, others if i == middle else ONE) for i in range(start, end))
+        yield from (IterationRun(i, others if i == middle else ONE) for i in range(start, end))
         return
     begin = start + (-start) % every + edge * every
     rest = begin + periods * every
     left = length - (begin - start) - max(end - rest, 0)
-    yield from (Slice(i) for i in range(start, begin))
-    yield from (Slice(i, left / every) for i in range(begin, begin + every))
-    yield from (Slice(i) for i in range(rest, end))
+    yield from (IterationRun(i) for i in range(start, begin))
+    yield from (IterationRun(i, left / every) for i in range(begin, begin + every))
+    yield from (IterationRun(i) for i in range(rest, end))
 
 
 def patterns(body: Region) -> Mapping[Expr, Pattern]:

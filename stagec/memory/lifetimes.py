@@ -30,7 +30,7 @@ from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import Buffer, Lifetimes, Ref, Step, Together, buffers_of
-from stagec.memory.iterations import Slice, patterns, slices
+from stagec.memory.iterations import IterationRun, patterns, slices
 from stagec.memory.liveness import Roots, Sets, classify, is_gathered
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
@@ -55,7 +55,7 @@ class _Runner:
         self._roots = Roots()
         self._sets: Sets = classify(body, self._roots)
         self._patterns = patterns(body)
-        self._orders: dict[Expr, tuple[Slice, ...]] = {}
+        self._orders: dict[Expr, tuple[IterationRun, ...]] = {}
         self._homes: dict[Value, Value | None] = {}
         self._refs: dict[Value, Ref] = {}
         self._part: Operation | None = None
@@ -177,18 +177,18 @@ class _Runner:
             self._one_by_one(op, region, order)
         self._runs, self._replays = outer
 
-    def _order(self, count: Expr) -> tuple[Slice, ...]:
+    def _order(self, count: Expr) -> tuple[IterationRun, ...]:
         """The iterations of all repeats of a count: they hand stacks to each other."""
         if count not in self._orders:
             number = evaluate(count, self._env) if self._whole else 0
             edge = 2 + self._prefetch
             found = slices(count, self._env, edge, self._patterns[count])
             self._orders[count] = tuple(
-                self._budget.counted(map(Slice, range(number)) if self._whole else found)
+                self._budget.counted(map(IterationRun, range(number)) if self._whole else found)
             )
         return self._orders[count]
 
-    def _one_by_one(self, op: Operation, region: Region, order: Sequence[Slice]) -> None:
+    def _one_by_one(self, op: Operation, region: Region, order: Sequence[IterationRun]) -> None:
         carry = op.integer("carry", 1)
         positions = list(range(len(order)))[:: -1 if op.flag("reverse") else 1]
         inputs = [self._refs[v] for v in op.operands]

@@ -172,7 +172,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Placement:
+class Arena:
     """Where every buffer lies. `allocated` is the most that was given out at once, `bound` the most
     that was asked for, in bytes: no placement is smaller."""
 
@@ -182,16 +182,16 @@ class Placement:
     bound: int = 0
 
 
-def place(requests: Iterable[Request], allocator: Allocator) -> Placement:
+def place(requests: Iterable[Request], allocator: Allocator) -> Arena:
     """Place buffers in the order of the requests."""
-    found = Placement()
+    found = Arena()
     for _ in placing(requests, allocator, found):
         pass
     return found
 
 
 def placing(
-    requests: Iterable[Request], allocator: Allocator, found: Placement
+    requests: Iterable[Request], allocator: Allocator, found: Arena
 ) -> Iterator[tuple[Request, Placed]]:
     """The same, request by request."""
     live: dict[int, tuple[int, Placed]] = {}

@@ -18,21 +18,21 @@ from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
 
 #: What has been done of a microbatch: kinds and chunks of the actions, such as ("forward", 0).
-Region = tuple[str, int]
-State = frozenset[Region]
+ActionRegion = tuple[str, int]
+MicrobatchState = frozenset[ActionRegion]
 #: An action in the state of its microbatch: the regions that it runs, and those run before.
-Work = tuple[tuple[Region, ...], State]
+ActionInState = tuple[tuple[ActionRegion, ...], MicrobatchState]
 
 
 #: The steps of a work, or of all outside of actions, each with the buffers that end after it.
-Run = Sequence[tuple[Step, tuple[Buffer, ...]]]
+MemoryRun = Sequence[tuple[Step, tuple[Buffer, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """While the step at a place of a run runs."""
 
-    run: Run
+    run: MemoryRun
     place: int
 
     @property
@@ -56,7 +56,7 @@ class Moment:
         return {b for _, ends in self.run[: self.place] for b in ends}
 
 
-def highest(runs: Iterable[Run], size: Callable[[Buffer], int]) -> Moment | None:
+def highest(runs: Iterable[MemoryRun], size: Callable[[Buffer], int]) -> Moment | None:
     """The first moment of these runs at which most is held beside what was there at the start of
     the run, by the sizes of buffers; None if nothing runs."""
     best: Moment | None = None
@@ -76,11 +76,11 @@ class Doing:
     """A turn of a schedule: what runs (two works of an overlapped pair), and how many microbatches
     are in which state before."""
 
-    works: tuple[Work, ...]
+    works: tuple[ActionInState, ...]
     actions: tuple[Action, ...]
-    states: Mapping[State, int]
+    states: Mapping[MicrobatchState, int]
 
-    def after(self) -> Iterator[Mapping[State, int]]:
+    def after(self) -> Iterator[Mapping[MicrobatchState, int]]:
         """The states after each of the works; an overlapped pair begins with the first."""
         counts = Counter(self.states)
         for runs, before in self.works:
@@ -90,16 +90,16 @@ class Doing:
             yield {s: n for s, n in counts.items() if n}
 
 
-def labels(part: Operation | None) -> Region | None:
+def labels(part: Operation | None) -> ActionRegion | None:
     """An action's kind and chunk."""
     return (part.text("kind"), part.integer("chunk")) if part is not None else None
 
 
 def turns(
     order: RankActions,
-    known: Iterable[Region],
+    known: Iterable[ActionRegion],
     *,
-    holds: Callable[[State], bool] | None = None,
+    holds: Callable[[MicrobatchState], bool] | None = None,
 ) -> Iterator[Doing]:
     """The turns of a rank's schedule; of the regions of an action only the known ones are run.
 
@@ -107,18 +107,19 @@ def turns(
     turns that run and hold the same: one period of a steady state.
     """
     regions = frozenset(known)
-    runs: dict[tuple[str, int, bool], tuple[Region, ...]] = {}
-    done: dict[int, State] = {}
-    counts: Mapping[State, int] = {}
+    runs: dict[tuple[str, int, bool], tuple[ActionRegion, ...]] = {}
+    done: dict[int, MicrobatchState] = {}
+    counts: Mapping[MicrobatchState, int] = {}
     same = {frozenset(counts.items()): counts}  # one object for equal counts, so `id` tells them
-    following: dict[tuple[int, tuple[Work, ...]], Mapping[State, int]] = {}
+    following: dict[tuple[int, tuple[ActionInState, ...]], Mapping[MicrobatchState, int]] = {}
     for pair in steps(order):
         for a in pair:
             if (a.kind, a.chunk, a.split) not in runs:
                 run = tuple(r for r in regions_of(a) if r in regions)
                 runs[a.kind, a.chunk, a.split] = run
         works = tuple(
-            (runs[a.kind, a.chunk, a.split], done.get(a.microbatch, State())) for a in pair
+            (runs[a.kind, a.chunk, a.split], done.get(a.microbatch, MicrobatchState()))
+            for a in pair
         )
         key = id(counts), works
         doing = Doing(works, pair, counts)
@@ -151,11 +152,11 @@ class Planner:
         return self._found.buffers
 
     @property
-    def regions(self) -> frozenset[Region]:
+    def regions(self) -> frozenset[ActionRegion]:
         """Kinds and chunks of the actions."""
         return frozenset(r for r in self._parts if r is not None)
 
-    def _held(self, state: State) -> frozenset[Buffer]:
+    def _held(self, state: MicrobatchState) -> frozenset[Buffer]:
         """What a microbatch in this state holds."""
         done = {self._parts[r] for r in state}
         return frozenset(
@@ -182,19 +183,19 @@ class Planner:
                 found.setdefault(last, []).append(buffer)
         return found
 
-    def _run(self, work: Work | None) -> Run:
+    def _run(self, work: ActionInState | None) -> MemoryRun:
         """The steps of a work, or of all outside of actions, each with what ends after it."""
-        runs, before = work or ((), State())
+        runs, before = work or ((), MicrobatchState())
         parts = [self._parts[r] for r in runs] if work else [None]
         return self._between(parts, {self._parts[r] for r in before} | set(parts))
 
-    def alone(self) -> Iterator[Run]:
+    def alone(self) -> Iterator[MemoryRun]:
         """Every action by itself, when all others of its microbatch have run."""
         done = set(self._parts.values())
         for part in (p for p in self._parts.values() if p is not None):
             yield self._between([part], done)
 
-    def _between(self, parts: Sequence[Operation | None], done: set[Operation | None]) -> Run:
+    def _between(self, parts: Sequence[Operation | None], done: set[Operation | None]) -> MemoryRun:
         ending, steps_ = self.ending(parts, done), self._found.steps
         numbers = (n for p in parts for n in self._steps.get(p, ()))
         return tuple((steps_[n], tuple(ending.get(n, ()))) for n in numbers)

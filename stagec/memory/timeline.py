@@ -18,7 +18,16 @@ from stagec.ir.module import Module
 from stagec.memory.buffers import CATEGORIES, Buffer, Lifetimes, Step
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
-from stagec.memory.step import Doing, Moment, Planner, Run, State, Work, highest, turns
+from stagec.memory.step import (
+    ActionInState,
+    Doing,
+    MemoryRun,
+    MicrobatchState,
+    Moment,
+    Planner,
+    highest,
+    turns,
+)
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
 from stagec.support.diagnostics import error
@@ -30,7 +39,7 @@ DEVICE, HOST = "device", "host"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LiveBuffers:
     """Buffers of one value at a moment: how many there are, and their bytes together."""
 
     name: str
@@ -50,7 +59,7 @@ class Point:
     step: Step
     bytes: Mapping[str, int]
     moments: tuple[Moment, ...] = ()
-    states: Mapping[State, int] | None = None  # of microbatches, while a schedule runs
+    states: Mapping[MicrobatchState, int] | None = None  # of microbatches, while a schedule runs
 
     @property
     def total(self) -> int:
@@ -59,7 +68,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class BufferEvent:
     """The start or the end of a buffer; `number` tells the buffers of one value apart."""
 
     starts: bool
@@ -93,13 +102,13 @@ class Sized(Planner):
             if buffer.space == DEVICE:
                 found[buffer.category] += sign * self.size(buffer)
 
-    def _held_bytes(self, state: State) -> Counter[str]:
+    def _held_bytes(self, state: MicrobatchState) -> Counter[str]:
         """What a microbatch in this state holds."""
         found: Counter[str] = Counter()
         self.count(found, self.held(state), 1)
         return found
 
-    def _worst_rise(self, work: Work) -> tuple[Moment, Counter[str]] | None:
+    def _worst_rise(self, work: ActionInState) -> tuple[Moment, Counter[str]] | None:
         """The moment of a work at which most is held on top of what was held before."""
         best = highest([self.run(work)], self._device_size)
         if best is None:
@@ -112,7 +121,9 @@ class Sized(Planner):
     def _device_size(self, buffer: Buffer) -> int:
         return self.size(buffer) if buffer.space == DEVICE else 0
 
-    def along(self, run: Run, base: Mapping[str, int]) -> Iterator[tuple[Moment, Counter[str]]]:
+    def along(
+        self, run: MemoryRun, base: Mapping[str, int]
+    ) -> Iterator[tuple[Moment, Counter[str]]]:
         """What is held at each moment of a run, by category, on top of what there was before."""
         held = Counter(base)
         for place, (step, ends) in enumerate(run):
@@ -122,7 +133,7 @@ class Sized(Planner):
             self.count(held, ends, -1)
 
 
-class Timeline:
+class MemoryTimeline:
     """The step of the ranks of one stage (0 without a pipeline)."""
 
     def __init__(self, module: Module, func: Operation, stage: int, planner: Sized) -> None:
@@ -186,7 +197,7 @@ class Timeline:
             title = " with ".join(str(a) for a in doing.actions)
             yield Point(title, moments[-1].step, dict(base), moments, doing.states)
 
-    def _holds(self, state: State) -> bool:
+    def _holds(self, state: MicrobatchState) -> bool:
         """Whether a microbatch in this state holds anything."""
         return bool(self._planner.held(state))
 
@@ -214,7 +225,7 @@ class Timeline:
 
     # -- buffers -----------------------------------------------------------------------------------
 
-    def live(self, point: Point) -> list[Held]:
+    def live(self, point: Point) -> list[LiveBuffers]:
         """What is held at a point, by value, largest first."""
         merged: dict[tuple[Value, str], tuple[int, int]] = {}
         for buffer, number in self._counts(point).items():
@@ -227,7 +238,7 @@ class Timeline:
             if value.tensor.memory == DEVICE:
                 merged[value, category] = 1, evaluate(value.tensor.local_bytes, self._env)
         found = [
-            Held(v.name, str(v.type), category, count, size, line_of(v))
+            LiveBuffers(v.name, str(v.type), category, count, size, line_of(v))
             for (v, category), (count, size) in merged.items()
         ]
         return sorted(found, key=lambda h: (-h.bytes, h.name))
@@ -244,7 +255,7 @@ class Timeline:
             counts.subtract(moment.gone)
         return counts
 
-    def events(self, space: str = DEVICE) -> Iterator[Event]:
+    def events(self, space: str = DEVICE) -> Iterator[BufferEvent]:
         """Starts and ends of all buffers in the order of the step, static ones first."""
         numbers: dict[tuple[int, Buffer], int] = {}
         for step, ends in self._planner.run(None):
@@ -256,7 +267,7 @@ class Timeline:
 
     def _turn(
         self, doing: Doing, numbers: dict[tuple[int, Buffer], int], space: str
-    ) -> Iterator[Event]:
+    ) -> Iterator[BufferEvent]:
         for action, work in zip(doing.actions, doing.works, strict=True):
             if not work[0]:
                 continue
@@ -266,11 +277,11 @@ class Timeline:
 
     def _starts(
         self, step: Step, microbatch: int, numbers: dict[tuple[int, Buffer], int], space: str
-    ) -> Iterator[Event]:
+    ) -> Iterator[BufferEvent]:
         for buffer in step.made:
             if buffer.space == space and self.size(buffer):
                 numbers[microbatch, buffer] = number = len(numbers)
-                yield Event(True, number, buffer, step)
+                yield BufferEvent(True, number, buffer, step)
 
     def _ends(
         self,
@@ -279,8 +290,8 @@ class Timeline:
         microbatch: int,
         numbers: dict[tuple[int, Buffer], int],
         space: str,
-    ) -> Iterator[Event]:
+    ) -> Iterator[BufferEvent]:
         for buffer in ends:
             number = numbers.get((microbatch, buffer))
             if number is not None and buffer.space == space:
-                yield Event(False, number, buffer, step)
+                yield BufferEvent(False, number, buffer, step)

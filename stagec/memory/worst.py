@@ -9,7 +9,7 @@ from operator import ge
 
 from stagec.ir.expr import Env, Expr, evaluate, maximum, substitute, symbol, terms, total
 from stagec.memory.buffers import Buffer
-from stagec.memory.step import Moment, Run, highest
+from stagec.memory.step import MemoryRun, Moment, highest
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: Whether a buffer is counted.
@@ -30,7 +30,10 @@ def total_of(buffers: Iterable[Buffer], wanted: Wanted = on_device) -> Expr:
 
 
 def worst_of(
-    runs: Sequence[Run], env: Env, long: frozenset[str] = frozenset(), wanted: Wanted = on_device
+    runs: Sequence[MemoryRun],
+    env: Env,
+    long: frozenset[str] = frozenset(),
+    wanted: Wanted = on_device,
 ) -> Expr:
     """The most bytes that are held at a moment of these runs, on top of what was held at the start
     of the run; with open sizes for large values of the symbols in `long`, such as many layers."""
@@ -54,7 +57,7 @@ def _numbered(sizes: Mapping[Buffer, Expr]) -> dict[Buffer, _Terms]:
     return {b: {numbers[m]: int(c * scale) for m, c in t.items()} for b, t in found.items()}
 
 
-def _undominated(runs: Iterable[Run], sizes: Mapping[Buffer, _Terms]) -> list[Moment]:
+def _undominated(runs: Iterable[MemoryRun], sizes: Mapping[Buffer, _Terms]) -> list[Moment]:
     """The moments that may be the worst: sizes are positive, so one is not that has no more of any
     term than another."""
     budget = Budget(
@@ -70,7 +73,7 @@ def _undominated(runs: Iterable[Run], sizes: Mapping[Buffer, _Terms]) -> list[Mo
 
 
 def _candidates(
-    run: Run, sizes: Mapping[Buffer, _Terms], budget: Budget
+    run: MemoryRun, sizes: Mapping[Buffer, _Terms], budget: Budget
 ) -> Iterator[tuple[Moment, list[int]]]:
     """The moments after which something ends or nothing runs, with what is held by terms: before,
     it is only more and more."""

@@ -19,7 +19,7 @@ from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
-from stagec.program.groups import Axes, Channel, channel_of, coordinate, group_axes
+from stagec.program.groups import Channel, GroupAxes, channel_of, coordinate, group_axes
 from stagec.program.nodes import Program
 from stagec.program.stepper import Order
 from stagec.program.unroll import unroll
@@ -65,7 +65,7 @@ class RankClass:
         return unroll(self.graph, self.name, self.env, order, self.channels, loads)
 
     @cached_property
-    def groups(self) -> list[Axes]:
+    def groups(self) -> list[GroupAxes]:
         """The axes over which its collectives go, in program order."""
         found = (group_axes(op) for op in self.graph.body.walk() if op.name == "et.coll")
         return list(dict.fromkeys(found))

@@ -6,23 +6,55 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stagec.ir.core import Operation
 
-Axes = tuple[str, ...]
 #: mesh axis, coordinate of the receiver minus that of the sender, which stream of several
 Channel = tuple[str, int, int]
-#: Marks an axis of a group of two: coordinates i and n-1-i.
-MIRROR = ":mirror"
+_MIRROR = ":mirror"
 
 
-def group_axes(op: Operation) -> Axes:
-    """The axes of a lowered collective; one among mirrored pairs of an axis is marked so."""
-    mark = MIRROR if op.text("pairs") == "mirrored" else ""
-    return tuple(a + mark for a in op.names("group"))
+class GroupAxes(NamedTuple):
+    """Which ranks a collective joins: those that differ along `axes` only, major first, or, if
+    `mirrored`, the pairs of coordinates i and n-1-i of one axis. Without axes there is no group."""
+
+    axes: tuple[str, ...] = ()
+    mirrored: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.axes)
+
+    @property
+    def words(self) -> list[str]:
+        """As reports and archives spell it: `["dp", "tp"]`, `["pp:mirror"]`."""
+        return [a + _MIRROR if self.mirrored else a for a in self.axes]
+
+    @classmethod
+    def of_words(cls, words: Iterable[str]) -> GroupAxes:
+        """The inverse of `words`. Raises ValueError for axes of which some are mirrored."""
+        given = list(words)
+        axes = tuple(w.removesuffix(_MIRROR) for w in given)
+        found = cls(axes, bool(given) and given[0].endswith(_MIRROR))
+        if found.words != given:
+            raise ValueError(f"a group over {', '.join(given)}")
+        return found
+
+    def size(self, mesh: Mapping[str, int]) -> int:
+        """How many ranks it joins."""
+        return 2 if self.mirrored else prod(mesh[a] for a in self.axes)
+
+
+#: That of what is no collective.
+NO_GROUP = GroupAxes()
+
+
+def group_axes(op: Operation) -> GroupAxes:
+    """Which ranks a lowered collective joins."""
+    return GroupAxes(op.names("group"), op.text("pairs") == "mirrored")
 
 
 def channel_of(op: Operation) -> Channel:
@@ -36,11 +68,11 @@ class Groups:
     order."""
 
     ranks: int
-    first: Mapping[Axes, int]
-    members: Mapping[Axes, npt.NDArray[np.int64]]
-    number: Mapping[Axes, npt.NDArray[np.int64]]
+    first: Mapping[GroupAxes, int]
+    members: Mapping[GroupAxes, npt.NDArray[np.int64]]
+    number: Mapping[GroupAxes, npt.NDArray[np.int64]]
 
-    def of_rank(self, axes: Axes, rank: int) -> int:
+    def of_rank(self, axes: GroupAxes, rank: int) -> int:
         """The identifier of the rank's group over these axes."""
         return int(self.number[axes][rank])
 
@@ -80,23 +112,23 @@ def _stride(mesh: Mapping[str, int], axis: str) -> int:
 
 
 def number_groups(
-    mesh: Mapping[str, int], used: Iterable[tuple[Iterable[Axes], npt.NDArray[np.int64]]]
+    mesh: Mapping[str, int], used: Iterable[tuple[Iterable[GroupAxes], npt.NDArray[np.int64]]]
 ) -> Groups:
     """Number the groups over axes, from 1, in order of their first rank: those that ranks use.
 
     `used` holds, for each class, the axes in order of use and the ranks. Ranks number the mesh
     row-major, last axis fastest; within a group the axes count major first.
     """
-    users: dict[Axes, list[npt.NDArray[np.int64]]] = {}
+    users: dict[GroupAxes, list[npt.NDArray[np.int64]]] = {}
     for each, ranks in used:
         for axes in each:
             users.setdefault(axes, []).append(ranks)
     names = list(mesh)
     grid = np.arange(int(np.prod([mesh[n] for n in names], dtype=np.int64)), dtype=np.int64)
     shaped = grid.reshape([mesh[n] for n in names])
-    first: dict[Axes, int] = {}
-    members: dict[Axes, npt.NDArray[np.int64]] = {}
-    number: dict[Axes, npt.NDArray[np.int64]] = {}
+    first: dict[GroupAxes, int] = {}
+    members: dict[GroupAxes, npt.NDArray[np.int64]] = {}
+    number: dict[GroupAxes, npt.NDArray[np.int64]] = {}
     start = 1
     for axes, parts in users.items():
         inside = np.zeros(grid.size, dtype=bool)
@@ -111,13 +143,14 @@ def number_groups(
     return Groups(grid.size, first, members, number)
 
 
-def _rows(names: list[str], shaped: npt.NDArray[np.int64], axes: Axes) -> npt.NDArray[np.int64]:
+def _rows(
+    names: list[str], shaped: npt.NDArray[np.int64], axes: GroupAxes
+) -> npt.NDArray[np.int64]:
     """One row of ranks for each group over the axes."""
-    plain = [a.removesuffix(MIRROR) for a in axes]
-    rest = [i for i, n in enumerate(names) if n not in plain]
-    rows = shaped.transpose([*rest, *(names.index(a) for a in plain)])
+    rest = [i for i, n in enumerate(names) if n not in axes.axes]
+    rows = shaped.transpose([*rest, *(names.index(a) for a in axes.axes)])
     rows = rows.reshape(-1, int(np.prod(rows.shape[len(rest) :], dtype=np.int64)))
-    if axes and axes[0].endswith(MIRROR):
+    if axes.mirrored:
         half = rows.shape[1] // 2
         pairs = np.stack([rows[:, :half], rows[:, ::-1][:, :half]], axis=2)
         rows = np.sort(pairs.reshape(-1, 2), axis=1)

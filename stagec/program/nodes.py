@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.ir.core import Operation
+from stagec.program.groups import NO_GROUP, GroupAxes
 
 Names = Literal["full", "short", "none"]
 Ints = npt.NDArray[np.int64]
@@ -40,7 +41,7 @@ class Node:
     matmul: int = 0
     out: int = 0
     parts: tuple[tuple[int, int], ...] = ()
-    group: tuple[str, ...] = ()
+    group: GroupAxes = NO_GROUP
     blocking: bool = False
     bucket: bool = False
     scope: str = ""
@@ -144,7 +145,7 @@ class Program:
         return len(self.prototype)
 
     @cached_property
-    def groups(self) -> list[tuple[str, ...]]:
+    def groups(self) -> list[GroupAxes]:
         """The axes over which its collectives go, in order of first use."""
         used, first = np.unique(self.prototype, return_index=True)
         order: list[int] = used[np.argsort(first)].tolist()

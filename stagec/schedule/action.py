@@ -42,7 +42,7 @@ RankActions: TypeAlias = tuple[Action, ...]
 Actions: TypeAlias = tuple[RankActions, ...]
 
 
-class Home(NamedTuple):
+class StageChunk(NamedTuple):
     """Where a virtual stage lives."""
 
     rank: int
@@ -53,10 +53,10 @@ class Home(NamedTuple):
 class Placement:
     """The home of every virtual stage. With `copies` > 1 each copy is a whole model of its own."""
 
-    homes: tuple[Home, ...]
+    homes: tuple[StageChunk, ...]
     copies: int = 1
 
-    def __getitem__(self, stage: int) -> Home:
+    def __getitem__(self, stage: int) -> StageChunk:
         return self.homes[stage]
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Placement:
 
 def round_robin(stages: int, chunks: int = 1) -> Placement:
     """Virtual stage s on rank s mod p, as its chunk s div p."""
-    return Placement(tuple(Home(s % stages, s // stages) for s in range(stages * chunks)))
+    return Placement(tuple(StageChunk(s % stages, s // stages) for s in range(stages * chunks)))
 
 
 def v_shape(stages: int) -> Placement:
@@ -119,9 +119,9 @@ def two_copies(stages: int) -> Placement:
     return Placement(_there_and_back(stages), copies=2)
 
 
-def _there_and_back(stages: int) -> tuple[Home, ...]:
-    down = [Home(rank, 0) for rank in range(stages)]
-    return (*down, *(Home(rank, 1) for rank in reversed(range(stages))))
+def _there_and_back(stages: int) -> tuple[StageChunk, ...]:
+    down = [StageChunk(rank, 0) for rank in range(stages)]
+    return (*down, *(StageChunk(rank, 1) for rank in reversed(range(stages))))
 
 
 def steps(actions: Sequence[Action]) -> Iterator[tuple[Action, ...]]:

@@ -19,7 +19,7 @@ from stagec.schedule.costs import UNIT, Costs, Time
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note
 
 #: An action without its rank: kind, virtual stage, microbatch.
-Work: TypeAlias = tuple[Kind, int, int]
+ActionKey: TypeAlias = tuple[Kind, int, int]
 
 
 class Event(NamedTuple):
@@ -161,8 +161,8 @@ class _Clock:
         self.steps = [list(steps(row)) for row in actions]
         self.position = [0] * len(actions)
         self.rows: list[list[Event]] = [[] for _ in actions]
-        self.ends: dict[Work, int] = {}
-        self.waiting: dict[Work, list[int]] = {}
+        self.ends: dict[ActionKey, int] = {}
+        self.waiting: dict[ActionKey, list[int]] = {}
         self.ready = deque(range(len(actions)))
 
     def run(self) -> tuple[tuple[Event, ...], ...]:
@@ -198,12 +198,12 @@ class _Clock:
                 start = max(start, end + self.durations.transfer if away else end)
         return start
 
-    def _finish(self, work: Work, end: int) -> None:
+    def _finish(self, work: ActionKey, end: int) -> None:
         self.ends[work] = end
         self.ready.extend(self.waiting.pop(work, ()))
 
 
-def needs(placement: Placement, action: Action, stage: int) -> Iterator[Work]:
+def needs(placement: Placement, action: Action, stage: int) -> Iterator[ActionKey]:
     """What an action on a virtual stage waits for, besides the order of its rank."""
     if action.kind == "F":
         before = placement.previous(stage)
@@ -241,7 +241,7 @@ def _deadlock(clock: _Clock) -> DiagnosticError:
     )
 
 
-def _waits(clock: _Clock, rank: int, work: Work) -> Diagnostic:
+def _waits(clock: _Clock, rank: int, work: ActionKey) -> Diagnostic:
     at = " & ".join(map(str, clock.steps[rank][clock.position[rank]]))
     home = clock.placement[work[1]]
     wanted = Action(work[0], home.chunk, work[2])
@@ -249,7 +249,7 @@ def _waits(clock: _Clock, rank: int, work: Work) -> Diagnostic:
     return note(f"rank {rank} is at {at} and waits for {wanted} {where}")
 
 
-def _missing(clock: _Clock, rank: int, work: Work) -> DiagnosticError:
+def _missing(clock: _Clock, rank: int, work: ActionKey) -> DiagnosticError:
     home = clock.placement[work[1]]
     wanted = Action(work[0], home.chunk, work[2])
     return error(

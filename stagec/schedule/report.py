@@ -14,7 +14,7 @@ from stagec.schedule.validate import check_schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScheduleRun:
     """A schedule of given sizes, replayed."""
 
     schedule: Schedule
@@ -51,7 +51,7 @@ def run_schedule(
     chunks: int | None = None,
     costs: Costs = UNIT,
     transfer: Time = 0,
-) -> Run:
+) -> ScheduleRun:
     """Check sizes and lists, and replay them; by default with the schedule's own chunks.
 
     Raises `DiagnosticError` for what does not go.
@@ -65,15 +65,15 @@ def run_schedule(
     theory = schedule.closed_form(stages, microbatches, chunks, costs)
     if transfer:
         theory = ClosedForm(None, theory.in_flight)
-    return Run(schedule, stages, microbatches, chunks, costs, transfer, timeline, theory)
+    return ScheduleRun(schedule, stages, microbatches, chunks, costs, transfer, timeline, theory)
 
 
-def facts(run: Run) -> list[str]:
+def facts(run: ScheduleRun) -> list[str]:
     """Makespan, bubble and what is in flight, each beside its closed form."""
     return [f"makespan: {run.timeline.makespan}", _bubble(run), _flight(run)]
 
 
-def _bubble(run: Run) -> str:
+def _bubble(run: ScheduleRun) -> str:
     formulas, makespan = run.schedule.formulas, run.timeline.makespan
     text = f"bubble: {run.bubble}, {_percent(run.bubble / makespan)} of the step"
     if run.schedule.scope == "span":
@@ -90,7 +90,7 @@ def _bubble(run: Run) -> str:
     return f"{text}; closed form {formulas.bubble} only if {why}"
 
 
-def _flight(run: Run) -> str:
+def _flight(run: ScheduleRun) -> str:
     text = f"in flight, in microbatches: {_runs(run.in_flight)}"
     if run.theory.in_flight is None:
         return text
@@ -121,7 +121,7 @@ def _numbers(values: tuple[Fraction, ...] | None) -> list[int | str | None] | No
     return None if values is None else [_number(value) for value in values]
 
 
-def as_json(run: Run) -> dict[str, Any]:
+def as_json(run: ScheduleRun) -> dict[str, Any]:
     """Times in the unit of the costs; what is no integer is an exact fraction as a text."""
     costs, timeline = run.costs, run.timeline
     return {

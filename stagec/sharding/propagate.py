@@ -1,8 +1,16 @@
-"""Sharding propagation: from pinned placements to the placement of every value.
+"""The flow of placements: from those that are given to that of every value.
 
 Sweeps forward and backward over the ops' rules, priority by priority, to a fixpoint. It knows
 rules, never ops. What it decides is which axes split which factors of each op; the types of the
-results follow.
+results follow. With the arguments `%x: [B@dp, D]`, `%w: [D, F@tp]`, `%z: [B, F]`, `%v: [F, D]`:
+
+    %y = einsum["bd,df->bf"](%x, %w)    b over dp from %x, f over tp from %w: [B@dp, F@tp]
+    %s = add["bf,bf->bf"](%y, %z)       b and f as in %y: [B@dp, F@tp]; %z has to move, by a slice
+    %u = einsum["bf,fd->bd"](%s, %v)    b and f as in %s; f is contracted: [B@dp, D | sum(tp)]
+    return(%u) -> [B@dp, D]             backward: no result is split further; %u is reduced
+
+An axis splits at most one factor of an op. Offers of a lower priority come first; where two exclude
+each other, the order in which fewer bytes move decides (weigh.py).
 """
 
 from __future__ import annotations
@@ -19,33 +27,24 @@ from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import distribute, unreduced
-from stagec.sharding.pins import join_pins, part_pins
 from stagec.sharding.strategy import read_strategy
-from stagec.sharding.weigh import Moved, Node, Offer, Split, Weighing
+from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing
 from stagec.support.diagnostics import error, note
 
 
-def propagate(module: Module) -> None:
-    """Give every value of every function a placement, in place.
+class Propagation:
+    """The placements of a function's values; `constraints` are the ops that took pins off
+    results, whose operands prefer to be where they put them."""
 
-    Raises `DiagnosticError` for pins that contradict each other.
-    """
-    for func in module.functions:
-        places = part_pins(module, func.body)
-        _Propagation(module, func.body, places).run()
-        join_pins(places)
-
-
-class _Propagation:
-    def __init__(self, module: Module, region: Region, places: Sequence[Operation]) -> None:
+    def __init__(self, module: Module, region: Region, constraints: Sequence[Operation]) -> None:
         self._module = module
-        self._direct = {op.operands[0]: op for op in places}
+        self._direct = {op.operands[0]: op for op in constraints}
         self._facts: Facts = module.facts
-        self._region = region
+        self.region = region
         self._order = module.mesh.axes if module.mesh else ()
         self._deferred = read_strategy(module).deferred
         self._weighing = Weighing(module)
-        self._nodes: dict[Operation, Node] = {}
+        self._nodes: dict[Operation, ShardedOp] = {}
         self._free: dict[
             Value, list[Split]
         ] = {}  # carried arguments: placed by what is around them
@@ -54,24 +53,19 @@ class _Propagation:
 
     def _collect(self, region: Region) -> None:
         for arg in region.args:
-            if region is self._region or arg.tensor.placed:
+            if region is self.region or arg.tensor.placed:
                 self._pinned[arg] = arg.tensor
-            elif self._is_carried(arg):
+            elif is_carried(arg):
                 self._free[arg] = [()] * arg.tensor.rank
         for op in region.ops:
             rule = op.definition.rule(op)
             if rule is not None:
-                self._nodes[op] = Node(op, rule, factor_sizes(op, rule))
+                self._nodes[op] = ShardedOp(op, rule, factor_sizes(op, rule))
             for value in op.results:
                 if isinstance(value.type, TensorType) and value.type.placed and op.region is None:
                     self._pinned[value] = value.type
             if op.region is not None:
                 self._collect(op.region)
-
-    @staticmethod
-    def _is_carried(arg: Value) -> bool:
-        owner = arg.region.owner
-        return owner.has(Repeats) and arg.index < owner.integer("carry", 1)
 
     # -- placements of values ----------------------------------------------------------------------
 
@@ -106,16 +100,16 @@ class _Propagation:
     # -- the sweeps --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Propagate, then write the types."""
+        """Spread what is given to a fixpoint. Raises `DiagnosticError` for pins that contradict
+        each other."""
         self._take_pinned_results()
         for priority in self._priorities():
             while self._sweep(priority) or (not priority and self._exchange()):
                 pass
-        self._write(self._region)
 
     def _priorities(self) -> list[int]:
         """Those of the splits that are given; at any other one there is nothing to spread."""
-        given = [*self._pinned.values(), *self._region.returns]
+        given = [*self._pinned.values(), *self.region.returns]
         dims = (d for t in given if isinstance(t, TensorType) for d in t.dims)
         return sorted({0, *(use.priority for d in dims for use in d.split)})
 
@@ -131,7 +125,7 @@ class _Propagation:
                     if isinstance(user.definition, Identity) and user.result in self._pinned:
                         self._want(node, value, user)
 
-    def _want(self, node: Node, value: Value, place: Operation) -> None:
+    def _want(self, node: ShardedOp, value: Value, place: Operation) -> None:
         """Note where a result is pinned; not where the strategy moves it to, which no op is placed
         for: gradients that are reduced, what is exchanged."""
         if not place.has(FinalGradient) and not place.flag("both"):
@@ -140,7 +134,7 @@ class _Propagation:
             node.summed |= {*pin.partial_axes}
             node.direct |= value in self._direct
 
-    def _check_pins(self, node: Node, value: Value, pin: TensorType) -> None:
+    def _check_pins(self, node: ShardedOp, value: Value, pin: TensorType) -> None:
         """A pinned result and a pinned operand must not split one factor over different axes."""
         result = {
             f: d.axes
@@ -178,7 +172,7 @@ class _Propagation:
             changed |= self._backward(node, priority)
         return changed
 
-    def _forward(self, node: Node, priority: int) -> bool:
+    def _forward(self, node: ShardedOp, priority: int) -> bool:
         offers: list[Offer] = []
         for i, (value, shape) in enumerate(zip(node.op.operands, node.rule.operands, strict=True)):
             for group, split in zip(shape, self.split(value), strict=True):
@@ -189,13 +183,13 @@ class _Propagation:
         offers = self._weighing.in_order(offers)
         return self._take(node, self._best(node, offers, priority), priority)
 
-    def _take(self, node: Node, offers: Iterable[Offer], priority: int) -> bool:
+    def _take(self, node: ShardedOp, offers: Iterable[Offer], priority: int) -> bool:
         changed = False
         for offer in offers:
             changed |= self._offer(node, offer.group, offer.split, priority)
         return changed
 
-    def _best(self, node: Node, offers: list[Offer], priority: int) -> list[Offer]:
+    def _best(self, node: ShardedOp, offers: list[Offer], priority: int) -> list[Offer]:
         """The offers in the order in which least moves; where none excludes another, as they come.
 
         An op whose result is pinned is placed for the pin alone, unless less moves otherwise.
@@ -214,7 +208,7 @@ class _Propagation:
         return exactly[1] if node.exact else otherwise[1]
 
     def _least(
-        self, node: Node, orders: list[list[Offer]], priority: int
+        self, node: ShardedOp, orders: list[list[Offer]], priority: int
     ) -> tuple[Moved, list[Offer]]:
         """The order in which least moves, and how much."""
         moved = [self._moved(node, order, priority) for order in orders]
@@ -223,7 +217,7 @@ class _Propagation:
         best = self._weighing.least(moved)
         return moved[best], orders[best]
 
-    def _moved(self, node: Node, offers: list[Offer], priority: int) -> Moved:
+    def _moved(self, node: ShardedOp, offers: list[Offer], priority: int) -> Moved:
         """Bytes that move if these offers are taken, one after the other."""
         before = dict(node.axes)
         self._take(node, offers, priority)
@@ -251,7 +245,9 @@ class _Propagation:
             if node.rule.exchanged.issuperset(group)
         )
 
-    def _move_split(self, node: Node, value: Value, shape: Shape, split: Sequence[AxisUse]) -> bool:
+    def _move_split(
+        self, node: ShardedOp, value: Value, shape: Shape, split: Sequence[AxisUse]
+    ) -> bool:
         """Split a factor that all results have, an unsplit one if possible."""
         rule = node.rule
         places = [
@@ -266,7 +262,7 @@ class _Propagation:
                 return True
         return False
 
-    def _backward(self, node: Node, priority: int) -> bool:
+    def _backward(self, node: ShardedOp, priority: int) -> bool:
         changed = False
         for value, shape in zip(node.op.results, node.rule.results, strict=False):
             for op, index in value.uses:
@@ -287,7 +283,7 @@ class _Propagation:
         owner = op.parent_op
         if owner is None or not owner.has(HasRegion) or not op.has(Terminates):
             return None
-        if op.parent is not self._region:
+        if op.parent is not self.region:
             return self._wanted_by_region(owner, index)
         returns = owner.body.returns
         declared = returns[index] if index < len(returns) else None
@@ -346,14 +342,14 @@ class _Propagation:
         return self._pinned[arg] != before
 
     def _offer_dims(
-        self, node: Node, shape: tuple[Group, ...], splits: list[Split], priority: int
+        self, node: ShardedOp, shape: tuple[Group, ...], splits: list[Split], priority: int
     ) -> bool:
         changed = False
         for group, split in zip(shape, splits, strict=True):
             changed |= self._offer(node, group, split, priority)
         return changed
 
-    def _offer(self, node: Node, group: Group, split: Split, priority: int) -> bool:
+    def _offer(self, node: ShardedOp, group: Group, split: Split, priority: int) -> bool:
         """Split the factors of a dimension as offered, as far as priority, rule and other factors
         let it."""
         split = tuple(u for u in split if u.priority <= priority)
@@ -366,7 +362,7 @@ class _Propagation:
             changed |= self._extend(node, factor, [by_axis[a] for a in axes])
         return changed
 
-    def _extend(self, node: Node, factor: str, offered: list[AxisUse]) -> bool:
+    def _extend(self, node: ShardedOp, factor: str, offered: list[AxisUse]) -> bool:
         now = node.axes.get(factor, ())
         if factor in node.rule.whole or [u.axis for u in now] != [
             u.axis for u in offered[: len(now)]
@@ -388,7 +384,7 @@ class _Propagation:
             changed = True
         return changed
 
-    def _passing(self, node: Node) -> frozenset[str]:
+    def _passing(self, node: ShardedOp) -> frozenset[str]:
         """Axes over which all linear operands are unreduced: the op hands the parts on, it does not
         split them."""
         if node.rule.each and self._deferred:
@@ -399,7 +395,7 @@ class _Propagation:
         parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
         return parts[0].intersection(*parts[1:])
 
-    def _reduces_first(self, node: Node, use: AxisUse) -> bool:
+    def _reduces_first(self, node: ShardedOp, use: AxisUse) -> bool:
         """Whether a split that gives way elsewhere stops partial sums here: a linear operand lies
         otherwise than the op needs it, so it moves anyway, and less of it once it is reduced."""
         return use.priority > 0 and any(
@@ -427,62 +423,27 @@ class _Propagation:
         reduced = {u.axis for f in contracted for u in node.axes.get(f, ())}
         return (self._passing(node) - split) | reduced
 
-    # -- the types ---------------------------------------------------------------------------------
+    # -- what it has found -------------------------------------------------------------------------
 
-    def _write(self, region: Region) -> None:
-        for arg in region.args:
-            arg.type = _settled(arg.tensor, self.split(arg), self._partial_of_arg(arg))
-        for op in region.ops:
-            if op in self._nodes:
-                self._write_results(self._nodes[op])
-            if op.region is not None:
-                self._write(op.region)
-                self._write_region_results(op)
-        region.returns = tuple(
-            _settled(t, [d.split for d in t.dims], t.partial)
-            if isinstance(t, TensorType) and t.placed
-            else v.tensor
-            for t, v in zip(region.returns, region.terminator.operands, strict=False)
-        )
+    def result(self, op: Operation, index: int) -> tuple[TensorType, list[Split], Partial | None]:
+        """The type of an op's result as far as it is written, its splits, and what is unreduced:
+        contracted split factors, and partial sums that all operands hand on."""
+        value = op.results[index]
+        if value in self._pinned:
+            pin = self._pinned[value]
+            return pin, self.split(value), pin.partial
+        node = self._nodes[op]
+        splits = [node.split(g) for g in node.rule.results[index]]
+        axes = unreduced(op, node.rule, index, node.assignment, self._deferred)
+        by_order = tuple(sorted(axes, key=self._order.index))
+        return value.tensor, splits, Partial(node.rule.reduction, by_order) if axes else None
 
-    def _partial_of_arg(self, arg: Value) -> Partial | None:
-        """A slice of an unreduced value is unreduced; arguments of functions say it themselves."""
-        if arg.region is self._region:
-            return arg.tensor.partial
-        if self._is_carried(arg):
-            return None
-        return arg.region.owner.operands[arg.index].tensor.partial
-
-    def _write_results(self, node: Node) -> None:
-        for value in node.op.results:
-            if value in self._pinned:
-                pin = self._pinned[value]
-                value.type = _settled(pin, self.split(value), pin.partial)
-                continue
-            splits = [node.split(g) for g in node.rule.results[value.index]]
-            value.type = _settled(value.tensor, splits, self._partial(node, value.index))
-
-    def _partial(self, node: Node, index: int) -> Partial | None:
-        return _partial(node, index, self._order, self._deferred)
-
-    def _write_region_results(self, op: Operation) -> None:
-        for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
-            value.type = type_
+    def has_rule(self, op: Operation) -> bool:
+        """Whether the placements of an op's results follow from its rule."""
+        return op in self._nodes
 
 
-def _partial(
-    node: Node, index: int, order: Sequence[str], deferred: tuple[str, ...]
-) -> Partial | None:
-    """What is unreduced in a result: contracted split factors, and partial sums that all operands
-    hand on."""
-    axes = unreduced(node.op, node.rule, index, node.assignment, deferred)
-    return Partial(node.rule.reduction, tuple(sorted(axes, key=order.index))) if axes else None
-
-
-def _settled(type_: TensorType, splits: list[Split], partial: Partial | None = None) -> TensorType:
-    """The type placed so, without priorities."""
-    dims = tuple(
-        replace(d, split=tuple(AxisUse(u.axis) for u in s), open=False)
-        for d, s in zip(type_.dims, splits, strict=True)
-    )
-    return replace(type_, dims=dims, partial=partial, placed=True)
+def is_carried(arg: Value) -> bool:
+    """Whether an argument of a repeat is carried from iteration to iteration."""
+    owner = arg.region.owner
+    return owner.has(Repeats) and arg.index < owner.integer("carry", 1)

@@ -27,6 +27,7 @@ from stagec.ir.decisions import Divides, Watched, ask, plain
 from stagec.ir.facts import Facts
 from stagec.ir.module import Module
 from stagec.ir.types import Dim, TensorType, axis_size
+from stagec.ir_spec.ops.comm import ring_rounds
 
 Axes = tuple[str, ...]
 OPEN_AXIS = 8
@@ -37,7 +38,7 @@ class NoPlanError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CollectiveStep:
     """One movement: an op and its parameters.
 
     An all_to_all that moves axes between different dimensions has a `dim` and `source` for each.
@@ -84,7 +85,9 @@ class Resharding:
         """What decides between ways."""
         return self.sizes if self.known is None else self.known
 
-    def plan(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> list[Step]:
+    def plan(
+        self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()
+    ) -> list[CollectiveStep]:
         """The steps from `have` to a value split over `splits` and partial over `partial`. Raises
         `NoPlanError`."""
         return list(ask(self.find(have, splits, partial).way, self.values))
@@ -143,11 +146,11 @@ class Way:
     choices: tuple[tuple[_Choice, ...], ...]
     kind: str
     fixed: Axes
-    _known: dict[object, tuple[tuple[Step, ...], Fraction]] = field(
-        default_factory=dict["object", "tuple[tuple[Step, ...], Fraction]"]
+    _known: dict[object, tuple[tuple[CollectiveStep, ...], Fraction]] = field(
+        default_factory=dict["object", "tuple[tuple[CollectiveStep, ...], Fraction]"]
     )
 
-    def __call__(self, values: Mapping[str, int]) -> tuple[Step, ...]:
+    def __call__(self, values: Mapping[str, int]) -> tuple[CollectiveStep, ...]:
         """The steps."""
         return self._found(values)[0]
 
@@ -155,7 +158,7 @@ class Way:
         """What a rank sends on the way, as a share of the whole tensor."""
         return self._found(values)[1]
 
-    def _found(self, values: Mapping[str, int]) -> tuple[tuple[Step, ...], Fraction]:
+    def _found(self, values: Mapping[str, int]) -> tuple[tuple[CollectiveStep, ...], Fraction]:
         ranks = tuple([values[a] for a in self.axes])
         fixed = prod([values[a] for a in self.fixed])
         may = tuple([m if isinstance(m, bool) else m(values) for c in self.choices for _, m in c])
@@ -195,15 +198,19 @@ def _axes(state: _State) -> Axes:
 
 # -- the shortest path -----------------------------------------------------------------------------
 
-_Move = tuple[int, Step, _State]  # bytes, the step, where it leads
+_Move = tuple[int, CollectiveStep, _State]  # bytes, the step, where it leads
 #: What decides between paths of equal bytes and calls: reductions first, gathers last.
 _ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "all_slice", "all_gather")
 
 
 @lru_cache(maxsize=1 << 14)
-def _shortest(start: _State, end: _State, moves: _Moves) -> tuple[tuple[Step, ...], Fraction]:
+def _shortest(
+    start: _State, end: _State, moves: _Moves
+) -> tuple[tuple[CollectiveStep, ...], Fraction]:
     """The A* algorithm: what a rank has at the end and does not have yet is still to be sent."""
-    queue: list[tuple[int, int, int, tuple[object, ...], _State, int, tuple[Step, ...]]] = []
+    queue: list[
+        tuple[int, int, int, tuple[object, ...], _State, int, tuple[CollectiveStep, ...]]
+    ] = []
     heapq.heappush(queue, (0, 0, 0, (), start, 0, ()))
     done: set[_State] = set()
     whole = moves.local(end)
@@ -245,7 +252,7 @@ class _Moves:
         """What one rank has."""
         return self.total // self._count(a for s in state[0] for a in s)
 
-    def key(self, step: Step) -> tuple[object, ...]:
+    def key(self, step: CollectiveStep) -> tuple[object, ...]:
         """What decides between steps that cost the same."""
         over = tuple(self._axes.index(a) for a in step.over)
         return _ORDER.index(step.op.removeprefix("stg.")), str(step.dim), str(step.source), over
@@ -261,21 +268,23 @@ class _Moves:
         local = self.local(state)
         for over in _subsets(partial):
             rest = tuple(a for a in partial if a not in over)
-            step = Step("stg.all_reduce", over, kind=self._kind)
-            yield 2 * self._ring(local, over), step, (splits, rest)
+            step = CollectiveStep("stg.all_reduce", over, kind=self._kind)
+            yield ring_rounds("all_reduce") * self._ring(local, over), step, (splits, rest)
         if self._kind == "sum":
             for d, over, to in self._split_further(splits, partial):
                 rest = tuple(a for a in partial if a not in over)
-                yield self._ring(local, over), Step("stg.reduce_scatter", over, d), (to, rest)
+                step = CollectiveStep("stg.reduce_scatter", over, d)
+                yield self._ring(local, over), step, (to, rest)
         used = {*partial, *(a for s in splits for a in s)}
         for d, over, to in self._split_further(splits, [a for a in self._axes if a not in used]):
-            yield 0, Step("stg.all_slice", over, d), (to, partial)
+            yield 0, CollectiveStep("stg.all_slice", over, d), (to, partial)
         for d, axes in enumerate(splits):
             for count in range(1, len(axes) + 1):
                 over = axes[-count:]
                 whole = local * self._count(over)
                 to = _with(splits, d, axes[:-count])
-                yield self._ring(whole, over), Step("stg.all_gather", over, d), (to, partial)
+                step = CollectiveStep("stg.all_gather", over, d)
+                yield self._ring(whole, over), step, (to, partial)
         for step, to in self._exchanges(splits):
             yield self._ring(local, step.over), step, (to, partial)
 
@@ -295,7 +304,9 @@ class _Moves:
                 if frozenset((*now, *over)) in self._allowed[d]:
                     yield d, over, _with(splits, d, (*now, *over))
 
-    def _exchanges(self, splits: tuple[Axes, ...]) -> Iterator[tuple[Step, tuple[Axes, ...]]]:
+    def _exchanges(
+        self, splits: tuple[Axes, ...]
+    ) -> Iterator[tuple[CollectiveStep, tuple[Axes, ...]]]:
         """What one all_to_all can do: the last axes of dimensions become the last ones of others.
         No dimension both gives and takes, so each rank sends each other one an equal part."""
         seen: set[tuple[Axes, ...]] = {splits}
@@ -319,15 +330,15 @@ class _Moves:
 _Exchange = tuple[Axes, int, int]  # axes, from which dimension, to which
 
 
-def _exchange(moves: Sequence[_Exchange]) -> Step:
+def _exchange(moves: Sequence[_Exchange]) -> CollectiveStep:
     """One call for exchanges; those that leave one dimension are told major axis first."""
     if len(moves) == 1:
         ((over, source, d),) = moves
-        return Step("stg.all_to_all", over, d, source)
+        return CollectiveStep("stg.all_to_all", over, d, source)
     ordered = moves[::-1] if len({m[1] for m in moves}) == 1 else moves
     axes = [(axis, source, d) for over, source, d in ordered for axis in over]
     over, froms, tos = zip(*axes, strict=True)
-    return Step("stg.all_to_all", over, tos, froms)
+    return CollectiveStep("stg.all_to_all", over, tos, froms)
 
 
 def _with(splits: tuple[Axes, ...], d: int, axes: Axes) -> tuple[Axes, ...]:

@@ -13,7 +13,7 @@ from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.module import Module
 from stagec.ir.traits import Accumulates
-from stagec.schedule.action import Home, Placement
+from stagec.schedule.action import Placement, StageChunk
 from stagec.schedule.attached import schedule_of, schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.validate import prove
@@ -220,7 +220,7 @@ class Held:
     this piece or a later one, and the last of this piece or an earlier one. A piece without layers
     only passes on what it gets."""
 
-    home: Home
+    home: StageChunk
     depth: int
     copy: int
     piece: Piece

@@ -37,7 +37,7 @@ class Offer:
     place: int = 0
 
 
-class Node:
+class ShardedOp:
     """An op with a rule: its factors' axes as found so far.
 
     `wanted` are the pins behind its results, `summed` the axes that these have as partial sums. If
@@ -207,7 +207,7 @@ class Weighing:
         note(Least(tuple(m.terms for m in moved)), best, self._values)
         return best
 
-    def moved(self, node: Node, have: Sequence[TensorType], passing: frozenset[str]) -> Moved:
+    def moved(self, node: ShardedOp, have: Sequence[TensorType], passing: frozenset[str]) -> Moved:
         """Bytes that a rank sends for operands, which are placed so, and results; the op hands on
         partial sums over `passing`.
 
@@ -233,7 +233,7 @@ class Weighing:
         return Moved(tuple(terms), total)
 
 
-def _given(node: Node, index: int, passing: frozenset[str]) -> TensorType:
+def _given(node: ShardedOp, index: int, passing: frozenset[str]) -> TensorType:
     """A result as the op gives it."""
     rule, assignment = node.rule, node.assignment
     gone = rule.contracted(index) - rule.special

@@ -31,7 +31,7 @@ def nodes(*, async_tp: bool, **options: Any) -> list[Node]:
 
 def over_tp(node: Node) -> bool:
     """Whether it moves activations between ranks of tensor parallelism."""
-    return set(node.group) in ({"tp"}, {"tp", "tpr"}) and node.phase in (
+    return set(node.group.axes) in ({"tp"}, {"tp", "tpr"}) and node.phase in (
         "forward",
         "backward",
         "recompute",

@@ -16,10 +16,7 @@ from stagec.ir.opdef import Array
 from tests.support import DEEPSEEK, DEEPSEEK_MTP, LLAMA, MIXTRAL, STEP, inputs_of, pairwise
 from tests.support import tiny_module as tiny
 
-PLACED = (
-    f"{STEP},propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
-    "eliminate-dead-code,plan-memory"
-)
+PLACED = f"{STEP},partition,stages,units,plan"
 #: schedule, stages, chunks, microbatches
 PIPELINES: Sequence[tuple[str, int, int, int]] = (
     ("", 1, 0, 1),

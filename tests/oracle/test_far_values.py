@@ -60,10 +60,7 @@ stg.module @encdec[phase = parsed] {
   }
 }
 """
-PLACED = (
-    f"{STEP},propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
-    "eliminate-dead-code,plan-memory"
-)
+PLACED = f"{STEP},partition,stages,units,plan"
 PIPELINES = {
     "gpipe": (2, 1, 2),
     "1f1b": (4, 1, 4),

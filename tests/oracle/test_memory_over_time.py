@@ -24,7 +24,7 @@ from stagec.ir.module import Module
 from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.memory.timeline import Held, Point, Timeline
+from stagec.memory.timeline import LiveBuffers, MemoryTimeline, Point
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node
 from stagec.program.roofline import Roofline
@@ -76,7 +76,7 @@ class Plan:
     updates: list[bool]  # whether each start or end of a buffer is of the optimizer
     peak: int
     static: int
-    live: list[Held]
+    live: list[LiveBuffers]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def seen(options: JobOptions) -> Seen:
     return Seen(module, *watch.needed("a test"))
 
 
-def _plan(timeline: Timeline) -> Plan:
+def _plan(timeline: MemoryTimeline) -> Plan:
     peak, static = timeline.peak(), sum(timeline.static().values())
     updates = [e.step.op.phase == "optimizer" for e in timeline.events()]
     points = list(timeline.points())

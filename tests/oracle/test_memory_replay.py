@@ -276,8 +276,7 @@ def brute_force(module: Module, prefetch: int) -> Iterator[int]:
 
 PLANNED = (
     "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
-    "propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
-    "eliminate-dead-code,plan-memory"
+    "partition,stages,units,plan"
 )
 
 

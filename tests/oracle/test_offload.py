@@ -75,7 +75,7 @@ def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     if options["zero"] < 3:
         options.pop("reshard_after_forward")
     inputs, expected = plain(model)
-    module = tiny_module(model, f"{STEP},{PLACE},plan-memory", **options)
+    module = tiny_module(model, f"{STEP},{PLACE},plan", **options)
     assert operations(module, "stg.copy")
     names = [v.name for v in module.main.body.terminator.operands]
     for name, x, y in zip(names, expected, run_numeric(module, inputs), strict=True):

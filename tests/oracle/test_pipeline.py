@@ -16,10 +16,7 @@ from stagec.interp.pipeline import run_named
 from stagec.ir.opdef import Array
 from tests.support import GPT, LLAMA, STEP, inputs_of, pairwise, tiny_module
 
-PLACED = (
-    f"{STEP},propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
-    "eliminate-dead-code,plan-memory"
-)
+PLACED = f"{STEP},partition,stages,units,plan"
 TOLERANCE = 1e-10
 SCALE = 3.0  # makes gradients long enough to be clipped
 #: schedule, stages, chunks, microbatches

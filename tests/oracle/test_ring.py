@@ -158,10 +158,7 @@ def test_a_rank_holds_a_chunk_from_either_end(ranks: int) -> None:
             assert ctx.moved(("cp",), 1).coords == {"cp": (i + 1) % ranks, "tp": j}
 
 
-STAGED = (
-    f"{STEP},propagate-sharding,insert-collectives,split-stages,coalesce-collectives,"
-    "eliminate-dead-code"
-)
+STAGED = f"{STEP},partition,stages,units"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_no
 from stagec.job.emit import Job, emit_module, make_job, write_job
 from stagec.job.folder import MANIFEST
 from stagec.job.writer import Emission, Written
+from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node, Program
 from tests.support import LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
 
@@ -60,32 +61,30 @@ def coordinates(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def plain_groups(
-    program: Program, mesh: Mapping[str, int]
-) -> dict[tuple[str, ...], list[list[int]]]:
+def plain_groups(program: Program, mesh: Mapping[str, int]) -> dict[GroupAxes, list[list[int]]]:
     """For each axes in order of use: the groups of ranks that differ along these only."""
     ranks = 1
     for size in mesh.values():
         ranks *= size
     where = [coordinates(r, mesh) for r in range(ranks)]
-    result: dict[tuple[str, ...], list[list[int]]] = {}
+    result: dict[GroupAxes, list[list[int]]] = {}
     for node in program.nodes:
         if not node.group or node.group in result:
             continue
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(ranks):
-            key = tuple(where[rank][a] for a in mesh if a not in node.group)
+            key = tuple(where[rank][a] for a in mesh if a not in node.group.axes)
             groups.setdefault(key, []).append(rank)
         for members in groups.values():
-            members.sort(key=lambda r, over=node.group: [where[r][a] for a in over])  # type: ignore[misc]
+            members.sort(key=lambda r, over=node.group.axes: [where[r][a] for a in over])  # type: ignore[misc]
         result[node.group] = sorted(groups.values(), key=min)
     return result
 
 
 def plain_nodes(made: Job, rank: int) -> Iterator[TraceNode]:
     """The nodes of a rank, written out one by one."""
-    number: dict[tuple[str, ...], int] = {}
-    size: dict[tuple[str, ...], int] = {}
+    number: dict[GroupAxes, int] = {}
+    size: dict[GroupAxes, int] = {}
     next_id = 1
     for axes, groups in plain_groups(made.classes[0].program(), made.mesh).items():
         for members in groups:
@@ -97,7 +96,7 @@ def plain_nodes(made: Job, rank: int) -> Iterator[TraceNode]:
 
 
 def plain_node(
-    node: Node, number: Mapping[tuple[str, ...], int], size: Mapping[tuple[str, ...], int]
+    node: Node, number: Mapping[GroupAxes, int], size: Mapping[GroupAxes, int]
 ) -> TraceNode:
     data = tuple(d.id for d in node.deps)
     control = tuple(d.id for d in node.after)

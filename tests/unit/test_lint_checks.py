@@ -126,3 +126,37 @@ def test_main_reports_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "a.txt").write_text("cd /" + "home/someone\n")
     assert lint_checks.main(tmp_path) == 1
     assert "a.txt:1:" in capsys.readouterr().out
+
+
+# -- passes ----------------------------------------------------------------------------------------
+
+API = "from stagec.ir.core import Operation\nfrom stagec.pipeline.passes import Pass\n"
+A_PASS = "from stagec.api import Pass\n\nclass A(Pass):\n    pass\n"
+
+
+def complaints_about_passes(root: Path, **texts: str) -> list[str]:
+    for name, text in {**texts, "stagec/api": API}.items():
+        path = root / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = lint_checks.lint_passes(root)
+    return [f"{f.path.relative_to(root)}:{f.line}: {f.message}" for f in found]
+
+
+def test_a_pass_is_imported_by_the_list_of_passes_only(tmp_path: Path) -> None:
+    again = "from stagec.passes.part.a import A\n"
+    texts = {
+        "passes/__init__": again,
+        "passes/part/a": A_PASS + "from stagec.passes.part.help import f\n",
+        "passes/part/help": "f = 1\n",
+        "passes/part/b": again,
+    }
+    (found,) = complaints_about_passes(tmp_path, **texts)
+    assert found.startswith("passes/part/b.py:1: `stagec.passes.part.a` is a pass")
+
+
+def test_a_pass_imports_what_is_public_from_there(tmp_path: Path) -> None:
+    core = "from stagec.ir.core import Use\nfrom stagec.ir.core import Operation\n"
+    found = complaints_about_passes(tmp_path, **{"passes/part/a": A_PASS + core})
+    expected = "import `Operation` from stagec.api, as a user's pass does"
+    assert found == [f"passes/part/a.py:6: {expected}"]

@@ -19,7 +19,7 @@ from stagec.memory.liveness import root
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import GPT, LLAMA, STEP, compiled, operations, tiny_module
 
-PLAN = "infer-shapes,propagate-sharding,insert-collectives,plan-memory"
+PLAN = "place,plan"
 SIZES = {"B": 3, "D": 5}
 BYTES = {True: 4 * 3 * 5, False: 4 * 3}  # of a matrix and of a vector
 
@@ -206,7 +206,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero2": {"dp": 2, "zero": 2},
     "kept": {"tp": 2, "sp": True, "tp_inputs": "save-gathered", "no_vocab_parallel": True},
 }
-TRAIN = f"{STEP},propagate-sharding,insert-collectives,coalesce-collectives,eliminate-dead-code"
+TRAIN = f"{STEP},partition,units"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -21,7 +21,7 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.memory.buffers import Buffer
 from stagec.memory.step import turns
-from stagec.memory.timeline import Timeline
+from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.registry import SCHEDULES
 from tests.support import analyse, parse_expr, stagec
 
@@ -175,8 +175,7 @@ def test_an_open_size_is_told(tmp_path: Path) -> None:
         "stg.module @m {\n  stg.symbols[B, D]\n  stg.func @f(%x: f32[B, D], %w: f32[D, D | param]) "
         '{\n    %y = stg.einsum["bd,de->be"](%x, %w)\n    stg.return(%y)\n  }\n}\n'
     )
-    ran = stagec("memory", text, "--pipeline", "infer-shapes,propagate-sharding,"
-                 "insert-collectives,plan-memory")  # fmt: skip
+    ran = stagec("memory", text, "--pipeline", "place,plan")
     assert ran.code == 1
     assert "no value for D" in ran.err
 
@@ -212,7 +211,7 @@ def test_stashes_in_flight(name: str, microbatches: int) -> None:
     )
     module = JobBuilder(options).lower("plan-memory")
     for stage, func, timeline in timelines(module):
-        planner = Timeline.planner(module, func, 1)
+        planner = MemoryTimeline.planner(module, func, 1)
         most = max(
             sum(n * copies(planner.held(s), module) for s, n in after.items())
             for turn in turns(timeline.order, planner.regions)

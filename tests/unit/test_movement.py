@@ -10,7 +10,7 @@ import pytest
 
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
-from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.ops.comm import Collective, ring_rounds
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import analyse, compiled
 
@@ -33,8 +33,8 @@ def moved(module: Module) -> list[tuple[str, int]]:
         if isinstance(op.definition, Collective):
             n = prod(module.env[a] for a in op.names("over"))
             size = evaluate(op.definition.buffer(op), module.env)
-            sent = Fraction(op.definition.steps * (n - 1), n) * size
-            found.append((op.name.removeprefix("stg."), int(sent)))
+            name = op.name.removeprefix("stg.")
+            found.append((name, int(Fraction(ring_rounds(name) * (n - 1), n) * size)))
     return found
 
 

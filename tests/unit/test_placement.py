@@ -11,14 +11,14 @@ from stagec.analysis.footprint import timelines
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.memory.arena import requests
-from stagec.memory.placement import MODELS, Placed, Placement, Request, place, placing
+from stagec.memory.placement import MODELS, Arena, Placed, Request, place, placing
 
 MIB = 2**20
 
 
-def checked(asked: list[Request], model: str) -> Placement:
+def checked(asked: list[Request], model: str) -> Arena:
     """Place, and check every buffer against all that live beside it."""
-    found, live = Placement(), dict[int, Placed]()
+    found, live = Arena(), dict[int, Placed]()
     sizes = {r.number: r.size for r in asked if r.size}
     for request, spot in placing(asked, MODELS[model](), found):
         if not request.size:

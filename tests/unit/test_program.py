@@ -10,6 +10,7 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.ir.module import Module
+from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node, Program
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import LLAMA, only_program, parse, tiny_options
@@ -55,7 +56,7 @@ def test_a_straight_graph() -> None:
     program = only_program(lowered(body + "et.return(%d)"))
     assert deps(program) == {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["c"]}
     assert [n.id for n in program.nodes] == [1, 2, 3, 4]
-    assert program.groups == [("dp",)]
+    assert program.groups == [GroupAxes(("dp",))]
     assert named(program)["c"].is_collective
     assert named(program)["a"].flops == 8
 

@@ -20,7 +20,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import Dim, Partial, TensorType, dim
-from stagec.sharding.reshard import Axes, NoPlanError, Resharding, Step
+from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
 from tests.support import parse
 
 AXES = ("x", "y", "z")
@@ -64,11 +64,11 @@ def placements(draw: st.DrawFn, most_partial: int = len(AXES)) -> Placement:
 PLANS = Resharding({"x": 2, "y": 2, "z": 2}, lambda axes, d: True)
 
 
-def steps_of(have: Placement, want: Placement) -> list[Step]:
+def steps_of(have: Placement, want: Placement) -> list[CollectiveStep]:
     return PLANS.plan(have.type, want.splits, want.partial)
 
 
-def program(have: Placement, steps: list[Step]) -> tuple[Module, Value]:
+def program(have: Placement, steps: list[CollectiveStep]) -> tuple[Module, Value]:
     """A function that takes the steps; types follow from the ops' own inference."""
     module = parse(
         "stg.module @m[phase = partitioned] {\n  stg.mesh @p[x = 2, y = 2, z = 2]\n"
@@ -177,7 +177,7 @@ def test_the_table_of_collectives(have: Placement, want: Placement, expected: li
     assert [shown(s) for s in steps_of(have, want)] == expected
 
 
-def shown(step: Step) -> str:
+def shown(step: CollectiveStep) -> str:
     name = step.op.removeprefix("stg.")
     at = "" if name == "all_reduce" else f" @{step.dim}"
     if name == "all_to_all":
@@ -188,8 +188,8 @@ def shown(step: Step) -> str:
 def test_a_partial_maximum_is_reduced_as_a_maximum_and_never_scattered() -> None:
     type_ = TensorType("f32", (Dim(dim(SIZE).size),), Partial("max", ("x",)), placed=True)
     assert PLANS.plan(type_, [("x",)]) == [
-        Step("stg.all_reduce", ("x",), kind="max"),
-        Step("stg.all_slice", ("x",), 0),
+        CollectiveStep("stg.all_reduce", ("x",), kind="max"),
+        CollectiveStep("stg.all_slice", ("x",), 0),
     ]
 
 
@@ -271,7 +271,7 @@ def shortest(places: list[Placement], sizes: Mapping[str, int]) -> list[list[tup
 
 
 def bytes_and_calls(
-    have: Placement, steps: list[Step], sizes: Mapping[str, int]
+    have: Placement, steps: list[CollectiveStep], sizes: Mapping[str, int]
 ) -> tuple[Fraction, int]:
     """Of a plan."""
     local, total = Fraction(1, prod(sizes[a] for s in have.splits for a in s)), Fraction(0)

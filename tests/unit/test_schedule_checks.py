@@ -8,7 +8,15 @@ from itertools import combinations
 
 import pytest
 
-from stagec.schedule.action import Action, Actions, Home, Placement, RankActions, round_robin, steps
+from stagec.schedule.action import (
+    Action,
+    Actions,
+    Placement,
+    RankActions,
+    StageChunk,
+    round_robin,
+    steps,
+)
 from stagec.schedule.base import Schedule
 from stagec.schedule.messages import ordered_messages, pairs, posted
 from stagec.schedule.registry import SCHEDULES, find_schedule, known_schedules
@@ -253,7 +261,7 @@ def test_a_list_for_each_rank_and_one_copy_for_each_microbatch() -> None:
     assert "1 lists of actions for 2 ranks" in (
         refused(check_complete, ((F0, B0),), round_robin(2), 1).message
     )
-    copies = Placement((Home(0, 0), Home(0, 1)), copies=2)
+    copies = Placement((StageChunk(0, 0), StageChunk(0, 1)), copies=2)
     row = F0, B0, Action("F", 1, 0), Action("B", 1, 0)
     assert "keep a microbatch in one copy" in (
         refused(check_complete, (row,), copies, 1).remedy or ""

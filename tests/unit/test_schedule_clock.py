@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagec.schedule.action import Action, Home, Placement, steps
+from stagec.schedule.action import Action, Placement, StageChunk, steps
 from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
-from stagec.schedule.replay import Event, Work, replay
+from stagec.schedule.replay import ActionKey, Event, replay
 from stagec.support.diagnostics import DiagnosticError
 
 Sizes = tuple[int, int, int]
@@ -37,12 +37,14 @@ ALLOWED = {
 }
 
 
-def slow_ends(name: str, sizes: Sizes, costs: Costs, transfer: Fraction) -> dict[Work, Fraction]:
+def slow_ends(
+    name: str, sizes: Sizes, costs: Costs, transfer: Fraction
+) -> dict[ActionKey, Fraction]:
     """The end of every action as its longest chain of causes, from the definition."""
     p, _, v = sizes
     at = SCHEDULES[name].placement(p, v)
     rows = [list(steps(row)) for row in SCHEDULES[name].actions(*sizes)]
-    home: dict[Work, tuple[int, int]] = {
+    home: dict[ActionKey, tuple[int, int]] = {
         (a.kind, at.stage(rank, a.chunk), a.microbatch): (rank, i)
         for rank, row in enumerate(rows)
         for i, step in enumerate(row)
@@ -50,7 +52,7 @@ def slow_ends(name: str, sizes: Sizes, costs: Costs, transfer: Fraction) -> dict
     }
     chunk = costs.scaled(at.share)
 
-    def causes(rank: int, action: Action) -> Iterator[Work]:
+    def causes(rank: int, action: Action) -> Iterator[ActionKey]:
         stage, depth = at.stage(rank, action.chunk), at.depth
         if action.kind == "F" and stage % depth > 0:
             yield "F", stage - 1, action.microbatch
@@ -132,7 +134,7 @@ def test_costs_per_virtual_stage() -> None:
 def test_pairs_of_unequal_stages_save_half_of_what_each_saves() -> None:
     pair = (Action("F", 0, 1, pair=0), Action("B", 1, 0, pair=0))
     row = (Action("F", 0, 0), Action("F", 1, 0), *pair, Action("F", 1, 1), *last_two())
-    at = Placement((Home(0, 0), Home(0, 1)))
+    at = Placement((StageChunk(0, 0), StageChunk(0, 1)))
     timeline = replay((row,), at, [Costs(2, 4, 1, 5), Costs(3, 6, 1, 6)])
     start, end = timeline.rows[0][2][1:]
     assert (end - start) * timeline.tick == 2 + 6 - Fraction(1, 2) - Fraction(3, 2)

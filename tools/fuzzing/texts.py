@@ -94,8 +94,12 @@ _PASSES = {
         "bind,infer-shapes,canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     ),
     "shaped": ("clean,propagate-sharding,insert-collectives,clean", "verify,canonicalize"),
-    "sharded": ("insert-collectives,clean", "insert-collectives,coalesce-collectives,clean"),
-    "partitioned": ("coalesce-collectives,split-stages,plan-memory,lower-to-trace", "clean"),
+    "sharded": ("insert-collectives,clean", "insert-collectives,narrow-collectives,units,clean"),
+    "partitioned": (
+        "units,stages,plan,lower-to-trace",
+        "narrow-collectives,keep-gathered-parameters,record-expert-rows,plan,place-buffers",
+        "clean",
+    ),
 }
 _WORDS = (
     "train",

@@ -28,7 +28,7 @@ from stagec.formats.chakra.nodes import (
     encode_node,
     varint,
 )
-from stagec.program.groups import Axes
+from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program, marker_of
 from stagec.program.roofline import Roofline
 from stagec.support.diagnostics import error
@@ -93,10 +93,7 @@ class TraceWriter:
         """Bytes as consumers read them: the shard for an all-gather, the full buffer otherwise."""
         if node.kind != "all_gather":
             return node.size
-        members = 1
-        for axis in node.group:
-            members *= self.mesh[axis]
-        return node.size // members
+        return node.size // node.group.size(self.mesh)
 
 
 class Encoder(PatchedEncoder):
@@ -109,7 +106,7 @@ class Encoder(PatchedEncoder):
         self._program = program
         self._writer = TraceWriter(layout.mesh, layout.groups.ranks, roofline)
 
-    def serialised(self, widths: Mapping[Axes, int]) -> Variant:
+    def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
         return _serialise(self._program, self._writer, widths)
 
 
@@ -120,7 +117,7 @@ def micros(roofline: Roofline, node: Node) -> int:
     return max(1, round(1e6 * fsum(roofline.seconds(*part) for part in parts)))
 
 
-def _serialise(program: Program, writer: TraceWriter, widths: Mapping[Axes, int]) -> Variant:
+def _serialise(program: Program, writer: TraceWriter, widths: Mapping[GroupAxes, int]) -> Variant:
     metadata = np.frombuffer(encode_metadata(SCHEMA_VERSION), dtype=np.uint8)
     kinds = list(_same_layout(program))
     records = [
@@ -140,7 +137,7 @@ def _serialise(program: Program, writer: TraceWriter, widths: Mapping[Axes, int]
         shape, strides = (len(data) - size + 1, size), (1, 1)
         windows: Bytes = np.ndarray(shape, np.uint8, data.data, strides=strides)
         windows[after[members] - size] = block
-    ends: dict[Axes, list[Ints]] = {axes: [] for axes in widths}
+    ends: dict[GroupAxes, list[Ints]] = {axes: [] for axes in widths}
     peers: dict[Neighbour, list[Ints]] = {}
     for members in kinds:
         node = _first(program, members)

@@ -1,4 +1,4 @@
-"""The order of casts and moves: what moves is the smaller of the two types.
+"""narrow-collectives: what moves is the smaller of the two types of a cast.
 
 | written                             | done         |                                          |
 |-------------------------------------|--------------|------------------------------------------|
@@ -12,11 +12,9 @@ Gathers and exchanges only copy elements, so results are the same.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Value
-from stagec.ir.module import Module, is_parameter
+from stagec.api import Builder, Module, Operation, Pass, Phase, Value, is_parameter
 from stagec.ir.traits import Recasts
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllGather, AllToAll
@@ -24,7 +22,34 @@ from stagec.ir_spec.ops.comm import AllGather, AllToAll
 _MOVES = (AllGather, AllToAll)
 
 
-def order_casts(module: Module) -> None:
+@dataclass(frozen=True)
+class NarrowCollectives(Pass):
+    """Exchange gathers, and exchanges, with casts where fewer bytes move then.
+
+    A parameter is gathered before it is cast: what is gathered is kept whole.
+
+    Before:
+        stg.func @f(%x: f32[B, D@tp]) {
+          %x_g = stg.all_gather[dim = 1, over = tp](%x) : f32[B, D | rep]
+          %y = stg.cast[bf16](%x_g) : bf16[B, D | rep]
+          stg.return(%y)
+        }
+    After:
+        stg.func @f(%x: f32[B, D@tp]) {
+          %y = stg.cast[bf16](%x) : bf16[B, D@tp]
+          %x_g = stg.all_gather[dim = 1, over = tp](%y) : bf16[B, D | rep]
+          stg.return(%x_g)
+        }
+    """
+
+    name = "narrow-collectives"
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        narrow_collectives(module)
+
+
+def narrow_collectives(module: Module) -> None:
     """Exchange moves and casts where that moves fewer bytes, or a parameter itself."""
     moves = [op for op in module.main.body.walk() if isinstance(op.definition, _MOVES)]
     for op in moves:

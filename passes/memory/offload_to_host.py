@@ -1,4 +1,4 @@
-"""Offloading: what lives in host memory, and the copies that bring it to the device and back.
+"""offload-to-host: what lives in host memory, and the copies that bring it to the device and back.
 
 Activations that a repeat stashes go to the host as soon as they are there and come back where the
 repeat that runs back uses them first. Optimizer state is copied in before each update and
@@ -7,30 +7,78 @@ out after it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Region, Value
-from stagec.ir.module import Module, is_parameter
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    TensorType,
+    Value,
+    is_parameter,
+    made_by,
+)
 from stagec.ir.traits import Repeats, Terminates
-from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import LATER
-from stagec.support.source import made_by
+from stagec.sharding.strategy import read_strategy
 
-PASS = "offload"
+PASS = "offload-to-host"
 HOST, DEVICE = "host", "device"
 
 
-def offload(module: Module, what: Collection[str]) -> None:
-    """Move what the strategy names to host memory, in place: activations, optimizer or both."""
-    for func in module.functions:
-        if "activations" in what:
-            _activations(module, func.body)
-        if "optimizer" in what:
-            _states(module, func.body)
+@dataclass(frozen=True)
+class OffloadToHost(Pass):
+    """Move to host memory what `stg.offload` names: activations, optimizer state, or both.
+
+    An activation that a repeat stashes is copied to the host when it is there, and back where the
+    repeat that runs back uses it first. State is copied in before its update and out after it.
+    Without the statement nothing happens.
+
+    Before:
+        stg.strategy @s {
+          stg.offload[optimizer]
+        }
+        stg.func @f(
+            %w: f32[D | rep param], %g: f32[D | rep],
+            %m: f32[D | rep state], %v: f32[D | rep state]) {
+          %w_1, %m_1, %v_1 = stg.adamw[phase = optimizer](%w, %g, %m, %v) :
+              (f32[D | rep], f32[D | rep], f32[D | rep])
+          stg.return[phase = optimizer](%w_1, %m_1, %v_1)
+        }
+    After:
+        stg.strategy @s {
+          stg.offload[optimizer]
+        }
+        stg.func @f (
+            %w: f32[D | rep param],
+            %g: f32[D | rep],
+            %m: f32[D | rep state mem(host)],
+            %v: f32[D | rep state mem(host)]) {
+          %m_2 = stg.copy[to = device, phase = optimizer](%m) : f32[D | rep]
+          %v_2 = stg.copy[to = device, phase = optimizer](%v) : f32[D | rep]
+          %w_1, %m_1, %v_1 = stg.adamw[phase = optimizer](%w, %g, %m_2, %v_2) :
+              (f32[D | rep], f32[D | rep], f32[D | rep])
+          %m_1_host = stg.copy[to = host, phase = optimizer](%m_1) : f32[D | rep mem(host)]
+          %v_1_host = stg.copy[to = host, phase = optimizer](%v_1) : f32[D | rep mem(host)]
+          stg.return[phase = optimizer](%w_1, %m_1_host, %v_1_host)
+        }
+    """
+
+    name = PASS
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        what = read_strategy(module).offload
+        for func in module.functions:
+            if "activations" in what:
+                _activations(module, func.body)
+            if "optimizer" in what:
+                _states(module, func.body)
 
 
 def _moved(value: Value, memory: str) -> TensorType:
@@ -130,5 +178,5 @@ def _states(module: Module, body: Region) -> None:
                     user.set_operand(i, new)
     body.returns = tuple(
         replace(t, memory=v.tensor.memory) if isinstance(t, TensorType) else t
-        for t, v in zip(body.returns, body.terminator.operands, strict=True)
+        for t, v in zip(body.returns, body.terminator.operands, strict=False)
     )

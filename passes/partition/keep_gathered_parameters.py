@@ -1,0 +1,118 @@
+"""keep-gathered-parameters: what forward has gathered is there when backward runs.
+
+Backward of a repeat gathers the slices of its parameters again, as FSDP does with
+reshard_after_forward, unless the strategy says `reshard = never` or `last`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagec.api import Module, Operation, Pass, Phase, Region, Value, const
+from stagec.ir.traits import Repeats
+from stagec.passes.partition.reshards import reshard_behind
+from stagec.sharding.gathers import gathers_of, source_of
+from stagec.sharding.stages import accumulation, pipeline_rule
+from stagec.sharding.strategy import read_strategy
+
+
+@dataclass(frozen=True)
+class KeepGatheredParameters(Pass):
+    """Keep for backward the parameters that forward has gathered, as `stg.shard_params` says.
+
+    With `reshard = never` backward takes all of them from forward, layer by layer, and drops each
+    when its layer has run. With `last` it takes those of the last layer, with which it begins. In a
+    pipeline `never` is the work of `gather-parameters-once`. Otherwise nothing happens.
+
+    Before:
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 3, reshard = last]
+        }
+        stg.func @f(%x: bf16[B@dp, D], %W: bf16[L, D@dp, D | param]) {
+          %y = stg.repeat[count = L, carry = 1] (%h: bf16[B@dp, D] = %x, %w: bf16[D@dp, D] = %W) {
+            %w_g = stg.all_gather[dim = 0, over = dp](%w) : bf16[D, D | rep]
+            %a = stg.einsum["bd,de->be"](%h, %w_g) : bf16[B@dp, D]
+            stg.yield(%a)
+          } : bf16[B@dp, D]
+          %d_x = stg.repeat[reverse, count = L, carry = 1, phase = backward] (
+              %d: bf16[B@dp, D] = %y, %w: bf16[D@dp, D] = %W) {
+            %w_g = stg.all_gather[dim = 0, over = dp](%w) : bf16[D, D | rep]
+            %d_h = stg.einsum["be,de->bd"](%d, %w_g) : bf16[B@dp, D]
+            stg.yield(%d_h)
+          } : bf16[B@dp, D]
+          stg.return(%d_x)
+        }
+    After:
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 3, reshard = last]
+        }
+        stg.func @f (%x: bf16[B@dp, D], %W: bf16[L, D@dp, D | param]) {
+          %y = stg.repeat[count = L, carry = 1] (%h: bf16[B@dp, D] = %x, %w: bf16[D@dp, D] = %W) {
+            %w_g = stg.all_gather[dim = 0, over = dp, keep = 1](%w) : bf16[D, D | rep]
+            %a = stg.einsum["bd,de->be"](%h, %w_g) : bf16[B@dp, D]
+            stg.yield(%a)
+          } : bf16[B@dp, D]
+          %d_x = stg.repeat[reverse, count = L, carry = 1, phase = backward] (
+              %d: bf16[B@dp, D] = %y, %w: bf16[D@dp, D] = %W) {
+            %w_g = stg.all_gather[dim = 0, over = dp, kept = 1](%w) : bf16[D, D | rep]
+            %d_h = stg.einsum["be,de->bd"](%d, %w_g) : bf16[B@dp, D]
+            stg.yield(%d_h)
+          } : bf16[B@dp, D]
+          stg.return(%d_x)
+        }
+    """
+
+    name = "keep-gathered-parameters"
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        strategy = read_strategy(module)
+        if strategy.reshard == "last" or pipeline_rule(accumulation(module)) is None:
+            keep_parameters(module, strategy.reshard)
+
+
+def keep_parameters(module: Module, policy: str) -> None:
+    """Keep what forward gathered: of no iteration (`always` reshard), of all (`never`), or of the
+    last one, with which backward begins (`last`). In place."""
+    if policy == "always":
+        return
+    for func in module.functions:
+        kept: dict[Region, list[Value]] = {}
+        for forward, back, mine, again in list(_pairs(func.body)):
+            if policy == "last":
+                mine.attrs["keep"] = again.attrs["kept"] = const(1)
+            else:
+                value = _handed_over(forward, back, mine.result)
+                kept.setdefault(back.body, []).append(value)
+                again.result.replace_with(value)
+                again.erase()
+        for region, values in kept.items():
+            reshard_behind(module, region, values)
+
+
+def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Operation]]:
+    """Gathers of one parameter in a repeat and in the repeat that runs back over it: both repeats,
+    both gathers."""
+    for op in region.ops:
+        if op.region is not None:
+            yield from _pairs(op.region)
+    repeats = [op for op in region.ops if op.has(Repeats)]
+    for back in (op for op in repeats if op.phase == "backward"):
+        for forward in (op for op in repeats if op.phase == "forward"):
+            for mine in gathers_of(forward.body):
+                for again in gathers_of(back.body):
+                    if source_of(mine) is source_of(again) and _alike(mine, again):
+                        yield forward, back, mine, again
+
+
+def _alike(a: Operation, b: Operation) -> bool:
+    return all(a.attrs.get(n) == b.attrs.get(n) for n in ("dim", "over"))
+
+
+def _handed_over(forward: Operation, back: Operation, value: Value) -> Value:
+    """The argument of `back` that brings a value of `forward`, iteration by iteration."""
+    forward.body.terminator.add_operand(value)
+    stacked = value.tensor.stacked(forward.expr("count"))
+    back.add_operand(forward.add_result(f"kept_{value.name}", stacked, value.loc))
+    return back.body.add_arg(value.name, value.tensor, value.loc)

@@ -1,0 +1,103 @@
+"""record-expert-rows: what the loads of experts are relative to, once placements are explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagec.api import (
+    Builder,
+    Expr,
+    Load,
+    Module,
+    Pass,
+    Phase,
+    TensorType,
+    Value,
+    const,
+    made_by,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.traits import Repeats
+from stagec.sharding.strategy import read_strategy
+
+PASS = "record-expert-rows"
+
+
+@dataclass(frozen=True)
+class RecordExpertRows(Pass):
+    """Add a `stg.rows` for each load of experts, and number the repeats by layers.
+
+    It states the rows that a rank's experts take under even load, to which a load is relative.
+    Without a `stg.expert_load` nothing happens.
+
+    Before:
+        stg.symbols[B, S, D, E = 4, T]
+        stg.mesh @pod[ep]
+        stg.assume[E % ep == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.expert_load[loads = (5, 1, 1, 1)]
+        }
+        stg.func @f(%x: bf16[E, B, S*T/E, D | rep load(E=2)]) {
+          %y = stg.all_slice[dim = 0, over = ep](%x) : bf16[E@ep, B, S*T/E, D | load(E=2)]
+          stg.return(%y)
+        }
+    After:
+        stg.symbols[B, S, D, E = 4, T]
+        stg.mesh @pod[ep]
+        stg.assume[E % ep == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.expert_load[loads = (5, 1, 1, 1)]
+        }
+        stg.rows[of = E, over = ep, even = B*S*T/ep]
+        stg.func @f (%x: bf16[E, B, S*T/E, D | rep load(E=2)]) {
+          %y = stg.all_slice[dim = 0, over = ep](%x) : bf16[E@ep, B, S*T/E, D | load(E=2)]
+          stg.return(%y)
+        }
+    """
+
+    name = PASS
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        record_expert_rows(module)
+
+
+def record_expert_rows(module: Module) -> None:
+    """Add a `stg.rows` for each load in a partitioned module, and number the repeats by layers.
+
+    A remark says so if all ranks hold all experts.
+    """
+    strategy = read_strategy(module)
+    if not strategy.loads:
+        return
+    rows: dict[Load, dict[str, RawAttr]] = {}
+    for value, load in _loaded(module):
+        axes = next(d.axes for d in value.tensor.dims if d.size.symbol_name == load.of)
+        rows.setdefault(load, {"over": axes, "even": _even_rows(value.tensor)})
+        repeat = value.region.owner
+        if repeat.has(Repeats):
+            repeat.attrs.setdefault("first", (const(0),))
+    if not rows:
+        module.diagnostics.remark(
+            "every rank holds all experts, so their loads change nothing", strategy.loads[0].loc
+        )
+    place = module.main.position()
+    b = Builder(module.registry, module.root.body, place, loc=made_by(PASS, strategy.loc))
+    for load, attrs in rows.items():
+        first = {"first": load.first} if load.first else {}
+        b.op("stg.rows", (), {"of": load.of, **first, **attrs}, types=())
+
+
+def _even_rows(type_: TensorType) -> Expr:
+    """The rows of a rank's experts under even load: those that come to them, each of all features,
+    the last dimension."""
+    return type_.even.local_elements / type_.local_shape[-1]
+
+
+def _loaded(module: Module) -> Iterator[tuple[Value, Load]]:
+    """Values of one layer whose local sizes depend on a load."""
+    for op in module.main.body.walk():
+        for value in op.results if op.region is None else ():
+            if isinstance(value.type, TensorType):
+                yield from ((value, load) for load in value.type.loads)

@@ -1,0 +1,59 @@
+"""reshard-parameters: gathered parameters are dropped, unit by unit.
+
+What one call gathers is a unit (FSDP's: a block, the root). It is resharded at once, when all
+forward and backward of the region that gathers it has run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Pass, Phase, Region, Value
+from stagec.ir.traits import Terminates
+from stagec.passes.partition.reshards import reshard_behind
+from stagec.sharding.gathers import gathers_of
+
+
+@dataclass(frozen=True)
+class ReshardParameters(Pass):
+    """Drop what the gathers of parameters in a region give, all results of a call together.
+
+    What the region hands on is not dropped.
+
+    Before:
+        stg.func @f(%x: bf16[B@dp, S, D], %v: bf16[D@dp, F | param], %w: bf16[F, D@dp | param]) {
+          %v_g, %w_g = stg.all_gather[dim = (0, 1), over = dp](%v, %w) :
+              (bf16[D, F | rep], bf16[F, D | rep])
+          %y = stg.einsum["bsd,df->bsf"](%x, %v_g) : bf16[B@dp, S, F]
+          %z = stg.einsum["bsf,fd->bsd"](%y, %w_g) : bf16[B@dp, S, D]
+          stg.return(%z)
+        }
+    After:
+        stg.func @f (%x: bf16[B@dp, S, D], %v: bf16[D@dp, F | param], %w: bf16[F, D@dp | param]) {
+          %v_g, %w_g = stg.all_gather[dim = (0, 1), over = dp](%v, %w) :
+              (bf16[D, F | rep], bf16[F, D | rep])
+          %y = stg.einsum["bsd,df->bsf"](%x, %v_g) : bf16[B@dp, S, F]
+          %z = stg.einsum["bsf,fd->bsd"](%y, %w_g) : bf16[B@dp, S, D]
+          stg.reshard(%v_g, %w_g)
+          stg.return(%z)
+        }
+    """
+
+    name = "reshard-parameters"
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        for func in module.functions:
+            _reshard_units(module, func.body)
+
+
+def _reshard_units(module: Module, region: Region) -> None:
+    inner = [op.region for op in region.ops if op.region is not None]
+    for op in gathers_of(region):
+        reshard_behind(module, region, [r for r in op.results if not _is_handed_on(r)])
+    for each in inner:
+        _reshard_units(module, each)
+
+
+def _is_handed_on(value: Value) -> bool:
+    return any(user.has(Terminates) for user, _ in value.uses)

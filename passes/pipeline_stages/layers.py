@@ -1,0 +1,81 @@
+"""Which values of a training step count layers in a dimension, so that stages hold a part of each.
+
+The repeats say it: what they slice and what they stack counts their iterations first. Index rules
+hand it on, to gradients, updated parameters and the optimizer's state:
+
+    %y, %H  = stg.repeat[count = L, carry = 1] (%h = %x, %w = %W)    %W and %H count layers
+    %g_sum  = stg.sum["lbd->bd"](%H)                                 %g_sum does not, it is a sum
+    %W_new, %m_new = stg.sgd(%W, %g_W, %m)                           %m and the results do, as %W
+
+A dimension that is only as large as the number of layers is none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from stagec.api import Operation, Value
+from stagec.ir.rewrite import carried
+from stagec.ir.traits import Accumulates, Repeats, Terminates
+from stagec.ir_spec.ops.comm import Movement
+
+
+class LayerDim(NamedTuple):
+    """A dimension of a value, and the number of the repeat whose iterations it counts."""
+
+    dim: int
+    repeat: int
+
+
+def layer_dims(repeats: Iterable[Sequence[Operation | None]]) -> dict[Value, LayerDim]:
+    """The dimension of each value, in an accumulation and around it, that counts layers: those of
+    the k-th repeat of each row. Where repeats share a value, the first one counts."""
+    found: dict[Value, LayerDim] = {}
+    for row in repeats:
+        for number, repeat in enumerate(row):
+            if repeat is None:
+                continue
+            first = [*repeat.operands[carried(repeat) :], *repeat.results[carried(repeat) :]]
+            pending = [(value, LayerDim(0, number)) for value in first]
+            while pending:
+                value, counts = pending.pop()
+                if value not in found:
+                    found[value] = counts
+                    alike = _alike(value, counts.dim)
+                    pending += ((other, LayerDim(dim, number)) for other, dim in alike)
+    return found
+
+
+def _alike(value: Value, dim: int) -> Iterator[tuple[Value, int]]:
+    """The values, and their dimensions, that count the same as a dimension of this one: by the op
+    that makes it and by those that use it."""
+    op = value.producer
+    if op is not None and op.has(Accumulates):
+        yield op.body.terminator.operands[value.index], dim
+    elif op is not None:
+        yield from _alike_in(op, len(op.operands) + value.index, dim)
+    for user, slot in value.uses:
+        around = user.parent_op
+        if around is None or around.has(Repeats):
+            continue  # used whole, by each layer
+        if user.has(Terminates) and around.has(Accumulates):
+            yield around.results[slot], dim
+        else:
+            yield from _alike_in(user, slot, dim)
+
+
+def _alike_in(op: Operation, place: int, dim: int) -> Iterator[tuple[Value, int]]:
+    """The same by one straight op, of which `place` counts operands, then results."""
+    values = [*op.operands, *op.results]
+    if isinstance(op.definition, Movement):
+        count = len(op.operands)
+        yield values[place - count if place >= count else place + count], dim
+        return
+    rule = op.definition.rule(op) if op.region is None else None
+    if rule is not None:
+        shapes = (*rule.operands, *rule.results)
+        counted = shapes[place][dim]
+        for value, shape in zip(values, shapes, strict=False):
+            if counted in shape:
+                yield value, shape.index(counted)

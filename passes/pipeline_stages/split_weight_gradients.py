@@ -1,0 +1,164 @@
+"""split-weight-gradients: backward in two parts, as zero-bubble schedules need it.
+
+The gradients of activations, on which the previous stage waits, come first; those of parameters can
+come later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
+from stagec.ir.rewrite import carried
+from stagec.passes.pipeline_stages.far_values import critical_ops
+from stagec.passes.pipeline_stages.sections import ancestors, dissect
+from stagec.schedule.attached import schedule_of
+from stagec.sharding.stages import accumulation, pipeline_rule
+
+PASS = "split-weight-gradients"
+
+
+@dataclass(frozen=True)
+class SplitWeightGradients(Pass):
+    """Split each backward repeat in two where the schedule runs the gradients of weights later.
+
+    The first repeat has the gradients of activations; the second one has those of parameters, and
+    carries nothing. What it needs of the first is handed over stacked. Without a `stg.pipeline`
+    whose schedule splits backward nothing happens.
+
+    Before:
+        stg.symbols[B, D, L]
+        stg.mesh @pod[pp = 2]
+        stg.func @train(%x: bf16[B, D | rep], %W: bf16[L, D, D | rep param]) {
+          %d_x, %g_W = stg.accumulate[
+              count = 4, split = B, pipeline = pp, pipeline_schedule = "zb-h1"] (
+              %x_mb: bf16[B/4, D | rep] = %x) {
+            %y, %H = stg.repeat[count = L, carry = 1] (
+                %h: bf16[B/4, D | rep] = %x_mb, %w: bf16[D, D | rep] = %W) {
+              %u = stg.einsum["bd,de->be"](%h, %w) : bf16[B/4, D | rep]
+              stg.yield(%u, %h)
+            } : (bf16[B/4, D | rep], bf16[L, B/4, D | rep])
+            %d_x, %g_W = stg.repeat[reverse, count = L, carry = 1, phase = backward] (
+                %d: bf16[B/4, D | rep] = %y, %w: bf16[D, D | rep] = %W,
+                %h: bf16[B/4, D | rep] = %H) {
+              %d_h = stg.einsum["be,de->bd"](%d, %w) : bf16[B/4, D | rep]
+              %d_w = stg.einsum["bd,be->de"](%h, %d) : bf16[D, D | rep]
+              stg.yield(%d_h, %d_w)
+            } : (bf16[B/4, D | rep], bf16[L, D, D | rep])
+            stg.yield(%d_x, %g_W)
+          } : (bf16[B/4, D | rep], bf16[L, D, D | rep])
+          stg.return(%d_x, %g_W)
+        }
+    After:
+        stg.symbols[B, D, L]
+        stg.mesh @pod[pp = 2]
+        stg.func @train (%x: bf16[B, D | rep], %W: bf16[L, D, D | rep param]) {
+          %d_x, %g_W = stg.accumulate[
+              count = 4, split = B, pipeline = pp, pipeline_schedule = "zb-h1"] (
+              %x_mb: bf16[B/4, D | rep] = %x) {
+            %y, %H = stg.repeat[count = L, carry = 1] (
+                %h: bf16[B/4, D | rep] = %x_mb, %w: bf16[D, D | rep] = %W) {
+              %u = stg.einsum["bd,de->be"](%h, %w) : bf16[B/4, D | rep]
+              stg.yield(%u, %h)
+            } : (bf16[B/4, D | rep], bf16[L, B/4, D | rep])
+            %d_x, %hand_d = stg.repeat[reverse, count = L, carry = 1, phase = backward] (
+                %d: bf16[B/4, D | rep] = %y, %w: bf16[D, D | rep] = %W,
+                %h: bf16[B/4, D | rep] = %H) {
+              %d_h = stg.einsum["be,de->bd"](%d, %w) : bf16[B/4, D | rep]
+              stg.yield(%d_h, %d)
+            } : (bf16[B/4, D | rep], bf16[L, B/4, D | rep])
+            %g_W = stg.repeat[reverse, count = L, carry = 0, phase = backward] (
+                %h: bf16[B/4, D | rep] = %H, %d: bf16[B/4, D | rep] = %hand_d) {
+              %d_w = stg.einsum["bd,be->de"](%h, %d) : bf16[D, D | rep]
+              stg.yield(%d_w)
+            } : bf16[L, D, D | rep]
+            stg.yield(%d_x, %g_W)
+          } : (bf16[B/4, D | rep], bf16[L, D, D | rep])
+          stg.return(%d_x, %g_W)
+        }
+    """
+
+    name = PASS
+    needs = Phase.PARTITIONED
+
+    def run(self, module: Module) -> None:
+        accumulate = accumulation(module)
+        rule = pipeline_rule(accumulate)
+        if accumulate is None or rule is None:
+            return
+        if schedule_of(module.registry, rule.schedule).splits_weight_gradient:
+            split_weight_gradients(module, accumulate.body)
+
+
+def split_weight_gradients(module: Module, body: Region) -> None:
+    """Split every backward repeat of a step's region, in place. Raises `DiagnosticError` where it
+    is no chain of repeats."""
+    critical = critical_ops(dissect(body))
+    for op in list(body.ops):
+        if op.region is not None and op.phase != "forward" and carried(op):
+            _Split(module, op, op.region, critical).run()
+
+
+class _Split:
+    def __init__(
+        self, module: Module, op: Operation, region: Region, critical: set[Operation]
+    ) -> None:
+        self._module, self._op, self._region = module, op, region
+        self._carry = carried(op)
+        self._end = region.terminator
+        stacked = zip(op.results[self._carry :], self._end.operands[self._carry :], strict=True)
+        awaited = [y for r, y in stacked if any(user in critical for user, _ in r.uses)]
+        first = ancestors((*self._end.operands[: self._carry], *awaited), region)
+        self._later = [o for o in region.ops[:-1] if o not in first]
+        self._inside: dict[Value, Value] = {}
+
+    def run(self) -> None:
+        if not self._later:
+            return
+        op, registry = self._op, self._module.registry
+        count = op.expr("count")
+        loc = made_by(PASS, op.loc)
+        second = Operation(
+            op.definition, (), {**op.attrs, "carry": count - count, "phase": op.phase}, loc=loc
+        )
+        new = second.make_region()
+        yielded = list(self._end.operands)
+        moved = [i for i, v in enumerate(yielded) if v.producer in self._later]
+        for inner in self._later:
+            self._region.ops.remove(inner)
+            new.append(inner)
+        for inner in list(new.walk()):
+            for index, value in enumerate(inner.operands):
+                if value.region is self._region:
+                    inner.set_operand(index, self._bound(second, value))
+        new.append(Operation(registry["stg.yield"], [yielded[i] for i in moved], loc=loc))
+        for i in moved:
+            old = op.results[i]
+            old.replace_with(second.add_result(old.name, old.type, old.loc))
+        kept = [i for i in range(len(yielded)) if i not in moved]
+        kept += range(len(yielded), len(self._end.operands))  # what is handed over
+        self._end.set_operands([self._end.operands[i] for i in kept])
+        op.results[:] = [op.results[i] for i in kept]
+        for index, result in enumerate(op.results):
+            result.index = index
+        self._insert(second)
+
+    def _bound(self, second: Operation, value: Value) -> Value:
+        """The argument of the second repeat that stands for a value of the first."""
+        if value not in self._inside:
+            if isinstance(value.owner, Region) and value.index >= self._carry:
+                outer = self._op.operands[value.index]
+            else:
+                self._end.add_operand(value)
+                stacked = value.tensor.stacked(self._op.expr("count"))
+                outer = self._op.add_result(f"hand_{value.name}", stacked, value.loc)
+            second.add_operand(outer)
+            self._inside[value] = second.body.add_arg(value.name, value.tensor, value.loc)
+        return self._inside[value]
+
+    def _insert(self, second: Operation) -> None:
+        """At the end of the region: its users are, too."""
+        body = self._op.parent
+        if body is None:
+            return
+        body.insert(self._op.position() + 1, second)
