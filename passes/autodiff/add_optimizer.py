@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stagec.api import Builder, Expr, Module, Pass, Phase, TensorType, Value, error, made_by
-from stagec.sharding.strategy import read_strategy
+from stagec.api import (
+    Builder,
+    Expr,
+    Module,
+    Pass,
+    Phase,
+    TensorType,
+    Value,
+    error,
+    made_by,
+    read_strategy,
+)
 from stagec.sharding.zero import StatePlacement
 
 

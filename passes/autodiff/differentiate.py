@@ -39,16 +39,17 @@ from stagec.api import (
     Phase,
     Quoted,
     Region,
+    Strategy,
     TensorType,
     Value,
     error,
     letters,
     made_by,
+    read_strategy,
 )
 from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS
 from stagec.passes.autodiff.handover import hand_over
-from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.sharding.zero import StatePlacement
 
 

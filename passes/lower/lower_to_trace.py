@@ -22,6 +22,7 @@ from stagec.api import (
     call,
     error,
     is_parameter,
+    read_strategy,
     total,
 )
 from stagec.ir.builder import RawAttr
@@ -31,7 +32,6 @@ from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.sharding.strategy import read_strategy
 from stagec.sharding.work import work_of
 
 

@@ -20,12 +20,12 @@ from stagec.api import (
     Value,
     is_parameter,
     made_by,
+    read_strategy,
 )
 from stagec.ir.traits import Repeats, Terminates
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import LATER
-from stagec.sharding.strategy import read_strategy
 
 PASS = "offload-to-host"
 HOST, DEVICE = "host", "device"

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Quoted, Value, error, made_by
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    Value,
+    error,
+    made_by,
+    read_strategy,
+)
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import UnboundError
 from stagec.memory.arena import placed
 from stagec.memory.placement import MODELS
 from stagec.memory.timeline import DEVICE, HOST, MemoryTimeline
 from stagec.schedule.attached import stages_of
-from stagec.sharding.strategy import read_strategy
 from stagec.support.suggest import did_you_mean
 
 PASS = "place-buffers"

@@ -19,6 +19,7 @@ from stagec.api import (
     Region,
     Value,
     made_by,
+    read_strategy,
     total,
 )
 from stagec.ir.builder import RawAttr
@@ -31,7 +32,6 @@ from stagec.memory.liveness import Roots, classify, device_bytes, held_bytes, la
 from stagec.memory.step import ActionInState, Planner, turns
 from stagec.memory.worst import on_device, total_of, worst_of
 from stagec.schedule.attached import actions_of, stages_of
-from stagec.sharding.strategy import read_strategy
 
 PASS = "plan-memory"
 

@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from stagec.api import Attr, Module, Operation, Pass, Phase, Region, const, is_parameter
+from stagec.api import (
+    Attr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    const,
+    is_parameter,
+    read_strategy,
+)
 from stagec.ir.param import attr_text
 from stagec.ir_spec.ops.comm import Collective
-from stagec.sharding.strategy import read_strategy
 
 
 @dataclass(frozen=True)

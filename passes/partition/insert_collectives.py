@@ -25,6 +25,7 @@ from stagec.api import (
     is_parameter,
     made_by,
     place_from_operands,
+    read_strategy,
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import FinalGradient, Repeats
@@ -38,7 +39,6 @@ from stagec.sharding.assignment import (
     untrue_parts,
 )
 from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
-from stagec.sharding.strategy import read_strategy
 
 PASS = "insert-collectives"
 

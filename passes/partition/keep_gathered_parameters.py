@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stagec.api import Module, Operation, Pass, Phase, Region, Value, const
+from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.passes.partition.reshards import reshard_behind
 from stagec.sharding.gathers import gathers_of, source_of
 from stagec.sharding.stages import accumulation, pipeline_rule
-from stagec.sharding.strategy import read_strategy
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from stagec.api import (
     Value,
     const,
     made_by,
+    read_strategy,
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
-from stagec.sharding.strategy import read_strategy
 
 PASS = "record-expert-rows"
 

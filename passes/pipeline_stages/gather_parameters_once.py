@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value
+from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.traits import Accumulates, Repeats
 from stagec.sharding.gathers import gathers_of, source_of
-from stagec.sharding.strategy import read_strategy
 
 
 @dataclass(frozen=True)

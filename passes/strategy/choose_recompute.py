@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Module, Operation, Pass, Phase, error
+from stagec.api import Module, Operation, Pass, Phase, Strategy, error, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.sharding.recompute import recompute_attrs
-from stagec.sharding.strategy import Recompute, Strategy, read_strategy
+from stagec.sharding.strategy import Recompute
 from stagec.support.suggest import did_you_mean
 
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, error, made_by
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Strategy,
+    error,
+    made_by,
+    read_strategy,
+)
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 from stagec.sharding.special import special_ops
-from stagec.sharding.strategy import Strategy, read_strategy
 
 PIN = "stg.sharding_constraint"
 

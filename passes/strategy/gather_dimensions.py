@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Builder, Module, Pass, Phase, made_by
+from stagec.api import Builder, Module, Pass, Phase, Strategy, made_by, read_strategy
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 from stagec.sharding.special import special_ops
-from stagec.sharding.strategy import Strategy, read_strategy
 
 
 @dataclass(frozen=True)

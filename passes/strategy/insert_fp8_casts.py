@@ -17,10 +17,10 @@ from stagec.api import (
     factor_sizes,
     is_parameter,
     made_by,
+    read_strategy,
 )
 from stagec.ir.expr import ZERO
 from stagec.ir.traits import Chooses, Repeats
-from stagec.sharding.strategy import read_strategy
 
 #: Element types of forward operands, and of gradients, by recipe.
 RECIPES = {"hybrid": ("f8e4m3", "f8e5m2"), "e4m3": ("f8e4m3", "f8e4m3")}

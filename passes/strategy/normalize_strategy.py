@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import DiagnosticList, Module, Pass, Phase, Region
+from stagec.api import DiagnosticList, Module, Pass, Phase, Region, Strategy, read_strategy
 from stagec.ir.bind import drop_unit_axes
 from stagec.ir_spec.ops.strategy import Gather
-from stagec.sharding.strategy import PipelineRule, SplitRule, Strategy, read_strategy
+from stagec.sharding.strategy import PipelineRule, SplitRule
 from stagec.support.suggest import did_you_mean
 
 

@@ -12,16 +12,17 @@ from stagec.api import (
     Phase,
     Region,
     Registry,
+    Strategy,
     TensorType,
     Value,
     axis_size,
     made_by,
+    read_strategy,
 )
 from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.traits import Repeats
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
-from stagec.sharding.strategy import Strategy, read_strategy
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,16 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
+    Strategy,
     axis_size,
     error,
     made_by,
+    read_strategy,
     symbol,
 )
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import special_ops
-from stagec.sharding.strategy import RingRule, Strategy, read_strategy
+from stagec.sharding.strategy import RingRule
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stagec.api import Module, Pass, Phase, TensorType, Type
-from stagec.sharding.strategy import read_strategy
+from stagec.api import Module, Pass, Phase, TensorType, Type, read_strategy
 
 #: The 16-bit type that models are written in.
 WRITTEN = "bf16"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Module, Pass, Phase
+from stagec.api import Module, Pass, Phase, Strategy, read_strategy
 from stagec.sharding.assumptions import Assumptions
-from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.sharding.zero import Sharder
 
 

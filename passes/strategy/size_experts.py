@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Expr, Load, Loc, Module, Operation, Pass, Phase, const, error, evaluate
+from stagec.api import (
+    Expr,
+    Load,
+    Loc,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Strategy,
+    const,
+    error,
+    evaluate,
+    read_strategy,
+)
 from stagec.ir.expr import UnboundError
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir.traits import Repeats
-from stagec.sharding.strategy import LoadRule, Strategy, read_strategy
+from stagec.sharding.strategy import LoadRule
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,19 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
+    Strategy,
     TensorType,
     const,
     error,
     made_by,
+    read_strategy,
     symbol,
 )
 from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.traits import Repeats
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import cut, pipeline_attrs, read_pipeline
-from stagec.sharding.strategy import PipelineRule, Strategy, read_strategy
+from stagec.sharding.strategy import PipelineRule
 
 
 @dataclass(frozen=True)
