@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from stagec.analysis.figures import Figures, Formulas, MemoryMoments
 from stagec.ir.decisions import Decisions
+from stagec.ir.expr import UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
-from stagec.pipeline.instrument import Hooks, Verification
+from stagec.pipeline.instrument import Hooks, Instrument, Verification
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
@@ -45,8 +46,13 @@ class Family:
     their own, whatever the values.
     """
 
-    def __init__(self, read: Callable[[Mapping[str, int]], Module], pipeline: Pipeline) -> None:
-        self._read, self._pipeline = read, pipeline
+    def __init__(
+        self,
+        read: Callable[[Mapping[str, int]], Module],
+        pipeline: Pipeline,
+        around: Sequence[Instrument] = (),
+    ) -> None:
+        self._read, self._pipeline, self._around = read, pipeline, around
         self._compiled: list[Compiled] = []
 
     @classmethod
@@ -63,14 +69,17 @@ class Family:
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for these values of all symbols and axes. Raises `DiagnosticError`."""
-        return self.compiled(values).formulas.at(values)
+        return self.compiled(values).at(values)
 
-    def compiled(self, values: Mapping[str, int]) -> Compiled:
-        """What was compiled for these values. Raises `DiagnosticError`."""
+    def compiled(self, values: Mapping[str, int], module: Module | None = None) -> Compiled:
+        """What was compiled for these values; `module` is what would be read for them, if it has
+        been read already. Raises `DiagnosticError`."""
         found = next((c for c in self._compiled if c.decisions.same(values)), None)
         if found is None:
-            found = Compiled(self._read(values), self._pipeline)
-            self._compiled.append(found)
+            found = Compiled(module or self._read(values), self._pipeline, self._around)
+        else:
+            self._compiled.remove(found)
+        self._compiled.insert(0, found)  # the next job is likely to be like this one
         return found
 
     def __len__(self) -> int:
@@ -81,9 +90,11 @@ class Family:
 class Compiled:
     """One compile of a family: what it decided, and its figures as expressions."""
 
-    def __init__(self, module: Module, pipeline: Pipeline) -> None:
+    def __init__(
+        self, module: Module, pipeline: Pipeline, around: Sequence[Instrument] = ()
+    ) -> None:
         watch = _Watch()
-        PassManager(pipeline, [watch, Verification()], verify=False).run(module)
+        PassManager(pipeline, [watch, Verification(), *around], verify=False).run(module)
         if watch.plans is None:
             raise error(
                 f"figures need the pass '{PLAN}', which was not run",
@@ -91,4 +102,15 @@ class Compiled:
             )
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
-        self.formulas = Formulas(module, watch.plans)
+        self._module, self._formulas = module, Formulas(module, watch.plans)
+
+    def at(self, values: Mapping[str, int]) -> Figures:
+        """The figures for values that were decided alike. Raises `DiagnosticError`."""
+        try:
+            return self._formulas.at(values)
+        except UnboundError as e:
+            raise error(
+                f"no value for {', '.join(e.names)}",
+                self._module.root.loc,
+                remedy=self._module.how_to_set(e.names),
+            ) from None

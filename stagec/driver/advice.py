@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations, groupby
 from typing import TypeAlias
 
-from stagec.driver.figures import Figures
+from stagec.analysis.figures import Figures
 from stagec.driver.knobs import Change, Space, in_order
 from stagec.driver.options import JobOptions
 from stagec.driver.prediction import Combination, Prediction, cost, further

@@ -1,85 +1,45 @@
-"""What a job costs, in a few numbers: rows of sweeps and steps of searches are made of them."""
+"""What the job of some options costs, in a few numbers, of which sweeps and searches are made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
+from collections.abc import Hashable
 
-from stagec.analysis.count import copied_bytes
-from stagec.analysis.report import analysis
+from stagec.analysis.family import Family
+from stagec.analysis.figures import Figures
+from stagec.driver.common import report
+from stagec.driver.instruments import instruments
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.driver.planned import Planned
-from stagec.ir.module import Module
-from stagec.memory.timeline import STATIC
-from stagec.schedule.attached import idle_share
+from stagec.text.printer import print_op
 
-#: What is there for a time, as far as it is there at the peak.
-OTHERS = "others"
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The most that any rank has of everything, in one training step.
-
-    `memory` says what is held at the peak by the rank whose peak it is, `copied` are bytes between
-    host and device, `idle` is the share of the step in which the schedule leaves a rank without
-    work, on a clock on which backward takes twice as long as forward.
-    """
-
-    model: str
-    ranks: int
-    mesh: Mapping[str, int]
-    parameters: int
-    flops: int
-    sent: int
-    copied: int
-    host: int
-    idle: Fraction
-    memory: Mapping[str, int]
-
-    @property
-    def peak(self) -> int:
-        """Bytes on the device at the worst moment."""
-        return sum(self.memory.values())
+#: Structures that a process has compiled, the latest ones; what differs in sizes and degrees only
+#: is one of them.
+_families: dict[Hashable, Family] = {}
+_MOST_KEPT = 256
 
 
-def figures(options: JobOptions, *, verify: bool = True) -> Figures:
-    """The figures of a job. Raises `DiagnosticError`.
-
-    Without `verify` the module is not verified after each pass, which takes half of the time.
-    """
+def figures(options: JobOptions) -> Figures:
+    """The figures of a job, whose structure is compiled once in a process. Raises
+    `DiagnosticError`."""
     builder = JobBuilder(options)
-    copied = Planned(copied_bytes)
-    module = builder.lower(watching=[copied], verify=verify)
-    result = analysis(module, builder.model_name)
-    classes: list[dict[str, Any]] = result["classes"]
-    return Figures(
-        result["model"],
-        result["ranks"],
-        result["mesh"],
-        result["parameters"],
-        flops=max(sum(c["flops"].values()) for c in classes),
-        sent=max(_sent(c) for c in classes),
-        copied=copied.found or 0,
-        host=max(c["memory"]["host"] for c in classes),
-        idle=_idle(module),
-        memory=_at_peak(max((c["memory"] for c in classes), key=lambda m: m["peak"])),
-    )
+    values = dict(builder.module.env)
+    compiled = _family(builder).compiled(values, builder.module)
+    for diagnostic in compiled.diagnostics:
+        report(diagnostic)
+    return compiled.at(values)
 
 
-def _sent(entry: Mapping[str, Any]) -> int:
-    sent: list[int] = [c["wire_bytes"] for c in entry["collectives"]]
-    return sum(sent + [m["bytes"] for m in entry["p2p"] if m["dir"] == "send"])
-
-
-def _at_peak(memory: Mapping[str, int]) -> dict[str, int]:
-    static = {name: memory[name] for name in STATIC}
-    return {**static, OTHERS: memory["peak"] - sum(static.values())}
-
-
-def _idle(module: Module) -> Fraction:
-    graphs = module.graphs
-    return max((idle_share(module, graph) for graph in graphs), default=Fraction(0))
+def _family(builder: JobBuilder) -> Family:
+    """The jobs of these texts: model, names of axes, strategy, passes and plug-ins."""
+    module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
+    texts = tuple(source.text for source in module.sources.values())
+    stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
+    axes = module.mesh.axes if module.mesh else ()
+    key = texts, stated, axes, pipeline, options.plugin, options.check_numerics
+    if key not in _families:
+        while len(_families) >= _MOST_KEPT:
+            del _families[next(iter(_families))]
+        passes = builder.loaded.pipeline(pipeline)
+        around = instruments(options, passes)
+        _families[key] = Family(lambda _: JobBuilder(options).module, passes, around)
+    return _families[key]

@@ -49,7 +49,7 @@ class JobBuilder:
         self._assumed: list[Operation] = []
         self.from_texts = False  # whether a text says how to parallelize, and not flags
         self.loaded: Loaded = load_plugins(options.plugin)
-        self.model_name = Path(options.model).stem if is_file_name(options.model) else options.model
+        self.model_name = model_name(options)
         self.module = self._load()
 
     # -- the model ---------------------------------------------------------------------------------
@@ -301,6 +301,12 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
 def _has_parameters(func: Operation) -> bool:
     types = [a.type for a in func.body.args]
     return any(isinstance(t, TensorType) and t.role == "param" for t in types)
+
+
+def model_name(options: JobOptions) -> str:
+    """The name of the model of a job: that of the library, or of its file."""
+    model = options.model or find_preset(options).model
+    return Path(model).stem if is_file_name(model) else model
 
 
 def is_file_name(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 
 import click
 
@@ -58,7 +59,7 @@ def _first(model: LibraryModel, *names: str) -> str:
     return next((str(model.values[n]) for n in names if n in model.values), "")
 
 
-def _print_table(models: dict[str, LibraryModel]) -> None:
+def _print_table(models: Mapping[str, LibraryModel]) -> None:
     from stagec.driver.tables import console, table
 
     rows = table(

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.driver.figures import Figures
+from stagec.analysis.figures import Figures
 from stagec.driver.knobs import MICROBATCHES, Change, count_of, in_order, stretch
 from stagec.driver.options import JobOptions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 
 import click
 
@@ -38,7 +39,7 @@ def command(name: str | None, as_json: bool) -> None:
         _print_table(known)
 
 
-def _print_table(known: dict[str, Preset]) -> None:
+def _print_table(known: Mapping[str, Preset]) -> None:
     from stagec.driver.tables import console, table
 
     rows = table("Presets", "name", "run", "model", "sizes", text_columns=4)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from stagec.analysis.figures import Figures
 from stagec.driver.advice import BUDGET, MOST_CHANGES, Advice, Suggestion, advise
 from stagec.driver.command_line import job_words
 from stagec.driver.common import kept_reports
 from stagec.driver.emission import progress_bar
-from stagec.driver.figures import Figures, figures
+from stagec.driver.figures import figures
 from stagec.driver.job import JobBuilder
 from stagec.driver.knobs import BATCH
 from stagec.driver.limit import Limit
@@ -75,7 +76,7 @@ def _figures(options: JobOptions) -> Figures | None:
     """The figures of a job, None for what is none; what is wrong with it is not told."""
     try:
         with kept_reports():
-            return figures(options, verify=False)
+            return figures(options)
     except (DiagnosticError, NotAnIntegerError):
         return None
 

@@ -117,10 +117,11 @@ def row(options: JobOptions) -> SweepRow:
 
 def _summary(options: JobOptions) -> SweepRow:
     from stagec.driver.figures import figures
+    from stagec.driver.job import model_name
 
     found = figures(options)
     return {
-        "model": found.model,
+        "model": model_name(options),
         "ranks": found.ranks,
         "mesh": found.mesh,
         "parameters": found.parameters,

@@ -66,7 +66,7 @@ class LibraryCounts:
             mesh = {axis: int(size) if size else None for axis, _, size in pairs} or None
             job: Any = {"mesh": mesh, **options}
             builder = JobBuilder(JobOptions(name, **job), symbolic=True)
-            module = builder.lower()
+            module = builder.lower(verify=False)  # models of the library, which tests verify
             graph = lowered_graphs(module)[0]
             counts = count_graph(module, graph)
             counts.memory = dict(staged_memory(module, graph, counts.memory, 0))

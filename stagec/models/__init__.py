@@ -6,6 +6,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 
@@ -41,7 +42,8 @@ class Preset:
         return folder.joinpath(self.strategy_name).read_text(encoding="utf-8")
 
 
-def presets() -> dict[str, Preset]:
+@cache
+def presets() -> Mapping[str, Preset]:
     """All presets, by name."""
     catalog = tomllib.loads(
         files("stagec.models").joinpath("presets.toml").read_text(encoding="utf-8")
@@ -51,7 +53,8 @@ def presets() -> dict[str, Preset]:
     }
 
 
-def library() -> dict[str, LibraryModel]:
+@cache
+def library() -> Mapping[str, LibraryModel]:
     """All models, by name."""
     catalog = tomllib.loads(
         files("stagec.models").joinpath("catalog.toml").read_text(encoding="utf-8")

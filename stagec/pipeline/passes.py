@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from stagec.formats.base import Format
@@ -150,7 +151,8 @@ def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
     """
     if reads_its_own_options(pass_type):
         return {}
-    hints = get_type_hints(pass_type)
+    annotated: Any = pass_type
+    hints = _hints(annotated)
     found: dict[str, Option] = {}
     for item in fields(pass_type):
         name, type_ = item.name.replace("_", "-"), hints[item.name]
@@ -161,6 +163,11 @@ def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
             )
         found[name] = Option(name, _KINDS[type_], item, type_)
     return found
+
+
+@lru_cache(maxsize=512)
+def _hints(pass_type: Any) -> Mapping[str, Any]:
+    return get_type_hints(pass_type)
 
 
 def _parse(type_: Any, text: str) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from stagec.analysis.figures import Figures
 from stagec.driver.advice import Advice, Suggestion, advise
-from stagec.driver.figures import Figures
 from stagec.driver.job import JobBuilder, mesh_axes
 from stagec.driver.knobs import Change, Space, count_of, stretch
 from stagec.driver.options import JobOptions
@@ -51,7 +51,6 @@ def world(options: JobOptions, *, gathers: bool = True) -> Figures:
         "others": 0 if "activations" in offloads else int(UNIT * kept),
     }
     return Figures(
-        model="world",
         ranks=64,
         mesh=axes,
         parameters=1,
