@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.passes.partition.reshards import reshard_behind
-from stagec.sharding.gathers import gathers_of, source_of
+from stagec.sharding.gathers import single_gathers_of, source_of
 from stagec.sharding.stages import accumulation, pipeline_rule
 
 
@@ -99,8 +99,8 @@ def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Op
     repeats = [op for op in region.ops if op.has(Repeats)]
     for back in (op for op in repeats if op.phase == "backward"):
         for forward in (op for op in repeats if op.phase == "forward"):
-            for mine in gathers_of(forward.body):
-                for again in gathers_of(back.body):
+            for mine in single_gathers_of(forward.body):
+                for again in single_gathers_of(back.body):
                     if source_of(mine) is source_of(again) and _alike(mine, again):
                         yield forward, back, mine, again
 

@@ -51,7 +51,8 @@ class NarrowCollectives(Pass):
 
 def narrow_collectives(module: Module) -> None:
     """Exchange moves and casts where that moves fewer bytes, or a parameter itself."""
-    moves = [op for op in module.main.body.walk() if isinstance(op.definition, _MOVES)]
+    every = (op for op in module.main.body.walk() if isinstance(op.definition, _MOVES))
+    moves = [op for op in every if len(op.results) == 1]
     for op in moves:
         before = op.operands[0].producer
         if before is not None and _moves_first(before):

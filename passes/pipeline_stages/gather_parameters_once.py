@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.traits import Accumulates, Repeats
-from stagec.sharding.gathers import gathers_of, source_of
+from stagec.sharding.gathers import single_gathers_of, source_of
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def gather_once(module: Module) -> None:
 def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) -> None:
     """Replace the gathers of a region, of an action or a repeat, by values made outside."""
     repeat = region.owner if region.owner.has(Repeats) else None
-    gathers = gathers_of(region)
+    gathers = single_gathers_of(region)
     keys = {op: (_whole(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
     if new := [op for op in gathers if keys[op] not in known]:
         made = _in_turn(new, repeat, before) if repeat is not None else _copied(new, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import is_parameter
 from stagec.ir_spec.ops.comm import AllGather
+from stagec.support.diagnostics import error
 
 
 def gathers_of(region: Region) -> list[Operation]:
@@ -14,6 +15,20 @@ def gathers_of(region: Region) -> list[Operation]:
         for op in region.ops
         if isinstance(op.definition, AllGather) and is_parameter(op.operands[0])
     ]
+
+
+def single_gathers_of(region: Region) -> list[Operation]:
+    """The same, of one parameter each. Raises `DiagnosticError` for a call of several."""
+    found = gathers_of(region)
+    for op in found:
+        if len(op.results) > 1:
+            raise error(
+                f"'{op.name}' gathers {len(op.results)} parameters in one call, but what becomes "
+                "of each is decided before",
+                op.loc,
+                remedy="run 'coalesce-collectives' later",
+            )
+    return found
 
 
 def source_of(gather: Operation) -> Value:
