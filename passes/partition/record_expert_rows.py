@@ -59,6 +59,9 @@ class RecordExpertRows(Pass):
     name = PASS
     needs = Phase.PARTITIONED
 
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).loads)
+
     def run(self, module: Module) -> None:
         record_expert_rows(module)
 
@@ -69,8 +72,6 @@ def record_expert_rows(module: Module) -> None:
     A remark says so if all ranks hold all experts.
     """
     strategy = read_strategy(module)
-    if not strategy.loads:
-        return
     rows: dict[Load, dict[str, RawAttr]] = {}
     for value, load in _loaded(module):
         axes = next(d.axes for d in value.tensor.dims if d.size.symbol_name == load.of)

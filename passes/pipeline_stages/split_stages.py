@@ -40,6 +40,7 @@ from stagec.sharding.stages import (
     accumulation,
     cut,
     held_pieces,
+    pipeline_rule,
     take_pipeline,
 )
 
@@ -112,6 +113,9 @@ class SplitStages(Pass):
 
     name = PASS
     needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        return pipeline_rule(accumulation(module)) is not None
 
     def run(self, module: Module) -> None:
         split_stages(module)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
 from stagec.ir.rewrite import carried
+from stagec.ir_spec.ops.strategy import PipelineRule
 from stagec.passes.pipeline_stages.far_values import critical_ops
 from stagec.passes.pipeline_stages.sections import ancestors, dissect
 from stagec.schedule.attached import schedule_of
@@ -81,13 +82,18 @@ class SplitWeightGradients(Pass):
     name = PASS
     needs = Phase.PARTITIONED
 
+    def applies(self, module: Module) -> bool:
+        rule = pipeline_rule(accumulation(module))
+        return rule is not None and _splits(module, rule)
+
     def run(self, module: Module) -> None:
         accumulate = accumulation(module)
-        rule = pipeline_rule(accumulate)
-        if accumulate is None or rule is None:
-            return
-        if schedule_of(module.registry, rule.schedule).splits_weight_gradient:
+        if accumulate is not None:
             split_weight_gradients(module, accumulate.body)
+
+
+def _splits(module: Module, rule: PipelineRule) -> bool:
+    return schedule_of(module.registry, rule.schedule).splits_weight_gradient
 
 
 def split_weight_gradients(module: Module, body: Region) -> None:

@@ -45,6 +45,9 @@ class ChooseRecompute(Pass):
     name = "choose-recompute"
     needs = Phase.SHAPED
 
+    def applies(self, module: Module) -> bool:
+        return read_strategy(module).recompute != Recompute()
+
     def run(self, module: Module) -> None:
         choose_recompute(module, read_strategy(module))
 

@@ -64,6 +64,9 @@ class ExchangeDimensions(Pass):
     name = "exchange-dimensions"
     needs = Phase.PLACED
 
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).exchanged)
+
     def run(self, module: Module) -> None:
         exchange_dimensions(module, read_strategy(module))
 

@@ -44,6 +44,9 @@ class GatherDimensions(Pass):
     name = "gather-dimensions"
     needs = Phase.PLACED
 
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).gathered)
+
     def run(self, module: Module) -> None:
         gather_dimensions(module, read_strategy(module))
 

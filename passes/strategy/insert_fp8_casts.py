@@ -62,10 +62,12 @@ class InsertFp8Casts(Pass):
     name = "insert-fp8-casts"
     needs = Phase.SHAPED
 
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).dtypes.fp8)
+
     def run(self, module: Module) -> None:
         dtypes = read_strategy(module).dtypes
-        if dtypes.fp8:
-            insert_fp8_casts(module, dtypes.fp8, dtypes.loc)
+        insert_fp8_casts(module, dtypes.fp8, dtypes.loc)
 
 
 def insert_fp8_casts(module: Module, recipe: str, loc: Loc) -> None:

@@ -57,6 +57,9 @@ class RingAttention(Pass):
     name = "ring-attention"
     needs = Phase.PLACED
 
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).rings)
+
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         assumptions = Assumptions(module, self.name, strategy.loc)

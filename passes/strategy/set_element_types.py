@@ -37,14 +37,15 @@ class SetElementTypes(Pass):
     name = "set-element-types"
     needs = Phase.SHAPED
 
+    def applies(self, module: Module) -> bool:
+        return read_strategy(module).dtypes.param != WRITTEN
+
     def run(self, module: Module) -> None:
         set_element_type(module, read_strategy(module).dtypes.param)
 
 
 def set_element_type(module: Module, dtype: str) -> None:
     """Replace the type that models are written in, in place."""
-    if dtype == WRITTEN:
-        return
     body = module.main.body
     for value in body.values():
         if value.type is not None:

@@ -38,6 +38,9 @@ class ShardParameters(Pass):
     name = "shard-parameters"
     needs = Phase.PLACED
 
+    def applies(self, module: Module) -> bool:
+        return read_strategy(module).zero > 0
+
     def run(self, module: Module) -> None:
         shard_parameters(module, read_strategy(module))
 
@@ -47,8 +50,6 @@ def shard_parameters(module: Module, strategy: Strategy) -> None:
 
     Raises `DiagnosticError` if more than 1% of them would stay whole.
     """
-    if not strategy.zero:
-        return
     assumptions = Assumptions(module, ShardParameters.name, strategy.loc)
     sharder = Sharder(module, strategy, assumptions)
     sharded = [(p, sharder.shard(p)) for p in module.parameters()]

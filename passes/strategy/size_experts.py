@@ -56,6 +56,10 @@ class SizeExperts(Pass):
     name = "size-experts"
     needs = Phase.SHAPED
 
+    def applies(self, module: Module) -> bool:
+        strategy = read_strategy(module)
+        return strategy.capacity is not None or bool(strategy.loads)
+
     def run(self, module: Module) -> None:
         size_experts(module, read_strategy(module))
 
@@ -71,8 +75,7 @@ def size_experts(module: Module, strategy: Strategy) -> None:
             op.attrs["capacity"] = strategy.capacity
     if strategy.loads:
         _set_loads(module, strategy)
-    if strategy.capacity is not None or strategy.loads:
-        _infer_again(module)
+    _infer_again(module)
 
 
 def _set_loads(module: Module, strategy: Strategy) -> None:

@@ -60,6 +60,10 @@ class SplitMicrobatches(Pass):
     name = "split-microbatches"
     needs = Phase.SHAPED
 
+    def applies(self, module: Module) -> bool:
+        strategy = read_strategy(module)
+        return strategy.microbatches > 1 or strategy.pipeline is not None
+
     def run(self, module: Module) -> None:
         split_microbatches(module, read_strategy(module))
 
@@ -70,8 +74,6 @@ def split_microbatches(module: Module, strategy: Strategy) -> None:
     Raises `DiagnosticError` if no argument has the batch, and for a pipeline that cannot be.
     """
     rule = strategy.pipeline
-    if strategy.microbatches == 1 and rule is None:
-        return
     assumptions = Assumptions(module, SplitMicrobatches.name, strategy.loc)
     if rule is not None:
         _check_pipeline(module, rule, strategy.microbatches, assumptions)

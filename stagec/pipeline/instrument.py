@@ -46,6 +46,10 @@ class Hooks:
     def after_pass(self, pass_: Pass, module: Module) -> None:
         """After each pass that did not fail."""
 
+    def after_idle(self, pass_: Pass, module: Module) -> None:
+        """After each pass that had nothing to do, and so was not run."""
+        self.after_pass(pass_, module)
+
     def on_error(self, pass_: Pass, module: Module, problem: Exception) -> None:
         """A pass raised; the error goes on afterwards."""
 
@@ -68,6 +72,10 @@ class Verification(Hooks):
         except DiagnosticError as e:
             found = note(f"found after pass '{pass_.name}'")
             raise DiagnosticError(*(_with_note(d, found) for d in e.diagnostics)) from None
+
+    def after_idle(self, pass_: Pass, module: Module) -> None:
+        if pass_.gives is not None:  # another phase asks for more
+            self.after_pass(pass_, module)
 
 
 def _with_note(item: Diagnostic, extra: Diagnostic) -> Diagnostic:

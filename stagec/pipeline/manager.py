@@ -66,11 +66,16 @@ class PassManager:
         try:
             for instrument in self._instruments:
                 instrument.before_pass(pass_, module)
-            _run(pass_, module)
+            applies = pass_.applies(module)
+            if applies:
+                _run(pass_, module)
             if pass_.gives is not None:
                 module.phase = pass_.gives.label
             for instrument in self._instruments:
-                instrument.after_pass(pass_, module)
+                if applies or not isinstance(instrument, Hooks):
+                    instrument.after_pass(pass_, module)
+                else:
+                    instrument.after_idle(pass_, module)
         except Exception as e:
             for hooks in self._hooks():
                 hooks.on_error(pass_, module, e)

@@ -43,6 +43,11 @@ class Pass:
         """Change the module in place. Raises `DiagnosticError` if the input is wrong."""
         raise NotImplementedError
 
+    def applies(self, module: Module) -> bool:
+        """Whether there is anything to do: else the pass is not run, and what it leaves is not
+        looked at again. By default it is run."""
+        return True
+
     @classmethod
     def runs_in(cls, phase: Phase) -> bool:
         """Whether the pass may run on a module in that phase."""
