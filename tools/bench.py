@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ def main() -> None:
         "layers": layers(arguments.repeat),
         "pipeline": pipeline(),
         "passes": in_process(_passes),
+        "many": in_process(_many, 20 if arguments.quick else 100),
         "jobs": [in_process(_job, dp) for dp in data_parallel],
     }
     json.dump(result, sys.stdout, indent=1)
@@ -172,6 +173,41 @@ def _passes() -> dict[str, float]:
     for name, seconds in timing.seconds:
         found[name] = round(found.get(name, 0.0) + seconds, 4)
     return found
+
+
+def _many(count: int) -> dict[str, Any]:
+    """CPU milliseconds a configuration of llama3-8b on 64 ranks at many lengths: each compiled on
+    its own, put into one compile (`Family`), and as a row of a sweep; and how often the family was
+    compiled."""
+    from stagec.analysis.family import Family
+    from stagec.driver.figures import figures
+    from stagec.driver.job import TRAIN, JobBuilder
+    from stagec.driver.options import JobOptions
+    from stagec.ir.module import Module
+
+    job = JobOptions("llama3-8b", tp=8, dp=8, **STRATEGY)
+    jobs = [job.changed(sizes={"S": 1024 + 128 * i}) for i in range(count)]
+    first = JobBuilder(job)
+    env = dict(first.module.env)
+
+    def read(values: Mapping[str, int]) -> Module:
+        return JobBuilder(job.changed(sizes={"S": values["S"]})).module
+
+    family = Family(read, first.loaded.pipeline(TRAIN))
+    runs: dict[str, Callable[[int], object]] = {
+        "compiled": lambda i: JobBuilder(jobs[i]).lower(verify=False),
+        "family": lambda i: family.at({**env, "S": 1024 + 128 * i}),
+        "row": lambda i: figures(jobs[i]),
+    }
+    found: dict[str, Any] = {}
+    for name, run in runs.items():
+        run(0)
+        began = time.process_time()
+        for i in range(1, count):
+            run(i)
+        found[name] = round(1e3 * (time.process_time() - began) / (count - 1), 2)
+    found["compiled over family"] = round(found["compiled"] / found["family"], 1)
+    return {**found, "compiles of the family": len(family)}
 
 
 def _job(dp: int) -> dict[str, Any]:
