@@ -65,11 +65,11 @@ class Format:
     def encoder(self, program: Program, layout: Layout, roofline: Roofline | None) -> RankBytes:
         """Makes the files of the ranks that run a program; with a roofline the times of
         computations are known."""
-        raise NotImplementedError
+        raise error(f"the format '{self.name}' has no encoder", remedy="define 'encoder' in it")
 
     def peer(self, rank: int, ranks: int) -> bytes:
         """How a peer is written into patched bytes: by as many bytes for all ranks of a job."""
-        raise NotImplementedError
+        raise error(f"the format '{self.name}' writes no peers", remedy="define 'peer' in it")
 
     def tables(self, name: str, groups: Groups) -> Mapping[str, bytes]:
         """The files that a job has beside those of its ranks, by name: its communicator groups."""

@@ -59,7 +59,10 @@ def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
         variants: list[dict[str, object]] = []
         encoder = job.encoder(number)
         if not isinstance(encoder, PatchedEncoder):
-            raise TypeError(f"the encoder of format '{job.format.name}' is no PatchedEncoder")
+            raise error(
+                f"the format '{job.format.name}' is patched, but its encoder is no PatchedEncoder",
+                remedy="derive its encoder from stagec.api.PatchedEncoder",
+            )
         for widths in _widths(job.groups, encoder.axes, job.members[number]):
             variant = encoder.variant(widths)
             raw, ends, peers = _payload(variant)

@@ -181,7 +181,7 @@ class RankWriter:
         """About how many bytes a rank of each class takes, from a few of them."""
         step = -(-len(classes) // _SAMPLES) or 1
         found = {
-            i: len(self._encoder(classes[i][0]).rank(int(classes[i][1][0])))
+            i: len(self._bytes(self._encoder(classes[i][0]), int(classes[i][1][0])))
             for i in range(0, len(classes), step)
         }
         largest = max(found.values(), default=0)
@@ -194,7 +194,7 @@ class RankWriter:
         files: Files = {}
         for rank in ranks.tolist():
             name = f"{self._source.name}.{rank}.{self._source.format.suffix}"
-            files[name] = self.put(name, encoder.rank(rank))
+            files[name] = self.put(name, self._bytes(encoder, rank))
         return self._source.entry(number), files
 
     def put(self, name: str, data: bytes | memoryview) -> tuple[int, str]:
@@ -206,6 +206,17 @@ class RankWriter:
             if self._suffix:
                 working.rename(path)
         return len(data), f"{zlib.crc32(data):08x}"
+
+    def _bytes(self, encoder: RankBytes, rank: int) -> bytes | memoryview:
+        """The bytes of a rank. Raises `DiagnosticError` for what is none, of a plug-in."""
+        found: object = encoder.rank(rank)
+        if isinstance(found, bytes | memoryview):
+            return found
+        raise error(
+            f"the format '{self._source.format.name}' gives a {type(found).__name__} for rank "
+            f"{rank}, expected bytes",
+            remedy="return bytes from 'rank' of its encoder: text.encode()",
+        )
 
     def _encoder(self, number: int) -> RankBytes:
         if number not in self._encoders:

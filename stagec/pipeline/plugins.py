@@ -87,11 +87,13 @@ class Loaded:
     def _add_format(self, format_: object, origin: str) -> None:
         from stagec.formats.registry import formats_of, known_formats  # loads protobuf
 
-        named = isinstance(getattr(format_, "name", None), str)
-        if not isinstance(format_, Format) or not named or not format_.name or not format_.suffix:
+        texts = [str(getattr(format_, name, "")) for name in ("name", "suffix")]
+        plain = all(text.isascii() and text.replace("-", "").isalnum() for text in texts)
+        if not isinstance(format_, Format) or not plain:
             raise error(
                 f"plug-in '{origin}' brings {format_!r} as a format",
-                remedy='bring instances of stagec.api.Format with name = "mine", suffix = "ext"',
+                remedy="bring instances of stagec.api.Format with a name and a suffix of letters "
+                'and digits: name = "mine", suffix = "ext"',
             )
         known_formats([*formats_of(self.registry), format_])
         self._claim(f"format {format_.name}", origin)

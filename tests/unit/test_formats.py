@@ -163,6 +163,7 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
         ("(3,)", "brings 3 as a format"),
         ("(Format(),)", "as a format"),
         ("(type('A', (Format,), {'name': 'chakra', 'suffix': 'x'})(),)", "two formats have"),
+        ("(type('A', (Format,), {'name': 'a', 'suffix': '../x'})(),)", "as a format"),
     ],
 )
 def test_what_is_no_format_is_told_at_load(formats: str, told: str, tmp_path: Path) -> None:
@@ -170,3 +171,30 @@ def test_what_is_no_format_is_told_at_load(formats: str, told: str, tmp_path: Pa
     done = stagec(*JOB, *plugin(tmp_path, text), "-o", tmp_path / "out")
     assert done.code == 1
     assert told in done.err
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("pass", "the format 'mine' has no encoder"),
+        (
+            "encoder = lambda *_: type('E', (), {'rank': lambda *_: 'text'})()",
+            "the format 'mine' gives a str for rank 0, expected bytes",
+        ),
+        (
+            "encoder = lambda *_: type('E', (), {'rank': lambda *_: 1 / 0})()",
+            "a mistake in plug-in 'formats': ZeroDivisionError",
+        ),
+    ],
+)
+def test_mistakes_of_a_format_are_told(body: str, told: str, tmp_path: Path) -> None:
+    text = (
+        "from stagec.api import Format, Plugin\n"
+        f"class Mine(Format):\n    name, suffix = 'mine', 'x'\n    {body}\n"
+        "PLUGIN = Plugin(name='formats', formats=(Mine(),))\n"
+    )
+    words = *JOB, *plugin(tmp_path, text), "--format", "mine"
+    done = stagec(*words, "-o", tmp_path / "out")
+    assert done.code == 1
+    assert told in done.err
+    assert not (tmp_path / "out").exists()
