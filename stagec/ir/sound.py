@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stagec.ir.core import Attr, Operation
+from stagec.ir.facts import Relation
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType, Type
 
@@ -20,6 +21,7 @@ class Sound:
 
     def __init__(self) -> None:
         self._declared: _Key = ()
+        self._relations: set[Relation] = set()
         self._keys: dict[Operation, _Key | None] = {}
         self._numbers: dict[int, tuple[int, object]] = {}
         self._equal: dict[object, int] = {}
@@ -27,11 +29,14 @@ class Sound:
         self._found: set[_Key] = set()
 
     def start(self, module: Module) -> None:
-        """A verification begins. Under other declarations nothing is known."""
-        declared = _declarations(module)
-        if declared != self._declared:
+        """A verification begins. Under other declarations nothing is known; with more relations
+        more is divisible, so a type is in order still, but an op may need other placements."""
+        declared, relations = _declarations(module), {r for r, _ in module.relations}
+        if declared != self._declared or not self._relations <= relations:
             self._known.clear()
-        self._declared = declared
+        elif self._relations != relations:
+            self._known = {key for key in self._known if isinstance(key[0], str)}
+        self._declared, self._relations = declared, relations
         self._found.clear()
         self._keys.clear()
 
@@ -80,7 +85,6 @@ def _declarations(module: Module) -> _Key:
         module.phase == "lowered",
         module.symbols,
         mesh.sizes if mesh else None,
-        [relation for relation, _ in module.relations],
         list(module.loads),
         module.zigzag,
     )

@@ -91,7 +91,7 @@ class Dim:
     @property
     def axes(self) -> tuple[str, ...]:
         """The names of the axes that split it."""
-        return tuple(use.axis for use in self.split)
+        return tuple([use.axis for use in self.split]) if self.split else ()
 
     @property
     def local(self) -> Expr:
@@ -186,7 +186,7 @@ class TensorType:
     @property
     def shape(self) -> tuple[Expr, ...]:
         """The global sizes."""
-        return tuple(d.size for d in self.dims)
+        return tuple([d.size for d in self.dims])
 
     @property
     def rank(self) -> int:
