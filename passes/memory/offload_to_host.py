@@ -73,6 +73,9 @@ class OffloadToHost(Pass):
     name = PASS
     needs = Phase.PARTITIONED
 
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).offload)
+
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         what, copies = strategy.offload, _Copies(module, strategy.copy_nodes)

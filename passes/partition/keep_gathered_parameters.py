@@ -67,6 +67,10 @@ class KeepGatheredParameters(Pass):
     name = "keep-gathered-parameters"
     needs = Phase.PARTITIONED
 
+    def applies(self, module: Module) -> bool:
+        strategy = read_strategy(module)
+        return strategy.reshard != "always" or strategy.prefetch != 1
+
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         steps = accumulation(module)

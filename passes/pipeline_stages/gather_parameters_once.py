@@ -66,6 +66,9 @@ class GatherParametersOnce(Pass):
     name = "gather-parameters-once"
     needs = Phase.PARTITIONED
 
+    def applies(self, module: Module) -> bool:
+        return any("stages" in func.attrs for func in module.functions)
+
     def run(self, module: Module) -> None:
         gather_once(module)
 
@@ -79,7 +82,7 @@ def gather_once(module: Module) -> None:
     keep it to the end of the last one. In place."""
     for func in module.functions:
         accumulate = next((op for op in func.body.ops if op.has(Accumulates)), None)
-        if accumulate is not None and "stages" in func.attrs:
+        if accumulate is not None:
             before = Builder.before(module.registry, accumulate)
             known: dict[_Gathered, Value] = {}
             for region in [o.body for o in accumulate.body.walk() if o.region is not None]:
