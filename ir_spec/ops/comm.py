@@ -208,7 +208,9 @@ class AllGather(Collective):
     """Everyone gets the parts of all along dimension `dim`.
 
     In a repeat, what the last iterations gather may stay (`keep`) for the first ones of the repeat
-    that runs back over them (`kept`), which then do not gather it again.
+    that runs back over them (`kept`), which then do not gather it again. A repeat issues its
+    gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
+    gather before its microbatches.
     """
 
     name = "stg.all_gather"
@@ -217,6 +219,8 @@ class AllGather(Collective):
         _OVER,
         Param("keep", "int", "results of this many last iterations stay for backward"),
         Param("kept", "int", "this many first iterations find it there: nothing is sent"),
+        Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
+        Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
     )
     example = "%y = stg.all_gather[dim = 1, over = tp](%x) : bf16[B@dp, S, D]"
 

@@ -316,13 +316,17 @@ class ShardingConstraint(Identity):
 class Copy(OpDef):
     """Copies a value to host memory (`mem(host)` in its type) or back to the device; no FLOPs.
 
-    Its bytes are those on the device: read once, or written once.
+    Its bytes are those on the device: read once, or written once. The trace has a node for it only
+    if it says `node`.
     """
 
     name = "stg.copy"
     operands = ("x",)
     traits = (CopiesMemory(),)
-    params = (Param("to", "name", "host or device", required=True, choices=("host", "device")),)
+    params = (
+        Param("to", "name", "host or device", required=True, choices=("host", "device")),
+        Param("node", "flag", "it is a node of the trace"),
+    )
     example = "%y = stg.copy[to = host](%x) : bf16[B, S, D | mem(host)]"
 
     def rule(self, op: Operation) -> Rule:

@@ -10,6 +10,7 @@ from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const
+from stagec.ir.traits import Declares
 from stagec.ir_spec.ops.axes import EXPERTS, REDUCED, REPLICAS
 from stagec.ir_spec.ops.statement import Axes, Flag, Record, Request, Statement, parameter
 
@@ -140,6 +141,7 @@ class ExpertLoadOp(Statement):
     """
 
     name, record, repeats = "stg.expert_load", LoadRule, True
+    traits = (Declares("expert_loads"),)
     example = "stg.expert_load[loads = (5, 1, 1, 1), layer = 0]"
 
     def verify(self, op: Operation) -> Iterator[str]:

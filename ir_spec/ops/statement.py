@@ -229,6 +229,7 @@ class Statement(Declaration):
     single parameter.
     """
 
+    parents = ("stg.strategy",)
     record: ClassVar[type[Record]] = Record
     flags: ClassVar[tuple[Flag, ...]] = ()
     repeats: ClassVar[bool] = False  # it may stand several times

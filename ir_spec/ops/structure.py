@@ -294,7 +294,7 @@ class AccumulateOp(RegionOp):
     traits = (Accumulates(),)
     params = (
         Param("count", "size", "the number of microbatches", required=True),
-        Param("split", "dim", "the symbol that is split (default B)"),
+        Param("split", "dim", "the symbol that is split (default B)", default="B"),
         Param("schedule", "str", "the pipeline schedule that orders its actions"),
         Param("chunks", "int", "chunks of the model per rank under that schedule"),
         *PIPELINE,
@@ -310,7 +310,7 @@ class AccumulateOp(RegionOp):
 
 def microbatch(op: Operation, type_: TensorType) -> TensorType:
     """The type of one microbatch of a value. Raises `DiagnosticError` if there is none."""
-    name, count = op.text("split", "B"), op.expr("count")
+    name, count = op.text("split"), op.expr("count")
     if count.value is not None and count.value < 1:
         raise error(
             f"'{op.name}' expects at least one microbatch, found {count}",

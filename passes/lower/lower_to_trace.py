@@ -32,6 +32,7 @@ from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.sharding.gathers import ahead_of
 from stagec.sharding.work import work_of
 
 
@@ -90,9 +91,7 @@ def _elements(parameters: list[Value]) -> Expr:
 class _Lowering:
     def __init__(self, module: Module) -> None:
         self._registry, self._facts = module.registry, module.facts
-        strategy = read_strategy(module)
-        self._prefetch, self._copy_nodes = strategy.prefetch, strategy.copy_nodes
-        self._blocking = frozenset(strategy.blocking)
+        self._blocking = frozenset(read_strategy(module).blocking)
         self._nodes: dict[Value, Value] = {}
         self._channels: dict[Operation, int] = {}
         self._idle = False  # inside iterations that a rank sits out
@@ -125,7 +124,7 @@ class _Lowering:
         elif op.has(Recalls):
             again, stashed = self._deps(op.operands)
             self._nodes[op.result] = b.value("et.recall", [again, stashed], hint=op.result.name)
-        elif op.has(Free) or (op.has(CopiesMemory) and not self._copy_nodes):
+        elif op.has(Free) or (op.has(CopiesMemory) and not op.flag("node")):
             self._view(op)
         elif op.results:
             node = self._node(op, b)
@@ -297,7 +296,7 @@ class _Lowering:
             attrs["bucket"] = op.expr("bucket")
             attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)
         if all(map(is_parameter, op.operands)) and _is_repeated(op):
-            attrs["ahead"] = self._prefetch
+            attrs["ahead"] = ahead_of(op)
             if op.integer("kept", 0):
                 attrs["kept"] = op.expr("kept")
         if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:

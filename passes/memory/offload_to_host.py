@@ -22,6 +22,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
+from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats, Terminates
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -37,7 +38,7 @@ class OffloadToHost(Pass):
 
     An activation that a repeat stashes is copied to the host when it is there, and back where the
     repeat that runs back uses it first. State is copied in before its update and out after it.
-    Without the statement nothing happens.
+    With `nodes` each copy is a node of the trace. Without the statement nothing happens.
 
     Before:
         stg.strategy @s {
@@ -72,13 +73,29 @@ class OffloadToHost(Pass):
     name = PASS
     needs = Phase.PARTITIONED
 
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).offload)
+
     def run(self, module: Module) -> None:
-        what = read_strategy(module).offload
+        strategy = read_strategy(module)
+        what, copies = strategy.offload, _Copies(module, strategy.copy_nodes)
         for func in module.functions:
             if "activations" in what:
-                _activations(module, func.body)
+                _activations(copies, func.body)
             if "optimizer" in what:
-                _states(module, func.body)
+                _states(copies, func.body)
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """Makes copies, which are nodes of the trace or not."""
+
+    module: Module
+    nodes: bool
+
+    def __call__(self, b: Builder, value: Value, to: str, name: str) -> Value:
+        attrs: dict[str, RawAttr] = {"to": to, **({"node": True} if self.nodes else {})}
+        return b.value("stg.copy", [value], attrs, hint=name)
 
 
 def _moved(value: Value, memory: str) -> TensorType:
@@ -88,18 +105,18 @@ def _moved(value: Value, memory: str) -> TensorType:
 # -- activations -----------------------------------------------------------------------------------
 
 
-def _activations(module: Module, region: Region) -> None:
+def _activations(copies: _Copies, region: Region) -> None:
     for op in region.ops:
         if op.region is None:
             continue
         if not op.has(Repeats):
-            _activations(module, op.region)
+            _activations(copies, op.region)
         elif op.phase == "forward":
             for index in range(op.integer("carry", 1), len(op.results)):
-                _stashed(module, op, index)
+                _stashed(copies, op, index)
 
 
-def _stashed(module: Module, repeat: Operation, index: int) -> None:
+def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
     """Move one stacked result of a repeat; gathered parameters are none of the activations."""
     stack, end = repeat.results[index], repeat.body.terminator
     value = end.operands[index]
@@ -108,8 +125,8 @@ def _stashed(module: Module, repeat: Operation, index: int) -> None:
     users = [(u, i) for u, i in uses if u.has(Repeats) and u.phase in LATER]
     if len(users) != len(uses) or not users or _is_gathered_parameter(value):
         return
-    b = _after(module, value)
-    copy = b.value("stg.copy", [value], {"to": HOST}, hint=f"{value.name}_host")
+    b = _after(copies.module, value)
+    copy = copies(b, value, HOST, f"{value.name}_host")
     end.set_operand(index, copy)
     for each in stacks:
         each.type = _moved(each, HOST)
@@ -119,9 +136,9 @@ def _stashed(module: Module, repeat: Operation, index: int) -> None:
         arg.type = _moved(arg, HOST)
         first = min((_in_region(op, user.body) for op, _ in there), key=lambda op: op.position())
         before = Builder.before(
-            module.registry, first, loc=made_by(PASS, arg.loc), phase=user.phase
+            copies.module.registry, first, loc=made_by(PASS, arg.loc), phase=user.phase
         )
-        back = before.value("stg.copy", [arg], {"to": DEVICE}, hint=arg.name)
+        back = copies(before, arg, DEVICE, arg.name)
         for op, i in there:
             op.set_operand(i, back)
 
@@ -159,21 +176,21 @@ def _is_gathered_parameter(value: Value) -> bool:
 # -- optimizer state -------------------------------------------------------------------------------
 
 
-def _states(module: Module, body: Region) -> None:
+def _states(copies: _Copies, body: Region) -> None:
     states = [a for a in body.args if a.tensor.role == "state"]
     for op in list(body.ops):
         mine = {i: v for i, v in enumerate(op.operands) if v in states}
         if not mine:
             continue
-        before = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
+        before = Builder.before(copies.module.registry, op, loc=made_by(PASS, op.loc))
         for i, state in mine.items():
             state.type = _moved(state, HOST)
-            op.set_operand(i, before.value("stg.copy", [state], {"to": DEVICE}, hint=state.name))
-        after = Builder.after(module.registry, op, loc=made_by(PASS, op.loc))
+            op.set_operand(i, copies(before, state, DEVICE, state.name))
+        after = Builder.after(copies.module.registry, op, loc=made_by(PASS, op.loc))
         for result in op.results:
             if op.definition.reuses(op, result.index) in mine:
                 users = list(result.uses)
-                new = after.value("stg.copy", [result], {"to": HOST}, hint=f"{result.name}_host")
+                new = copies(after, result, HOST, f"{result.name}_host")
                 for user, i in users:
                     user.set_operand(i, new)
     body.returns = tuple(

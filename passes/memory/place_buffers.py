@@ -14,7 +14,6 @@ from stagec.api import (
     Value,
     error,
     made_by,
-    read_strategy,
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import UnboundError
@@ -76,16 +75,15 @@ class PlaceBuffers(Pass):
                 f"there is no allocator '{self.policy}'",
                 remedy=did_you_mean(self.policy, MODELS) or f"choose one of {', '.join(MODELS)}",
             )
-        prefetch = read_strategy(module).prefetch
         for func in module.functions:
-            _place_buffers(module, func, prefetch, self.policy)
+            _place_buffers(module, func, self.policy)
 
 
-def _place_buffers(module: Module, func: Operation, prefetch: int, policy: str) -> None:
+def _place_buffers(module: Module, func: Operation, policy: str) -> None:
     """Add an `stg.arena` for each memory that a function uses. Raises `DiagnosticError` for open
     sizes."""
     stage = next(iter(stages_of(func)), 0)
-    timeline = MemoryTimeline(module, func, stage, MemoryTimeline.planner(module, func, prefetch))
+    timeline = MemoryTimeline(module, func, stage, MemoryTimeline.planner(module, func))
     try:
         for space in (DEVICE, HOST):
             _arena(module, func, timeline, policy, space)

@@ -19,7 +19,6 @@ from stagec.api import (
     Region,
     Value,
     made_by,
-    read_strategy,
     total,
 )
 from stagec.ir.builder import RawAttr
@@ -66,14 +65,14 @@ class PlanMemory(Pass):
     gives = Phase.PLANNED
 
     def run(self, module: Module) -> None:
-        plan_memory(module, read_strategy(module).prefetch)
+        plan_memory(module)
 
 
-def plan_memory(module: Module, prefetch: int = 1) -> None:
+def plan_memory(module: Module) -> None:
     """Insert `stg.free` after each buffer's last user and a `stg.memory` with the bytes on one
-    rank. Parameters are gathered `prefetch` iterations ahead."""
+    rank."""
     for func in module.functions:
-        _Plan(module, func, prefetch).state()
+        _Plan(module, func).state()
 
 
 def _is_transient(buffer: Buffer) -> bool:
@@ -87,11 +86,11 @@ def _on_host(buffer: Buffer) -> bool:
 class _Plan:
     """The plan of one function."""
 
-    def __init__(self, module: Module, func: Operation, prefetch: int) -> None:
+    def __init__(self, module: Module, func: Operation) -> None:
         self._module, self._func, self._body = module, func, func.body
         self._env, self._roots = planned_env(module), Roots()
         self._sets = classify(self._body, self._roots)
-        self._planner = Planner(lifetimes(self._body, self._env, prefetch))
+        self._planner = Planner(lifetimes(self._body, self._env))
         counts = (op.expr("count") for op in self._body.walk() if op.has(Repeats))
         axes = module.mesh.axes if module.mesh else ()
         self._long = frozenset(n for c in counts for n in c.symbols) - frozenset(axes)

@@ -1,7 +1,8 @@
-"""keep-gathered-parameters: what forward has gathered is there when backward runs.
+"""keep-gathered-parameters: when parameters are gathered, and how long they stay.
 
 Backward of a repeat gathers the slices of its parameters again, as FSDP does with
-reshard_after_forward, unless the strategy says `reshard = never` or `last`.
+reshard_after_forward, unless the strategy says `reshard = never` or `last`. Only this pass reads
+`reshard` and `prefetch`; it leaves what later passes need on the gathers themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.passes.partition.reshards import reshard_behind
-from stagec.sharding.gathers import single_gathers_of, source_of
+from stagec.sharding.gathers import gathers_of, single_gathers_of, source_of
 from stagec.sharding.stages import accumulation, pipeline_rule
 
 
@@ -22,7 +23,8 @@ class KeepGatheredParameters(Pass):
 
     With `reshard = never` backward takes all of them from forward, layer by layer, and drops each
     when its layer has run. With `last` it takes those of the last layer, with which it begins. In a
-    pipeline `never` is the work of `gather-parameters-once`. Otherwise nothing happens.
+    pipeline `never` marks the gathers `once`, for `gather-parameters-once`. A `prefetch` other than
+    1 becomes `ahead` of the gathers in repeats. Otherwise nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -65,10 +67,35 @@ class KeepGatheredParameters(Pass):
     name = "keep-gathered-parameters"
     needs = Phase.PARTITIONED
 
+    def applies(self, module: Module) -> bool:
+        strategy = read_strategy(module)
+        return strategy.reshard != "always" or strategy.prefetch != 1
+
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        if strategy.reshard == "last" or pipeline_rule(accumulation(module)) is None:
+        steps = accumulation(module)
+        if strategy.prefetch != 1:
+            _prefetch(module, strategy.prefetch)
+        if strategy.reshard == "never" and steps is not None and pipeline_rule(steps) is not None:
+            _gather_once(steps)
+        else:
             keep_parameters(module, strategy.reshard)
+
+
+def _prefetch(module: Module, ahead: int) -> None:
+    """Issue the gathers of repeats that many iterations early."""
+    for op in module.walk():
+        if op.has(Repeats):
+            for gather in gathers_of(op.body):
+                gather.attrs["ahead"] = const(ahead)
+
+
+def _gather_once(steps: Operation) -> None:
+    """Ask for the gathers of all microbatches to be one, before them."""
+    regions = [op.body for op in steps.body.walk() if op.region is not None]
+    for region in (steps.body, *regions):
+        for gather in gathers_of(region):
+            gather.attrs["once"] = True
 
 
 def keep_parameters(module: Module, policy: str) -> None:

@@ -5,33 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
+from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value
 from stagec.ir.traits import Accumulates, Repeats
 from stagec.sharding.gathers import single_gathers_of, source_of
 
 
 @dataclass(frozen=True)
 class GatherParametersOnce(Pass):
-    """Gather the parameters that the actions of pipeline stages use before the microbatches.
+    """Gather parameters before the microbatches where the gathers of actions say `once`.
 
     They are gathered block by block, and kept to the end of the last microbatch. This is what
-    `reshard = never` means in a pipeline; otherwise nothing happens.
+    `reshard = never` means in a pipeline: `keep-gathered-parameters` writes `once`.
 
     Before:
         stg.symbols[B, D, L]
         stg.mesh @pod[pp = 1, dp]
         stg.assume[B % (4*dp) == 0, D % dp == 0]
-        stg.strategy @s[mesh = @pod] {
-          stg.shard_params[over = dp, zero = 3, reshard = never]
-          stg.pipeline[over = pp]
-        }
         stg.func @f[over = pp, stages = 0](%x: bf16[B@dp, D], %W: bf16[L, D@dp, D | param]) {
           %z = stg.accumulate[count = 4, split = B, schedule = "1f1b"] (
               %x_mb: bf16[(B/4)@dp, D] = %x) {
             %y = stg.action[forward, chunk = 0] {
               %y = stg.repeat[count = L, carry = 1] (
                   %h: bf16[(B/4)@dp, D] = %x_mb, %w: bf16[D@dp, D] = %W) {
-                %w_g = stg.all_gather[dim = 0, over = dp](%w) : bf16[D, D | rep]
+                %w_g = stg.all_gather[dim = 0, over = dp, once](%w) : bf16[D, D | rep]
                 %a = stg.einsum["bd,de->be"](%h, %w_g) : bf16[(B/4)@dp, D]
                 stg.yield(%a)
               } : bf16[(B/4)@dp, D]
@@ -45,10 +41,6 @@ class GatherParametersOnce(Pass):
         stg.symbols[B, D, L]
         stg.mesh @pod[pp = 1, dp]
         stg.assume[B % (4*dp) == 0, D % dp == 0]
-        stg.strategy @s[mesh = @pod] {
-          stg.shard_params[over = dp, zero = 3, reshard = never]
-          stg.pipeline[over = pp]
-        }
         stg.func @f[over = pp, stages = 0] (%x: bf16[B@dp, D], %W: bf16[L, D@dp, D | param]) {
           %kept_w_g = stg.repeat[count = L, carry = 0] (%w: bf16[D@dp, D] = %W) {
             %w_g = stg.all_gather[dim = 0, over = dp](%w) : bf16[D, D | rep]
@@ -74,10 +66,11 @@ class GatherParametersOnce(Pass):
     name = "gather-parameters-once"
     needs = Phase.PARTITIONED
 
+    def applies(self, module: Module) -> bool:
+        return any("stages" in func.attrs for func in module.functions)
+
     def run(self, module: Module) -> None:
-        staged = any("stages" in func.attrs for func in module.functions)
-        if staged and read_strategy(module).reshard == "never":
-            gather_once(module)
+        gather_once(module)
 
 
 #: A parameter, and how it is gathered.
@@ -85,8 +78,8 @@ _Gathered = tuple[Value, Attr, Attr]
 
 
 def gather_once(module: Module) -> None:
-    """Gather the parameters that the actions of stages use before the microbatches, block by block,
-    and keep them to the end of the last one. In place."""
+    """Gather before the microbatches, block by block, what the actions of stages gather `once`, and
+    keep it to the end of the last one. In place."""
     for func in module.functions:
         accumulate = next((op for op in func.body.ops if op.has(Accumulates)), None)
         if accumulate is not None:
@@ -99,7 +92,7 @@ def gather_once(module: Module) -> None:
 def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) -> None:
     """Replace the gathers of a region, of an action or a repeat, by values made outside."""
     repeat = region.owner if region.owner.has(Repeats) else None
-    gathers = single_gathers_of(region)
+    gathers = [op for op in single_gathers_of(region) if op.flag("once")]
     keys = {op: (_whole(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
     if new := [op for op in gathers if keys[op] not in known]:
         made = _in_turn(new, repeat, before) if repeat is not None else _copied(new, before)
@@ -119,10 +112,14 @@ def _whole(gather: Operation) -> Value:
     return source_of(gather) if value.region.owner.has(Repeats) else value
 
 
+def _attrs(gather: Operation) -> dict[str, Attr]:
+    return {name: value for name, value in gather.attrs.items() if name != "once"}
+
+
 def _copied(gathers: Sequence[Operation], before: Builder) -> Iterator[Value]:
     for op in gathers:
         before.loc = op.loc
-        made = before.op("stg.all_gather", op.operands, op.attrs, types=(), names=())
+        made = before.op("stg.all_gather", op.operands, _attrs(op), types=(), names=())
         yield made.add_result(op.result.name, op.result.type, op.result.loc)
 
 
@@ -135,7 +132,7 @@ def _in_turn(gathers: Sequence[Operation], repeat: Operation, before: Builder) -
     for op in gathers:
         arg = inner.region.add_arg(op.operands[0].name, op.operands[0].type, op.loc)
         inner.loc = op.loc
-        inner.value("stg.all_gather", [arg], op.attrs, type=op.result.type, hint=op.result.name)
+        inner.value("stg.all_gather", [arg], _attrs(op), type=op.result.type, hint=op.result.name)
     results = [op.result for op in inner.region.ops]
     inner.op("stg.yield", results, types=())
     return [outer.add_result(f"kept_{r.name}", r.tensor.stacked(count), r.loc) for r in results]

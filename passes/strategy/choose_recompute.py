@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.api import Module, Operation, Pass, Phase, Strategy, error, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, error, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.sharding.recompute import recompute_attrs
 from stagec.sharding.strategy import Recompute
@@ -49,22 +49,14 @@ class ChooseRecompute(Pass):
         return read_strategy(module).recompute != Recompute()
 
     def run(self, module: Module) -> None:
-        choose_recompute(module, read_strategy(module))
+        choose_recompute(module, read_strategy(module).recompute)
 
 
-def choose_recompute(module: Module, strategy: Strategy) -> None:
+def choose_recompute(module: Module, what: Recompute) -> None:
     """Write the choice on all repeats, in place.
 
-    Raises `DiagnosticError` for ops that no repeat has, and where activations are offloaded that
-    only some iterations keep.
+    Raises `DiagnosticError` for ops that no repeat has.
     """
-    what = strategy.recompute
-    if "activations" in strategy.offload and (what.layers or what.every):
-        raise error(
-            "activations that only some layers stash cannot be offloaded yet",
-            what.loc,
-            remedy="recompute in all layers, or in none",
-        )
     repeats = [op for op in module.main.body.walk() if op.has(Repeats)]
     _check_ops(repeats, what)
     for op in repeats:

@@ -43,7 +43,6 @@ from stagec.memory.timeline import STATIC
 from stagec.memory.worst import on_device
 from stagec.program.classes import index_axes
 from stagec.schedule.attached import idle_share, stages_of
-from stagec.sharding.strategy import read_strategy
 
 #: What is there for a time, as far as it is there at the peak.
 OTHERS = "others"
@@ -81,14 +80,14 @@ class MemoryMoments:
     """The moments of the memory plans of a module, taken when its memory is planned."""
 
     def __init__(self, module: Module, decisions: Decisions) -> None:
-        values, prefetch = plain(planned_env(module)), read_strategy(module).prefetch
+        values = plain(planned_env(module))
         watched = Watched(values, decisions)
         works = module.ops("stg.working")
         self.loads = {n: v for n, v in values.items() if n not in module.env}
         self.of: dict[object, _Plan] = {}
         self.copied: list[Expr] = []
         for func in module.functions:
-            planner = Planner(lifetimes(func.body, watched, prefetch))
+            planner = Planner(lifetimes(func.body, watched))
             mine = [op for op in works if op.attrs["stages"] == func.attrs.get("stages")]
             self.of[func.attrs.get("stages")] = _Plan(planner, mine)
             self.copied.append(copied(module, func))

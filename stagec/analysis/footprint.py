@@ -13,7 +13,6 @@ from stagec.ir.types import axis_size
 from stagec.memory.arena import placed
 from stagec.memory.timeline import ALL, HOST, MemoryTimeline, Point, line_of
 from stagec.schedule.attached import stages_of
-from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 
 LARGEST = 10
@@ -25,7 +24,7 @@ def timelines(module: Module) -> Iterator[tuple[int, Operation, MemoryTimeline]]
     found: dict[int, tuple[Operation, MemoryTimeline]] = {}
     for func in module.functions:
         check_sizes(module, func)
-        planner = MemoryTimeline.planner(module, func, read_strategy(module).prefetch)
+        planner = MemoryTimeline.planner(module, func)
         for stage in stages_of(func) or (0,):
             found[stage] = func, MemoryTimeline(module, func, stage, planner)
     for stage in sorted(found):

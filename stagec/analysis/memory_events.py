@@ -32,7 +32,6 @@ from stagec.program.classes import RankClass
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.program.stepper import Order
 from stagec.schedule.attached import actions_of, receives_of, regions_of, stages_of
-from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 
 
@@ -41,9 +40,8 @@ class EventPlans:
 
     def __init__(self, module: Module) -> None:
         self._plans: dict[int, _Plan] = {}
-        prefetch = read_strategy(module).prefetch
         for func in module.functions:
-            plan = _plan(module, func, prefetch)
+            plan = _plan(module, func)
             self._plans.update(dict.fromkeys(stages_of(func) or (0,), plan))
 
     def annotate(self, each: RankClass, program: Program) -> Program:
@@ -54,10 +52,10 @@ class EventPlans:
         return replace(program, events=_Overlay(plan, program).events(plan.sections(order)))
 
 
-def _plan(module: Module, func: Operation, prefetch: int) -> _Plan:
+def _plan(module: Module, func: Operation) -> _Plan:
     try:
         env = planned_env(module)
-        planner = Sized(lifetimes(func.body, env, prefetch, whole=True), env)
+        planner = Sized(lifetimes(func.body, env, whole=True), env)
         static = MemoryTimeline(module, func, 0, planner).static(DEVICE)
         return _Plan(planner, env, sum(static.values()))
     except UnboundError as e:

@@ -26,7 +26,6 @@ from stagec.program.roofline import Roofline
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.schedule.costs import Costs
 from stagec.schedule.replay import replay
-from stagec.sharding.strategy import read_strategy
 from stagec.sharding.work import is_computation, work_of
 from stagec.support.diagnostics import error
 
@@ -97,11 +96,11 @@ class _Stage:
 
 
 def _stages(module: Module, roofline: Roofline) -> Iterator[tuple[int, _Stage]]:
-    duration, prefetch = _duration(module, roofline), read_strategy(module).prefetch
+    duration = _duration(module, roofline)
     for func in module.functions:
         check_sizes(module, func)
         _check_operations(module, func)
-        sized = MemoryTimeline.planner(module, func, prefetch, whole=True)
+        sized = MemoryTimeline.planner(module, func, whole=True)
         shared, ranks = Stretches(sized, duration), ranks_of(module, func)
         for stage in stages_of(func) or (0,):
             yield stage, _Stage(ranks, MemoryTimeline(module, func, stage, sized), shared)

@@ -30,13 +30,16 @@ OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 
 STDIN = "<stdin>"
 DEBUG = "STAGEC_DEBUG"
 
-_sources: dict[str, Source] = {}
+#: The texts that the command at hand has read.
+_sources: ContextVar[dict[str, Source]] = ContextVar("_sources")
 _kept: ContextVar[list[Diagnostic] | None] = ContextVar("_kept", default=None)
 
 
 def remember(source: Source) -> Source:
     """Keep a text so that diagnostics can show its lines."""
-    _sources[source.name] = source
+    sources = _sources.get(None)
+    if sources is not None:
+        sources[source.name] = source
     return source
 
 
@@ -48,13 +51,13 @@ def report(diagnostic: Diagnostic) -> None:
         return
     for item in (diagnostic, *diagnostic.notes):
         _remember_python(item.loc)
-    tell(render(diagnostic, _sources))
+    tell(render(diagnostic, _sources.get({})))
 
 
 def _remember_python(loc: Loc) -> None:
     """Let a diagnostic show the lines of a plug-in."""
     place = file_loc(loc)
-    if place is not None and place.file.endswith(".py") and place.file not in _sources:
+    if place is not None and place.file.endswith(".py") and place.file not in _sources.get({}):
         with suppress(OSError, ValueError):
             remember(Source(place.file, Path(place.file).read_text(encoding="utf-8")))
 
@@ -75,7 +78,14 @@ def run_safely(run: Callable[[], object]) -> int:
 
     A command returns its exit code, or None for 0.
     """
-    _sources.clear()
+    before = _sources.set({})
+    try:
+        return _exit_code(run)
+    finally:
+        _sources.reset(before)
+
+
+def _exit_code(run: Callable[[], object]) -> int:
     try:
         result = run()
         sys.stdout.flush()

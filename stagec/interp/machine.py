@@ -217,7 +217,7 @@ class Machine:
         return 0
 
     def _accumulate(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:
-        count, split = evaluate(op.expr("count"), self.env), op.text("split", "B")
+        count, split = evaluate(op.expr("count"), self.env), op.text("split")
         total: list[Locals] = []
         for i in range(count):
             self._bind_microbatch(op, region, operands, split, i, count)

@@ -211,7 +211,7 @@ class _Stage(Machine):
 
     def _bind(self, op: Operation, action: Action) -> None:
         """Arguments become those of the action's microbatch."""
-        count, split = evaluate(op.expr("count"), self.env), op.text("split", "B")
+        count, split = evaluate(op.expr("count"), self.env), op.text("split")
         self._bind_microbatch(
             op, op.body, [self._values[v] for v in op.operands], split, action.microbatch, count
         )

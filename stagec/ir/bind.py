@@ -75,9 +75,7 @@ def _referred_to(module: Module) -> frozenset[str]:
     for op in module.walk():
         for param in op.definition.params:
             if param.kind in DIMS:
-                found.update(op.names(param.name))
-        if "split" in op.definition.params_by_name:
-            found.add(op.text("split", "B"))
+                found.update(op.names(param.name) if param.name in op.attrs else (param.default,))
     return frozenset(found)
 
 

@@ -291,8 +291,11 @@ class Operation:
         return number
 
     def text(self, name: str, default: str = "") -> str:
-        """An attribute that is a name or a string."""
-        value = self.attrs.get(name, default)
+        """An attribute that is a name or a string; if it is missing `default`, or else that of its
+        definition."""
+        value = self.attrs.get(name)
+        if value is None:
+            return default or self.definition.default(name)
         return value.text if isinstance(value, Quoted) else str(value)
 
     def names(self, name: str) -> tuple[str, ...]:

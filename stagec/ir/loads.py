@@ -35,7 +35,7 @@ class Loads:
         self._loads: dict[int | None, tuple[int, ...]] = {
             op.integer("layer") if "layer" in op.attrs else None: op.integers("loads")
             for op in statements
-            if "loads" in op.attrs
+            if op.definition.declares == "expert_loads"
         }
         self._parts = cache(self._parts_of_layer)
         self._fullest = cache(self._fullest_of_layer)

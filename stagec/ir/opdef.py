@@ -64,6 +64,11 @@ class OpDef:
         """Whether the op has the trait, or one that refines it."""
         return trait in self.kinds
 
+    def default(self, name: str) -> str:
+        """The name that a parameter stands for where it is left out; empty if there is none."""
+        param = self.params_by_name.get(name)
+        return param.default if param is not None else ""
+
     def trait(self, kind: type[_T]) -> _T | None:
         """The op's trait of this kind, with what it says; None if it has none."""
         return next((t for t in self.traits if isinstance(t, kind)), None)

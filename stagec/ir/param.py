@@ -37,6 +37,7 @@ class Param:
     required: bool = False
     positional: bool = False
     choices: tuple[str, ...] = ()
+    default: str = ""  # of a name: what it is if it is left out
 
     @property
     def form(self) -> str:

@@ -169,7 +169,7 @@ class Lowered(Trait):
 class Declares(Free, Stays):
     """It states something and computes nothing. `what` lets the module find it: `symbols` and
     `axes` (its parameters are the names), `relations`, `order`, `loads`, `function`, `graph`,
-    `strategy`.
+    `strategy`; in a strategy, `expert_loads`.
 
     | op              | |
     |-----------------|-|

@@ -31,6 +31,7 @@ def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path
     complete. A disk that fails leaves it, to be resumed; so does any end of a run with `resume`.
     Raises `DiagnosticError` if another run is writing there, or something would be lost.
     """
+    _check_place(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with _termination_raises(), locked(target):
         check_target(target, force=force, resume=resume)
@@ -76,6 +77,20 @@ def check_target(directory: Path, *, force: bool, resume: bool = False) -> None:
 
     With `resume`, earlier output of stagec is what is to be completed.
     """
+    _check_place(directory)
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    working = directory.with_name(f".{directory.name}.partial")
+    if not force and (not resume or working.exists()):
+        raise error(
+            f"'{directory}' is not empty", remedy="choose another -o, or replace it with --force"
+        )
+    _check_replaceable(directory)
+
+
+def _check_place(directory: Path) -> None:
+    """Refuse a file, and folders that the process stands in: such a folder cannot be replaced, and
+    '.' has no name to put a lock beside."""
     if directory.exists() and not directory.is_dir():
         raise error(
             f"'{directory}' is a file, expected a directory to write to",
@@ -85,14 +100,6 @@ def check_target(directory: Path, *, force: bool, resume: bool = False) -> None:
         raise error(
             f"'{directory}' is or contains the working directory", remedy="choose another -o"
         )
-    if not directory.is_dir() or not any(directory.iterdir()):
-        return
-    working = directory.with_name(f".{directory.name}.partial")
-    if not force and (not resume or working.exists()):
-        raise error(
-            f"'{directory}' is not empty", remedy="choose another -o, or replace it with --force"
-        )
-    _check_replaceable(directory)
 
 
 def _check_replaceable(directory: Path) -> None:

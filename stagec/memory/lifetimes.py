@@ -18,7 +18,7 @@ bytes that are never below theirs. Of microbatches one runs, each action of it o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -32,29 +32,30 @@ from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import Buffer, Lifetimes, Ref, Step, Together, buffers_of
 from stagec.memory.iterations import IterationRun, patterns, slices
 from stagec.memory.liveness import Roots, Sets, classify, is_gathered
+from stagec.sharding.gathers import ahead_of
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: A body runs no more often than this: as often as one in three repeats of many iterations.
 MOST_RUNS = 343
 
 
-def lifetimes(body: Region, env: Env, prefetch: int = 1, *, whole: bool = False) -> Lifetimes:
+def lifetimes(body: Region, env: Env, *, whole: bool = False) -> Lifetimes:
     """Run a function once. Sizes that `env` does not tell stay open: a repeat is then taken to be
-    long. `prefetch` is how many iterations ahead parameters are gathered. With `whole` every
-    iteration runs by itself; raises `UnboundError` if their number is open, and `DiagnosticError`
-    if there are too many."""
-    runner = _Runner(body, env, prefetch, whole=whole)
+    long. With `whole` every iteration runs by itself; raises `UnboundError` if their number is
+    open, and `DiagnosticError` if there are too many."""
+    runner = _Runner(body, env, whole=whole)
     runner.run(body)
     return runner.found
 
 
 class _Runner:
-    def __init__(self, body: Region, env: Env, prefetch: int, *, whole: bool = False) -> None:
+    def __init__(self, body: Region, env: Env, *, whole: bool = False) -> None:
         self.found = Lifetimes()
-        self._env, self._prefetch, self._whole = env, prefetch, whole
+        self._env, self._whole = env, whole
         self._roots = Roots()
         self._sets: Sets = classify(body, self._roots)
         self._patterns = patterns(body)
+        self._most_ahead = _ahead(body.walk())
         self._orders: dict[Expr, tuple[IterationRun, ...]] = {}
         self._homes: dict[Value, Value | None] = {}
         self._refs: dict[Value, Ref] = {}
@@ -181,7 +182,7 @@ class _Runner:
         """The iterations of all repeats of a count: they hand stacks to each other."""
         if count not in self._orders:
             number = evaluate(count, self._env) if self._whole else 0
-            edge = 2 + self._prefetch
+            edge = 2 + self._most_ahead
             found = slices(count, self._env, edge, self._patterns[count])
             self._orders[count] = tuple(
                 self._budget.counted(map(IterationRun, range(number)) if self._whole else found)
@@ -201,7 +202,7 @@ class _Runner:
             self._refs.update(zip(region.args, carried, strict=False))
             for arg, ref in zip(region.args[carry:], inputs[carry:], strict=True):
                 self._refs[arg] = _taken(ref, position, len(order))
-            while len(ready) < min(turn + self._prefetch + 1, len(positions)):
+            while len(ready) < min(turn + _ahead(gathers) + 1, len(positions)):
                 ready.append(self._gather(gathers, len(ready)))
             self._refs.update(ready[turn])
             self._replays = replays(op, order[position].index)
@@ -294,7 +295,7 @@ class _Runner:
         others = op.expr("count") - 1
         yielded = [self._refs[v] for v in region.terminator.operands]
         self._beside(yielded[:carry], start, end, ONE)
-        self._beside(ahead, start, end, const(self._prefetch))
+        self._beside(ahead, start, end, const(_ahead(gathers)))
         twins = [self._beside([ref], start, end, others) for ref in yielded[carry:]]
         stacks = ((Together((r, *t)),) for r, t in zip(yielded[carry:], twins, strict=True))
         self._refs.update(zip(op.results, [*yielded[:carry], *stacks], strict=True))
@@ -386,3 +387,8 @@ def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
 def _is_ahead(op: Operation) -> bool:
     """Whether a repeat issues the op iterations ahead: a gather of parameters."""
     return op.region is None and any(map(is_gathered, op.results))
+
+
+def _ahead(ops: Iterable[Operation]) -> int:
+    """How many iterations early the first of the gathers among these is issued."""
+    return max((ahead_of(op) for op in ops if _is_ahead(op)), default=1)

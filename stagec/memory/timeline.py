@@ -147,11 +147,11 @@ class MemoryTimeline:
         self.size = planner.size
 
     @staticmethod
-    def planner(module: Module, func: Operation, prefetch: int, *, whole: bool = False) -> Sized:
+    def planner(module: Module, func: Operation, *, whole: bool = False) -> Sized:
         """What all stages that run a function share; with `whole` every iteration runs by
         itself."""
         env = planned_env(module)
-        return Sized(lifetimes(func.body, env, prefetch, whole=whole), env)
+        return Sized(lifetimes(func.body, env, whole=whole), env)
 
     def static(self, space: str = DEVICE) -> dict[str, int]:
         """Bytes that are there from start to end, by category."""

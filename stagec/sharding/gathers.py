@@ -31,6 +31,11 @@ def single_gathers_of(region: Region) -> list[Operation]:
     return found
 
 
+def ahead_of(gather: Operation) -> int:
+    """How many iterations early a repeat issues a gather of parameters."""
+    return gather.integer("ahead", 1)
+
+
 def source_of(gather: Operation) -> Value:
     """The stacked parameter that a gather's operand is a slice of."""
     slice_ = gather.operands[0]

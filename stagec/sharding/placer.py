@@ -68,7 +68,7 @@ class Placer:
         """A dimension split as a rule says; each microbatch has to divide, too."""
         divisor = axis_size((*d.axes, *rule.over))
         op = self._microbatches
-        if op is not None and d.size.symbol_name == op.text("split", "B"):
+        if op is not None and d.size.symbol_name == op.text("split"):
             divisor = divisor * op.expr("count")
         self._assumptions.divides(d.size, divisor, rule.loc)
         return replace(d, split=d.split + tuple(AxisUse(a, int(rule.soft)) for a in rule.over))

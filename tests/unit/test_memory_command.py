@@ -211,7 +211,7 @@ def test_stashes_in_flight(name: str, microbatches: int) -> None:
     )
     module = JobBuilder(options).lower("plan-memory")
     for stage, func, timeline in timelines(module):
-        planner = MemoryTimeline.planner(module, func, 1)
+        planner = MemoryTimeline.planner(module, func)
         most = max(
             sum(n * copies(planner.held(s), module) for s, n in after.items())
             for turn in turns(timeline.order, planner.regions)

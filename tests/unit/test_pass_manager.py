@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from stagec.ir.module import Module
+from stagec.ir.sound import Sound
 from stagec.ir_spec.phases import Phase
 from stagec.pipeline.instrument import (
     DumpDir,
@@ -62,6 +63,21 @@ class Corrupt(Pass):
         module.main.body.ops.reverse()
 
 
+@dataclass(frozen=True)
+class Idle(Corrupt):
+    """The same, where nothing asks for it."""
+
+    def applies(self, module: Module) -> bool:
+        return module.phase != "parsed"
+
+
+@dataclass(frozen=True)
+class OnlyPhase(Idle):
+    """A pass with nothing to do that says the module is shaped, which it is not."""
+
+    gives: ClassVar[Phase | None] = Phase.SHAPED
+
+
 @dataclass
 class Recorder(Hooks):
     """Notes every call."""
@@ -99,6 +115,30 @@ def test_hooks_see_phases_move() -> None:
         "after verify shaped",
         "finish",
     ]
+
+
+def test_an_idle_pass_does_not_run_and_nothing_is_verified_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+
+    def verify_module(module: Module, sound: Sound) -> None:
+        seen.append(module.phase)
+
+    monkeypatch.setattr("stagec.pipeline.instrument.verify_module", verify_module)
+    module, recorder = parse(TEXT), Recorder()
+    before = print_module(module)
+    PassManager([Idle()], [recorder]).run(module)
+    assert print_module(module) == before
+    assert recorder.calls[1:-1] == ["before corrupt parsed", "after corrupt parsed"]
+    assert seen == ["parsed"]  # at the start
+    PassManager([Corrupt()], [recorder]).run(module)
+    assert seen == ["parsed"] * 3
+
+
+def test_a_phase_is_verified_though_its_pass_was_idle() -> None:
+    with pytest.raises(DiagnosticError, match="has no type, but the module is shaped"):
+        PassManager([OnlyPhase()]).run(parse(TEXT))
 
 
 def test_errors_reach_the_hooks_and_go_on() -> None:
