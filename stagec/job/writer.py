@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -209,9 +209,11 @@ class RankWriter:
 
     def _bytes(self, encoder: RankBytes, rank: int) -> bytes | memoryview:
         """The bytes of a rank. Raises `DiagnosticError` for what is none, of a plug-in."""
-        found: object = encoder.rank(rank)
-        if isinstance(found, bytes | memoryview):
+        found = cast("object", encoder.rank(rank))
+        if isinstance(found, bytes):
             return found
+        if isinstance(found, memoryview):
+            return cast("memoryview", found)
         raise error(
             f"the format '{self._source.format.name}' gives a {type(found).__name__} for rank "
             f"{rank}, expected bytes",
