@@ -19,6 +19,7 @@ from tests.support import (
     PLACE,
     STEP,
     analyse,
+    each_value,
     inputs_of,
     pairwise,
     run_numeric,
@@ -67,7 +68,7 @@ def grid() -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("row", grid(), ids=label)
+@pytest.mark.parametrize("row", each_value(grid(), label))
 def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None:
     options = dict(row)
     model, axes = options.pop("model"), options.pop("axes")
@@ -164,7 +165,8 @@ def test_selective_recompute_stashes_34sbh() -> None:
     ("options", "message"),
     [
         (["--cp", "2", "--cp-mode", "ulysses", "--cp-order", "plain"], "is for --cp-mode ring"),
-        (["--cp", "3"], "S = 8192 does not divide over 2*cp = 6"),
+        (["--cp", "3"], "S = 8192 does not divide over cp = 3"),
+        (["--cp", "3", "--set", "S=8193"], "S = 8193 does not divide over 2*cp = 6"),
         (["--dp", "2", "--dp-shard", "2"], "both give"),
         (["--mesh", "dp=2", "--cp", "2", "--cp-mode", "ulysses"], "both give the mesh"),
         (["--cp", "8", "--tp", "2", "--cp-mode", "ulysses"], "G = 8 does not divide"),
