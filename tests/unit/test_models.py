@@ -1,5 +1,7 @@
-"""The model library: the catalog and the texts agree. The tests go over all models, so that one that
-is added later is tested too."""
+"""The model library: the catalog and the texts agree.
+
+The tests go over all models, so that one that is added later is tested too.
+"""
 
 from __future__ import annotations
 
