@@ -10,7 +10,7 @@ from stagec.api import *
 # -- load_plugins, Loaded
 loaded = load_plugins()  # and plug-in files: load_plugins(["my.py"])
 loaded.pipelines["place"]
-len(loaded.passes), loaded.passes["bind"].__name__
+loaded.passes["bind"].__name__
 
 # -- Source
 block = Source(

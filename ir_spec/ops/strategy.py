@@ -338,8 +338,7 @@ class PipelineRule(Record):
         default="1f1b",
         flag=Flag(
             "schedule",
-            "Pipeline schedule: gpipe, 1f1b, interleaved, looped-bfs, zb-h1, interleaved-zb, zbv, "
-            "dualpipe, dualpipev, or that of a plug-in.",
+            "Pipeline schedule; 'stagec schedule' lists them.",
             metavar="NAME",
             needs=("pp",),
         ),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     "--format",
     default="chakra",
     metavar="NAME",
-    help="Format of the traces: chakra, or that of a plug-in.",
+    help="Format of the traces, built in or of a plug-in.",
 )
 @click.option(
     "--names",

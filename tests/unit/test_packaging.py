@@ -1,10 +1,12 @@
-"""The package list of pyproject.toml against the disk, and a wheel against both.
+"""The package list of pyproject.toml against the disk, and a wheel against both; the rooms and
+layers of CONTRIBUTING.md against what import-linter checks.
 
 setuptools drops a forgotten sub-package or data file in silence; these tests do not.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +26,26 @@ SHIPPED = {
 }
 
 
-def setuptools_config() -> dict[str, object]:
+def tools_config() -> dict[str, Any]:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    config: dict[str, object] = tomllib.loads(text)["tool"]["setuptools"]
+    config: dict[str, Any] = tomllib.loads(text)["tool"]
     return config
+
+
+def setuptools_config() -> dict[str, Any]:
+    config: dict[str, Any] = tools_config()["setuptools"]
+    return config
+
+
+def layers() -> list[str]:
+    """The layers that import-linter checks, top first."""
+    contracts = tools_config()["importlinter"]["contracts"]
+    (found,) = (c["layers"] for c in contracts if c["type"] == "layers")
+    return list(found)
+
+
+def contributing() -> str:
+    return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def files_of(folder: Path) -> Iterator[Path]:
@@ -69,6 +88,32 @@ def test_every_package_has_an_init() -> None:
     files = shipped_files()
     missing = {p for p in packages_on_disk() if f"{p.replace('.', '/')}/__init__.py" not in files}
     assert not missing
+
+
+# -- what CONTRIBUTING.md says of the rooms --------------------------------------------------------
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    (line,) = re.findall(r"^    (\w+ > .*)$", contributing(), re.M)
+    assert line.split(" > ") == layers()
+
+
+def test_every_room_of_the_disk_stands_in_the_table() -> None:
+    """In the order of the layers, lowest first; `stagec/` may be left out behind a first room."""
+    table = contributing().partition("## Which room")[2].partition("Layers point")[0]
+    cells = re.findall(r"^\| (`.*?`) \|", table, re.M)
+    named = [Path(room).stem for cell in cells for room in re.findall(r"`([^`]+)`", cell)]
+    on_disk = {name.split(".")[1] for name in packages_on_disk() if "." in name}
+    assert sorted(named) == sorted({*on_disk, "api"})
+    depth = {room: n for n, layer in enumerate(layers()) for room in layer.split(" | ")}
+    assert named == sorted(named, key=lambda room: -depth[room])
+
+
+def test_the_readme_lists_every_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {p.name for p in (ROOT / "docs").glob("*.md")} <= set(
+        re.findall(r"\]\(docs/([\w-]+\.md)\)", text.partition("## More")[2])
+    )
 
 
 @pytest.fixture(scope="module")

@@ -108,10 +108,6 @@ class Hurried(Schedule):
 
 
 def test_names() -> None:
-    assert [
-        *("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "interleaved-zb"),
-        *("zbv", "dualpipe", "dualpipev"),
-    ] == NAMES
     assert find_schedule("1f1b") is SCHEDULES["1f1b"]
     assert refused(find_schedule, "zb-h2").remedy == "did you mean 'zb-h1'?"
     assert "dualpipev" in (refused(find_schedule, "x").remedy or "")

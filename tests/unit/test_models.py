@@ -1,0 +1,36 @@
+"""The model library: the catalog and the texts agree.
+
+The tests go over all models, so that one that is added later is tested too.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+
+from stagec.models import LibraryModel, library
+from tests.support import TINY, parse
+
+BATCH = "B"  # given by a job, not by a model
+
+
+def test_the_catalog_names_every_text_and_no_other() -> None:
+    texts = {f.name for f in files("stagec.models").iterdir() if f.name.endswith(".stg")}
+    assert {model.text_name for model in library().values()} == texts
+
+
+def test_every_text_runs_on_tiny_sizes() -> None:
+    """`tests/oracle/test_model_gradients.py` goes over `TINY`."""
+    assert {library()[name].text_name for name in TINY} == {
+        model.text_name for model in library().values()
+    }
+
+
+@pytest.mark.parametrize("model", library().values(), ids=lambda m: m.name)
+def test_sizes_are_those_of_the_text(model: LibraryModel) -> None:
+    """The catalog sizes symbols that there are, and leaves none but the batch open."""
+    module = parse(model.text)
+    assert model.values.keys() <= set(module.symbols) - {BATCH}
+    assert set(module.symbols) - module.env.keys() - model.values.keys() == {BATCH}
+    assert module.parameters(), "it is a model to train"
