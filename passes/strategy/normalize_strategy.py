@@ -15,9 +15,9 @@ from stagec.support.suggest import did_you_mean
 class NormalizeStrategy(Pass):
     """Remove mesh axes of size 1 from the module, and check the names in its `stg.strategy`.
 
-    A statement over such axes alone is removed with them. Refused are unknown meshes, axes,
-    dimensions and values, and statements that contradict each other. A remark tells of an axis that
-    nothing uses.
+    A statement over such axes alone is removed with them. The pass refuses unknown meshes, axes,
+    dimensions and values, and statements that contradict each other. A remark names an axis that no
+    statement uses.
 
     Before:
         stg.mesh @pod[dp = 2, tp = 1]

@@ -81,7 +81,7 @@ class Strategy:
 
     @property
     def whole(self) -> tuple[GatherRule, ...]:
-        """Which values are whole in which dimensions."""
+        """Which values are kept whole, and in which dimensions."""
         return tuple(g for g in self.all(GatherRule) if g.of)
 
     @property
