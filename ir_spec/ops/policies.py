@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)
-class TpInputs(Record):
+class TpInputsRule(Record):
     """Whether backward gathers the inputs of split matmuls again."""
 
     policy: str = parameter(
@@ -47,7 +47,7 @@ class TpInputsOp(Statement):
     """Whether backward gathers the inputs of split matmuls again (regather) or keeps them
     (save-gathered)."""
 
-    name, record = "stg.tp_inputs", TpInputs
+    name, record = "stg.tp_inputs", TpInputsRule
     example = "stg.tp_inputs[regather]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -56,7 +56,7 @@ class TpInputsOp(Statement):
 
 
 @dataclass(frozen=True)
-class Blocking(Record):
+class BlockingRule(Record):
     """Collectives of activations over these axes block."""
 
     over: Axes = parameter(
@@ -81,7 +81,7 @@ class BlockingOp(Statement):
     the two streams (asynchronous tensor parallelism).
     """
 
-    name, record, repeats = "stg.blocking", Blocking, True
+    name, record, repeats = "stg.blocking", BlockingRule, True
     example = "stg.blocking[over = tp]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -90,7 +90,7 @@ class BlockingOp(Statement):
 
 
 @dataclass(frozen=True)
-class Capacity(Record):
+class CapacityRule(Record):
     """The capacity factor of expert buffers, if one is given."""
 
     factor: Expr | None = parameter(
@@ -110,12 +110,12 @@ class Capacity(Record):
 class CapacityOp(Statement):
     """The capacity factor of expert buffers: rows beyond balanced load, padded with zeros."""
 
-    name, record = "stg.capacity", Capacity
+    name, record = "stg.capacity", CapacityRule
     example = "stg.capacity[factor = 5/4]"
 
 
 @dataclass(frozen=True)
-class LoadRule(Record):
+class ExpertLoadRule(Record):
     """Relative loads of the experts, in one layer with experts or in all others."""
 
     loads: tuple[int, ...] = parameter(
@@ -140,7 +140,7 @@ class ExpertLoadOp(Statement):
     that no other statement is about. Ranks take whole rows, shared out by largest remainders.
     """
 
-    name, record, repeats = "stg.expert_load", LoadRule, True
+    name, record, repeats = "stg.expert_load", ExpertLoadRule, True
     traits = (Declares("expert_loads"),)
     example = "stg.expert_load[loads = (5, 1, 1, 1), layer = 0]"
 
@@ -165,7 +165,7 @@ def _dtype(name: str, default: str, help: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Dtypes(Record):
+class DtypesRule(Record):
     """Element types of parameters and activations, gradients, reductions on the wire and the master
     copy; `fp8` is the recipe of 8-bit products, if there are any."""
 
@@ -196,7 +196,7 @@ class DtypesOp(Statement):
     parameters at rest, keep their type.
     """
 
-    name, record = "stg.dtypes", Dtypes
+    name, record = "stg.dtypes", DtypesRule
     example = "stg.dtypes[param = bf16, grad = f32, reduce = f32, master = f32]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -205,7 +205,7 @@ class DtypesOp(Statement):
 
 
 @dataclass(frozen=True)
-class Bucket(Record):
+class BucketRule(Record):
     """Bytes of one call that reduces gradients; 0: one call after backward."""
 
     bytes: int = parameter(
@@ -234,7 +234,7 @@ class BucketOp(Statement):
     has calls of its own. PyTorch's first call, of 1 MiB, is not modelled.
     """
 
-    name, record = "stg.bucket", Bucket
+    name, record = "stg.bucket", BucketRule
     example = "stg.bucket[bytes = 26214400]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -248,7 +248,7 @@ def _some_blocks(name: str, doc: str, help: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Recompute(Record):
+class RecomputeRule(Record):
     """What backward computes again: by policy, or the results of these ops; in all blocks, in the
     first `layers`, or in every `every`-th."""
 
@@ -289,7 +289,7 @@ class RecomputeOp(Statement):
     `block`), `every` in every n-th block (as torchtitan does); the others stash all.
     """
 
-    name, record = "stg.recompute", Recompute
+    name, record = "stg.recompute", RecomputeRule
     example = "stg.recompute[full, layers = 4]"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -328,7 +328,7 @@ def _names(request: Request) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Offload(Record):
+class OffloadRule(Record):
     """What lives in host memory, and whether its copies are nodes of the trace."""
 
     what: tuple[str, ...] = parameter(
@@ -362,7 +362,7 @@ class OffloadOp(Statement):
     copies are nodes of the trace, which run beside computations.
     """
 
-    name, record = "stg.offload", Offload
+    name, record = "stg.offload", OffloadRule
     example = "stg.offload[optimizer]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -371,7 +371,7 @@ class OffloadOp(Statement):
 
 
 @dataclass(frozen=True)
-class Optimizer(Record):
+class OptimizerRule(Record):
     """The optimizer, and the largest norm of the gradients."""
 
     kind: str = parameter(
@@ -388,7 +388,7 @@ class Optimizer(Record):
 class OptimizerOp(Statement):
     """The optimizer: AdamW with clipping of the gradient norm to `clip` (0: no clipping)."""
 
-    name, record = "stg.optimizer", Optimizer
+    name, record = "stg.optimizer", OptimizerRule
     example = "stg.optimizer[adamw, clip = 1]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:

@@ -5,11 +5,11 @@ which passes read, and its op (`Statement`). The command line, sweeps, `--print-
 in manifests and docs/flags.md are derived from them.
 
     @dataclass(frozen=True)
-    class Bucket(Record):
+    class BucketRule(Record):
         bytes: int = parameter("int", "bytes of a call", required=True, least=1, flag=Flag(...))
 
     class BucketOp(Statement):
-        name, record = "stg.bucket", Bucket
+        name, record = "stg.bucket", BucketRule
 """
 
 from __future__ import annotations

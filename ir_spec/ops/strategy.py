@@ -116,7 +116,7 @@ class SplitOp(Statement):
 
 
 @dataclass(frozen=True)
-class Defer(Record):
+class DeferRule(Record):
     """Partial sums over these axes are handed on."""
 
     over: Axes = parameter("axes", "mesh axes", required=True)
@@ -130,7 +130,7 @@ class DeferOp(Statement):
     are where tensor parallelism is wider than they are many.
     """
 
-    name, record, repeats = "stg.defer", Defer, True
+    name, record, repeats = "stg.defer", DeferRule, True
     example = "stg.defer[over = tpr]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -139,7 +139,7 @@ class DeferOp(Statement):
 
 
 @dataclass(frozen=True)
-class Exchange(Record):
+class ExchangeRule(Record):
     """The split of a dimension moves to other ones, around attention."""
 
     dim: str = parameter("dim", "the dimension", required=True, positional=True)
@@ -155,7 +155,7 @@ class ExchangeOp(Statement):
     attention, and of its result after.
     """
 
-    name, record, repeats = "stg.exchange", Exchange, True
+    name, record, repeats = "stg.exchange", ExchangeRule, True
     example = "stg.exchange[S, into = (H, G)]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -218,7 +218,7 @@ class RingOp(Statement):
 
 
 @dataclass(frozen=True)
-class ShardParams(Record):
+class ShardParamsRule(Record):
     """The stage of ZeRO, the axes that it shards over, and when parameters are gathered."""
 
     over: Axes = parameter("axes", "mesh axes", required=True)
@@ -267,7 +267,7 @@ class ShardParamsOp(Statement):
     What stages of a pipeline keep is gathered once, before the microbatches.
     """
 
-    name, record = "stg.shard_params", ShardParams
+    name, record = "stg.shard_params", ShardParamsRule
     example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -294,7 +294,7 @@ class ShardParamsOp(Statement):
 
 
 @dataclass(frozen=True)
-class Microbatches(Record):
+class MicrobatchesRule(Record):
     """How many microbatches there are, and the symbol of the batch that they split."""
 
     count: int = parameter("int", "how many", default=1, required=True, least=1)
@@ -304,7 +304,7 @@ class Microbatches(Record):
 class MicrobatchesOp(Statement):
     """Splits the batch into microbatches whose gradients are accumulated."""
 
-    name, record = "stg.microbatches", Microbatches
+    name, record = "stg.microbatches", MicrobatchesRule
     flags = (
         Flag(
             "microbatches",
@@ -397,7 +397,7 @@ class PipelineOp(Statement):
 
 
 @dataclass(frozen=True)
-class Gather(Record):
+class GatherRule(Record):
     """Activations split over these dimensions are gathered, or the values named are whole."""
 
     dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
@@ -412,7 +412,7 @@ class GatherOp(Statement):
     `of`, the values of these names are whole in the dimensions instead, whoever uses them.
     """
 
-    name, record, repeats = "stg.gather", Gather, True
+    name, record, repeats = "stg.gather", GatherRule, True
     flags = (
         Flag(
             "no_vocab_parallel",

@@ -21,9 +21,9 @@ repeat stacked: the stash is explicit. L layers h + gelu(h w), types left out, b
     }
     %g_W_2 = stg.gradient[phase = gradient](%g_W)
 
-Gradients of parameters end in `stg.gradient`, where their reduction takes place. What has to be
-done with one before, a sum or a cast, is done as soon as it is made: its reduction then need not
-wait for other gradients.
+Gradients of parameters end in `stg.gradient`, where their reduction takes place. A sum or a cast
+that comes before the reduction is made as soon as the gradient is there. The reduction then need
+not wait for other gradients.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class _Tape:
         return value in self._grads
 
     def take(self, value: Value, *, at_once: bool = False) -> Value | None:
-        """The sum of the contributions: made here, or at once when the last of them is."""
+        """The sum of the contributions. It is made here, or right behind the last contribution."""
         found = self._grads.pop(value, [])
         if len(found) > 1:
             b = _where_made(self.builder, found) if at_once else self.builder
@@ -341,7 +341,8 @@ def _sum_stack(b: Builder, stack: Value, name: str) -> Value:
 
 
 def _where_made(b: Builder, values: Sequence[Value]) -> Builder:
-    """A builder right after the last of these values is made; `b` where they come from outside."""
+    """A builder right behind the op that makes the last of these values. If all of them come
+    from outside of the region, `b`."""
     makers = [op for v in values if (op := v.producer) is not None]
     if not makers:
         return b

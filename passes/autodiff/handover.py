@@ -10,8 +10,8 @@ is kept. Of a layer `%u = einsum(%h, %w); %g = gelu(%u)`, whose backward uses %h
 | full        | %h      | `%u = stg.einsum[phase = recompute](%h, %w)`                 |
 | full_replay | %h      | the same, and `%g = stg.gelu[phase = recompute](%u)`         |
 
-With `recompute_every = 2` both are there: `stg.recall(%u_again, %u_stashed)` takes the first in
-every second layer, and the other one elsewhere.
+With `recompute_every = 2` backward has both values: `stg.recall(%u_again, %u_stashed)` takes the
+first one in every second layer, and the second one in all other layers.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class _HandOver:
         return self._inside[value]
 
     def _keeps(self, value: Value) -> bool:
-        """Whether the policy stashes a value. Regions are never computed again; a cast is if the op
-        whose result it casts is named."""
+        """Whether the policy stashes a value. A region is never computed again. A cast is
+        computed again if the policy names the op whose result it casts."""
         op, what = value.producer, self._what
         if op is None or op.region is not None:
             return True
@@ -120,7 +120,7 @@ class _HandOver:
         self._back.body.insert(self._place.position(), copy)
 
     def _replay_rest(self) -> None:
-        """Compute all of the block again, also what nothing in backward needs."""
+        """Compute the whole block again, with the ops that backward does not need."""
         self._place = self._back.body.terminator
         for op in self._forward.body.ops[:-1]:
             if op.region is None and not all(r in self._inside for r in op.results):

@@ -1,4 +1,4 @@
-"""canonicalize: ops that change nothing go."""
+"""canonicalize: removes ops that change nothing."""
 
 from __future__ import annotations
 

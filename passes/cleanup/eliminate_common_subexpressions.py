@@ -1,4 +1,4 @@
-"""eliminate-common-subexpressions: what is computed twice is computed once."""
+"""eliminate-common-subexpressions: computes once what was computed twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from stagec.ir.rewrite import eliminate_common_subexpressions
 class EliminateCommonSubexpressions(Pass):
     """Use one result for operations that compute the same from the same values.
 
-    They must belong to the same phase of the step: what backward recomputes or gathers again stays.
+    They must belong to the same phase of the step. So what backward computes or gathers again
+    stays.
 
     Before:
         stg.func @f(%x: bf16[B, S, D]) {

@@ -1,4 +1,4 @@
-"""eliminate-dead-code: what nobody uses goes."""
+"""eliminate-dead-code: removes what nobody uses."""
 
 from __future__ import annotations
 

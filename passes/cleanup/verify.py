@@ -1,4 +1,4 @@
-"""verify: nothing but the checks that stand between all passes."""
+"""verify: runs the checks that run between all passes, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """lower-to-trace: the partitioned function becomes an et.graph whose ops are the nodes of a trace.
 
-Only here are sizes divided by axis sizes: FLOPs and bytes become those of one rank, as expressions.
+This pass alone divides sizes by the sizes of axes: FLOPs and bytes become those of one rank, as
+expressions.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class _Lowering:
         self._blocking = frozenset(read_strategy(module).blocking)
         self._nodes: dict[Value, Value] = {}
         self._channels: dict[Operation, int] = {}
-        self._idle = False  # inside iterations that a rank sits out
+        self._idle = False  # inside iterations in which the rank does not work
 
     def function(self, body: Region, new: Region) -> None:
         for arg in body.args:
@@ -132,7 +133,7 @@ class _Lowering:
                 self._nodes[result] = node
 
     def _view(self, op: Operation) -> None:
-        """Whoever uses a view depends on what it views."""
+        """A user of a view depends on the value that is viewed."""
         for result in op.results if op.operands else ():
             viewed = op.operands[min(result.index, len(op.operands) - 1)]
             if viewed in self._nodes:
@@ -148,8 +149,9 @@ class _Lowering:
         return self._computation(op, b)
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
-        """Repeat, accumulate and action keep their shape; what is no node (a constant) is not
-        handed over. A repeat of which this rank sits out the last iterations becomes two."""
+        """Repeat, accumulate and action keep their shape. A value that is no node (a constant)
+        is not handed over. A repeat becomes two if this rank does nothing in the last
+        iterations."""
         busy = {o.definition.active(o): o for o in old.ops} if op.has(Repeats) else {}
         limits = {limit: o for limit, o in busy.items() if limit is not None}
         if not limits:
@@ -190,8 +192,8 @@ class _Lowering:
             self._nodes[value] = new.add_result(value.name, NODE, value.loc)
 
     def _sits_out(self, op: Operation) -> bool:
-        """Whether the op does nothing in the iterations that a rank sits out: what would be added
-        up stays as it is."""
+        """Whether the op does nothing in the iterations in which the rank does not work. A sum
+        that it would add to stays as it is."""
         if not self._idle or op.has(Free) or not op.results:
             return False
         lost = any(v not in self._nodes and v.region is op.parent for v in op.operands)
@@ -219,8 +221,9 @@ class _Lowering:
     def _in_steps(
         self, op: Operation, gathers: Sequence[OwnGather], attrs: dict[str, RawAttr], b: Builder
     ) -> Value:
-        """An op that gathers an operand over n ranks itself works in n steps: n-1 of them beside
-        the collective, on the parts at hand, the last one on the part that arrives last."""
+        """An op that gathers an operand over n ranks itself works in n steps. The first n-1
+        steps run beside the collective, on the parts that are there. The last step works on the
+        part that arrives last."""
         deps, steps = self._deps(op.operands), axis_size(_common_axes(op, gathers))
         *names, early, late = names_of_nodes(op, gathers)
         arrived = [self._own_gather(op, g, n, b) for g, n in zip(gathers, names, strict=True)]
@@ -269,7 +272,7 @@ class _Lowering:
             self._nodes[result] = node
 
     def _shift(self, op: Operation, definition: CollectivePermute, b: Builder) -> Value:
-        """Both ends are posted together, beside the computation of what is at hand, so that two
+        """Both ends are posted together, beside the computation on the present part. So two
         buffers are enough."""
         deps, name = self._deps(op.operands), op.results[0].name
         attrs: dict[str, RawAttr] = {

@@ -117,7 +117,7 @@ def _activations(copies: _Copies, region: Region) -> None:
 
 
 def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
-    """Move one stacked result of a repeat; gathered parameters are none of the activations."""
+    """Move one stacked result of a repeat. Gathered parameters are no activations and stay."""
     stack, end = repeat.results[index], repeat.body.terminator
     value = end.operands[index]
     stacks = _handed_on(stack)
@@ -144,7 +144,7 @@ def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
 
 
 def _handed_on(value: Value) -> list[Value]:
-    """A value, and what it is called outside of the action of a pipeline stage that makes it."""
+    """A value, and the results that stand for it outside of the action that makes it."""
     if len(value.uses) == 1:
         user, index = value.uses[0]
         owner = user.parent_op

@@ -1,4 +1,4 @@
-"""place-buffers: where every buffer lies, as an allocator would put it."""
+"""place-buffers: gives every buffer the offset at which an allocator would put it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def _arena(
 def _lifetimes(
     timeline: MemoryTimeline, space: str
 ) -> tuple[dict[int, tuple[int, int]], dict[int, Value]]:
-    """When each buffer starts and ends, counted in starts and ends; and whose it is."""
+    """When each buffer starts and ends, and of which value it is. Time counts the starts and
+    ends of buffers."""
     times: dict[int, tuple[int, int]] = {}
     values: dict[int, Value] = {}
     events = list(timeline.events(space))

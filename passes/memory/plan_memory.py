@@ -1,7 +1,7 @@
 """plan-memory: lifetimes of buffers made explicit, and the bytes of each category on one rank.
 
-Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do;
-the peak is the worst moment of everything else on top of the static state.
+Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do.
+The peak is the static state and the worst moment of everything else.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class _Plan:
             b.op("stg.working", (), self._of_work(work), types=())
 
     def _whole(self) -> dict[str, RawAttr]:
-        """What is stated of the function: with actions, of the step around them."""
+        """What the plan states of the function. If the function has actions, this is about the
+        step around them."""
         args, outside = self._body.args, self._planner.run(None)
         parts = {
             "parameters": _bytes(v for v in args if v.tensor.role == "param"),
@@ -141,7 +142,7 @@ class _Plan:
         return list(found)
 
     def _of_work(self, work: ActionInState) -> dict[str, RawAttr]:
-        """What is stated of some actions that run one after the other."""
+        """What the plan states of some actions that run one after the other."""
         runs, before = work
         peak = worst_of([self._planner.run(work)], self._env, self._long)
         now, then = self._planner.held(before), self._planner.held(before | frozenset(runs))

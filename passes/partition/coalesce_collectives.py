@@ -1,8 +1,8 @@
-"""coalesce-collectives: unit collectives: one call where a framework makes one.
+"""coalesce-collectives: makes one call where a framework makes one.
 
-Gathers of parameters used in one region become one (an FSDP unit: each block, and the root), which
-are resharded together; reductions of parameter gradients in one region become one for each group
-of axes, or buckets of a given size.
+The gathers of the parameters that one region uses become one call: an FSDP unit, which is a block
+or the root. Its parameters are resharded together. The reductions of parameter gradients in one
+region become one call for each group of axes, or buckets of a given size.
 """
 
 from __future__ import annotations
@@ -107,9 +107,10 @@ def _goes_several_ways(op: Operation) -> bool:
 
 
 def _merge_gathers(region: Region) -> None:
-    """Gathers of parameters: all at the place of the first, their operands are arguments.
+    """Merge gathers of parameters at the place of the first one. Their operands are arguments, so
+    they are known there.
 
-    One call serves what is recomputed and backward, so it is of the region's own phase.
+    One call serves recomputation and backward, so it belongs to the phase of the region.
     """
     ops = [op for op in region.ops if _is_movement(op) and all(map(is_parameter, op.operands))]
     for op in ops:
@@ -120,16 +121,18 @@ def _merge_gathers(region: Region) -> None:
 
 
 def _merge_updates(region: Region) -> None:
-    """Gathers of updated parameters at the end of the step (ZeRO-1 and 2): all at the place of the
-    last."""
+    """Merge gathers of updated parameters at the end of the step (ZeRO-1 and 2), at the place of
+    the last one."""
     for group in _groups(region.ops, lambda op: op.phase == "optimizer" and "dim" in op.attrs):
         _merge(group, group[-1].position())
 
 
 def _merge_reductions(region: Region, bucket: int, *, whole: bool) -> None:
-    """Reductions of gradients move to the end of backward with what comes after them, wave by wave.
+    """Move the reductions of gradients, and the ops behind them, to the end of backward, wave by
+    wave.
 
-    A wave is the number of collectives that a gradient has behind it; those of one wave are merged.
+    The wave of a collective is the number of collectives that its gradient went through before. The
+    collectives of one wave are merged.
     """
     waves = _waves(region)
     end = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)

@@ -1,8 +1,8 @@
 """insert-collectives: every change of placement becomes an op.
 
-Each op says, through its rule and the placement of its results, how it needs its operands; where a
-value is placed otherwise, the steps of `Resharding.plan` are inserted before its first user and
-shared by all later ones.
+The rule of an op and the placement of its results say how the op needs its operands. Where a value
+has another placement, the pass inserts the steps of `Resharding.plan` before the first user. All
+later users share them.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ _Key = tuple[Value, CollectiveStep, str, Region]
 def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
     """Make placements explicit in all functions, in place.
 
-    With `save_gathered`, what forward gathered for a split matmul is kept for backward, else
-    backward gathers again; what forward exchanged or reduced is kept in any case. Raises
+    With `save_gathered`, backward takes what forward gathered for a split matmul; else backward
+    gathers it again. Backward takes in any case what forward exchanged or reduced. Raises
     `DiagnosticError` where a placement cannot be reached.
     """
     for func in module.functions:
@@ -128,7 +128,7 @@ class _Inserter:
             splits = accepted_splits(value.tensor, shape, rule, assignment)
             self._require(op, i, value, splits, partial)
         if op.has(FinalGradient):
-            return  # placed as its type says; the steps above bring its operand there
+            return  # the steps above bring its operand to the placement of its type
         special = {f: assignment[f] for f in sorted(rule.special) if assignment.get(f)}
         if special:
             self._partition(op, special)
@@ -192,7 +192,8 @@ class _Inserter:
         op.set_operand(index, value)
 
     def _found(self, value: Value, step: CollectiveStep, shared: str, home: Region) -> Value | None:
-        """The moved value, if an earlier user in this region or around it has it already."""
+        """The moved value, if it was made for an earlier user in this region or in one around
+        it."""
         region: Region | None = home
         while region is not None:
             found = self._cache.get((value, step, shared, region))
@@ -247,10 +248,10 @@ def _passed(op: Operation, rule: Rule) -> Axes:
 
 
 def _keep_moved(region: Region, *, save_gathered: bool) -> None:
-    """Stash the moved value instead of the one before where backward would move it again.
+    """Where backward would move a stashed value again, stash the moved value instead.
 
-    Always for what is not larger: a value that was exchanged or reduced; for a gathered one if
-    asked for.
+    A value that was exchanged or reduced is not larger, so this is always done. It is done for a
+    gathered value only with `save_gathered`.
     """
     for op in region.ops:
         if op.region is not None and op.has(Repeats):
@@ -262,7 +263,7 @@ def _keep_moved(region: Region, *, save_gathered: bool) -> None:
 
 
 def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
-    """Stash what comes after one movement that forward and all of backward have in common."""
+    """Stash the result of one movement that forward and all users in backward make."""
     end = op.body.terminator
     uses = [(user, slot) for user, slot in op.results[index].uses if user.region is not None]
     args = [user.body.args[slot] for user, slot in uses]

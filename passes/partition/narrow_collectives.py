@@ -1,4 +1,4 @@
-"""narrow-collectives: what moves is the smaller of the two types of a cast.
+"""narrow-collectives: moves a value in the smaller of the two types of its cast.
 
 | written                             | done         |                                          |
 |-------------------------------------|--------------|------------------------------------------|
@@ -24,7 +24,7 @@ _MOVES = (AllGather, AllToAll)
 
 @dataclass(frozen=True)
 class NarrowCollectives(Pass):
-    """Exchange gathers, and exchanges, with casts where fewer bytes move then.
+    """Swap a gather or an exchange with a cast if fewer bytes move then.
 
     A parameter is gathered before it is cast: what is gathered is kept whole.
 
@@ -50,7 +50,7 @@ class NarrowCollectives(Pass):
 
 
 def narrow_collectives(module: Module) -> None:
-    """Exchange moves and casts where that moves fewer bytes, or a parameter itself."""
+    """Swap moves and casts if fewer bytes move then, or if a parameter itself moves."""
     every = (op for op in module.main.body.walk() if isinstance(op.definition, _MOVES))
     moves = [op for op in every if len(op.results) == 1]
     for op in moves:

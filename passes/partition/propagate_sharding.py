@@ -1,14 +1,14 @@
 """propagate-sharding: every value gets a placement.
 
-Where results are pinned, the pin says where a value shall be, not how its op computes it. While
-placements are found, a pin is a `stg.sharding_constraint` behind the op, which then may be placed
-otherwise if less moves so:
+A pin of a result says where the value shall be, not how its op computes it. While the pass looks
+for placements, a pin is a `stg.sharding_constraint` behind the op. The op may then get another
+placement if fewer bytes move:
 
     %y = stg.softmax(%x) : f32[A, B@x]      before
     %y = stg.softmax(%x) : f32[A, B]        while placements are found
     %y_placed = stg.sharding_constraint(%y) : f32[A, B@x]
 
-A constraint behind an op that gives its result as pinned is taken away again.
+If the op gives its result as pinned, the constraint is removed again.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _settled(type_: TensorType, splits: Sequence[Split], partial: Partial | None
 
 
 def _part_pins(module: Module, region: Region) -> list[Operation]:
-    """Take the pins off the results of ops with rules; the constraints that have them now."""
+    """Take the pins off the results of ops with rules. Returns the constraints that have them
+    now."""
     made: list[Operation] = []
     for op in list(region.ops):
         if op.region is not None:
@@ -144,7 +145,7 @@ def _part_pins(module: Module, region: Region) -> list[Operation]:
 
 
 def _check_parts(value: Value, pin: TensorType) -> None:
-    """Refuse a pin that makes parts of a value which is whole: their sum would count it once for
+    """Refuse a pin that makes parts of a whole value: their sum would count the value once for
     each rank."""
     op, has = value.producer, value.tensor.partial
     rest = [a for a in pin.partial_axes if a not in value.tensor.partial_axes]

@@ -1,4 +1,4 @@
-"""record-expert-rows: what the loads of experts are relative to, once placements are explicit."""
+"""record-expert-rows: states how many rows the loads of experts are relative to."""
 
 from __future__ import annotations
 

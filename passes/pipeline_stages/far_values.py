@@ -1,8 +1,8 @@
 """Values that are used beyond the layers that a pipeline cuts, such as the output of an encoder.
 
-They travel from piece to piece beside what the repeats carry: in forward towards the last piece,
-in backward towards the first. A sum over the layers of a repeat that several pieces hold, such as
-the gradient of such a value, grows on its way: each piece adds its part.
+They travel from piece to piece beside the values that the repeats carry: in forward towards the
+last piece, in backward towards the first one. If several pieces hold the layers of a repeat, a sum
+over its layers, such as the gradient of such a value, grows on its way: each piece adds its part.
 
     encoder | encoder, decoder | decoder | decoder, loss
               %enc  ---------->  ------>               forward: sent on
@@ -64,8 +64,8 @@ def far_values(sections: Sections, pieces: Sequence[Piece]) -> FarValues:
 
 
 def uses(op: Operation, sections: Sections) -> Iterator[tuple[Value, int]]:
-    """The values that an operation takes from elsewhere in the step, and the positions at which it
-    needs them."""
+    """The values that an operation takes from other sections of the step, and the positions at
+    which it needs them."""
     slots = sections.slots[op]
     for slot in slots:
         for index, value in enumerate(op.operands):
@@ -82,7 +82,7 @@ def uses(op: Operation, sections: Sections) -> Iterator[tuple[Value, int]]:
 
 
 def critical_ops(sections: Sections) -> set[Operation]:
-    """The straight operations that what is carried in backward, or sent, waits for."""
+    """The straight operations for which a value that backward carries, or sends, waits."""
     found: set[Operation] = set()
     for op in sections.body.ops[:-1]:
         if op.region is not None and op.phase != "forward":
@@ -97,8 +97,8 @@ def critical_ops(sections: Sections) -> set[Operation]:
 def _ways(
     op: Operation, value: Value, position: int, sections: Sections, pieces: Sequence[Piece]
 ) -> Iterator[tuple[ActionKind, int, int]]:
-    """The direction, and the pieces from the lower to the upper one, between which a use needs a
-    value sent."""
+    """In which direction, and between which pieces (the lower one, the upper one), a value is
+    sent for a use."""
     slots = sections.slots_of(value)
     if not slots or any(s.position == position for s in slots):
         return

@@ -48,8 +48,8 @@ def layer_dims(repeats: Iterable[Sequence[Operation | None]]) -> dict[Value, Lay
 
 
 def _alike(value: Value, dim: int) -> Iterator[tuple[Value, int]]:
-    """The values, and their dimensions, that count the same as a dimension of this one: by the op
-    that makes it and by those that use it."""
+    """The values and dimensions that count the same as a dimension of this value. They follow
+    from the op that makes it and from the ops that use it."""
     op = value.producer
     if op is not None and op.has(Accumulates):
         yield op.body.terminator.operands[value.index], dim

@@ -1,4 +1,4 @@
-"""The sections of a training step: what stands before, in, between and after its repeats.
+"""The sections of a training step: its repeats, and the operations before, between and behind them.
 
 A model is a chain: straight operations, a repeat, straight operations, and so on. Positions along
 the chain are even for straight sections and odd for repeats; backward walks the same positions the
@@ -132,7 +132,7 @@ def _reads_data(op: Operation, body: Region) -> bool:
 
 
 def _slots_of_users(op: Operation, found: Sections) -> tuple[Slot, ...]:
-    """Where what is computed of data is first needed."""
+    """Where a value that is computed of the data is needed first."""
     slots: set[Slot] = set()
     for user, index in (use for r in op.results for use in r.uses):
         for position, part in found.slots.get(user, ()):

@@ -156,7 +156,7 @@ def split_stages(module: Module) -> None:
 
 
 def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
-    """Straight operations that nothing on another stage waits for come later, too."""
+    """Move straight operations for which no other stage waits to the later part, too."""
     for op, slots in sections.slots.items():
         if op.region is None and op not in critical:
             sections.slots[op] = tuple(
@@ -168,7 +168,7 @@ def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
 def _kind(
     pipeline: Pipeline, pieces: Sequence[Piece], far: FarValues, stage: int
 ) -> tuple[object, ...]:
-    """What the function of a stage depends on: stages with the same kind share it."""
+    """What the function of a stage depends on. Stages of the same kind share a function."""
     return tuple(
         (
             held.home.chunk,
@@ -279,8 +279,8 @@ class _StageMaker:
             action.parent = None
 
     def _ordered(self, part: ActionKind, held: Held) -> Iterator[Operation]:
-        """The operations of a piece as they run; a sum over several sections comes with the
-        last."""
+        """The operations of a piece in the order in which they run. A sum over several sections
+        runs with the last of them."""
         slots = {Slot(position, part) for position in held.piece.positions}
         when: dict[Slot, list[Operation]] = {}
         for op in self._sections.body.ops[:-1]:
@@ -317,7 +317,8 @@ class _StageMaker:
     def _receive(
         self, values: StageValues, inner: Region, part: ActionKind, held: Held
     ) -> list[Value]:
-        """What enters a piece: carried values, which the repeat goes on with or has ended with."""
+        """The carried values that enter a piece. The repeat goes on with them, or has ended with
+        them."""
         by = held.comes_from if part is ActionKind.FORWARD else _reverse(held.goes_to)
         repeat, goes_on = self._entry(part, held)
         entered: list[Value] = []
@@ -367,7 +368,8 @@ class _StageMaker:
     def _send(
         self, values: StageValues, inner: Region, part: ActionKind, held: Held, entered: list[Value]
     ) -> None:
-        """What leaves a piece; what entered one without layers."""
+        """The values that leave a piece. From a piece without layers the values leave that have
+        entered it."""
         by = held.goes_to if part is ActionKind.FORWARD else _reverse(held.comes_from)
         if by is None or part is ActionKind.WEIGHTS:
             return

@@ -163,7 +163,7 @@ class _Split:
         return self._inside[value]
 
     def _insert(self, second: Operation) -> None:
-        """At the end of the region: its users are, too."""
+        """Move it to the end of the region, where its users are."""
         body = self._op.parent
         if body is None:
             return

@@ -56,7 +56,7 @@ class StageMessages:
         return b.value("stg.all_gather", [got], _moved(cut), hint=name)
 
     def _cut(self, type_: TensorType) -> _Cut | None:
-        """How a value is cut; None if all ranks along the axes hold something else already."""
+        """How a value is cut; None if the ranks along the axes hold different values already."""
         over = tuple(a for a in self._rule.scatter if a not in type_.axes)
         if not over:
             return None

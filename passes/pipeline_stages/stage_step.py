@@ -1,10 +1,10 @@
 """What a stage does after its microbatches: the reductions and updates of what it holds.
 
-Of the whole step only the operations on values that the stage holds are kept. A sum over parameters
-of all stages, such as the gradient norm, is reduced over the stages where a whole one is needed; a
-gradient to which several stages contribute (tied embeddings, two copies of the model) is reduced
-between them. With layers `%W` on all stages and an embedding `%e` that the first and the last stage
-use, a stage keeps of the step
+A stage keeps only the operations of the whole step that work on values it holds. A sum over
+parameters of all stages, such as the gradient norm, is reduced over the stages where a whole one is
+needed; a gradient to which several stages contribute (tied embeddings, two copies of the model) is
+reduced between them. With layers `%W` on all stages and an embedding `%e` that the first and the
+last stage use, a stage keeps of the step
 
     %g_e, %g_W = stg.accumulate ...        %g_W is held; of %g_e two stages have a share each
     %sq_e = stg.squared_norm(%g_e)         a square needs the whole %g_e: all_reduce in the pair
@@ -207,7 +207,7 @@ class StageStep:
         return self._values.argument(value, self._holding(key))
 
     def _lazy(self, value: Value, op: Operation, key: int | None) -> Value:
-        """What is computed of arguments alone is computed where it is used."""
+        """Compute values of arguments alone in each place where they are used."""
         known = self._floating.get((op, key))
         if known is None:
             phase = self._builder.phase
@@ -231,7 +231,7 @@ class StageStep:
         return made
 
     def _counts(self, owner: Owner | None, key: int | None) -> bool:
-        """Whether this is the copy of something that counts in sums: the first one."""
+        """Whether sums count this copy. They count the first copy only."""
         if owner is None or owner.repeat is not None:
             return self._holding(key).copy == 0
         return self._homes(owner)[0] in self._stages
@@ -285,7 +285,7 @@ class StageStep:
         self._builder.phase = op.phase
 
     def _in_model_order(self, here: dict[int | None, Value]) -> list[tuple[int | None, Value]]:
-        """First layers first: the order in which the mirrored stage has them as well."""
+        """Put first layers first. The mirrored stage has them in the same order."""
         depth = {h.home.chunk: h.depth for h in self._values.held}
         return sorted(here.items(), key=lambda item: depth.get(item[0] or 0, 0))
 
@@ -328,7 +328,7 @@ def _combined(tracked: list[Spread]) -> tuple[SpreadState, Owner | None]:
 
 
 def _is_linear(op: Operation, index: int) -> bool:
-    """Whether an operation passes a sum on: that of its results is the result of the sum."""
+    """Whether an operation passes a sum on: the sum of its results is its result for the sum."""
     if isinstance(op.definition, Movement):
         return op.text("kind", "sum") == "sum"
     rule = op.definition.rule(op)

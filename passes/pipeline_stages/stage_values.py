@@ -1,7 +1,7 @@
 """The values of a stage's function that stand for those of the whole step.
 
-Each chunk has its own; parameters that repeats slice are cut along with the layers. What one action
-makes and another uses is yielded by the first, on demand.
+Each chunk has its own; parameters that repeats slice are cut along with the layers. If another
+action uses a value, the action that makes it yields it, on demand.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StageValues:
         self._kept[holding.copy, depth, part, index] = value
 
     def kept(self, holding: Held, index: int, part: ActionKind) -> Value:
-        """What the piece before has kept."""
+        """What the piece before has kept for this one."""
         return self.reach(self._kept[holding.copy, holding.depth, part, index])
 
     def feed(self, repeat: Operation, index: int, value: Value) -> None:

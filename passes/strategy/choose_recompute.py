@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stagec.api import Module, Operation, Pass, Phase, error, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.sharding.recompute import recompute_attrs
-from stagec.sharding.strategy import Recompute
+from stagec.sharding.strategy import RecomputeRule
 from stagec.support.suggest import did_you_mean
 
 
@@ -46,13 +46,13 @@ class ChooseRecompute(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return read_strategy(module).recompute != Recompute()
+        return read_strategy(module).recompute != RecomputeRule()
 
     def run(self, module: Module) -> None:
         choose_recompute(module, read_strategy(module).recompute)
 
 
-def choose_recompute(module: Module, what: Recompute) -> None:
+def choose_recompute(module: Module, what: RecomputeRule) -> None:
     """Write the choice on all repeats, in place.
 
     Raises `DiagnosticError` for ops that no repeat has.
@@ -63,7 +63,7 @@ def choose_recompute(module: Module, what: Recompute) -> None:
         op.attrs |= recompute_attrs(what)
 
 
-def _check_ops(repeats: list[Operation], what: Recompute) -> None:
+def _check_ops(repeats: list[Operation], what: RecomputeRule) -> None:
     """Refuse names of ops that no repeat has."""
     inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
     known = sorted({op.name.partition(".")[2] for op in inside})

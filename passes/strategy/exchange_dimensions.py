@@ -27,8 +27,9 @@ PIN = "stg.sharding_constraint"
 class ExchangeDimensions(Pass):
     """Move the split of a dimension to others around an op, as `stg.exchange` says (Ulysses).
 
-    Two constraints stand before each operand and behind the result: where the value comes from or
-    goes to, and where the op has it. 'insert-collectives' makes an all_to_all of each pair.
+    Two constraints stand before each operand and behind the result. One is the placement outside,
+    the other one is the placement in which the op works. 'insert-collectives' makes an all_to_all
+    of each pair.
 
     Before:
         stg.mesh @pod[cp]

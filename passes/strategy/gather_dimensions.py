@@ -1,4 +1,4 @@
-"""gather-dimensions: operands are whole in a dimension whose split an op treats specially."""
+"""gather-dimensions: gathers operands in a dimension whose split an op treats specially."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ RECIPES = {"hybrid": ("f8e4m3", "f8e5m2"), "e4m3": ("f8e4m3", "f8e4m3")}
 class InsertFp8Casts(Pass):
     """Cast both operands of matrix products with a parameter, inside repeats, to 8-bit floats.
 
-    `stg.dtypes[fp8 = ...]` asks for it. Results keep their type of 16 bits. Products that choose
-    (routers) stay as they are, and so does all outside of repeats: embedding and head.
+    `stg.dtypes[fp8 = ...]` asks for it. Results keep their type of 16 bits. Products whose results
+    choose (routers) stay as they are. Embedding and head stand outside of repeats and stay as well.
 
     Before:
         stg.strategy @s {

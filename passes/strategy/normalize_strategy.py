@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stagec.api import DiagnosticList, Module, Pass, Phase, Region, Strategy, read_strategy
 from stagec.ir.bind import drop_unit_axes
-from stagec.ir_spec.ops.strategy import Gather
+from stagec.ir_spec.ops.strategy import GatherRule
 from stagec.sharding.strategy import PipelineRule, SplitRule
 from stagec.support.suggest import did_you_mean
 
@@ -15,9 +15,9 @@ from stagec.support.suggest import did_you_mean
 class NormalizeStrategy(Pass):
     """Remove mesh axes of size 1 from the module, and check the names in its `stg.strategy`.
 
-    A statement over such axes alone is removed with them. Refused are unknown meshes, axes,
-    dimensions and values, and statements that contradict each other. A remark tells of an axis that
-    nothing uses.
+    A statement over such axes alone is removed with them. The pass refuses unknown meshes, axes,
+    dimensions and values, and statements that contradict each other. A remark names an axis that no
+    statement uses.
 
     Before:
         stg.mesh @pod[dp = 2, tp = 1]
@@ -98,7 +98,7 @@ def _check_names(module: Module, strategy: Strategy, problems: DiagnosticList) -
         _check_values(whole, module.main.body, problems)
 
 
-def _check_values(rule: SplitRule | Gather, body: Region, problems: DiagnosticList) -> None:
+def _check_values(rule: SplitRule | GatherRule, body: Region, problems: DiagnosticList) -> None:
     """Refuse unknown values, and values that do not have the dimension."""
     known = {v.name: v for v in body.values()} if rule.of else {}
     for name in rule.of:

@@ -29,9 +29,9 @@ from stagec.sharding.placer import Placer
 class PlaceValues(Pass):
     """Place the arguments of the function, carried values, and the values that statements name.
 
-    `stg.split` says where each dimension is split; `stg.gather[..., of = ...]` which values are
-    whole. What has to divide is assumed. A placement that the model pins wins. All other values get
-    theirs from 'propagate-sharding'.
+    `stg.split` says over which axes a dimension is split; `stg.gather[..., of = ...]` says which
+    values are whole. The pass assumes that the sizes divide. A placement that the model pins wins.
+    All other values get their placements from 'propagate-sharding'.
 
     Before:
         stg.mesh @pod[dp = 2]
@@ -82,7 +82,8 @@ def _place_carried(placer: Placer, region: Region) -> None:
 
 
 def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
-    """Pin the values inside the function that statements name; gradients find their own place.
+    """Pin the values inside the function that statements name. Gradients get their placements
+    later.
 
     Carried values get a type, all others a `stg.sharding_constraint`.
     """
@@ -118,7 +119,7 @@ def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
 
 
 def _divide_shares(module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
-    """Assume that dimensions divide which are a share of a split one: S*T/E rows of S."""
+    """Assume that a dimension divides if it is a share of a split one: S*T/E rows of S."""
     values = [v for v in module.main.body.values() if v.producer]
     for size in dict.fromkeys(s for v in values for s in v.tensor.shape):
         above, below = numerator_and_denominator(size)

@@ -26,7 +26,7 @@ from stagec.sharding.strategy import RingRule
 class RingAttention(Pass):
     """Make attention over a split dimension a ring, as `stg.ring` says (arXiv 2310.01889).
 
-    In zigzag order a `stg.zigzag` declares how positions lie on ranks: two chunks on each.
+    In zigzag order each rank has two chunks of the positions; a `stg.zigzag` declares that.
 
     Before:
         stg.mesh @pod[cp]

@@ -13,8 +13,8 @@ from stagec.sharding.zero import Sharder
 class ShardParameters(Pass):
     """Split parameters at rest as `stg.shard_params[zero = 3]` says.
 
-    At stages 1 and 2 they stay as they are, and only what the split of their gradients and state
-    needs is assumed. A remark names the parameters of which no dimension divides.
+    At stages 1 and 2 parameters stay as they are; the pass only assumes that the sizes of their
+    gradients and state divide. A remark names the parameters of which no dimension divides.
 
     Before:
         stg.mesh @pod[dp]

@@ -21,7 +21,7 @@ from stagec.api import (
 from stagec.ir.expr import UnboundError
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir.traits import Repeats
-from stagec.sharding.strategy import LoadRule
+from stagec.sharding.strategy import ExpertLoadRule
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _check_counts(strategy: Strategy, name: str, known: int | None) -> None:
 
 
 def _check_layers(module: Module, strategy: Strategy, count: Expr) -> None:
-    given: dict[int | None, LoadRule] = {}
+    given: dict[int | None, ExpertLoadRule] = {}
     known = evaluate(count, module.env) if count.symbols <= module.env.keys() else None
     for rule in strategy.loads:
         which = "all other layers" if rule.layer is None else f"layer {rule.layer}"

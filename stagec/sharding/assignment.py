@@ -1,7 +1,7 @@
 """Which mesh axes split which factors of an op: the link between rules and placements.
 
-An assignment maps factors to axes. From it follow the placement of every operand that the op needs
-and the placement of every result that it gives; from placed results it can be read back.
+An assignment maps factors to axes. It tells the placement in which the op needs each operand, and
+the placement of each result. It can be read back from results that have placements.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def required_splits(shape: Shape, assignment: Assignment) -> tuple[Axes, ...]:
 def accepted_splits(
     value: TensorType, shape: Shape, rule: Rule, assignment: Assignment
 ) -> tuple[Axes, ...]:
-    """The split of each dimension of an operand that the op accepts: the one that it needs, or one
-    that goes further along a factor that it gathers itself."""
+    """The split of each dimension of an operand that the op accepts. It is the split that the op
+    needs. Along a factor that the op gathers itself, it may be a further split."""
     needed = required_splits(shape, assignment)
     busy = {a for axes in needed for a in axes}
     found: list[Axes] = []
@@ -46,7 +46,7 @@ def accepted_splits(
 def distribute(
     group: Group, axes: Axes, sizes: Mapping[str, Expr], facts: Facts
 ) -> dict[str, Axes]:
-    """Hand the axes of a dimension to its factors, major factor first, as far as they surely
+    """Give the axes of a dimension to its factors, major factor first, as far as they surely
     divide.
 
     A factor takes further axes only if the one before it is split completely; without that
@@ -108,7 +108,7 @@ def unreduced(
     return tuple(dict.fromkeys(axes))
 
 
-#: What helps where a value is said to be a part of a sum, but is not.
+#: The remedy for a value whose type says that it is a part of a sum, but which is whole.
 MAKE_PARTS = (
     "drop the clause, or let an op make the parts: one that sums over a dimension split over these "
     "axes, or a linear one all of whose operands are such parts"

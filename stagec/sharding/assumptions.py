@@ -26,7 +26,7 @@ class Assumptions:
         self._wanted = _known_sizes(module)
         self._failed: list[tuple[Expr, Expr, Loc, bool]] = []
         self._declared: Operation | None = None
-        self.facts = Facts(r for r, _ in module.relations)  # values of today prove nothing
+        self.facts = Facts(r for r, _ in module.relations)  # the present values prove nothing
 
     def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
         """Assume that `divisor` divides `size`."""

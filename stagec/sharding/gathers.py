@@ -1,4 +1,4 @@
-"""Gathers of parameters: which there are, and of what."""
+"""Gathers of parameters: which ones a region has, and what they gather."""
 
 from __future__ import annotations
 

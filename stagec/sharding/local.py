@@ -1,4 +1,5 @@
-"""Placing single ops that passes build after propagation, and checking that nothing is implicit."""
+"""Places single ops that passes build after propagation, and checks that no movement is
+implicit."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
 
 
 def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) -> Iterator[str]:
-    """Messages for operands that the op needs placed otherwise than they are."""
+    """Messages for operands that have another placement than the op needs."""
     if op.region is not None:
         yield from _bound_otherwise(op)
     rule = op.definition.rule(op)
@@ -72,7 +73,7 @@ def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) 
 
 
 def _bound_otherwise(op: Operation) -> Iterator[str]:
-    """Messages for region arguments placed otherwise than what they stand for."""
+    """Messages for region arguments that have another placement than the values they stand for."""
     types = op.definition.region_args(op)
     if types is None:
         return

@@ -1,4 +1,5 @@
-"""Positions that lie on ranks in zigzag order: what may be done with a dimension split so."""
+"""Dimensions whose positions are spread over ranks in zigzag order, and what ops may do with
+them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Axes = tuple[str, ...]
 
 
 def misordered(module: Module) -> Iterator[tuple[Operation, str]]:
-    """Operations, with what is wrong, that take positions to be in another order than stated.
+    """Operations that assume another order of positions than the module states, each with a
+    message.
 
     | operation, with `stg.zigzag[S, over = cp]`            | wrong                               |
     |-------------------------------------------------------|-------------------------------------|
@@ -43,8 +45,8 @@ def _steps(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation
 
 
 def _cut(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, str]]:
-    """A rule that cuts a dimension, or joins others to it, takes what a rank has for one piece; an
-    op that gathers it takes the parts for consecutive ones."""
+    """A rule that cuts a dimension, or joins others to it, assumes that a rank has one piece of
+    it. An op that gathers it assumes that the parts follow each other."""
     rule = op.definition.rule(op)
     if rule is None:
         return
@@ -66,7 +68,7 @@ def _parts(d: Dim, order: Mapping[str, Axes]) -> str:
 
 
 def _permuted(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, str]]:
-    """What puts parts of ranks together, or cuts them apart, does so in the order of the ranks."""
+    """An op that joins or cuts the parts of ranks does this in the order of the ranks."""
     if not isinstance(op.definition, Collective) or "dim" not in op.attrs:
         return
     over = set(op.names("over"))

@@ -30,8 +30,8 @@ class Placer:
         self._microbatches = accumulation(module)
 
     def place(self, type_: TensorType, *, rest: bool, name: str = "") -> TensorType:
-        """Split dimensions by name; `rest`: also as between blocks. A placement that the model pins
-        wins, then statements that name the value; an axis is used once."""
+        """Split dimensions by name; `rest`: also as between blocks. A placement that the model
+        pins wins. Next come statements that name the value. Each axis is used once."""
         used = set(type_.axes)
         dims = list(type_.dims)
         whole = {n for rule in self._strategy.whole if name in rule.of for n in rule.dims}
@@ -75,11 +75,12 @@ class Placer:
 
 
 def _concerns(rule: SplitRule, d: Dim) -> bool:
-    """Whether a rule splits a dimension; one that gives way adds to what splits it already."""
+    """Whether a rule splits a dimension. A rule that gives way adds to the axes that split it
+    already."""
     named = d.size.value is None and bool(d.size.symbols & set(rule.dims))
     return named and (rule.soft or not d.split)
 
 
 def _limited(rule: SplitRule, dims: Iterable[Dim]) -> bool:
-    """Whether a value with these dimensions is one that the rule is limited to."""
+    """Whether the rule is for values with these dimensions."""
     return not rule.only_with or any(d.size.symbols & set(rule.only_with) for d in dims)

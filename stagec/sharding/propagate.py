@@ -1,8 +1,8 @@
 """The flow of placements: from those that are given to that of every value.
 
 Sweeps forward and backward over the ops' rules, priority by priority, to a fixpoint. It knows
-rules, never ops. What it decides is which axes split which factors of each op; the types of the
-results follow. With the arguments `%x: [B@dp, D]`, `%w: [D, F@tp]`, `%z: [B, F]`, `%v: [F, D]`:
+rules, never ops. It decides which axes split which factors of each op. The types of the results
+follow. With the arguments `%x: [B@dp, D]`, `%w: [D, F@tp]`, `%z: [B, F]`, `%v: [F, D]`:
 
     %y = einsum["bd,df->bf"](%x, %w)    b over dp from %x, f over tp from %w: [B@dp, F@tp]
     %s = add["bf,bf->bf"](%y, %z)       b and f as in %y: [B@dp, F@tp]; %z has to move, by a slice
@@ -33,8 +33,8 @@ from stagec.support.diagnostics import error, note
 
 
 class Propagation:
-    """The placements of a function's values; `constraints` are the ops that took pins off
-    results, whose operands prefer to be where they put them."""
+    """The placements of a function's values. `constraints` are the ops that have the pins of
+    results. Their operands prefer these placements."""
 
     def __init__(self, module: Module, region: Region, constraints: Sequence[Operation]) -> None:
         self._module = module
@@ -47,7 +47,7 @@ class Propagation:
         self._nodes: dict[Operation, ShardedOp] = {}
         self._free: dict[
             Value, list[Split]
-        ] = {}  # carried arguments: placed by what is around them
+        ] = {}  # carried arguments get their placements from the values around them
         self._pinned: dict[Value, TensorType] = {}
         self._collect(region)
 
@@ -108,7 +108,7 @@ class Propagation:
                 pass
 
     def _priorities(self) -> list[int]:
-        """Those of the splits that are given; at any other one there is nothing to spread."""
+        """The splits that are given. Nothing spreads from any other one."""
         given = [*self._pinned.values(), *self.region.returns]
         dims = (d for t in given if isinstance(t, TensorType) for d in t.dims)
         return sorted({0, *(use.priority for d in dims for use in d.split)})
@@ -126,8 +126,8 @@ class Propagation:
                         self._want(node, value, user)
 
     def _want(self, node: ShardedOp, value: Value, place: Operation) -> None:
-        """Note where a result is pinned; not where the strategy moves it to, which no op is placed
-        for: gradients that are reduced, what is exchanged."""
+        """Note the pins of results. Where the strategy moves a value (it reduces a gradient, or
+        exchanges a split), that is no pin: no op is placed for it."""
         if not place.has(FinalGradient) and not place.flag("both"):
             pin = self._pinned[place.result]
             node.wanted.setdefault(value.index, pin)
@@ -192,7 +192,7 @@ class Propagation:
     def _best(self, node: ShardedOp, offers: list[Offer], priority: int) -> list[Offer]:
         """The offers in the order in which least moves; where none excludes another, as they come.
 
-        An op whose result is pinned is placed for the pin alone, unless less moves otherwise.
+        An op whose result is pinned follows the pin alone, unless fewer bytes move otherwise.
         """
         pins = node.pins()
         if not node.direct:
@@ -233,9 +233,9 @@ class Propagation:
         return moved
 
     def _exchange(self) -> bool:
-        """Let an op take the split of a dimension that it exchanges along another one: operands are
-        not gathered then, and its work is shared. A split that gives way does not ask for that.
-        Whether there was such an op."""
+        """Let an op take the split of a dimension that it exchanges along another one. Its
+        operands are then not gathered, and the ranks share its work. A split that gives way does
+        not ask for that. Returns whether there was such an op."""
         return any(
             self._move_split(node, value, shape, [u for u in split if not u.priority])
             for node in self._nodes.values()
@@ -273,7 +273,7 @@ class Propagation:
         return changed
 
     def _wanted(self, op: Operation, index: int) -> list[Split] | None:
-        """How a user of a value has it split, if the user has a say."""
+        """How a user of a value wants it split, if its rule says so."""
         if op in self._nodes:
             node = self._nodes[op]
             return [node.split(g) for g in node.rule.operands[index]]
@@ -294,8 +294,8 @@ class Propagation:
         )
 
     def _wanted_by_region(self, owner: Operation, index: int) -> list[Split] | None:
-        """How what a region yields is wanted: as it is carried, or as the users of the result have
-        it."""
+        """How a value that a region yields is to be split: as it is carried, or as the users of
+        the result have it."""
         repeats = owner.has(Repeats)
         if repeats and index < owner.integer("carry", 1):
             return self.split(owner.body.args[index])
@@ -350,8 +350,8 @@ class Propagation:
         return changed
 
     def _offer(self, node: ShardedOp, group: Group, split: Split, priority: int) -> bool:
-        """Split the factors of a dimension as offered, as far as priority, rule and other factors
-        let it."""
+        """Split the factors of a dimension as offered, as far as priority, rule and other
+        factors allow it."""
         split = tuple(u for u in split if u.priority <= priority)
         if not split:
             return False
@@ -396,8 +396,9 @@ class Propagation:
         return parts[0].intersection(*parts[1:])
 
     def _reduces_first(self, node: ShardedOp, use: AxisUse) -> bool:
-        """Whether a split that gives way elsewhere stops partial sums here: a linear operand lies
-        otherwise than the op needs it, so it moves anyway, and less of it once it is reduced."""
+        """Whether a split that gives way elsewhere stops partial sums here. A linear operand has
+        another placement than the op needs. It moves in any case, and fewer bytes of it move
+        once it is reduced."""
         return use.priority > 0 and any(
             split and node.rule.whole.issuperset(group)
             for i in node.rule.linear

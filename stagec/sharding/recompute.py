@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from stagec.ir.core import Attr, Operation
 from stagec.ir.expr import const
-from stagec.sharding.strategy import Recompute
+from stagec.sharding.strategy import RecomputeRule
 
 
-def recompute_attrs(what: Recompute) -> dict[str, Attr]:
+def recompute_attrs(what: RecomputeRule) -> dict[str, Attr]:
     """The attributes of a `stg.repeat`; none if nothing is computed again."""
     if what.policy == "none" and not what.ops:
         return {}
@@ -20,10 +20,10 @@ def recompute_attrs(what: Recompute) -> dict[str, Attr]:
     return {name: value for name, value in attrs.items() if value not in ("", (), const(0))}
 
 
-def take_recompute(op: Operation) -> Recompute:
+def take_recompute(op: Operation) -> RecomputeRule:
     """What backward of a `stg.repeat` computes again: the inverse of `recompute_attrs`, which are
     removed."""
-    found = Recompute(
+    found = RecomputeRule(
         policy=op.text("recompute", "none"),
         ops=op.names("recompute_ops"),
         layers=op.integer("recompute_first", 0),

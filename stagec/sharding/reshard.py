@@ -82,7 +82,7 @@ class Resharding:
 
     @property
     def values(self) -> Mapping[str, int]:
-        """What decides between ways."""
+        """What decides between ways of the same length."""
         return self.sizes if self.known is None else self.known
 
     def plan(
@@ -134,7 +134,7 @@ class Resharding:
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """How does one get from one placement to another? The answer are the steps.
+    """The question of how to get from one placement to another. The answer is the steps.
 
     It holds what moves, which sets of axes may split each dimension, and the axes that stay where
     they are.
@@ -207,7 +207,8 @@ _ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "all_slice", "all_gather
 def _shortest(
     start: _State, end: _State, moves: _Moves
 ) -> tuple[tuple[CollectiveStep, ...], Fraction]:
-    """The A* algorithm: what a rank has at the end and does not have yet is still to be sent."""
+    """The A* algorithm. The bound: a rank still has to get what it has at the end and does not
+    have yet."""
     queue: list[
         tuple[int, int, int, tuple[object, ...], _State, int, tuple[CollectiveStep, ...]]
     ] = []
@@ -331,7 +332,8 @@ _Exchange = tuple[Axes, int, int]  # axes, from which dimension, to which
 
 
 def _exchange(moves: Sequence[_Exchange]) -> CollectiveStep:
-    """One call for exchanges; those that leave one dimension are told major axis first."""
+    """One call for these exchanges. Of axes that leave the same dimension, the major one comes
+    first."""
     if len(moves) == 1:
         ((over, source, d),) = moves
         return CollectiveStep("stg.all_to_all", over, d, source)

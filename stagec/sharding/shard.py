@@ -30,8 +30,9 @@ def shard_at_rest(
 ) -> tuple[TensorType, bool]:
     """The type with one more dimension split over the axes, at rest; False if none can be.
 
-    Takes an unsplit dimension if one divides, else appends to a split one. Where sizes are known
-    they decide, else the relations, else the first candidate is taken (and has to be assumed).
+    Takes an unsplit dimension if one divides, else appends to a split one. Known sizes decide.
+    Without them the relations decide. Else the first candidate is taken, and the caller has to
+    assume that it divides.
     """
     ranked = sorted(
         (i for i, d in enumerate(type_.dims) if str(d.size) not in skip and d.size.value is None),

@@ -1,7 +1,7 @@
 """Ops for which the split of a dimension is special: attention and the sequence, for example.
 
-A factor of a rule is special if the op itself deals with a split of it: splitting `S` of fused
-attention asks for ring attention, of a loss over logits `V` for a vocabulary-parallel loss.
+A factor of a rule is special if the op itself deals with its split. With `S` split, fused attention
+becomes ring attention. With `V` split, a loss over logits becomes a vocabulary-parallel loss.
 """
 
 from __future__ import annotations

@@ -189,8 +189,9 @@ def _numbered(module: Module, pipeline: Pipeline, whole: list[Expr]) -> list[tup
 
 
 def _evenly(pipeline: Pipeline, total: int) -> tuple[int, ...]:
-    """The same for all parts but the last and the first, which may have one fewer, for they hold
-    head and embedding; any further difference is taken off the others, from the back."""
+    """All parts but the last and the first have the same number. These two may have one fewer,
+    since they hold head and embedding. Any further difference is taken off the others, from the
+    back."""
     parts = pipeline.parts
     most = ceil(total / parts)
     missing = most * parts - total
@@ -217,8 +218,8 @@ class Held:
     """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
     the stage of the piece before and to that of the piece behind: 0 on the same stage, None if
     there is none. `cut_in` and `cut_out` are the positions at which it is cut off: the first of
-    this piece or a later one, and the last of this piece or an earlier one. A piece without layers
-    only passes on what it gets."""
+    this piece or a later one, and the last of this piece or an earlier one. A piece without
+    layers passes on what it gets, and does nothing else."""
 
     home: StageChunk
     depth: int

@@ -1,7 +1,7 @@
 """Strategies as data: reads a `stg.strategy` op into the records of its statements, for passes.
 
     strategy = read_strategy(module)
-    strategy.one(Bucket).bytes       # 0, the default, if there is no such statement
+    strategy.one(BucketRule).bytes       # 0, the default, if there is no such statement
     strategy.all(SplitRule)          # of statements that may repeat
 
 What most passes ask for has a property of its own.
@@ -17,34 +17,34 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.policies import (
-    Blocking,
-    Bucket,
-    Capacity,
-    Dtypes,
-    LoadRule,
-    Offload,
-    Optimizer,
-    Recompute,
-    TpInputs,
+    BlockingRule,
+    BucketRule,
+    CapacityRule,
+    DtypesRule,
+    ExpertLoadRule,
+    OffloadRule,
+    OptimizerRule,
+    RecomputeRule,
+    TpInputsRule,
 )
 from stagec.ir_spec.ops.statement import Axes, Record, Statement
 from stagec.ir_spec.ops.strategy import (
-    Defer,
-    Exchange,
-    Gather,
-    Microbatches,
+    DeferRule,
+    ExchangeRule,
+    GatherRule,
+    MicrobatchesRule,
     PipelineRule,
     RingRule,
-    ShardParams,
+    ShardParamsRule,
     SplitRule,
 )
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN, Loc
 
 __all__ = [
-    "LoadRule",
+    "ExpertLoadRule",
     "PipelineRule",
-    "Recompute",
+    "RecomputeRule",
     "RingRule",
     "SplitRule",
     "Strategy",
@@ -80,24 +80,24 @@ class Strategy:
         return self.all(SplitRule)
 
     @property
-    def whole(self) -> tuple[Gather, ...]:
-        """Which values are whole in which dimensions."""
-        return tuple(g for g in self.all(Gather) if g.of)
+    def whole(self) -> tuple[GatherRule, ...]:
+        """Which values are kept whole, and in which dimensions."""
+        return tuple(g for g in self.all(GatherRule) if g.of)
 
     @property
     def gathered(self) -> tuple[str, ...]:
         """Dimensions that are gathered before an op that would treat their split specially."""
-        return tuple(n for g in self.all(Gather) if not g.of for n in g.dims)
+        return tuple(n for g in self.all(GatherRule) if not g.of for n in g.dims)
 
     @property
     def deferred(self) -> Axes:
         """Axes over which partial sums are handed on."""
-        return tuple(a for d in self.all(Defer) for a in d.over)
+        return tuple(a for d in self.all(DeferRule) for a in d.over)
 
     @property
     def exchanged(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Dimensions whose split moves to other ones."""
-        return tuple((e.dim, e.into) for e in self.all(Exchange))
+        return tuple((e.dim, e.into) for e in self.all(ExchangeRule))
 
     @property
     def rings(self) -> tuple[RingRule, ...]:
@@ -107,32 +107,32 @@ class Strategy:
     @property
     def zero(self) -> int:
         """The stage of ZeRO, 0 to 3."""
-        return self.one(ShardParams).zero
+        return self.one(ShardParamsRule).zero
 
     @property
     def zero_axes(self) -> Axes:
         """Axes over which ZeRO shards."""
-        return self.one(ShardParams).over
+        return self.one(ShardParamsRule).over
 
     @property
     def reshard(self) -> str:
         """Which gathered blocks are dropped after forward."""
-        return self.one(ShardParams).reshard
+        return self.one(ShardParamsRule).reshard
 
     @property
     def prefetch(self) -> int:
         """How many blocks ahead parameters are gathered."""
-        return self.one(ShardParams).prefetch
+        return self.one(ShardParamsRule).prefetch
 
     @property
     def microbatches(self) -> int:
         """How many there are."""
-        return self.one(Microbatches).count
+        return self.one(MicrobatchesRule).count
 
     @property
     def batch(self) -> str:
         """The symbol of the batch."""
-        return self.one(Microbatches).split
+        return self.one(MicrobatchesRule).split
 
     @property
     def pipeline(self) -> PipelineRule | None:
@@ -142,59 +142,59 @@ class Strategy:
     # -- how it runs -------------------------------------------------------------------------------
 
     @property
-    def dtypes(self) -> Dtypes:
+    def dtypes(self) -> DtypesRule:
         """Element types."""
-        return self.one(Dtypes)
+        return self.one(DtypesRule)
 
     @property
     def save_gathered(self) -> bool:
         """Whether the gathered inputs of split matmuls are kept for backward."""
-        return self.one(TpInputs).policy == "save_gathered"
+        return self.one(TpInputsRule).policy == "save_gathered"
 
     @property
     def blocking(self) -> Axes:
         """Axes over which collectives of activations block."""
-        return tuple(a for b in self.all(Blocking) for a in b.over)
+        return tuple(a for b in self.all(BlockingRule) for a in b.over)
 
     @property
-    def recompute(self) -> Recompute:
+    def recompute(self) -> RecomputeRule:
         """What backward computes again."""
-        return self.one(Recompute)
+        return self.one(RecomputeRule)
 
     @property
     def offload(self) -> tuple[str, ...]:
         """What lives in host memory."""
-        return self.one(Offload).what
+        return self.one(OffloadRule).what
 
     @property
     def copy_nodes(self) -> bool:
         """Whether copies between host and device are nodes of the trace."""
-        return self.one(Offload).nodes
+        return self.one(OffloadRule).nodes
 
     @property
     def bucket(self) -> int:
         """Bytes of a call that reduces gradients, 0 for one call."""
-        return self.one(Bucket).bytes
+        return self.one(BucketRule).bytes
 
     @property
     def optimizer(self) -> str:
         """The kind of the optimizer."""
-        return self.one(Optimizer).kind
+        return self.one(OptimizerRule).kind
 
     @property
     def clip(self) -> Expr:
         """The largest norm of the gradients."""
-        return self.one(Optimizer).clip
+        return self.one(OptimizerRule).clip
 
     @property
     def capacity(self) -> Expr | None:
         """The capacity factor of expert buffers, if one is given."""
-        return self.one(Capacity).factor
+        return self.one(CapacityRule).factor
 
     @property
-    def loads(self) -> tuple[LoadRule, ...]:
+    def loads(self) -> tuple[ExpertLoadRule, ...]:
         """Relative loads of the experts."""
-        return self.all(LoadRule)
+        return self.all(ExpertLoadRule)
 
 
 def read_strategy(module: Module) -> Strategy:

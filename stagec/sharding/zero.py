@@ -76,7 +76,8 @@ class Sharder:
 
 
 def _repeat_counts(module: Module) -> frozenset[str]:
-    """Sizes that repeats slice along: never sharded, an iteration needs its slice whole."""
+    """Sizes along which repeats slice. They are never sharded: an iteration needs its whole
+    slice."""
     return frozenset(str(op.expr("count")) for op in module.walk() if op.has(Repeats))
 
 

@@ -20,9 +20,9 @@ from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.ops import BUILTIN
 from stagec.ir_spec.ops.axes import EXPERTS
-from stagec.ir_spec.ops.policies import Bucket, Recompute
+from stagec.ir_spec.ops.policies import BucketRule, RecomputeRule
 from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
-from stagec.ir_spec.ops.strategy import ShardParams
+from stagec.ir_spec.ops.strategy import ShardParamsRule
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
@@ -138,17 +138,17 @@ def contents(strategy: Strategy) -> list[tuple[object, ...]]:
 
 def test_a_parameter_has_the_value_of_its_flag() -> None:
     found = read(text_of(zero=3, fsdp_prefetch=0, reshard_after_forward="last"))
-    assert found.one(ShardParams).over == ("dp", "ep", "cp")
+    assert found.one(ShardParamsRule).over == ("dp", "ep", "cp")
     assert (found.zero, found.prefetch, found.reshard) == (3, 0, "last")
-    assert read(text_of(recompute="full-replay")).one(Recompute).policy == "full_replay"
+    assert read(text_of(recompute="full-replay")).one(RecomputeRule).policy == "full_replay"
 
 
 def test_what_a_text_leaves_out_has_the_default_of_the_flag() -> None:
     strategy = read("stg.module @m {\n  stg.strategy @s {\n    stg.recompute[full]\n  }\n}")
-    recompute = strategy.one(Recompute)
+    recompute = strategy.one(RecomputeRule)
     assert (recompute.policy, recompute.layers, recompute.ops) == ("full", 0, ())
-    assert strategy.one(ShardParams) == ShardParams()
-    assert strategy.one(Bucket).bytes == 0, "a text without the statement has no buckets"
+    assert strategy.one(ShardParamsRule) == ShardParamsRule()
+    assert strategy.one(BucketRule).bytes == 0, "a text without the statement has no buckets"
 
 
 # -- the command line ------------------------------------------------------------------------------
