@@ -12,11 +12,14 @@ SCHEMA := stagec/formats/chakra/et_def.proto
 DEMO_DIR  := build/demo
 DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
 
-.PHONY: help test check demo bless docs bench mutants fuzz proto lit clean distclean
+PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile -q
+
+.PHONY: help test test-all check demo bless docs bench mutants fuzz proto lit clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make test    run the tests                     make check   linters, types, layers"
+	@echo "make test-all    ... and the exhaustive ones, as continuous integration does"
 	@echo "make demo    compile a Llama 3 8B for 64 GPUs  make bless   accept changed goldens"
 	@echo "make docs    regenerate the generated docs     make bench   time the compiler"
 	@echo "make lit     the lit suite, with stock lit     make proto   regenerate the trace schema"
@@ -25,7 +28,10 @@ help:
 	@echo "make clean   remove build outputs              make distclean   ... and .venv"
 
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q
+	$(PYTEST) -m 'not exhaustive' --hypothesis-profile=quick
+
+test-all: $(VENV)/.stamp-test
+	$(PYTEST)
 
 check: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

@@ -11,7 +11,8 @@ from hypothesis import settings
 gc.set_threshold(50_000, 50, 50)
 
 # The same examples in every run, so that a run is red for what was changed since the one before;
-# `pytest --hypothesis-profile=random` looks for new ones.
+# `pytest --hypothesis-profile=random` looks for new ones. `make test` tries a third of them.
 settings.register_profile("fixed", derandomize=True)
+settings.register_profile("quick", derandomize=True, max_examples=33)
 settings.register_profile("random")
 settings.load_profile("fixed")

@@ -1,14 +1,25 @@
-"""A slow and plain writer: every node of a rank class is made and serialised by itself.
+"""What the trace of a rank is, said plainly and slowly. What stagec writes must be equal, byte for
+byte.
 
-What stagec writes must be equal, byte for byte.
+A trace is the runs of the operations of a lowered graph. A run is an operation and the iterations
+of the regions around it, outermost first:
+
+    %y = et.repeat[count = 2, carry = 1] (%h: node = %x, %w: node = %W) {
+      %a = et.comp[einsum, ...](%h, %w) : node         its runs are (%a, 0) and (%a, 1)
+      et.yield(%a)
+    }
+
+`_Origins` says what a run waits for: it follows an operand back through the text to the run that
+makes it, here %h of (%a, 1) to (%a, 0). `_Issue` says in which order runs are issued. Nodes are
+made last, one for each run. No value is remembered on the way, and no node is made twice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +29,261 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.replay import replays
 from stagec.program.classes import RankClass
-from stagec.program.groups import Channel, Groups, channel_of, group_axes, neighbours
-from stagec.program.nodes import Node, Ref, Stack, item, last_node
+from stagec.program.groups import Groups, channel_of, group_axes, neighbours
+from stagec.program.nodes import Node
 from stagec.program.roofline import Roofline
-from stagec.schedule.action import Action, RankActions, steps
+from stagec.schedule.action import Action, steps
 from stagec.schedule.attached import actions_of, receives_of, regions_of
+
+Iterations = tuple[int, ...]
+
+
+class Run(NamedTuple):
+    """An operation, and the iterations of the repeats and accumulations around it."""
+
+    op: Operation
+    at: Iterations
+
+
+class Gradient(NamedTuple):
+    """A part of what a reduction in buckets takes: its bytes, what completes it, layer, name."""
+
+    size: int
+    run: Run | None
+    layer: str
+    name: str
+
+
+@dataclass
+class Bucket:
+    """One call of a reduction, and the run that completes it."""
+
+    call: Run
+    inside: list[Gradient] = field(default_factory=list[Gradient])
+
+    @property
+    def ready(self) -> Run | None:
+        """The run that completes its last gradient."""
+        return self.inside[-1].run
+
+
+def _around(op: Operation) -> list[Operation]:
+    """The operations around one, outermost first; without the graph."""
+    outer = op.parent_op
+    return [] if outer is None or outer.name == "et.graph" else [*_around(outer), outer]
+
+
+def _counts(op: Operation) -> bool:
+    return op.name in ("et.repeat", "et.accumulate")
+
+
+def _computes(run: Run) -> bool:
+    return run.op.name == "et.comp"
+
+
+class _Origins:
+    """Which run makes a value. `last` is the last microbatch for which an action runs."""
+
+    def __init__(self, env: Mapping[str, int], last: Mapping[Operation, int]) -> None:
+        self._env, self._last = env, last
+        self._sizes: dict[tuple[Operation, str], int] = {}
+
+    def size(self, op: Operation, name: str) -> int:
+        """The value of an attribute, 0 if there is none."""
+        if (op, name) not in self._sizes:
+            found = evaluate(op.expr(name), self._env) if name in op.attrs else 0
+            self._sizes[op, name] = found
+        return self._sizes[op, name]
+
+    def iterations(self, op: Operation) -> list[int]:
+        """Of a repeat or an accumulation, in the order in which they run."""
+        return list(range(self.size(op, "count")))[:: -1 if op.flag("reverse") else 1]
+
+    def idle(self, op: Operation, at: Iterations) -> bool:
+        """Whether an operation in a repeat does not run in this iteration: what was gathered is
+        still there from forward, or the iteration does not recompute."""
+        repeat = op.parent_op
+        if repeat is None or repeat.name != "et.repeat":
+            return False
+        if "ahead" in op.attrs:
+            return self.iterations(repeat).index(at[-1]) < self.size(op, "kept")
+        return op.phase == "recompute" and not replays(repeat, at[-1])
+
+    def run(self, value: Value, at: Iterations, slices: Iterations = ()) -> Run | None:
+        """The run that completes a value, or these slices of it, outermost first, if it is stacked.
+        None for what is there when the step begins."""
+        owner = value.producer
+        if owner is None:
+            return self._argument(value, value.region.owner, at, slices)
+        at = at[: sum(map(_counts, _around(owner)))]
+        if self.idle(owner, at):
+            return None
+        if owner.name == "et.recall":
+            again, stashed = owner.operands
+            repeats = [(o, i) for o, i in _numbered(owner, at) if o.name == "et.repeat"]
+            return self.run(again if not repeats or replays(*repeats[-1]) else stashed, at, slices)
+        if owner.region is None:
+            return Run(owner, at)
+        inner = owner.region.terminator.operands[value.index]
+        if not _counts(owner):  # an action
+            return self.run(inner, at, slices)
+        order = self.iterations(owner)
+        if owner.name == "et.accumulate":
+            maker = inner.producer
+            microbatch = self._last.get(maker, order[-1]) if maker else order[-1]
+            return self.run(inner, (*at, microbatch), slices)
+        carried = value.index < owner.integer("carry", 1)
+        if not order:
+            return self.run(owner.operands[value.index], at, slices) if carried else None
+        if carried or not slices:
+            return self.run(inner, (*at, order[-1]), slices)
+        return self.run(inner, (*at, slices[0]), slices[1:])
+
+    def _argument(
+        self, value: Value, owner: Operation, at: Iterations, slices: Iterations
+    ) -> Run | None:
+        if not _counts(owner):
+            return None
+        outside = sum(map(_counts, _around(owner)))
+        outer, i = at[:outside], at[outside]
+        given = owner.operands[value.index]
+        if owner.name == "et.accumulate":
+            return self.run(given, outer, slices)
+        if value.index >= owner.integer("carry", 1):
+            return self.run(given, outer, (i, *slices))
+        order = self.iterations(owner)
+        if i == order[0]:
+            return self.run(given, outer, slices)
+        before = order[order.index(i) - 1]
+        return self.run(owner.body.terminator.operands[value.index], (*outer, before), slices)
+
+    def gradients(self, call: Run) -> dict[int, list[Gradient]]:
+        """What a reduction takes, by the chunk of the model; each layer by itself."""
+        found: dict[int, list[Gradient]] = {}
+        for value, part in zip(call.op.operands, call.op.exprs("parts"), strict=True):
+            size, chunk, inner, layers = evaluate(part, self._env), 0, value, 0
+            while not layers and (op := inner.producer) is not None and op.region is not None:
+                stacked = op.name == "et.repeat" and inner.index >= op.integer("carry", 1)
+                layers = self.size(op, "count") if stacked else 0
+                chunk, inner = (
+                    op.integer("chunk", chunk),
+                    op.region.terminator.operands[inner.index],
+                )
+            mine = found.setdefault(chunk, [])
+            if not layers:
+                mine.append(Gradient(size, self.run(value, call.at), "", value.name))
+            for i in range(layers):
+                run = self.run(value, call.at, (i,))
+                mine.append(Gradient(size // layers, run, f"L{i}", value.name))
+        return {chunk: found[chunk] for chunk in sorted(found)}
+
+
+def _numbered(op: Operation, at: Iterations) -> list[tuple[Operation, int]]:
+    """The repeats and accumulations around an operation, and their iterations."""
+    return list(zip(filter(_counts, _around(op)), at, strict=True))
+
+
+class _Issue:
+    """The order of issue: `runs`, and `calls` of reductions that are cut into buckets. `behind`
+    are runs that another one was issued behind, whatever their streams."""
+
+    def __init__(
+        self,
+        origins: _Origins,
+        actions: Sequence[Action],
+        receives: Mapping[int, Sequence[Action]],
+    ) -> None:
+        self._origins, self._actions, self._receives = origins, actions, receives
+        self.runs: list[Run] = []
+        self.calls: list[Run] = []
+        self.behind: dict[Run, list[Run]] = {}
+
+    def region(self, region: Region, at: Iterations) -> None:
+        """Issue what a region runs."""
+        for op in region.ops[:-1]:
+            if not (op.name == "et.recall" or "ahead" in op.attrs or self._origins.idle(op, at)):
+                self._op(op, at)
+
+    def _op(self, op: Operation, at: Iterations) -> None:
+        if op.region is None:
+            self._run(Run(op, at))
+        elif "schedule" in op.attrs:
+            self._schedule(op.region, at)
+        else:
+            order = self._origins.iterations(op)
+            early = [o for o in op.region.ops if "ahead" in o.attrs]
+            ahead = max((self._origins.size(o, "ahead") for o in early), default=0)
+            for step, i in enumerate(order):
+                for soon in order[step + ahead if step else 0 : step + ahead + 1]:
+                    for gather in early:
+                        if not self._origins.idle(gather, (*at, soon)):
+                            self._run(Run(gather, (*at, soon)))
+                self.region(op.region, (*at, i))
+
+    def _schedule(self, region: Region, at: Iterations) -> None:
+        """Actions as ordered, messages received before the action that the schedule says."""
+        actions = {(op.text("kind"), op.integer("chunk")): op for op in region.ops[:-1]}
+        place = 0
+        for step in steps(self._actions):
+            for action in self._receives.get(place, ()):
+                for op in filter(None, map(actions.get, regions_of(action))):
+                    for received in filter(_posted, op.body.ops):
+                        self._run(Run(received, (*at, action.microbatch)))
+            place += len(step)
+            parts: list[list[Run]] = []
+            for action in step:
+                start = len(self.runs)
+                for op in filter(None, map(actions.get, regions_of(action))):
+                    for inner in op.body.ops[:-1]:
+                        if not _posted(inner):
+                            self._op(inner, (*at, action.microbatch))
+                parts.append(self.runs[start:])
+                del self.runs[start:]
+            self.runs += parts[0] if len(parts) == 1 else _overlapped(parts, region)
+
+    def _run(self, run: Run) -> None:
+        before = filter(_computes, reversed(self.runs))
+        if "ahead" in run.op.attrs or run.op.name == "et.copy":
+            self.behind[run] = [r for r in [next(before, None)] if r]
+        elif run.op.flag("overlapped"):  # it goes while the last product is computed
+            product = next((r for r in before if self._origins.size(r.op, "matmul")), None)
+            self.behind[run] = [r for r in [next(before, None)] if r and product]
+        (self.calls if "bucket" in run.op.attrs else self.runs).append(run)
+
+    def buckets(self) -> list[Bucket]:
+        """The calls of all reductions, each in the order in which they are complete."""
+        place: dict[Run | None, int] = {run: i for i, run in enumerate(self.runs)}
+        found: list[Bucket] = []
+        for call in self.calls:
+            mine: list[Bucket] = []
+            for given in self._origins.gradients(call).values():
+                full = True
+                for gradient in sorted(given, key=lambda g: place.get(g.run, -1)):
+                    if full:
+                        mine.append(Bucket(call))
+                    mine[-1].inside.append(gradient)
+                    held = sum(g.size for g in mine[-1].inside)
+                    full = held >= self._origins.size(call.op, "bucket")
+            found += sorted(mine, key=lambda b: place.get(b.ready, -1))
+        return found
+
+
+def _posted(op: Operation) -> bool:
+    """Whether it is a receive that waits for nothing in its action."""
+    return op.name == "et.recv" and not op.operands
+
+
+def _overlapped(parts: Sequence[list[Run]], scheduled: Region) -> list[Run]:
+    """A pair of actions takes turns, each up to its next collective. What leaves goes last."""
+    bodies = [op.region for op in scheduled.ops]
+    leaving = [r for p in parts for r in p if r.op.name == "et.send" and r.op.parent in bodies]
+    turns: list[tuple[int, int, Run]] = []
+    for which, part in enumerate(parts):
+        turn = 0
+        for run in part:
+            turns += [] if run in leaving else [(turn, which, run)]
+            turn += run.op.name == "et.coll"
+    return [run for _, _, run in sorted(turns, key=lambda t: t[:2])] + leaving
 
 
 @dataclass(slots=True)
@@ -33,420 +294,96 @@ class PlainProgram:
     nodes: list[Node]
 
 
-@dataclass(slots=True)
-class Bucketed:
-    """A collective cut into buckets; its place is where its pieces become ready."""
-
-    nodes: list[Node]
-    ready: list[Node | None]
-
-
-@dataclass(slots=True)
-class Piece:
-    """A gradient: the chunk of the model that it is of, its bytes, what completes it, its layer and
-    name."""
-
-    chunk: int
-    size: int
-    node: Node | None
-    layer: str
-    name: str
-
-
-def cut_into_buckets(
-    given: Sequence[Piece], bucket: int, order: Sequence[Node]
-) -> list[list[Piece]]:
-    """Gradients of a chunk fill buckets in the order of issue (`order`) of what completes them."""
-    rank = {node: i for i, node in enumerate(order)}
-    found: list[list[Piece]] = []
-    for chunk in sorted({p.chunk for p in given}):
-        held: list[Piece] = []
-        mine = (p for p in given if p.chunk == chunk)
-        for piece in sorted(mine, key=lambda p: rank.get(p.node, -1) if p.node else -1):
-            held.append(piece)
-            if sum(p.size for p in held) >= bucket:
-                found.append(held)
-                held = []
-        found += [held] if held else []
-    return sorted(found, key=lambda ps: rank.get(ps[-1].node, -1) if ps[-1].node else -1)
-
-
-def with_buckets(order: Sequence[Node], bucketed: Sequence[Bucketed]) -> list[Node]:
-    """The nodes with each bucket right after the node that completes it."""
-    waiting: dict[Node | None, list[Node]] = {}
-    for cut in bucketed:
-        for node, ready in zip(cut.nodes, cut.ready, strict=True):
-            waiting.setdefault(ready, []).append(node)
-    result: list[Node] = []
-    pending = [*reversed(order), *reversed(waiting.get(None, []))]
-    while pending:  # a bucket may in turn complete another one
-        node = pending.pop()
-        result.append(node)
-        pending += reversed(waiting.get(node, []))
-    return result
-
-
-def _pieces(value: Value, ref: Ref, size: int) -> list[Piece]:
-    """The parts of a gradient: one for each layer, if it is stacked."""
-    chunk, name = 0, value.name
-    while (op := value.producer) is not None and op.region is not None:
-        chunk = op.integer("chunk", chunk)
-        value = op.body.terminator.operands[value.index]
-    if not isinstance(ref, Stack):
-        return [Piece(chunk, size, ref, "", name)]
-    each = size // len(ref.items)
-    return [Piece(chunk, each, last_node(r), f"L{i}", name) for i, r in enumerate(ref.items)]
-
-
-def _label(inside: Sequence[Piece]) -> str:
-    one, other = inside[0], inside[-1]
-    layers = [one.layer] if one.layer == other.layer else [one.layer, other.layer]
-    names = one.name if len(inside) == 1 else f"{one.name}..{other.name}"
-    return "/".join(filter(None, ("..".join(filter(None, layers)), f"{names}.reduce")))
-
-
-def plain_program(
-    graph: Operation,
-    name: str,
-    env: Mapping[str, int],
-    order: RankActions = (),
-    receives: Mapping[int, Sequence[Action]] | None = None,
-    channels: Mapping[Channel, int] | None = None,
-) -> PlainProgram:
-    """Unroll an et.graph with the known sizes.
-
-    `order` are the actions of its pipeline stage, `receives` those whose receives stand before the
-    action at a place, `channels` the numbers of all streams of messages.
-    """
-    unroller = _Unroller(env, order, receives or {}, channels or {})
-    unroller.region(graph.body)
-    nodes = unroller.finish()
-    return PlainProgram(name, nodes)
-
-
-class _Unroller:
-    def __init__(
-        self,
-        env: Mapping[str, int],
-        order: RankActions,
-        receives: Mapping[int, Sequence[Action]],
-        channels: Mapping[Channel, int],
-    ) -> None:
-        self._env, self._actions, self._channels = env, order, channels
-        self._receives = receives
-        self._refs: dict[Value, Ref] = {}
-        self._order: list[Node] = []
-        self._bucketed: list[Bucketed] = []
-        self._prefix = ""
-        self._replays = True
-        self._costs: dict[Operation, dict[str, int]] = {}
-        self._sent: Counter[tuple[str, Channel]] = Counter()
-
-    # -- order -------------------------------------------------------------------------------------
-
-    def finish(self) -> list[Node]:
-        """All nodes in their final order, with identifiers and control dependencies."""
-        order = with_buckets(self._order, self._bucketed)
-        previous: dict[str, Node] = {}
-        waiting: Node | None = None  # a blocking collective that no computation follows yet
-        for number, node in enumerate(order, 1):
-            node.id = number
-            if node.blocking:
-                node.after += [previous["comp"]] if "comp" in previous else []
-                waiting = node
-            elif waiting is not None and _computes(node):
-                node.after.append(waiting)
-                waiting = None
-            stream = node.kind if node.to else "comp" if _computes(node) else "coll"
-            if node.is_message:
-                stream = f"{node.kind} {node.over} {node.by % self._env[node.over]}"
-            before = previous.get(stream)
-            if before is not None:
-                node.after.append(before)
-            previous[stream] = node
-        for node in order:
-            node.deps = list(dict.fromkeys(node.deps))
-            node.after = [a for a in dict.fromkeys(node.after) if a not in node.deps]
-        return order
-
-    # -- regions -----------------------------------------------------------------------------------
-
-    def region(self, region: Region, skip: frozenset[Operation] = frozenset()) -> list[Ref]:
-        """Emit the nodes of a region; what it yields."""
-        for op in region.ops[:-1]:
-            if op not in skip:
-                self._op(op)
-        return [self._refs.get(v) for v in region.terminator.operands]
-
-    def _op(self, op: Operation) -> None:
-        if op.name == "et.recall":
-            self._refs[op.result] = self._refs.get(op.operands[0 if self._replays else 1])
-            return
-        if op.region is not None:
-            run = self._repeat if op.name == "et.repeat" else self._accumulate
-            self._refs.update(zip(op.results, run(op, op.region), strict=True))
-            return
-        self._refs[op.result] = self._node(op)
-
-    def _number(self, op: Operation, name: str) -> int:
-        known = self._costs.setdefault(op, {})
-        if name not in known:
-            known[name] = evaluate(op.expr(name), self._env) if name in op.attrs else 0
-        return known[name]
-
-    def _repeat(self, op: Operation, region: Region) -> list[Ref]:
-        count, carry = self._number(op, "count"), op.integer("carry", 1)
-        early = frozenset(o for o in region.ops if "ahead" in o.attrs)
-        ahead = max((self._number(o, "ahead") for o in early), default=0)
-        inputs = [self._refs.get(v) for v in op.operands]
-        carried, prefix, outer = inputs[:carry], self._prefix, self._replays
-        order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
-        stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
-        ready: list[dict[Value, Ref]] = []
-        for step, i in enumerate(order):
-            while len(ready) < min(step + ahead + 1, count):
-                ready.append(self._prefetch(early, prefix, order[len(ready)], len(ready)))
-            self._prefix = f"{prefix}L{i}/"
-            self._refs.update(
-                zip(region.args, carried + [item(r, i) for r in inputs[carry:]], strict=True)
-            )
-            self._refs.update(ready[step])
-            self._replays = replays(op, i)
-            again = frozenset(o for o in region.ops if o.phase == "recompute")
-            if not self._replays:
-                self._refs.update(dict.fromkeys(r for o in again - early for r in o.results))
-            yielded = self.region(region, early if self._replays else early | again)
-            carried = yielded[:carry]
-            for stack, ref in zip(stacks, yielded[carry:], strict=True):
-                stack[i] = ref
-        self._prefix, self._replays = prefix, outer
-        last = order[-1] if count else 0
-        return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
-
-    def _prefetch(
-        self, early: frozenset[Operation], prefix: str, i: int, step: int
-    ) -> dict[Value, Ref]:
-        """Issue the parameter gathers of iteration i, the `step`th that runs, now: iterations
-        early, not at the start of the step."""
-        found: dict[Value, Ref] = {}
-        last = self._last_computation() if early else None
-        self._prefix = f"{prefix}L{i}/"
-        for op in sorted(early, key=lambda o: o.position()):
-            if step < self._number(op, "kept"):
-                found[op.result] = None  # still there from forward, for whose end all waits
-                continue
-            node = self._collective(op)
-            if isinstance(node, Node) and last is not None:
-                node.after.append(last)
-            found[op.result] = node
-        return found
-
-    def _last_computation(self) -> Node | None:
-        return next(filter(_computes, reversed(self._order)), None)
-
-    def _accumulate(self, op: Operation, region: Region) -> list[Ref]:
-        inputs = [self._refs.get(v) for v in op.operands]
-        self._refs.update(zip(region.args, inputs, strict=True))
-        if "schedule" in op.attrs:
-            return self._scheduled(region)
-        prefix, yielded = self._prefix, list[Ref]()
-        for i in range(self._number(op, "count")):
-            self._prefix = f"{prefix}mb{i}/"
-            self._refs.update(zip(region.args, inputs, strict=True))
-            yielded = self.region(region)
-        self._prefix = prefix
-        return yielded  # sums are complete with the last microbatch
-
-    # -- actions of a pipeline schedule ------------------------------------------------------------
-
-    def _scheduled(self, region: Region) -> list[Ref]:
-        """Run the actions as ordered. What an action makes is there for later ones of its
-        microbatch; what the region yields is complete with the last action that adds to it."""
-        actions = {(op.text("kind"), op.integer("chunk")): op for op in region.ops[:-1]}
-        held: dict[int, dict[Value, Ref]] = {}
-        latest: dict[Value, Ref] = {}
-        place = 0
-        for step in steps(self._actions):
-            for action in self._receives.get(place, ()):
-                for op in filter(None, map(actions.get, regions_of(action))):
-                    self._action(op, action, held, _receives(op.body))
-            place += len(step)
-            start, parts, leaving = len(self._order), list[list[Node]](), list[Node]()
-            for action in step:
-                for op in filter(None, map(actions.get, regions_of(action))):
-                    self._refs.update(held.setdefault(action.microbatch, {}))
-                    rest = [o for o in op.body.ops[:-1] if o not in _receives(op.body)]
-                    latest.update(self._action(op, action, held, rest))
-                    sent = [self._refs[o.result] for o in op.body.ops if o.name == "et.send"]
-                    leaving += [n for n in self._order[start:] if any(n is s for s in sent)]
-                parts.append(self._order[start:])
-                del self._order[start:]
-            if len(parts) > 1:  # what an overlapped pair sends leaves after both
-                parts = [[n for n in part if n not in leaving] for part in parts]
-                self._order += _interleaved(parts) + leaving
-            else:
-                self._order += parts[0]
-        return [latest.get(v, self._refs.get(v)) for v in region.terminator.operands]
-
-    def _action(
-        self,
-        op: Operation,
-        action: Action,
-        held: dict[int, dict[Value, Ref]],
-        ops: Sequence[Operation],
-    ) -> dict[Value, Ref]:
-        """Run some operations of an action; what it makes."""
-        prefix = self._prefix
-        chunk = f"c{action.chunk}/" if action.chunk else ""
-        self._prefix = f"{prefix}mb{action.microbatch}/{chunk}"
-        for inner in ops:
-            self._op(inner)
-        self._prefix = prefix
-        made = {r: self._refs[r] for o in ops for r in o.results}
-        values = zip(op.results, op.body.terminator.operands, strict=True)
-        results = {r: self._refs.get(v) for r, v in values}
-        self._refs.update(results)
-        held.setdefault(action.microbatch, {}).update(made | results)
-        return results
-
-    # -- nodes -------------------------------------------------------------------------------------
-
-    def _deps(self, op: Operation) -> list[Node]:
-        return [n for v in op.operands if (n := last_node(self._refs.get(v))) is not None]
-
-    def _name(self, op: Operation) -> str:
-        return f"{op.phase}/{self._prefix}{op.result.name}"
-
-    def _node(self, op: Operation) -> Ref:
-        if op.name == "et.comp":
-            return self._computation(op)
-        if op.name == "et.copy":
-            return self._copy(op)
-        return self._collective(op) if op.name == "et.coll" else self._message(op)
-
-    def _copy(self, op: Operation) -> Node:
-        kind, last = "store" if op.text("to") == "host" else "load", self._last_computation()
-        node = Node(
-            kind,
-            f"{self._name(op)}.{kind}",
-            op.phase,
-            self._number(op, "bytes"),
-            to=op.text("to"),
-            deps=[n for v in op.operands if (n := last_node(self._refs.get(v))) is not None],
-            after=[last] if last is not None else [],
-        )
-        self._order.append(node)
-        return node
-
-    def _computation(self, op: Operation) -> Node:
-        node = Node(
-            op.text("kind"),
-            self._name(op),
-            op.phase,
-            self._number(op, "bytes"),
-            self._number(op, "flops"),
-            self._number(op, "matmul"),
-            self._number(op, "out"),
-            deps=self._deps(op),
-        )
-        self._order.append(node)
-        return node
-
-    def _message(self, op: Operation) -> Node:
-        channel, kind = channel_of(op), op.name.removeprefix("et.")
-        count = self._sent[kind, channel]
-        self._sent[kind, channel] += 1
-        node = Node(
-            kind,
-            f"{self._name(op)}.{kind}" if kind == "send" else self._name(op),
-            op.phase,
-            self._number(op, "bytes"),
-            over=channel[0],
-            by=channel[1],
-            tag=count * len(self._channels) + self._channels[channel],
-            deps=self._deps(op),
-        )
-        if op.flag("overlapped"):
-            node.after += self._before_last_product()
-        self._order.append(node)
-        return node
-
-    def _before_last_product(self) -> list[Node]:
-        """The computation right before the last matrix product, which starts when it is done."""
-        computations = filter(_computes, reversed(self._order))
-        for node in computations:
-            if node.matmul:
-                return list(islice(computations, 1))
-        return []
-
-    def _collective(self, op: Operation) -> Ref:
-        if "bucket" in op.attrs:
-            return self._buckets(op)
-        node = Node(
-            op.text("kind"),
-            self._name(op),
-            op.phase,
-            self._number(op, "bytes"),
-            group=group_axes(op),
-            blocking=op.flag("blocking"),
-            deps=self._deps(op),
-        )
-        self._order.append(node)
-        return node
-
-    def _buckets(self, op: Operation) -> Ref:
-        """The calls of a reduction; the last one to be issued."""
-        sizes = [evaluate(part, self._env) for part in op.exprs("parts")]
-        values = zip(op.operands, sizes, strict=True)
-        given = [p for v, size in values for p in _pieces(v, self._refs.get(v), size)]
-        cut = Bucketed([], [])
-        for inside in cut_into_buckets(given, self._number(op, "bucket"), self._order):
-            node = Node(
-                op.text("kind"),
-                f"{op.phase}/{self._prefix}{_label(inside)}",
-                op.phase,
-                sum(p.size for p in inside),
-                group=group_axes(op),
-                deps=list({id(p.node): p.node for p in inside if p.node is not None}.values()),
-            )
-            cut.nodes.append(node)
-            cut.ready.append(inside[-1].node)
-        self._bucketed.append(cut)
-        return cut.nodes[-1]
-
-
-def _receives(body: Region) -> list[Operation]:
-    return [op for op in body.ops if op.name == "et.recv" and not op.operands]
-
-
-def _computes(node: Node) -> bool:
-    return not (node.group or node.over or node.to)
-
-
-def _interleaved(parts: Sequence[list[Node]]) -> list[Node]:
-    """The nodes of an overlapped pair: one goes on where the other starts to communicate."""
-    queues = [_between_collectives(part) for part in parts]
-    longest = max((len(q) for q in queues), default=0)
-    return [n for i in range(longest) for q in queues if i < len(q) for n in q[i]]
-
-
-def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Pieces that end in a collective each."""
-    pieces: list[list[Node]] = [[]]
-    for node in nodes:
-        pieces[-1].append(node)
-        if node.is_collective:
-            pieces.append([])
-    return pieces
-
-
 def program_of(rank_class: RankClass) -> PlainProgram:
     """The program of a class."""
-    where = rank_class.module, rank_class.graph, rank_class.stage
-    order, receives = actions_of(*where), receives_of(*where)
-    return plain_program(
-        rank_class.graph, rank_class.name, rank_class.env, order, receives, rank_class.channels
-    )
+    graph, where = rank_class.graph, (rank_class.module, rank_class.graph, rank_class.stage)
+    actions = actions_of(*where)
+    regions = {
+        (op.text("kind"), op.integer("chunk")): op
+        for op in graph.body.walk()
+        if op.name == "et.action"
+    }
+    last = {regions[r]: a.microbatch for a in actions for r in regions_of(a) if r in regions}
+    origins = _Origins(rank_class.env, last)
+    issue = _Issue(origins, actions, receives_of(*where))
+    issue.region(graph.body, ())
+    return PlainProgram(rank_class.name, list(_nodes(rank_class, origins, issue)))
+
+
+def _nodes(rank_class: RankClass, origins: _Origins, issue: _Issue) -> Iterator[Node]:
+    """The nodes in their final order: a bucket stands right after what completes it. Reductions
+    that several buckets stand for are complete with the last of these."""
+    buckets, sent = issue.buckets(), Counter[object]()
+    final: list[Run | Bucket] = [b for b in buckets if b.ready is None]
+    final += issue.runs
+    for bucket in buckets:
+        ready = next((b for b in reversed(buckets) if b.call == bucket.ready), bucket.ready)
+        if ready is not None:
+            i = final.index(ready) + 1
+            while isinstance(there := final[i], Bucket) and there.ready == bucket.ready:
+                i += 1
+            final.insert(i, bucket)
+    made = [_node(rank_class, origins, thing, sent) for thing in final]
+    by_run = {t.call if isinstance(t, Bucket) else t: n for t, n in zip(final, made, strict=True)}
+    blocked: Node | None = None
+    streams: dict[object, Node] = {}
+    for number, (thing, node) in enumerate(zip(final, made, strict=True), 1):
+        node.id = number
+        if isinstance(thing, Bucket):
+            found = [g.run for g in thing.inside]
+        else:
+            found = [origins.run(v, thing.at) for v in thing.op.operands]
+            node.after = [by_run[r] for r in issue.behind.get(thing, ())]
+        node.deps = list(dict.fromkeys(by_run[r] for r in found if r))
+        if node.blocking:
+            node.after += filter(None, [streams.get("et.comp")])
+            blocked = node
+        elif node.is_computation and blocked:
+            node.after.append(blocked)
+            blocked = None
+        op = thing.call.op if isinstance(thing, Bucket) else thing.op
+        stream = op.name, node.to, node.over, node.by
+        if stream in streams:
+            node.after.append(streams[stream])
+        streams[stream] = node
+        node.after = [a for a in dict.fromkeys(node.after) if a not in node.deps]
+    yield from made
+
+
+def _node(
+    rank_class: RankClass, origins: _Origins, thing: Run | Bucket, sent: Counter[object]
+) -> Node:
+    """The node of a run, without its edges."""
+    op, at = thing.call if isinstance(thing, Bucket) else thing
+    numbers, scope = list(at), f"{op.phase}/"
+    for around in _around(op):
+        if _counts(around):
+            scope += f"{'L' if around.name == 'et.repeat' else 'mb'}{numbers.pop(0)}/"
+        elif around.integer("chunk"):
+            scope += f"c{around.integer('chunk')}/"
+    if isinstance(thing, Bucket):
+        first, last = thing.inside[0], thing.inside[-1]
+        layers = "..".join(dict.fromkeys(g.layer for g in (first, last) if g.layer))
+        names = first.name if len(thing.inside) == 1 else f"{first.name}..{last.name}"
+        name = f"{scope}{layers}{'/' if layers else ''}{names}.reduce"
+        size = sum(g.size for g in thing.inside)
+        return Node(op.text("kind"), name, op.phase, size, group=group_axes(op))
+    name, size = scope + op.result.name, origins.size(op, "bytes")
+    if op.name == "et.comp":
+        work = (origins.size(op, n) for n in ("flops", "matmul", "out"))
+        return Node(op.text("kind"), name, op.phase, size, *work)
+    if op.name == "et.coll":
+        group, blocking = group_axes(op), op.flag("blocking")
+        return Node(op.text("kind"), name, op.phase, size, group=group, blocking=blocking)
+    if op.name == "et.copy":
+        kind = "store" if op.text("to") == "host" else "load"
+        return Node(kind, f"{name}.{kind}", op.phase, size, to=op.text("to"))
+    channel, kind = channel_of(op), op.name.removeprefix("et.")
+    tag = sent[kind, channel] * len(rank_class.channels) + rank_class.channels[channel]
+    sent[kind, channel] += 1
+    name += ".send" if kind == "send" else ""
+    by = channel[1] % rank_class.env[channel[0]]
+    return Node(kind, name, op.phase, size, over=channel[0], by=by, tag=tag)
 
 
 def plain_trace(

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
+
+import pytest
+from hypothesis import settings
 
 from stagec.analysis.report import analysis
 from stagec.driver.cli import main
@@ -36,8 +40,18 @@ MIXTRAL, QWEN = "mixtral-8x7b", "qwen3-30b-a3b"
 DEEPSEEK_V2, DEEPSEEK, DEEPSEEK_MTP = "deepseek-v2", "deepseek-v3", "deepseek-v3-mtp"
 #: Each rank's share of the tokens loads all experts alike.
 _EXPERTS = {
-    "B": 8, "S": 8, "L": 2, "D": 8, "H": 8, "K": 2, "M": 8, "E": 4, "T": 2, "V": 16, "theta": 100
-}  # fmt: skip
+    "B": 8,
+    "S": 8,
+    "L": 2,
+    "D": 8,
+    "H": 8,
+    "K": 2,
+    "M": 8,
+    "E": 4,
+    "T": 2,
+    "V": 16,
+    "theta": 100,
+}
 _LATENT = {"L_dense": 1, "Q": 4, "C": 4, "R": 2, "W": 4, "F": 8, "F_shared": 8, "N": 2, "N_top": 1}
 #: Sizes at which everything divides by 4, twice for the batch, and a run takes milliseconds.
 TINY: Mapping[str, Mapping[str, int]] = {
@@ -49,6 +63,8 @@ TINY: Mapping[str, Mapping[str, int]] = {
     DEEPSEEK: {**_EXPERTS, **_LATENT},
     DEEPSEEK_MTP: {**_EXPERTS, **_LATENT, "L": 1},
 }
+#: Marks what `make test-all` runs, and `make test` does not.
+EXHAUSTIVE = pytest.mark.exhaustive
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
 PLACE = "partition,units"
 
@@ -123,11 +139,18 @@ def operations(module: Module, *names: str) -> list[Operation]:
     return [op for op in module.walk() if op.name in names]
 
 
+_ANALYSED: dict[str, dict[str, Any]] = {}
+
+
 def analyse(model: str, **options: Any) -> dict[str, Any]:
-    """What `stagec analyze --json` prints, for options as the command line gives them."""
-    symbolic = bool(options.pop("symbolic", False))
-    builder = JobBuilder(JobOptions(model, **options), symbolic=symbolic)
-    return analysis(builder.lower(), builder.model_name, symbolic=symbolic)
+    """What `stagec analyze --json` prints, for options as the command line gives them. The same is
+    analysed once."""
+    key = f"{model} {sorted(options.items())}"
+    if key not in _ANALYSED:
+        symbolic = bool(options.pop("symbolic", False))
+        builder = JobBuilder(JobOptions(model, **options), symbolic=symbolic)
+        _ANALYSED[key] = analysis(builder.lower(), builder.model_name, symbolic=symbolic)
+    return deepcopy(_ANALYSED[key])
 
 
 @dataclass(frozen=True)
@@ -161,6 +184,63 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         chosen = _next_row(names, factors, open_pairs)
         open_pairs = {p for p in open_pairs if not _covers(chosen, p)}
         yield {n: factors[n][i] for n, i in chosen.items()}
+
+
+def each_value(
+    rows: Iterable[Mapping[str, Any]], label: Callable[[Mapping[str, Any]], str], *each: str
+) -> list[Any]:
+    """Rows as parameters of a test. Some that together hold every value of every factor, for each
+    value of the factors `each`, stay in all runs; the others are `exhaustive`."""
+    given = list(rows)
+    kept = _covering(given, each)
+    return [
+        pytest.param(row, id=label(row), marks=() if i in kept else EXHAUSTIVE)
+        for i, row in enumerate(given)
+    ]
+
+
+def crossed(**factors: Iterable[Any]) -> pytest.MarkDecorator:
+    """All combinations of the values of a test's parameters. Some that together hold every value
+    stay in all runs; the others are `exhaustive`."""
+    rows = [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
+    kept = _covering(rows, ())
+    params = [
+        pytest.param(
+            *row.values(),
+            id="-".join(map(str, row.values())),
+            marks=() if i in kept else EXHAUSTIVE,
+        )
+        for i, row in enumerate(rows)
+    ]
+    return pytest.mark.parametrize(tuple(factors), params)
+
+
+def _covering(rows: Sequence[Mapping[str, Any]], each: Sequence[str]) -> set[int]:
+    """Some of the rows that hold every value of all of them, chosen greedily."""
+    cells = [
+        {(name, repr(value), *(repr(row[e]) for e in each)) for name, value in row.items()}
+        for row in rows
+    ]
+    missing, kept = set[object]().union(*cells), set[int]()
+    while missing:
+        best = max(range(len(rows)), key=lambda i: len(cells[i] & missing))
+        kept.add(best)
+        missing -= cells[best]
+    return kept
+
+
+def kinds_of_schedules(pipelines: Iterable[tuple[str, *tuple[int, ...]]]) -> list[Any]:
+    """Schedules with sizes as parameters of a test. One of each kind stays in all runs: plain, with
+    chunks, with split backwards, with overlapped pairs; the others are `exhaustive`."""
+    kinds = ("1f1b", "interleaved", "zbv", "dualpipe")
+    return [
+        pytest.param(p, id=str(p), marks=() if p[0] in kinds else EXHAUSTIVE) for p in pipelines
+    ]
+
+
+def examples(count: int) -> settings:
+    """So many random examples; the profile `quick` tries a part of them."""
+    return settings(max_examples=max(1, count * settings().max_examples // 100), deadline=None)
 
 
 def _next_row(

@@ -13,7 +13,16 @@ import pytest
 
 from stagec.interp.pipeline import run_named
 from stagec.ir.opdef import Array
-from tests.support import DEEPSEEK, DEEPSEEK_MTP, LLAMA, MIXTRAL, STEP, inputs_of, pairwise
+from tests.support import (
+    DEEPSEEK,
+    DEEPSEEK_MTP,
+    LLAMA,
+    MIXTRAL,
+    STEP,
+    each_value,
+    inputs_of,
+    pairwise,
+)
 from tests.support import tiny_module as tiny
 
 PLACED = f"{STEP},partition,stages,units,plan"
@@ -91,7 +100,7 @@ def options_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("row", rows(), ids=label)
+@pytest.mark.parametrize("row", each_value(rows(), label, "model"))
 def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     batch = 8 * row["pipeline"][3] // 2 or 8
     inputs, expected = plain(row["model"], batch, row["types"][0])

@@ -10,7 +10,7 @@ import pytest
 from stagec.interp.pipeline import run_named
 from stagec.ir.traits import Repeats
 from tests.oracle.test_combinations import PLACED, SIZES, plain
-from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, analyse, stagec
+from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, analyse, crossed, stagec
 from tests.support import tiny_module as tiny
 
 STRATEGIES: tuple[dict[str, Any], ...] = (
@@ -24,8 +24,7 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
 BYTE, TWO = 1, 2
 
 
-@pytest.mark.parametrize("options", STRATEGIES, ids=str)
-@pytest.mark.parametrize("model", [LLAMA, GPT, MIXTRAL, DEEPSEEK])
+@crossed(model=[LLAMA, GPT, MIXTRAL, DEEPSEEK], options=STRATEGIES)
 def test_a_step_equals_that_on_one_device(model: str, options: dict[str, Any]) -> None:
     """Casts change no number in the interpreter, so nothing but casts may have been added."""
     inputs, expected = plain(model, 16, "bf16")

@@ -23,6 +23,8 @@ from tests.support import (
     QWEN,
     STEP,
     analyse,
+    crossed,
+    each_value,
     inputs_of,
     operations,
     pairwise,
@@ -97,16 +99,15 @@ def assert_same(model: str, options: Mapping[str, Any]) -> None:
         np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
 
 
-@pytest.mark.parametrize("row", grid(), ids=label)
+@pytest.mark.parametrize("row", each_value(grid(), label))
 def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None:
     options = dict(row)
     model, axes = options.pop("model"), options.pop("axes")
     assert_same(model, {**axes, **options})
 
 
-@pytest.mark.parametrize("axes", MIXED, ids=str)
-@pytest.mark.parametrize("model", MODELS)
-def test_every_model_on_mixed_meshes(model: str, axes: dict[str, int]) -> None:
+@crossed(axes=MIXED, model=MODELS)
+def test_every_model_on_mixed_meshes(axes: dict[str, int], model: str) -> None:
     assert_same(model, {**axes, "sp": True, "zero": 3, "cp_mode": "all-gather"})
 
 

@@ -16,7 +16,7 @@ from stagec.driver.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.job.emit import make_job, write_job
-from tests.support import STEP, inputs_of, run_passes
+from tests.support import STEP, crossed, inputs_of, run_passes
 
 #: Each layer of the decoder attends to the output of the encoder, and the output of the embedding
 #: skips all layers.
@@ -85,12 +85,15 @@ def with_pipeline(schedule: str) -> dict[str, Any]:
     return {"schedule": schedule, "pp": pp, "chunks": chunks, "microbatches": microbatches}
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"tp": 2}, {"dp": 2, "zero": 3, "recompute": "full"}, {"tp": 2, "scatter_gather": True}],
-    ids=str,
-)
-@pytest.mark.parametrize("schedule", PIPELINES)
+MORE: list[dict[str, Any]] = [
+    {},
+    {"tp": 2},
+    {"dp": 2, "zero": 3, "recompute": "full"},
+    {"tp": 2, "scatter_gather": True},
+]
+
+
+@crossed(schedule=PIPELINES, more=MORE)
 def test_a_step_equals_that_on_one_device(
     schedule: str, more: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -25,6 +25,8 @@ from tests.support import (
     PLACE,
     STEP,
     analyse,
+    crossed,
+    each_value,
     inputs_of,
     only_program,
     pairwise,
@@ -55,7 +57,7 @@ def plain() -> tuple[dict[str, Array], list[Array]]:
     return inputs, run_numeric(module, inputs)
 
 
-@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=str)
+@pytest.mark.parametrize("row", each_value(pairwise(FACTORS), str))
 def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     options = dict(row)
     axes: Mapping[str, int] = options.pop("axes")
@@ -147,8 +149,7 @@ def test_units_are_dropped_as_a_whole(reshard: str, most: int) -> None:
     assert {h - ROOT for h in held[: last + 1]} == {i * BLOCK for i in range(most + 1)}
 
 
-@pytest.mark.parametrize("microbatches", [2, 8])
-@pytest.mark.parametrize("more", [{}, {"schedule": "interleaved", "chunks": 2}], ids=str)
+@crossed(more=[{}, {"schedule": "interleaved", "chunks": 2}], microbatches=[2, 8])
 def test_in_a_pipeline_all_is_gathered_once_and_held_once(
     more: dict[str, Any], microbatches: int
 ) -> None:
@@ -215,8 +216,7 @@ def test_the_last_block_is_found_where_forward_left_it() -> None:
     assert sorted(found) == list(range(L - 1))
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 3, 9])
-@pytest.mark.parametrize("phase", ["forward", "backward"])
+@crossed(phase=["forward", "backward"], ahead=[0, 1, 2, 3, 9])
 def test_gathers_are_issued_so_many_blocks_ahead(phase: str, ahead: int) -> None:
     """The gather of the i-th block that runs waits for the end of block i - 1 - ahead."""
     nodes = program(fsdp_prefetch=ahead).nodes

@@ -19,6 +19,7 @@ from tests.support import (
     PLACE,
     STEP,
     analyse,
+    each_value,
     inputs_of,
     pairwise,
     run_numeric,
@@ -67,7 +68,7 @@ def grid() -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("row", grid(), ids=label)
+@pytest.mark.parametrize("row", each_value(grid(), label))
 def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None:
     options = dict(row)
     model, axes = options.pop("model"), options.pop("axes")

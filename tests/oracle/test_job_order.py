@@ -15,7 +15,7 @@ from stagec.check.traces import check_directory
 from stagec.driver.job import JobBuilder
 from stagec.job.emit import Job, make_job, write_job
 from stagec.program.nodes import Node, Program
-from tests.support import GPT, LLAMA, MIXTRAL, pairwise, tiny_options
+from tests.support import GPT, LLAMA, MIXTRAL, each_value, pairwise, tiny_options
 
 
 def job(model: str = LLAMA, **options: Any) -> Job:
@@ -50,7 +50,7 @@ GRID: Mapping[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("row", list(pairwise(GRID)), ids=str)
+@pytest.mark.parametrize("row", each_value(pairwise(GRID), str))
 def test_a_job_is_well_formed_and_free_of_deadlock(row: dict[str, Any], tmp_path: Path) -> None:
     options = dict(row)
     dp, tp = options.pop("mesh")

@@ -22,6 +22,7 @@ from tests.support import (
     PLACE,
     STEP,
     analyse,
+    each_value,
     inputs_of,
     pairwise,
     parse_expr,
@@ -50,7 +51,7 @@ def plain(h: int, g: int) -> tuple[dict[str, Array], list[Array]]:
     return inputs, run_numeric(module, inputs)
 
 
-@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=str)
+@pytest.mark.parametrize("row", each_value(pairwise(FACTORS), str))
 def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     options = dict(row)
     h, g, tp = options.pop("heads")

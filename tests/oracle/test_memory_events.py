@@ -20,7 +20,7 @@ from stagec.program.classes import rank_classes
 from stagec.program.nodes import Events
 from stagec.support.diagnostics import DiagnosticError
 from tests.oracle.test_memory_replay import PLANNED
-from tests.support import LLAMA, run_passes, stagec, tiny_module
+from tests.support import LLAMA, crossed, run_passes, stagec, tiny_module
 
 SIZES = "L=12,B=16,S=8,D=8,H=4,G=4,K=2,F=8,V=16"
 EVENTS = ("alloc_bytes", "free_bytes")
@@ -110,8 +110,7 @@ def test_overlapped_actions_are_within_the_bound(name: str, tmp_path: Path) -> N
         assert 0.9 * planned < found <= planned
 
 
-@pytest.mark.parametrize("granularity", ["block", "layer"])
-@pytest.mark.parametrize("name", ["fsdp", "recompute", "1f1b", "zbv", "sp zb-h1"])
+@crossed(name=["fsdp", "recompute", "1f1b", "zbv", "sp zb-h1"], granularity=["block", "layer"])
 def test_coarser_nodes_hold_what_is_in_them(name: str, granularity: str, tmp_path: Path) -> None:
     for found, planned in checked(tmp_path / "out", JOBS[name], "--granularity", granularity):
         assert found == planned

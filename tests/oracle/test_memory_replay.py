@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.footprint import timelines
@@ -33,6 +33,8 @@ from tests.support import (
     MIXTRAL,
     analyse,
     compiled,
+    crossed,
+    examples,
     operations,
     run_passes,
     tiny_options,
@@ -145,9 +147,10 @@ class Replay:
         count, carry, region = evaluate(op.expr("count"), self.env), op.integer("carry", 1), op.body
         inputs, outer = [self.refs[v] for v in op.operands], self.again
         early = [
-            o for o in region.ops
+            o
+            for o in region.ops
             if o.operands and "over" in o.attrs and all(map(is_parameter, o.operands))
-        ]  # fmt: skip
+        ]
         order = list(range(count))[:: -1 if op.flag("reverse") else 1]
         carried, ready = inputs[:carry], list[dict[Value, Any]]()
         stacks: list[list[Any]] = [[None] * count for _ in op.results[carry:]]
@@ -318,14 +321,12 @@ STAGED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("model", [LLAMA, GPT])
+@crossed(model=(LLAMA, GPT), name=CASES)
 def test_a_step(model: str, name: str) -> None:
     check(model, **CASES[name])
 
 
-@pytest.mark.parametrize("name", STAGED)
-@pytest.mark.parametrize("more", [{}, {"zero": 1, "dp": 2, "recompute": "selective"}], ids=str)
+@crossed(name=STAGED, more=({}, {"zero": 1, "dp": 2, "recompute": "selective"}))
 def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
     sizes = {"L": 16, "B": 16, "S": 8}
     check(GPT, pp=2, microbatches=8, tp=2, sp=True, sizes=sizes, **STAGED[name], **more)
@@ -356,7 +357,7 @@ def test_experts() -> None:
     check(MIXTRAL, dp=2, ep=2, sizes={"L": 9})
 
 
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(st.data())
 def test_random_schedules_and_shapes(data: st.DataObject) -> None:
     """Sizes are drawn too, so that another buffer is the largest each time."""
@@ -493,7 +494,7 @@ def blocks(draw: st.DrawFn) -> str:
 """
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(blocks(), st.data())
 def test_random_programs_and_schedules(text: str, data: st.DataObject) -> None:
     """Planner and brute force find the same peak; no buffer lies on another, in either model."""

@@ -19,7 +19,7 @@ from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
 from stagec.job.emit import make_job, write_job
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import LLAMA, tiny_options
+from tests.support import LLAMA, crossed, each_value, tiny_options
 
 
 class Simulator:
@@ -144,16 +144,15 @@ def written(directory: Path, **options: Any) -> int:
     return report.ranks
 
 
-def pipelines() -> Iterable[tuple[str, int, int, int]]:
+def pipelines() -> Iterable[dict[str, Any]]:
     """Sizes of every schedule: few and many microbatches, two ranks and more."""
     for name, schedule in SCHEDULES.items():
         for stages, microbatches in ((2, 1), (2, 4), (3, 6), (4, 8), (4, 12)):
-            chunks = schedule.default_chunks
             try:
-                schedule.check(stages, microbatches, chunks)
+                schedule.check(stages, microbatches, schedule.default_chunks)
             except DiagnosticError:
                 continue
-            yield name, stages, chunks, microbatches
+            yield {"schedule": name, "sizes": (stages, microbatches)}
 
 
 def assert_ends(directory: Path, count: int, stages: int) -> None:
@@ -164,11 +163,12 @@ def assert_ends(directory: Path, count: int, stages: int) -> None:
             assert simulator.finished() == list(range(count)), (one_at_a_time, seed)
 
 
-@pytest.mark.parametrize("sizes", list(pipelines()), ids=str)
+@pytest.mark.parametrize("row", each_value(pipelines(), str))
 def test_a_job_ends_with_sends_that_wait_for_their_receives(
-    sizes: tuple[str, int, int, int], tmp_path: Path
+    row: dict[str, Any], tmp_path: Path
 ) -> None:
-    schedule, pp, chunks, microbatches = sizes
+    schedule, (pp, microbatches) = row["schedule"], row["sizes"]
+    chunks = SCHEDULES[schedule].default_chunks
     layers = {"L": pp * chunks, "B": 2 * microbatches}
     options = {"pp": pp, "chunks": chunks, "microbatches": microbatches, "schedule": schedule}
     count = written(tmp_path / "out", sizes=layers, **options)
@@ -176,12 +176,10 @@ def test_a_job_ends_with_sends_that_wait_for_their_receives(
     assert_ends(tmp_path / "out", count, pp)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    "options",
-    [{"dp": 2, "zero": 3, "tp": 2, "sp": True}, {"cp": 2, "tp": 2}],
-    ids=str,
-)
+AXES: list[dict[str, Any]] = [{"dp": 2, "zero": 3, "tp": 2, "sp": True}, {"cp": 2, "tp": 2}]
+
+
+@crossed(schedule=SCHEDULES, options=AXES)
 def test_other_axes_keep_the_order(schedule: str, options: dict[str, Any], tmp_path: Path) -> None:
     chunks = SCHEDULES[schedule].default_chunks
     sizes = {"L": 2 * chunks, "B": 8}

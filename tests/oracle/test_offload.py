@@ -31,6 +31,7 @@ from tests.support import (
     STEP,
     analyse,
     compiled,
+    each_value,
     inputs_of,
     only_program,
     operations,
@@ -67,7 +68,7 @@ def plain(model: str) -> tuple[dict[str, Array], list[Array]]:
     return inputs, run_numeric(module, inputs)
 
 
-@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=str)
+@pytest.mark.parametrize("row", each_value(pairwise(FACTORS), str))
 def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     options = dict(row)
     model = options.pop("model")

@@ -70,8 +70,11 @@ def compiled(loaded: Loaded, text: str, passes: str = PLACE) -> Module:
 
 
 def gathered(module: Module) -> list[str]:
-    return [f"{op.operands[0].name} over {op.names('over')}" for op in module.walk()
-            if op.name == "stg.all_gather"]  # fmt: skip
+    return [
+        f"{op.operands[0].name} over {op.names('over')}"
+        for op in module.walk()
+        if op.name == "stg.all_gather"
+    ]
 
 
 @pytest.mark.parametrize(

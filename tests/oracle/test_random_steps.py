@@ -5,11 +5,11 @@ device, whatever the operations, the pins and the ZeRO stage.
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.text.printer import print_module
-from tests.support import PLACE, STEP, compiled, inputs_of, parse, run_numeric
+from tests.support import PLACE, STEP, compiled, examples, inputs_of, parse, run_numeric
 from tests.unit.test_propagate import Drawn, programs
 
 PLAIN = "x = 1, y = 1"
@@ -54,7 +54,7 @@ def ranks(text: str) -> list[tuple[str, int]]:
     return [(v.name, v.tensor.rank) for v in values]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(programs(), st.integers(0, 3))
 def test_a_random_step_on_a_mesh_equals_that_on_one_device(program: Drawn, zero: int) -> None:
     text = step_text(program, zero)

@@ -26,6 +26,8 @@ from tests.support import (
     analyse,
     assert_same_text,
     compiled,
+    crossed,
+    each_value,
     inputs_of,
     only_program,
     pairwise,
@@ -57,7 +59,7 @@ def plain(model: str) -> tuple[dict[str, Array], list[Array]]:
     return inputs, run_numeric(module, inputs)
 
 
-@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=str)
+@pytest.mark.parametrize("row", each_value(pairwise(FACTORS), str))
 def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     options = dict(row)
     model = options.pop("model")
@@ -112,11 +114,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("policy", ["full", "full-replay", "attention"])
-@pytest.mark.parametrize(("flag", "number", "replayed"), CASES)
-def test_some_of_seven_layers(flag: str, number: int, replayed: int, policy: str) -> None:
+@crossed(case=CASES, policy=("full", "full-replay", "attention"))
+def test_some_of_seven_layers(case: tuple[str, int, int], policy: str) -> None:
     """FLOPs, collectives and stash of `replayed` layers that recompute and the others that do
     not."""
+    flag, number, replayed = case
     layers = 7
     nothing, everything = entry(layers), entry(layers, recompute=policy)
     found = entry(layers, recompute=policy, **{flag: number})

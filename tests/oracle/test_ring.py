@@ -21,6 +21,8 @@ from tests.support import (
     PLACE,
     STEP,
     compiled,
+    crossed,
+    each_value,
     inputs_of,
     operations,
     pairwise,
@@ -63,7 +65,7 @@ def label(row: Mapping[str, Any]) -> str:
     return "-".join([axes, *(f"{v}" for n, v in row.items() if n != "axes")])
 
 
-@pytest.mark.parametrize("row", list(pairwise(FACTORS)), ids=label)
+@pytest.mark.parametrize("row", each_value(pairwise(FACTORS), label))
 def test_a_ring_equals_one_device(row: dict[str, Any]) -> None:
     """Loss, updated parameters and optimizer state, which hold every gradient."""
     options = dict(row)
@@ -104,14 +106,15 @@ MESH = """stg.mesh @pod[node = 2, cp = {cp}, tp = {tp}]
 GRADIENTS = "infer-shapes,apply-strategy,differentiate,eliminate-dead-code"
 
 
-@pytest.mark.parametrize("order", ["zigzag", "plain"])
-@pytest.mark.parametrize("causal", ["", "[causal]"])
-@pytest.mark.parametrize(
-    ("over", "cp", "tp"), [("cp", 4, 1), ("(node, cp)", 3, 1), ("(cp, node)", 2, 2), ("cp", 3, 2)]
+@crossed(
+    axes=[("cp", 4, 1), ("(node, cp)", 3, 1), ("(cp, node)", 2, 2), ("cp", 3, 2)],
+    causal=["", "[causal]"],
+    order=["zigzag", "plain"],
 )
 def test_packed_keys_and_values_over_any_axes(
-    over: str, cp: int, tp: int, causal: str, order: str
+    axes: tuple[str, int, int], causal: str, order: str
 ) -> None:
+    over, cp, tp = axes
     one = compiled(PACKED.format(mesh="", causal=causal), GRADIENTS)
     inputs = inputs_of(one, 4)
     mesh = MESH.format(over=over, cp=cp, tp=tp, order=order)

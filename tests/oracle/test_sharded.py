@@ -19,6 +19,7 @@ from tests.support import (
     LLAMA,
     PLACE,
     STEP,
+    each_value,
     inputs_of,
     operations,
     pairwise,
@@ -88,12 +89,12 @@ def assert_same(row: Mapping[str, Any], program: str) -> None:
         np.testing.assert_allclose(y, x, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
-@pytest.mark.parametrize("row", grid(), ids=label)
+@pytest.mark.parametrize("row", each_value(grid(), label, "model"))
 def test_a_training_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None:
     assert_same(row, STEP)
 
 
-@pytest.mark.parametrize("row", list(pairwise(CORE)), ids=label)
+@pytest.mark.parametrize("row", each_value(pairwise(CORE), label))
 def test_gradients_on_a_mesh_equal_those_on_one_device(row: dict[str, Any]) -> None:
     assert_same(row, GRADIENTS)
 

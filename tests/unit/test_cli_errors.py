@@ -52,9 +52,7 @@ TEXTS = {
     "unclosed": Bad("stg.module @m {\n  stg.symbols[B]\n", "2:17", "syntax error"),
     "stray-character": Bad(body("%y = stg.gelu(%x) $"), "5:23", "unexpected '$'"),
     "unknown-op": Bad(body("%y = stg.gleu(%x)"), "5:10", "unknown op 'stg.gleu'"),
-    "unknown-parameter": Bad(
-        body("%y = stg.scale[bye = 2](%x)"), "5:20", "no parameter 'bye'"
-    ),
+    "unknown-parameter": Bad(body("%y = stg.scale[bye = 2](%x)"), "5:20", "no parameter 'bye'"),
     "missing-parameter": Bad(body("%y = stg.scale(%x)"), "5:10", "expects parameter 'by'"),
     "too-few-operands": Bad(body("%y = stg.mul(%x)"), "5:10", "expects 2 operands"),
     "wrong-rank": Bad(
@@ -82,17 +80,18 @@ TEXTS = {
         body("%y = stg.gelu(%p) : f32[B@tp, D]"), "5:5", "contradictory placements"
     ),
     "does-not-divide": Bad(
-        body("%y = stg.sharding_constraint(%x) : f32[B, D]").replace("D = 8", "D = 7").replace(
-            "%p: f32[B@dp, D]", "%p: f32[B, D@dp]"
-        ),
+        body("%y = stg.sharding_constraint(%x) : f32[B, D]")
+        .replace("D = 8", "D = 7")
+        .replace("%p: f32[B@dp, D]", "%p: f32[B, D@dp]"),
         "4:30",
         "does not divide",
     ),
     "zero-symbol": Bad("stg.module @m {\n  stg.symbols[B = 0]\n}", "2:3", "positive"),
     "negative-symbol": Bad("stg.module @m {\n  stg.symbols[B = -3]\n}", "2:3", "positive"),
     "zero-axis": Bad("stg.module @m {\n  stg.mesh @p[dp = 0]\n}", "2:3", "positive"),
-    "zero-dimension": Bad(body("%y = stg.gelu(%x)").replace("%x: f32[B, D]", "%x: f32[0, D]"),
-                          "4:15", "positive"),
+    "zero-dimension": Bad(
+        body("%y = stg.gelu(%x)").replace("%x: f32[B, D]", "%x: f32[0, D]"), "4:15", "positive"
+    ),
     "huge-integer": Bad(
         f"stg.module @m {{\n  stg.symbols[B = {'9' * 23}]\n}}", "2:19", "too large"
     ),
@@ -110,7 +109,7 @@ TEXTS = {
     "only-blanks": Bad("\n\n  // nothing\n", "3:13", "end of the text"),
     "nul-bytes": Bad("stg.module @m {\n  stg.sym\0bols[B]\n}", "2:10", "NUL"),
     "wrong-order": Bad(body("%y = stg.gelu(%x)"), "1:1", "needs a module", "insert-collectives"),
-}  # fmt: skip
+}
 
 
 def assert_told(ran: Outcome, code: int = 1) -> None:
@@ -485,8 +484,11 @@ sys.exit(f"imported {{heavy}}" if heavy else code)
 def test_start_up_imports_nothing_heavy(argv: list[str]) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", LAZY.format(argv=argv)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert "imported" not in ran.stderr
     assert ran.returncode == (0 if argv and argv[0].startswith("--") else 2), ran.stderr
 

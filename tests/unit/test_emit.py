@@ -167,9 +167,13 @@ def test_an_independent_reader_sees_the_same_nodes(options: dict[str, Any], tmp_
 def independent(node: Any) -> TraceNode:
     """A node of the public schema, each attribute from the member that consumers read."""
     names = {
-        "is_cpu_op": "bool_val", "num_ops": "int64_val", "tensor_size": "uint64_val",
-        "comm_type": "int64_val", "comm_size": "int64_val", "pg_name": "string_val",
-    }  # fmt: skip
+        "is_cpu_op": "bool_val",
+        "num_ops": "int64_val",
+        "tensor_size": "uint64_val",
+        "comm_type": "int64_val",
+        "comm_size": "int64_val",
+        "pg_name": "string_val",
+    }
     attrs = {a.name: getattr(a, names[a.name]) for a in node.attr}
     assert all(a.HasField(names[a.name]) for a in node.attr)
     deps = tuple(node.data_deps), tuple(node.ctrl_deps)
@@ -457,8 +461,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)],
-        check=False, capture_output=True,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+    )
     if mounted.returncode:
         pytest.skip("mounting a small file system is not allowed here")
     yield place

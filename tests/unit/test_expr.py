@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, example, given, reject, settings
+from hypothesis import assume, example, given, reject
 from hypothesis import strategies as st
 
 from stagec.ir.expr import (
@@ -32,7 +32,7 @@ from stagec.ir.expr import (
     total,
 )
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from tests.support import parse_expr
+from tests.support import examples, parse_expr
 
 NAMES = ("a", "b", "c")
 Env = Mapping[str, int]
@@ -154,7 +154,7 @@ def read(text: str) -> Expr:
         raise
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(TREES, ENVS)
 def test_an_expression_has_the_value_of_its_tree(tree: Tree, env: Env) -> None:
     assert number(built(tree), env) == meaning(tree, env)
@@ -164,7 +164,7 @@ SUM = Tree("+", (Tree("", leaf="a"), Tree("", leaf="b")))
 TWO_PER_A = Tree("/", (Tree("", leaf=2), Tree("", leaf="a")))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @example(Tree("*", (SUM, TWO_PER_A)))
 @given(TREES)
 def test_text_parses_back_to_the_same_expression(tree: Tree) -> None:
@@ -174,13 +174,13 @@ def test_text_parses_back_to_the_same_expression(tree: Tree) -> None:
     assert str(again) == str(expr)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(TREES, ENVS)
 def test_the_text_of_a_tree_means_the_tree(tree: Tree, env: Env) -> None:
     assert number(read(str(tree)), env) == meaning(tree, env)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(TREES, ENVS)
 def test_numbers_may_be_put_in_one_after_the_other(tree: Tree, env: Env) -> None:
     """Substituting numbers for some symbols and evaluating with the others changes nothing."""
@@ -194,7 +194,7 @@ def test_numbers_may_be_put_in_one_after_the_other(tree: Tree, env: Env) -> None
     assert number(substitute(partly, {"b": const(env["b"])}), {}) == meaning(tree, env)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(TREES, RATIONAL, ENVS)
 def test_substitution_is_composition(tree: Tree, inner: Tree, env: Env) -> None:
     value = meaning(inner, env)
@@ -206,7 +206,7 @@ def test_substitution_is_composition(tree: Tree, inner: Tree, env: Env) -> None:
     assert number(replaced, env) == meaning(tree, {**env, "a": int(value)})
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(RATIONAL, RATIONAL, ENVS)
 def test_same_is_sound(left: Tree, right: Tree, env: Env) -> None:
     """What is said to be the same has the same value; a polynomial is the same multiplied out."""
@@ -217,7 +217,7 @@ def test_same_is_sound(left: Tree, right: Tree, env: Env) -> None:
     assert same((x + y) * (x - y), x * x - y * y)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(RATIONAL, ENVS)
 def test_terms_and_fractions_add_up(tree: Tree, env: Env) -> None:
     expr = built(tree)

@@ -7,13 +7,13 @@ from __future__ import annotations
 from itertools import product as combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.ir.expr import Expr, const, evaluate, is_integral, product, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.support.diagnostics import NotAnIntegerError
-from tests.support import parse, parse_expr
+from tests.support import examples, parse, parse_expr
 
 NAMES = ("a", "b", "c", "d")
 VALUES = range(1, 7)
@@ -56,7 +56,7 @@ def holds_everywhere(divisor: Expr, size: Expr, relations: list[Relation]) -> bo
     return True
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(monomials(2), SIZES, RELATIONS)
 def test_what_is_said_to_divide_divides(
     divisor: Expr, size: Expr, relations: list[Relation]
@@ -65,7 +65,7 @@ def test_what_is_said_to_divide_divides(
         assert holds_everywhere(divisor, size, relations)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(monomials(1), monomials(1), RELATIONS)
 def test_decisions_do_not_depend_on_the_order_of_questions(
     divisor: Expr, size: Expr, relations: list[Relation]
@@ -107,8 +107,10 @@ def test_decisions_do_not_depend_on_the_order_of_questions(
     ],
 )
 def test_table(relations: list[str], divisor: str, size: str, expected: bool) -> None:
-    known = [divisible(*map(parse_expr, r.replace("(", "").replace(")", "").split(" % ")))
-             for r in relations]  # fmt: skip
+    known = [
+        divisible(*map(parse_expr, r.replace("(", "").replace(")", "").split(" % ")))
+        for r in relations
+    ]
     assert Facts(known).divides(parse_expr(divisor), parse_expr(size)) is expected
 
 

@@ -17,7 +17,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.text.generic import attr_text, print_generic
-from tests.support import GPT, LLAMA, loaded, parse, tiny_module
+from tests.support import GPT, LLAMA, crossed, loaded, parse, tiny_module
 
 LIT = Path(__file__).resolve().parent.parent / "lit"
 TRAIN = "train"
@@ -52,8 +52,7 @@ def inputs() -> list[str]:
     return sorted(n for n in names if "verify" not in n and "Inputs" not in n)
 
 
-@pytest.mark.parametrize("locations", [False, True])
-@pytest.mark.parametrize("name", inputs())
+@crossed(name=inputs(), locations=(True, False))
 def test_lit_inputs(name: str, locations: bool) -> None:
     text = (LIT / name).read_text(encoding="utf-8")
     for part in text.split("// -----\n"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.ir.core import Operation, Region, Value
@@ -17,7 +17,7 @@ from stagec.ir.module import Module
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import root
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import GPT, LLAMA, STEP, compiled, operations, tiny_module
+from tests.support import GPT, LLAMA, STEP, compiled, examples, operations, tiny_module
 
 PLAN = "place,plan"
 SIZES = {"B": 3, "D": 5}
@@ -82,7 +82,7 @@ def worst(program: list[tuple[str, str, tuple[str, ...], bool]], returned: list[
     return peak
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(lines(), st.data())
 def test_the_peak_of_a_straight_program(
     program: list[tuple[str, str, tuple[str, ...], bool]], data: st.DataObject
@@ -240,8 +240,11 @@ def test_zero_shards_what_its_stage_says() -> None:
     whole = sizes[0]
     assert whole["gradients"] == 2 * whole["parameters"]
     assert whole["optimizer"] == 6 * whole["parameters"]
-    for zero, parts in ((1, ["optimizer"]), (2, ["optimizer", "gradients"]),
-                        (3, ["optimizer", "gradients", "parameters"])):  # fmt: skip
+    for zero, parts in (
+        (1, ["optimizer"]),
+        (2, ["optimizer", "gradients"]),
+        (3, ["optimizer", "gradients", "parameters"]),
+    ):
         for part in ("parameters", "gradients", "optimizer"):
             divided = 4 if part in parts else 1
             assert sizes[zero][part] * divided == whole[part], (zero, part)

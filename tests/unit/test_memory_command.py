@@ -23,7 +23,7 @@ from stagec.memory.buffers import Buffer
 from stagec.memory.step import turns
 from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.registry import SCHEDULES
-from tests.support import analyse, parse_expr, stagec
+from tests.support import analyse, crossed, parse_expr, stagec
 
 SMALL = ("llama3-8b", "--set", "L=4", "--tp", "2", "--pp", "2")
 OPTIONS: dict[str, Any] = {"sizes": {"L": 4}, "tp": 2, "pp": 2}
@@ -197,8 +197,7 @@ def test_the_snapshot_replays_to_the_peak(tmp_path: Path) -> None:
     assert most == result["classes"][1]["peak"]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("microbatches", [8, 16])
+@crossed(microbatches=[8, 16], name=SCHEDULES)
 def test_stashes_in_flight(name: str, microbatches: int) -> None:
     """The copies of a layer's activation that a rank holds at once: the closed form, in
     microbatches, times the layers of each on that rank (of one copy of the model)."""

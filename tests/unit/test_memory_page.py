@@ -170,10 +170,16 @@ def test_far_too_many_layers_are_refused(tmp_path: Path) -> None:
 
 _BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     "--window-size=1000,900",
-)  # fmt: skip
+)
 _ERRORS = """<script>
 const problems = [];
 addEventListener("error", (event) => problems.push(event.message));

@@ -10,7 +10,7 @@ import pytest
 
 from stagec.schedule.action import stashes
 from stagec.schedule.registry import find_schedule
-from tests.support import GPT, LLAMA, analyse, stagec
+from tests.support import GPT, LLAMA, analyse, crossed, stagec
 
 SIZES = {"L": 16, "S": 64, "D": 32, "H": 8, "G": 4, "K": 4, "F": 64, "V": 128}
 GPT_SIZES = {n: v for n, v in SIZES.items() if n != "G"}
@@ -32,11 +32,11 @@ def rows(entry: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
 MESHES = [(2, 1, 1, False), (4, 2, 2, False), (4, 2, 2, True), (2, 1, 4, True), (8, 2, 1, False)]
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize(("pp", "dp", "tp", "sp"), MESHES)
+@crossed(recompute=["none", "full"], mesh=MESHES)
 def test_a_stage_sends_one_activation_per_microbatch_each_way(
-    pp: int, dp: int, tp: int, sp: bool, recompute: str
+    recompute: str, mesh: tuple[int, int, int, bool]
 ) -> None:
+    pp, dp, tp, sp = mesh
     m, batch = 2 * pp, 2 * pp * dp * 3
     sizes = {"B": batch}
     found = staged(pp=pp, dp=dp, tp=tp, sp=sp, microbatches=m, recompute=recompute, sizes=sizes)
@@ -61,24 +61,22 @@ def test_a_stage_sends_one_activation_per_microbatch_each_way(
                 assert got[0]["dtype"] == "bf16"
 
 
-@pytest.mark.parametrize(
-    ("schedule", "pp", "chunks", "m"),
-    [
-        ("gpipe", 4, 1, 8),
-        ("1f1b", 4, 1, 8),
-        ("interleaved", 4, 2, 8),
-        ("interleaved", 2, 4, 8),
-        ("looped-bfs", 4, 2, 8),
-        ("zb-h1", 4, 1, 8),
-        ("interleaved-zb", 2, 4, 8),
-        ("zbv", 4, 2, 8),
-        ("dualpipev", 4, 2, 8),
-    ],
-)
-@pytest.mark.parametrize("model", [LLAMA, GPT])
-def test_stages_add_up_to_the_model(
-    model: str, schedule: str, pp: int, chunks: int, m: int
-) -> None:
+PIPELINES = [
+    ("gpipe", 4, 1, 8),
+    ("1f1b", 4, 1, 8),
+    ("interleaved", 4, 2, 8),
+    ("interleaved", 2, 4, 8),
+    ("looped-bfs", 4, 2, 8),
+    ("zb-h1", 4, 1, 8),
+    ("interleaved-zb", 2, 4, 8),
+    ("zbv", 4, 2, 8),
+    ("dualpipev", 4, 2, 8),
+]
+
+
+@crossed(model=[LLAMA, GPT], pipeline=PIPELINES)
+def test_stages_add_up_to_the_model(model: str, pipeline: tuple[str, int, int, int]) -> None:
+    schedule, pp, chunks, m = pipeline
     sizes = {"B": 16}
     whole = staged(model, microbatches=m, sizes=sizes)
     found = staged(model, pp=pp, schedule=schedule, chunks=chunks, microbatches=m, sizes=sizes)

@@ -4,7 +4,7 @@ the allocators; the arena is never below the bound, and for best-fit within 10% 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.footprint import timelines
@@ -12,6 +12,7 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.memory.arena import requests
 from stagec.memory.placement import MODELS, Arena, Placed, Request, place, placing
+from tests.support import examples
 
 MIB = 2**20
 
@@ -68,7 +69,7 @@ def programs(draw: st.DrawFn) -> list[Request]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(programs())
 def test_buffers_never_overlap(model: str, asked: list[Request]) -> None:
     assert checked(asked, model).bound == bound(asked)

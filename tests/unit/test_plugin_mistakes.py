@@ -103,9 +103,11 @@ METHODS = {
     "raises": ("def dtypes(self, op):\n        return None + 1  # here", "# here", "TypeError"),
     "gives what is none": ("def dtypes(self, op):\n        return 7", "# class", "TypeError"),
     "has no such name": (
-        "def verify(self, op):\n        yield undefined  # here", "# here", "NameError",
+        "def verify(self, op):\n        yield undefined  # here",
+        "# here",
+        "NameError",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -164,12 +166,13 @@ LOADS = {
     "not a pass": (PASS.replace("(Halve,)", "(int,)"), "", "<class 'int'> is no class of a pass"),
     "dataclass": (
         PASS.replace("@dataclass(frozen=True)", "").replace("BODY", "pass\n\n    size: int = 3"),
-        "", "pass 'halve' has options (size) and is no dataclass",
+        "",
+        "pass 'halve' has options (size) and is no dataclass",
     ),
     "pass name": (PASS.replace('"halve"', '"my pass"'), "", "'my pass' is no name of a pass"),
     "syntax": ("def f(:\n    pass\n", "", "mine.py:5:7: error: "),
     "raises": ("X = 1 // 0\n", "", "mine.py:5:5: error: "),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOADS)

@@ -66,7 +66,6 @@ def test_a_broken_package_is_a_diagnostic(site: Path, value: str) -> None:
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.slow
 def test_pip_installs_the_example(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "site"
     shutil.copytree(EXAMPLE, source)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from stagec.ir.core import Value
@@ -16,7 +16,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
-from tests.support import clone, compiled, inputs_of, parse, run_numeric, run_passes
+from tests.support import clone, compiled, examples, inputs_of, parse, run_numeric, run_passes
 
 PROPAGATE = "infer-shapes,propagate-sharding"
 PLACE = "infer-shapes,propagate-sharding,insert-collectives"
@@ -146,8 +146,14 @@ def splits(draw: st.DrawFn, rank: int) -> list[str]:
         if where >= 0:
             found[where].append(axis)
     priority = draw(st.sampled_from(["", "", "!1", "!2"]))
-    return [f"@({', '.join(a + priority for a in axes)})" if len(axes) > 1
-            else f"@{axes[0]}{priority}" if axes else "" for axes in found]  # fmt: skip
+    return [
+        f"@({', '.join(a + priority for a in axes)})"
+        if len(axes) > 1
+        else f"@{axes[0]}{priority}"
+        if axes
+        else ""
+        for axes in found
+    ]
 
 
 @st.composite
@@ -177,8 +183,9 @@ def programs(draw: st.DrawFn, parts: bool = False) -> Drawn:
         ops += [f"matmul:{n}" for n, s in shapes.items() if dims[-1] == s[0] and len(s + dims) > 2]
         ops += ["sum", "max", "norm", "permute"] if len(dims) == 2 else []
         ops += [f"join:{n}" for n, s in shapes.items() if s == dims]
-        ops += [f"{kind}:{n}" for kind in ("rms", "layer") for n, s in shapes.items()
-                if s == dims[-1]]  # fmt: skip
+        ops += [
+            f"{kind}:{n}" for kind in ("rms", "layer") for n, s in shapes.items() if s == dims[-1]
+        ]
         ops += [f"bias:{n}" for n, s in shapes.items() if len(dims) == 2 and s == dims[1]]
         text, result = draw(line(draw(st.sampled_from(ops)), source, dims, shapes))
         if not result:
@@ -250,7 +257,7 @@ PREFIX = Drawn(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @example(PREFIX)
 @given(programs())
 def test_a_placed_program_computes_the_same(program: Drawn) -> None:
@@ -276,7 +283,7 @@ def unless_refused(text: str, passes: str, *reasons: str) -> Module | None:
     return module
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(programs(parts=True))
 def test_pinned_parts_are_true_or_refused(program: Drawn) -> None:
     """Whatever is pinned as a partial sum: what compiles computes the same."""
@@ -289,7 +296,7 @@ def test_pinned_parts_are_true_or_refused(program: Drawn) -> None:
         np.testing.assert_allclose(y, x, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(programs())
 def test_what_was_decided_may_be_pinned(program: Drawn) -> None:
     """Also the partial sums among it, which are true."""
@@ -311,7 +318,7 @@ def run_numeric_plain(module: Module, inputs: dict[str, np.ndarray]) -> list[np.
     return run_numeric(parse(text), inputs)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(programs())
 def test_every_value_is_placed_and_uses_an_axis_once(program: Drawn) -> None:
     module = compiled(program.text, PROPAGATE)

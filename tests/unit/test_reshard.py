@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stagec.interp.machine import Machine
@@ -21,7 +21,7 @@ from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import Dim, Partial, TensorType, dim
 from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
-from tests.support import parse
+from tests.support import EXHAUSTIVE, examples, parse
 
 AXES = ("x", "y", "z")
 SIZE, RANK = 8, 3
@@ -88,7 +88,7 @@ def program(have: Placement, steps: list[CollectiveStep]) -> tuple[Module, Value
     return module, value
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(placements(), placements())
 def test_the_steps_lead_to_the_target(have: Placement, want: Placement) -> None:
     assume(set(want.partial) <= set(have.partial))
@@ -102,13 +102,13 @@ def test_the_steps_lead_to_the_target(have: Placement, want: Placement) -> None:
     np.testing.assert_array_equal(found, whole * parts)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(placements())
 def test_no_step_where_nothing_is_to_do(have: Placement) -> None:
     assert steps_of(have, have) == []
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(placements(), placements())
 def test_no_axis_moves_twice_as_a_reduction(have: Placement, want: Placement) -> None:
     """Each axis of the partial sum is reduced once, and only if it has to be."""
@@ -122,7 +122,7 @@ def test_no_axis_moves_twice_as_a_reduction(have: Placement, want: Placement) ->
     assert sorted(reduced) == sorted(set(have.partial) - set(want.partial))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(placements(), placements())
 def test_nothing_becomes_partial(have: Placement, want: Placement) -> None:
     assume(not set(want.partial) <= set(have.partial))
@@ -243,8 +243,10 @@ def collective(have: Placement, want: Placement) -> tuple[str, Axes] | None:
         return ("all_slice", tuple(right)) if len(set(right.values())) == 1 else None
     if not come:
         return ("all_gather", tuple(left)) if len(set(left.values())) == 1 else None
-    blocks = [[a for a in left if (left[a], right.get(a)) == way]
-              for way in product(set(left.values()), set(right.values()))]  # fmt: skip
+    blocks = [
+        [a for a in left if (left[a], right.get(a)) == way]
+        for way in product(set(left.values()), set(right.values()))
+    ]
     whole = all(in_one_piece(b, gone) and in_one_piece(b, come) for b in blocks)
     return ("all_to_all", tuple(left)) if set(left) == set(right) and whole else None
 
@@ -285,7 +287,12 @@ def bytes_and_calls(
     return total, sum(s.op != "stg.all_slice" for s in steps)
 
 
-MESHES = [{"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 3, "y": 2}, {"x": 2, "y": 3, "z": 4}]
+MESHES = [
+    {"x": 2, "y": 2},
+    {"x": 2, "y": 4},
+    {"x": 3, "y": 2},
+    pytest.param({"x": 2, "y": 3, "z": 4}, marks=EXHAUSTIVE),
+]
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

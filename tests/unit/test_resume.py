@@ -107,8 +107,12 @@ class Runs:
         self._out, self._partial = out, out.with_name(f".{out.name}.partial")
         self._process = subprocess.Popen(
             [sys.executable, "-c", RUN, str(out)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
 
     def run(self, files: int | None = None, seconds: float = 0) -> int:
         """How a run ended; if `files` are given it was killed when there were more of them than

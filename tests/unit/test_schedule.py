@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.schedule.base import Schedule
@@ -21,6 +21,7 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.replay import Timeline, replay
 from stagec.schedule.validate import check_schedule
 from stagec.support.diagnostics import DiagnosticError
+from tests.support import EXHAUSTIVE, examples
 
 Sizes = tuple[int, int, int]
 
@@ -83,7 +84,8 @@ TABLE = {
         lambda p, m, v, r: Fraction(2 * p + 1, 2),
     ),
 }
-STAGES = range(1, 17)
+#: Up to five stages there are all that a schedule does at its ends; more are more of the same.
+STAGES = [pytest.param(p, marks=() if p < 6 else EXHAUSTIVE) for p in range(1, 17)]
 
 
 def microbatches(stages: int) -> list[int]:
@@ -200,7 +202,7 @@ TIMES = st.fractions(min_value=Fraction(1, 8), max_value=8, max_denominator=8)
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_closed_forms_hold_for_random_sizes_and_costs(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(TABLE)))
     sizes = data.draw(st.sampled_from(ALLOWED[name]))
@@ -220,7 +222,11 @@ def test_closed_forms_hold_for_random_sizes_and_costs(data: st.DataObject) -> No
     assert timeline.makespan >= max(timeline.busy(rank) for rank in range(timeline.ranks))
 
 
-INTEGER_COSTS = [(f, b, w) for f in range(1, 5) for b in range(1, 5) for w in range(1, 5)]
+#: Up to two there is each order of the three, strict and not, that a condition may ask for.
+INTEGER_COSTS = [
+    pytest.param(*times, marks=() if max(times) < 3 else EXHAUSTIVE)
+    for times in product(range(1, 5), repeat=3)
+]
 
 
 def agrees(name: str, costs: Costs, cases: list[Sizes]) -> bool:
@@ -247,9 +253,9 @@ def test_zb_h1_needs_a_cheap_weight_gradient_and_zbv_equal_times(
     assert (SCHEDULES["zbv"].closed_form(3, 6, 2, costs).bubble is not None) == same
 
 
-@pytest.mark.parametrize("forward", [1, 2, 3])
-@pytest.mark.parametrize("gradient", [1, 2, 3])
-@pytest.mark.parametrize("weight", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("forward", "gradient", "weight"), [p for p in INTEGER_COSTS if 4 not in p.values]
+)
 def test_dualpipe_needs_equal_times_and_a_pair_between_its_parts(
     forward: int, gradient: int, weight: int
 ) -> None:

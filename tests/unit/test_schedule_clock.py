@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.schedule.action import Action, Placement, StageChunk, steps
@@ -16,6 +16,7 @@ from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.replay import ActionKey, Event, replay
 from stagec.support.diagnostics import DiagnosticError
+from tests.support import examples
 
 Sizes = tuple[int, int, int]
 TIMES = st.fractions(min_value=Fraction(1, 8), max_value=8, max_denominator=8)
@@ -82,7 +83,7 @@ def length(step: tuple[Action, ...], chunk: Costs) -> Fraction:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_clock_gives_longest_paths(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(list(SCHEDULES)))
     sizes = data.draw(st.sampled_from(ALLOWED[name]))

@@ -15,7 +15,7 @@ from stagec.job.emit import Job, make_job
 from stagec.program.roofline import Roofline
 from stagec.schedule.registry import SCHEDULES
 from tests.plain_writer import plain_trace, program_of
-from tests.support import GPT, LLAMA, tiny_options
+from tests.support import GPT, LLAMA, crossed, tiny_options
 
 
 def job(model: str = LLAMA, **options: Any) -> Job:
@@ -34,8 +34,7 @@ def assert_same_as_plain(made: Job, roofline: Roofline | None = None) -> None:
             assert stamped.rank(rank).tobytes() == expected, f"rank {rank} of {each.name}"
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 4, 12])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@crossed(zero=[0, 1, 2, 3], microbatches=[1, 2, 4, 12])
 def test_data_parallel(zero: int, microbatches: int) -> None:
     options: dict[str, Any] = {
         "dp": 2,
@@ -46,11 +45,14 @@ def test_data_parallel(zero: int, microbatches: int) -> None:
     assert_same_as_plain(job(sizes={"B": 24, "L": 4}, **options))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"zero": 2, "dp": 2, "ddp_bucket": 300}, {"recompute": "full", "recompute_layers": 1}],
-)
+MORE: list[dict[str, Any]] = [
+    {},
+    {"zero": 2, "dp": 2, "ddp_bucket": 300},
+    {"recompute": "full", "recompute_layers": 1},
+]
+
+
+@crossed(more=MORE, schedule=SCHEDULES)
 def test_schedules(schedule: str, more: dict[str, Any]) -> None:
     options: dict[str, Any] = {"pp": 2, "microbatches": 12, "schedule": schedule, **more}
     assert_same_as_plain(job(sizes={"B": 24, "L": 8}, **options))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.text.printer import print_module
-from tests.support import GPT, LLAMA, analyse, pairwise
+from tests.support import GPT, LLAMA, analyse, crossed, each_value, pairwise
 
 Key = tuple[str, tuple[str, ...], str, str]
 Table = dict[Key, tuple[int, int]]
@@ -236,13 +236,13 @@ def grid() -> list[Job]:
     return jobs
 
 
-def label(job: Job) -> str:
-    return "-".join(f"{f.name}={getattr(job, f.name)}" for f in fields(job))
+def label(row: Mapping[str, Any]) -> str:
+    return "-".join(f"{n}={v}" for n, v in row.items())
 
 
-@pytest.mark.parametrize("job", grid(), ids=label)
-def test_collectives_of_a_step(job: Job) -> None:
-    agree(job)
+@pytest.mark.parametrize("row", each_value(map(asdict, grid()), label))
+def test_collectives_of_a_step(row: dict[str, Any]) -> None:
+    agree(Job(**row))
 
 
 def per_layer(model: str, **options: Any) -> Table:
@@ -307,9 +307,7 @@ def calls_of_ddp(sizes: Sequence[int], full: int) -> list[int]:
     return calls + [held] * (held > 0)
 
 
-@pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize("bucket", [25 << 20, 160 << 20, 1 << 40, 0])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@crossed(dtype=["f32", "bf16"], bucket=[25 << 20, 160 << 20, 1 << 40, 0], microbatches=[1, 4])
 def test_ddp_reduces_every_gradient_once_a_step(dtype: str, bucket: int, microbatches: int) -> None:
     result = analyse(
         LLAMA,
@@ -333,11 +331,11 @@ def test_gradients_of_data_parallelism_leave_in_buckets_unless_told_otherwise(ze
     assert result[op, ("dp",), "gradient", "f32"] == (len(calls), sum(calls))
 
 
-@pytest.mark.parametrize(("zero", "microbatches"), [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)])
-@pytest.mark.parametrize(("grad", "reduce"), [("f32", "bf16"), ("bf16", "f32")])
+@crossed(often=[(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)], dtypes=[("f32", "bf16"), ("bf16", "f32")])
 def test_gradients_travel_in_the_reduce_dtype(
-    grad: str, reduce: str, zero: int, microbatches: int
+    often: tuple[int, int], dtypes: tuple[str, str]
 ) -> None:
+    (zero, microbatches), (grad, reduce) = often, dtypes
     job = Job(
         LLAMA, dp=2, zero=zero, microbatches=microbatches, grad_dtype=grad, reduce_dtype=reduce
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stagec.driver import common
+from tests.support import crossed
 
 ROOT = Path(__file__).parents[2]
 OK, WRONG, USAGE, CLOSED = (
@@ -40,8 +41,7 @@ def run(command: str, streams: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("streams", STREAMS)
-@pytest.mark.parametrize("command", COMMANDS)
+@crossed(command=COMMANDS, streams=STREAMS)
 def test_a_stream_that_takes_nothing(command: str, streams: str) -> None:
     if "full" in streams and not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
@@ -60,8 +60,11 @@ def test_a_closed_stdin_is_an_empty_text() -> None:
 def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     """What is meant for stderr is not written into a result."""
     out = tmp_path / "x.stg"
-    ran = run(f"models llama3-8b > {tmp_path}/in.stg; {sys.executable} -m stagec opt "
-              f"{tmp_path}/in.stg --time-passes -p infer-shapes -o {out}", ">&- 2>&-")  # fmt: skip
+    ran = run(
+        f"models llama3-8b > {tmp_path}/in.stg; {sys.executable} -m stagec opt "
+        f"{tmp_path}/in.stg --time-passes -p infer-shapes -o {out}",
+        ">&- 2>&-",
+    )
     assert ran.returncode == OK
     assert out.read_text(encoding="utf-8").startswith("stg.module @")
     assert "seconds" not in out.read_text(encoding="utf-8")

@@ -260,8 +260,11 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "two.toml").write_text(CONFIGURATIONS)
     found = rows(*CHEAP, "--sweep", tmp_path / "two.toml", "--sweep", "zero=1,2")
     assert [tuple(row["configuration"].values()) for row in found] == [
-        ("whole", 1), ("whole", 2), ("split over tp", 1), ("split over tp", 2)
-    ]  # fmt: skip
+        ("whole", 1),
+        ("whole", 2),
+        ("split over tp", 1),
+        ("split over tp", 2),
+    ]
     assert [(o.tp, o.sp, o.zero, o.sizes, o.stage_layers) for o in seen[1:3]] == [
         (1, False, 2, {}, ()),
         (2, False, 1, {"S": 1024}, (2, 2)),
@@ -341,9 +344,10 @@ def test_a_model_is_not_read_many_times() -> None:
 
 def test_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_MOST_ROWS", 3)
-    assert "4 configurations, expected at most 3" in stagec(
-        *BASE, "--sweep", "tp=1,2", "--sweep", "dp=1,2"
-    ).err  # fmt: skip
+    assert (
+        "4 configurations, expected at most 3"
+        in stagec(*BASE, "--sweep", "tp=1,2", "--sweep", "dp=1,2").err
+    )
 
 
 def test_a_bug_is_told_as_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -902,7 +902,6 @@ def test_total_order_against_reachability(seed: int) -> None:
     assert warned == (not total)
 
 
-@pytest.mark.slow
 def test_cost_of_a_class_does_not_grow_with_its_ranks(tmp_path: Path) -> None:
     layers, ranks = 1000, 64
     for rank in range(ranks):

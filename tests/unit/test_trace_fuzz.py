@@ -21,6 +21,7 @@ from stagec.formats.chakra.nodes import (
     read_trace,
 )
 from stagec.formats.chakra.show import describe, totals
+from tests.support import examples
 
 GROUPS = b'{"1": [0, 1], "2": [1, 0]}'
 
@@ -101,7 +102,7 @@ def consume(reader: Callable[[], object]) -> None:
         return
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(st.one_of(mutated(), st.binary(max_size=300), HOSTILE))
 @example(b"")
 @example(SAMPLE)
@@ -114,7 +115,7 @@ def test_reading_raises_trace_error_only(data: bytes) -> None:
         consume(lambda: totals(path))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.one_of(mutated(), HOSTILE), st.one_of(st.just(GROUPS), st.binary(max_size=40)))
 def test_checking_raises_nothing(data: bytes, groups: bytes) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,30 @@ from stagec.analysis import published
 from stagec.driver import validate
 from stagec.models import library
 from tests.support import stagec
+from tests.unit import test_docs
+from tests.unit.test_docs import VALIDATES, blocks, check_commands, name_of
 
 #: Size in billions as published (arXiv 2104.04473), and global batch.
 TABLE = {
-    "1.7": 512, "3.6": 512, "7.5": 512, "18.4": 1024, "39.1": 1536, "76.1": 1792,
-    "145.6": 2304, "310.1": 2160, "529.6": 2520, "1008.0": 3072,
-}  # fmt: skip
+    "1.7": 512,
+    "3.6": 512,
+    "7.5": 512,
+    "18.4": 1024,
+    "39.1": 1536,
+    "76.1": 1792,
+    "145.6": 2304,
+    "310.1": 2160,
+    "529.6": 2520,
+    "1008.0": 3072,
+}
+
+
+#: Pages that show the command.
+SESSIONS = [
+    page
+    for page in test_docs.SESSIONS
+    if any(VALIDATES in block.text for block in blocks(page, "console"))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -71,13 +90,28 @@ def test_every_row_is_right() -> None:
     assert by_name["deepseek-v2 parameters (billions)"]["ours"] == "235.7"
     held = [r["published"] for r in found if r["source"] == published.FIGURE]
     assert held == [
-        "45.5625", "59.25", "9.5625",
-        "45.5625", "66.84375", "12.3515625",
-        "31.640625", "114.0234375", "23.076171875",
-        "32.958984", "131.25", "26.5625",
-    ]  # fmt: skip
+        "45.5625",
+        "59.25",
+        "9.5625",
+        "45.5625",
+        "66.84375",
+        "12.3515625",
+        "31.640625",
+        "114.0234375",
+        "23.076171875",
+        "32.958984",
+        "131.25",
+        "26.5625",
+    ]
     per_token = {n: r for n, r in by_name.items() if "GFLOP per token" in n}
     assert len(per_token) >= 3
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=name_of)
+def test_pages_show_what_is_printed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_commands(page, tmp_path, monkeypatch, lambda block: VALIDATES in block.text)
 
 
 def test_flops_of_an_iteration_equal_the_closed_form() -> None:
