@@ -60,7 +60,7 @@ class Blocking(Record):
     """Collectives of activations over these axes block."""
 
     over: Axes = parameter(
-        "names",
+        "axes",
         "mesh axes",
         required=True,
         flag=Flag(
