@@ -80,7 +80,7 @@ STRATEGIES: Sequence[Mapping[str, Any]] = (
     {"dp": 2, "ep": 2, "cp": 2},
     {"dp": 2, "ep": 2, "recompute": "full", "recompute_every": 3},
     {"dp": 2, "ep": 2, "pp": 2, "recompute": "full", "recompute_layers": 1},
-    {"dp": 2, "ep": 2, "pp": 4, "schedule": "interleaved", "chunks": 2, "microbatches": 4},
+    {"dp": 2, "ep": 2, "pp": 2, "schedule": "interleaved", "chunks": 2, "microbatches": 4},
     {"dp": 2, "ep": 2, "pp": 2, "schedule": "zbv", "microbatches": 4},
     {"dp": 2, "ep": 2, "pp": 4, "schedule": "dualpipe", "microbatches": 8},
 )
