@@ -20,6 +20,7 @@ from tests.oracle.test_experts import assert_same
 from tests.support import (
     DEEPSEEK,
     DEEPSEEK_MTP,
+    EXHAUSTIVE,
     MIXTRAL,
     Outcome,
     analyse,
@@ -86,7 +87,11 @@ STRATEGIES: Sequence[Mapping[str, Any]] = (
 )
 
 
-@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(o, marks=EXHAUSTIVE if o.get("pp") == 4 else ()) for o in STRATEGIES],
+    ids=str,
+)
 def test_each_rank_does_the_work_of_its_rows(options: Mapping[str, Any]) -> None:
     """In its trace, and in the analysis, which takes means of layers.
 
