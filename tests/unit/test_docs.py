@@ -365,9 +365,7 @@ IN_MODULE = {
     "stg.memory",
     "stg.arena",
 }
-IN_STRATEGY = {
-    op.name for op in LOADED.registry if type(op).__module__.endswith("strategy")
-} - IN_MODULE
+IN_STRATEGY = {op.name for op in LOADED.registry if op.parents == ("stg.strategy",)}
 
 
 def op_example(op: OpDef) -> str:
