@@ -165,10 +165,8 @@ class _Origins:
             while not layers and (op := inner.producer) is not None and op.region is not None:
                 stacked = op.name == "et.repeat" and inner.index >= op.integer("carry", 1)
                 layers = self.size(op, "count") if stacked else 0
-                chunk, inner = (
-                    op.integer("chunk", chunk),
-                    op.region.terminator.operands[inner.index],
-                )
+                chunk = op.integer("chunk", chunk)
+                inner = op.region.terminator.operands[inner.index]
             mine = found.setdefault(chunk, [])
             if not layers:
                 mine.append(Gradient(size, self.run(value, call.at), "", value.name))
@@ -370,8 +368,8 @@ def _node(
         return Node(op.text("kind"), name, op.phase, size, group=group_axes(op))
     name, size = scope + op.result.name, origins.size(op, "bytes")
     if op.name == "et.comp":
-        work = (origins.size(op, n) for n in ("flops", "matmul", "out"))
-        return Node(op.text("kind"), name, op.phase, size, *work)
+        flops, matmul, out = (origins.size(op, n) for n in ("flops", "matmul", "out"))
+        return Node(op.text("kind"), name, op.phase, size, flops, matmul, out)
     if op.name == "et.coll":
         group, blocking = group_axes(op), op.flag("blocking")
         return Node(op.text("kind"), name, op.phase, size, group=group, blocking=blocking)

@@ -187,12 +187,12 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def each_value(
-    rows: Iterable[Mapping[str, Any]], label: Callable[[Mapping[str, Any]], str], *each: str
+    rows: Iterable[Mapping[str, Any]], label: Callable[[Mapping[str, Any]], str]
 ) -> list[Any]:
-    """Rows as parameters of a test. Some that together hold every value of every factor, for each
-    value of the factors `each`, stay in all runs; the others are `exhaustive`."""
+    """Rows as parameters of a test. Some that together hold every value of every factor stay in all
+    runs; the others are `exhaustive`."""
     given = list(rows)
-    kept = _covering(given, each)
+    kept = _covering(given)
     return [
         pytest.param(row, id=label(row), marks=() if i in kept else EXHAUSTIVE)
         for i, row in enumerate(given)
@@ -203,7 +203,7 @@ def crossed(**factors: Iterable[Any]) -> pytest.MarkDecorator:
     """All combinations of the values of a test's parameters. Some that together hold every value
     stay in all runs; the others are `exhaustive`."""
     rows = [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
-    kept = _covering(rows, ())
+    kept = _covering(rows)
     params = [
         pytest.param(
             *row.values(),
@@ -215,13 +215,10 @@ def crossed(**factors: Iterable[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(tuple(factors), params)
 
 
-def _covering(rows: Sequence[Mapping[str, Any]], each: Sequence[str]) -> set[int]:
+def _covering(rows: Sequence[Mapping[str, Any]]) -> set[int]:
     """Some of the rows that hold every value of all of them, chosen greedily."""
-    cells = [
-        {(name, repr(value), *(repr(row[e]) for e in each)) for name, value in row.items()}
-        for row in rows
-    ]
-    missing, kept = set[object]().union(*cells), set[int]()
+    cells = [{(name, repr(value)) for name, value in row.items()} for row in rows]
+    missing, kept = set[tuple[str, str]]().union(*cells), set[int]()
     while missing:
         best = max(range(len(rows)), key=lambda i: len(cells[i] & missing))
         kept.add(best)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, stagec
+from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, stagec
 
 STRATEGIES = {
     "one device": [],
@@ -80,9 +80,9 @@ def plugin(tmp_path: Path) -> Path:
     [
         *((LLAMA, s) for s in STRATEGIES),
         (GPT, "all"),
-        (GPT, "zero1-accumulated"),
-        (MIXTRAL, "all"),
         (DEEPSEEK, "all"),
+        pytest.param(GPT, "zero1-accumulated", marks=EXHAUSTIVE),
+        pytest.param(MIXTRAL, "all", marks=EXHAUSTIVE),
     ],
 )
 def test_a_correct_pipeline_passes(model: str, strategy: str) -> None:

@@ -100,7 +100,7 @@ def options_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("row", each_value(rows(), label, "model"))
+@pytest.mark.parametrize("row", each_value(rows(), label))
 def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     batch = 8 * row["pipeline"][3] // 2 or 8
     inputs, expected = plain(row["model"], batch, row["types"][0])

@@ -89,7 +89,7 @@ def assert_same(row: Mapping[str, Any], program: str) -> None:
         np.testing.assert_allclose(y, x, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
-@pytest.mark.parametrize("row", each_value(grid(), label, "model"))
+@pytest.mark.parametrize("row", each_value(grid(), label))
 def test_a_training_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None:
     assert_same(row, STEP)
 

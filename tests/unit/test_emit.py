@@ -391,9 +391,10 @@ def test_a_failure_midway_leaves_nothing(
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from tests.unit.test_emit import job, write
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
 made = job(dp=2)
 def wait(done, total):
     print("writing", flush=True)

@@ -18,7 +18,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.text.generic import attr_text, print_generic
-from tests.support import GPT, LLAMA, crossed, loaded, parse, tiny_module
+from tests.support import EXHAUSTIVE, GPT, LLAMA, crossed, loaded, parse, tiny_module
 
 LIT = Path(__file__).resolve().parent.parent / "lit"
 TRAIN = "train"
@@ -64,7 +64,9 @@ def test_lit_inputs(name: str, locations: bool) -> None:
         accept(print_generic(module, locations=locations))
 
 
-@pytest.mark.parametrize(("model", "stages"), [(LLAMA, 1), (GPT, 1), (GPT, 2)])
+@pytest.mark.parametrize(
+    ("model", "stages"), [(LLAMA, 1), pytest.param(GPT, 1, marks=EXHAUSTIVE), (GPT, 2)]
+)
 def test_every_dump_of_a_whole_pipeline(model: str, stages: int, tmp_path: Path) -> None:
     module = tiny_module(model, "", tp=2, dp=2, pp=stages)
     PassManager(loaded().pipeline(TRAIN), [DumpDir(tmp_path)]).run(module)
