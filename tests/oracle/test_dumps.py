@@ -19,6 +19,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.text.printer import print_module
 from tests.support import (
     DEEPSEEK,
+    EXHAUSTIVE,
     GPT,
     LLAMA,
     MIXTRAL,
@@ -55,7 +56,9 @@ def renamed(module: Module) -> str:
     return print_module(module)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=EXHAUSTIVE if n == "deepseek-open" else ()) for n in CASES]
+)
 def test_compiling_on_from_any_dump_gives_the_same(name: str, tmp_path: Path) -> None:
     model, options = CASES[name]
     pipeline = loaded().pipeline("train")
