@@ -209,14 +209,14 @@ class RankWriter:
 
     def _bytes(self, encoder: RankBytes, rank: int) -> bytes | memoryview:
         """The bytes of a rank. Raises `DiagnosticError` for what is none, of a plug-in."""
-        found: object = encoder.rank(rank)
-        if isinstance(found, bytes | memoryview):
-            return found
-        raise error(
-            f"the format '{self._source.format.name}' gives a {type(found).__name__} for rank "
-            f"{rank}, expected bytes",
-            remedy="return bytes from 'rank' of its encoder: text.encode()",
-        )
+        found = encoder.rank(rank)
+        if type(found) not in (bytes, memoryview):
+            raise error(
+                f"the format '{self._source.format.name}' gives a {type(found).__name__} for rank "
+                f"{rank}, expected bytes",
+                remedy="return bytes from 'rank' of its encoder: text.encode()",
+            )
+        return found
 
     def _encoder(self, number: int) -> RankBytes:
         if number not in self._encoders:
