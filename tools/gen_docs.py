@@ -116,10 +116,9 @@ _OPS_INTRO = (
 
 def ops_page(loaded: Loaded) -> str:
     """docs/ops.md."""
-    by_room: dict[str, list[OpDef]] = {room: [] for room in ROOMS}
+    by_room: dict[str, list[OpDef]] = {}
     for op in loaded.registry:
         by_room.setdefault(type(op).__module__.rpartition(".")[2], []).append(op)
-    by_room = {room: ops for room, ops in by_room.items() if ops}
     return page("Ops", _OPS_INTRO, _ops_body(by_room))
 
 

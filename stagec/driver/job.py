@@ -56,11 +56,6 @@ class JobBuilder:
 
     def _load(self) -> Module:
         models = library()
-        if not self.options.model:
-            raise error(
-                "no model is given",
-                remedy="give the name of a library model, a file, or a --preset",
-            )
         entry = models.get(self.options.model)
         if entry is None and not is_file_name(self.options.model):
             raise error(
@@ -304,7 +299,12 @@ def _has_parameters(func: Operation) -> bool:
 
 
 def model_name(options: JobOptions) -> str:
-    """The name of the model of a job: that of the library, or of its file."""
+    """The name of the model of a job: that of the library, or of its file. Raises
+    `DiagnosticError` if there is none."""
+    if not (options.model or options.preset):
+        raise error(
+            "no model is given", remedy="give the name of a library model, a file, or a --preset"
+        )
     model = options.model or find_preset(options).model
     return Path(model).stem if is_file_name(model) else model
 
