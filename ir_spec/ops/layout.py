@@ -163,7 +163,7 @@ class Unbind(OpDef):
         return list(np.moveaxis(args[0], op.integer("dim"), 0))
 
 
-class Stack(OpDef):
+class StackOp(OpDef):
     """Stacks its operands along a new dimension `dim`; copies, no FLOPs."""
 
     name = "stg.stack"
@@ -404,7 +404,7 @@ OPS = (
     Reshape(),
     Permute(),
     Unbind(),
-    Stack(),
+    StackOp(),
     Concat(),
     Cut(),
     ShardingConstraint(),

@@ -233,14 +233,14 @@ class MessageOp(NodeOp):
     )
 
 
-class SendOp(MessageOp):
+class SendNode(MessageOp):
     """Sends to a neighbour what its operands stand for; it does not wait for the receiver."""
 
     name = "et.send"
     example = "%s = et.send[over = pp, by = 1, bytes = 2*B*D](%y) : node"
 
 
-class RecvOp(MessageOp):
+class RecvNode(MessageOp):
     """Receives from a neighbour; it is posted when its operands are done."""
 
     name = "et.recv"
@@ -358,8 +358,8 @@ OPS = (
     GraphOp(),
     CompOp(),
     CollOp(),
-    SendOp(),
-    RecvOp(),
+    SendNode(),
+    RecvNode(),
     CopyOp(),
     EtRepeatOp(),
     EtAccumulateOp(),

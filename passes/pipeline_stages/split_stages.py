@@ -36,7 +36,7 @@ from stagec.passes.pipeline_stages.stage_values import StageValues
 from stagec.sharding.stages import (
     Held,
     Piece,
-    Pipeline,
+    StagePlan,
     accumulation,
     cut,
     held_pieces,
@@ -166,7 +166,7 @@ def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
 
 
 def _kind(
-    pipeline: Pipeline, pieces: Sequence[Piece], far: FarValues, stage: int
+    pipeline: StagePlan, pieces: Sequence[Piece], far: FarValues, stage: int
 ) -> tuple[object, ...]:
     """What the function of a stage depends on. Stages of the same kind share a function."""
     return tuple(
@@ -192,7 +192,7 @@ class _StageMaker:
     def __init__(
         self,
         module: Module,
-        pipeline: Pipeline,
+        pipeline: StagePlan,
         sections: Sections,
         pieces: Sequence[Piece],
         far: FarValues,
@@ -402,6 +402,6 @@ def _phase(part: ActionKind) -> str:
     return "forward" if part is ActionKind.FORWARD else "backward"
 
 
-def _schedule_attrs(pipeline: Pipeline) -> dict[str, Attr]:
+def _schedule_attrs(pipeline: StagePlan) -> dict[str, Attr]:
     attrs: dict[str, Attr] = {"schedule": Quoted(pipeline.schedule.name)}
     return attrs | ({"chunks": const(pipeline.chunks)} if pipeline.chunks > 1 else {})

@@ -26,7 +26,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
 from stagec.passes.pipeline_stages.stage_values import StageValues, chunk_name
-from stagec.sharding.stages import Held, Piece, Pipeline
+from stagec.sharding.stages import Held, Piece, StagePlan
 
 PASS = "split-stages"
 MIRRORED = "mirrored"
@@ -63,7 +63,7 @@ class StageStep:
     def __init__(
         self,
         module: Module,
-        pipeline: Pipeline,
+        pipeline: StagePlan,
         values: StageValues,
         old: Operation,
         new: Operation,

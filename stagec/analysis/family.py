@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from stagec.analysis.figures import Figures, Formulas, MemoryMoments
+from stagec.analysis.figures import FigureFormulas, Figures, MemoryMoments
 from stagec.ir.decisions import Decisions
 from stagec.ir.expr import UnboundError
 from stagec.ir.module import Module
@@ -102,7 +102,7 @@ class Compiled:
             )
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
-        self._module, self._formulas = module, Formulas(module, watch.plans)
+        self._module, self._formulas = module, FigureFormulas(module, watch.plans)
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for values that were decided alike. Raises `DiagnosticError`."""

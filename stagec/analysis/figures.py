@@ -134,7 +134,7 @@ def _most(rows: Ints, sizes: Sequence[int]) -> int:
     return int((rows.astype(kind) @ np.array(sizes, dtype=kind)).max())
 
 
-class Formulas:
+class FigureFormulas:
     """The figures of a lowered module for other values, as long as they are compiled alike."""
 
     def __init__(self, module: Module, plans: MemoryMoments) -> None:

@@ -164,7 +164,7 @@ MODELS: Mapping[str, type[BestFit | Caching]] = {"best-fit": BestFit, "caching":
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlacementRequest:
     """The start of a buffer of `size` bytes, or the end of one (size 0), told by its number."""
 
     number: int
@@ -182,7 +182,7 @@ class Arena:
     bound: int = 0
 
 
-def place(requests: Iterable[Request], allocator: Allocator) -> Arena:
+def place(requests: Iterable[PlacementRequest], allocator: Allocator) -> Arena:
     """Place buffers in the order of the requests."""
     found = Arena()
     for _ in placing(requests, allocator, found):
@@ -191,8 +191,8 @@ def place(requests: Iterable[Request], allocator: Allocator) -> Arena:
 
 
 def placing(
-    requests: Iterable[Request], allocator: Allocator, found: Arena
-) -> Iterator[tuple[Request, Placed]]:
+    requests: Iterable[PlacementRequest], allocator: Allocator, found: Arena
+) -> Iterator[tuple[PlacementRequest, Placed]]:
     """The same, request by request."""
     live: dict[int, tuple[int, Placed]] = {}
     given = asked = 0

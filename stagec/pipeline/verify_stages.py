@@ -16,8 +16,8 @@ from stagec.support.diagnostics import DiagnosticError, DiagnosticList
 _End = tuple[str, int, int]
 #: The ops of each direction, before and after lowering.
 _ENDS: Mapping[str, tuple[type[OpDef], ...]] = {
-    "send": (pipeline.SendOp, trace.SendOp),
-    "recv": (pipeline.RecvOp, trace.RecvOp),
+    "send": (pipeline.SendOp, trace.SendNode),
+    "recv": (pipeline.RecvOp, trace.RecvNode),
 }
 
 

@@ -23,7 +23,7 @@ from stagec.support.source import file_loc
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class StagePlan:
     """A schedule with its sizes. Raises `DiagnosticError` for sizes that it does not go with."""
 
     rule: PipelineRule
@@ -43,7 +43,7 @@ class Pipeline:
         return self.placement.depth
 
 
-def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Pipeline:
+def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> StagePlan:
     """The pipeline of a strategy. Raises `DiagnosticError` for sizes that do not go together."""
     if rule.layers and min(rule.layers) < 0:
         raise error(
@@ -62,7 +62,7 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Pipe
         prove(schedule, stages, microbatches, chunks)
     else:
         schedule.check(stages, microbatches, chunks)
-    return Pipeline(rule, schedule, stages, chunks, microbatches)
+    return StagePlan(rule, schedule, stages, chunks, microbatches)
 
 
 def accumulation(module: Module) -> Operation | None:
@@ -97,7 +97,7 @@ def pipeline_rule(op: Operation | None) -> PipelineRule | None:
     )
 
 
-def take_pipeline(module: Module, op: Operation) -> Pipeline | None:
+def take_pipeline(module: Module, op: Operation) -> StagePlan | None:
     """The pipeline into which a `stg.accumulate` is to be cut, if it is; the attributes that say so
     are removed. Raises `DiagnosticError` as `read_pipeline` does."""
     rule = pipeline_rule(op)
@@ -122,7 +122,7 @@ class Piece:
         return tuple(sorted(self.sections | repeats))
 
 
-def cut(module: Module, pipeline: Pipeline, repeats: Sequence[Operation]) -> list[Piece]:
+def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> list[Piece]:
     """The pieces of one copy of the model, first to last. Raises `DiagnosticError`."""
     if not repeats:
         raise error(
@@ -153,7 +153,7 @@ def _divides(module: Module, count: Expr, parts: int) -> bool:
         return True
 
 
-def _numbered(module: Module, pipeline: Pipeline, whole: list[Expr]) -> list[tuple[Expr, ...]]:
+def _numbered(module: Module, pipeline: StagePlan, whole: list[Expr]) -> list[tuple[Expr, ...]]:
     """Iterations of each repeat in each piece, as numbers."""
     rule, parts = pipeline.rule, pipeline.parts
     try:
@@ -188,7 +188,7 @@ def _numbered(module: Module, pipeline: Pipeline, whole: list[Expr]) -> list[tup
     return found
 
 
-def _evenly(pipeline: Pipeline, total: int) -> tuple[int, ...]:
+def _evenly(pipeline: StagePlan, total: int) -> tuple[int, ...]:
     """All parts but the last and the first have the same number. These two may have one fewer,
     since they hold head and embedding. Any further difference is taken off the others, from the
     back."""
@@ -231,7 +231,7 @@ class Held:
     cut_out: int
 
 
-def held_pieces(pipeline: Pipeline, pieces: Sequence[Piece], stage: int) -> list[Held]:
+def held_pieces(pipeline: StagePlan, pieces: Sequence[Piece], stage: int) -> list[Held]:
     """The pieces of a stage in the order of the model."""
     placement, found = pipeline.placement, list[Held]()
     for number, home in enumerate(placement.homes):

@@ -11,13 +11,13 @@ from stagec.analysis.footprint import timelines
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.memory.arena import requests
-from stagec.memory.placement import MODELS, Arena, Placed, Request, place, placing
+from stagec.memory.placement import MODELS, Arena, Placed, PlacementRequest, place, placing
 from tests.support import examples
 
 MIB = 2**20
 
 
-def checked(asked: list[Request], model: str) -> Arena:
+def checked(asked: list[PlacementRequest], model: str) -> Arena:
     """Place, and check every buffer against all that live beside it."""
     found, live = Arena(), dict[int, Placed]()
     sizes = {r.number: r.size for r in asked if r.size}
@@ -41,7 +41,7 @@ def checked(asked: list[Request], model: str) -> Arena:
     return found
 
 
-def bound(asked: list[Request]) -> int:
+def bound(asked: list[PlacementRequest]) -> int:
     """The most bytes asked for at once, counted here."""
     sizes, held, most = dict[int, int](), 0, 0
     for request in asked:
@@ -55,23 +55,23 @@ def bound(asked: list[Request]) -> int:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> list[Request]:
+def programs(draw: st.DrawFn) -> list[PlacementRequest]:
     """Starts and ends of buffers in any order."""
-    asked: list[Request] = []
+    asked: list[PlacementRequest] = []
     live: list[int] = []
     for number in range(draw(st.integers(1, 60))):
         size = draw(st.sampled_from((1, 512, 700, MIB, MIB + 1, 9 * MIB, 10 * MIB, 33 * MIB)))
-        asked.append(Request(number, size * draw(st.integers(1, 3))))
+        asked.append(PlacementRequest(number, size * draw(st.integers(1, 3))))
         live.append(number)
         while live and draw(st.sampled_from((True, False))):
-            asked.append(Request(live.pop(draw(st.integers(0, len(live) - 1))), 0))
+            asked.append(PlacementRequest(live.pop(draw(st.integers(0, len(live) - 1))), 0))
     return asked
 
 
 @pytest.mark.parametrize("model", MODELS)
 @examples(80)
 @given(programs())
-def test_buffers_never_overlap(model: str, asked: list[Request]) -> None:
+def test_buffers_never_overlap(model: str, asked: list[PlacementRequest]) -> None:
     assert checked(asked, model).bound == bound(asked)
 
 
@@ -122,11 +122,16 @@ def test_a_placed_step_has_no_overlap() -> None:
 )
 def test_sizes_of_blocks_and_segments(size: int, given: int, reserved: int) -> None:
     """Those of PyTorch: a remainder of at most 1 MiB stays with a large block."""
-    found = place([Request(0, size)], MODELS["caching"]())
+    found = place([PlacementRequest(0, size)], MODELS["caching"]())
     assert (found.allocated, found.reserved) == (given, reserved)
 
 
 def test_freed_blocks_are_joined_and_used_again() -> None:
-    asked = [Request(0, 6 * MIB), Request(1, 6 * MIB), Request(0, 0), Request(1, 0)]
-    found = place([*asked, Request(2, 15 * MIB)], MODELS["caching"]())
+    asked = [
+        PlacementRequest(0, 6 * MIB),
+        PlacementRequest(1, 6 * MIB),
+        PlacementRequest(0, 0),
+        PlacementRequest(1, 0),
+    ]
+    found = place([*asked, PlacementRequest(2, 15 * MIB)], MODELS["caching"]())
     assert found.reserved == 20 * MIB
