@@ -49,8 +49,8 @@ class JobBuilder:
         self._assumed: list[Operation] = []
         self.from_texts = False  # whether a text says how to parallelize, and not flags
         self.loaded: Loaded = load_plugins(options.plugin)
-        self.module = self._load()
         self.model_name = model_name(options)
+        self.module = self._load()
 
     # -- the model ---------------------------------------------------------------------------------
 
