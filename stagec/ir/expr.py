@@ -13,29 +13,26 @@ expressions are built from tokens, operator by operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, lru_cache
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import sympy
 
-from stagec.ir.buckets import count_buckets
+from stagec.ir.evaluation import BUCKETS, compute, function_of
 from stagec.support.diagnostics import NotAnIntegerError
 
 #: Integers in a program are bounded, so that hostile text cannot make arithmetic slow.
 MAX_INTEGER = 2**63 - 1
 MAX_EXPONENT = 64
 MAX_EXPONENT_OF_SUMS = 8
-BUCKETS = "buckets"
 FUNCTIONS = ("max", "min", "ceildiv", BUCKETS)
 _MOD = "mod"
 
 
 #: Values of symbols.
 Env: TypeAlias = Mapping[str, int] | Mapping[str, int | Fraction]
-_Function: TypeAlias = Callable[[Env], int | Fraction]
 
 
 class UnboundError(Exception):
@@ -209,7 +206,7 @@ def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
     with how often it comes. In text `buckets(25, (1, 4*D), (L, 8*D, 2*D))`."""
     rows = (sympy.Tuple(times.node, *(s.node for s in sizes)) for times, sizes in runs)
     node = sympy.Function(BUCKETS)(full.node, *rows)
-    return Expr(node) if node.free_symbols else const(int(_function(node)({})))
+    return Expr(node) if node.free_symbols else const(int(function_of(node)({})))
 
 
 def expand(value: Expr) -> Expr:
@@ -227,7 +224,7 @@ def _apply(function: str, arguments: tuple[Any, ...]) -> Expr:
         full, *rows = arguments
         return buckets(Expr(full), [(Expr(r[0]), [Expr(s) for s in r[1:]]) for r in rows])
     if all(isinstance(a, sympy.Integer) for a in arguments):
-        return const(int(_compute(function, [int(a) for a in arguments])))
+        return const(int(compute(function, [int(a) for a in arguments])))
     if function in ("max", "min"):
         arguments = _prune(function, arguments)
         if len(arguments) == 1:
@@ -252,17 +249,6 @@ def _prune(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         best = max(numbers) if function == "max" else min(numbers)
         flat.append(sympy.Integer(best))
     return tuple(dict.fromkeys(flat))
-
-
-def _compute(function: str, values: list[int | Fraction]) -> int | Fraction:
-    if function == "max":
-        return max(values)
-    if function == "min":
-        return min(values)
-    a, b = values
-    if function == "ceildiv":
-        return -(-a // b)
-    return a % b
 
 
 def substitute(value: Expr, env: Mapping[str, Expr]) -> Expr:
@@ -313,68 +299,7 @@ def _names(node: Any) -> tuple[str, ...]:
 @_remembered
 def _evaluated(node: Any, values: tuple[int | Fraction, ...]) -> int | Fraction:
     """The number for these values of its symbols, in the order of their names."""
-    return _function(node)(dict(zip(_names(node), values, strict=True)))
-
-
-@_remembered
-def _function(node: Any) -> _Function:
-    """An expression as a function of the values of its symbols; an integer is given as an int."""
-    if isinstance(node, sympy.Symbol):
-        return itemgetter(node.name)
-    if isinstance(node, sympy.Rational):
-        number = _plain(int(node.p), int(node.q))
-        return lambda env: number
-    if isinstance(node, sympy.Mul | sympy.Pow):
-        return _ratio(node)
-    if node.func.__name__ == BUCKETS:
-        return _buckets(node)
-    parts = [_function(a) for a in node.args]
-    if isinstance(node, sympy.Add):
-        return lambda env: sum([f(env) for f in parts])
-    name = node.func.__name__
-    return lambda env: _compute(name, [f(env) for f in parts])
-
-
-def _buckets(node: Any) -> _Function:
-    full, *rows = node.args
-    wanted, parts = _function(full), [[_function(a) for a in row] for row in rows]
-
-    def count(env: Env) -> int:
-        found = [[Fraction(f(env)) for f in row] for row in parts]
-        return count_buckets(Fraction(wanted(env)), [(row[0], row[1:]) for row in found])
-
-    return count
-
-
-def _ratio(node: Any) -> _Function:
-    """A product of powers: what is above the line over what is below it."""
-    above: list[tuple[_Function, int]] = []
-    below: list[tuple[_Function, int]] = []
-    number, factors = node.as_coeff_Mul()
-    for factor in sympy.Mul.make_args(factors):
-        power = isinstance(factor, sympy.Pow)
-        base, exponent = (factor.base, int(factor.exp)) if power else (factor, 1)
-        (above if exponent > 0 else below).append((_function(base), abs(exponent)))
-    p, q = int(number.p), int(number.q)
-
-    def divide(env: Env) -> int | Fraction:
-        over: int | Fraction = p
-        under: int | Fraction = q
-        for f, exponent in above:
-            over *= f(env) ** exponent
-        for f, exponent in below:
-            under *= f(env) ** exponent
-        return _plain(over, under)
-
-    return divide
-
-
-def _plain(over: int | Fraction, under: int | Fraction) -> int | Fraction:
-    """A quotient, as an int if it is one."""
-    if isinstance(over, int) and isinstance(under, int) and not over % under:
-        return over // under
-    found = Fraction(over) / Fraction(under)
-    return found.numerator if found.denominator == 1 else found
+    return function_of(node)(dict(zip(_names(node), values, strict=True)))
 
 
 # -- printing: the same text for the same expression, in the grammar of STG ------------------------
@@ -496,7 +421,7 @@ def fraction(value: Expr) -> Fraction:
     """A constant as a fraction. Raises `UnboundError` if it contains symbols."""
     if value.symbols:
         raise UnboundError(value.symbols)
-    return Fraction(_function(value.node)({}))
+    return Fraction(function_of(value.node)({}))
 
 
 @lru_cache(maxsize=1 << 16)

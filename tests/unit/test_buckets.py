@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.ir.buckets import count_buckets
-from stagec.ir.expr import BUCKETS, const, evaluate, substitute
+from stagec.ir.evaluation import BUCKETS
+from stagec.ir.expr import const, evaluate, substitute
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import parse_expr
 

@@ -1,0 +1,99 @@
+"""The nodes of expressions as functions of the values of their symbols, exact and fast.
+
+A node is turned into nested functions once, which compute with integers as far as they go; a
+fraction comes up only where a division leaves one. `2*B*S/tp` becomes
+
+    over = 2 * B * S;  under = tp;  over // under, if that is exact
+
+It asks nodes for what they are and does not import sympy: `stagec.ir.expr` owns what they mean.
+"""
+
+# sympy ships partial types only, so nodes are of no type here.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+from stagec.ir.buckets import count_buckets
+
+BUCKETS = "buckets"
+Number: TypeAlias = int | Fraction
+Function: TypeAlias = Callable[[Mapping[str, Any]], Number]
+
+
+@lru_cache(maxsize=1 << 16)
+def function_of(node: Any) -> Function:
+    """A node as a function of the values of its symbols; an integer is given as an int."""
+    if node.is_Symbol:
+        return itemgetter(node.name)
+    if node.is_Rational:
+        number = _quotient(int(node.p), int(node.q))
+        return lambda env: number
+    if node.is_Mul or node.is_Pow:
+        return _ratio(node)
+    name = node.func.__name__
+    if name == BUCKETS:
+        return _buckets(node)
+    parts = [function_of(a) for a in node.args]
+    if node.is_Add:
+        return lambda env: sum([f(env) for f in parts])
+    return lambda env: compute(name, [f(env) for f in parts])
+
+
+def compute(function: str, values: Sequence[Number]) -> Number:
+    """`max`, `min`, `ceildiv` or `mod` of numbers."""
+    if function == "max":
+        return max(values)
+    if function == "min":
+        return min(values)
+    a, b = values
+    if function == "ceildiv":
+        return -(-a // b)
+    return a % b
+
+
+def _buckets(node: Any) -> Function:
+    full, *rows = node.args
+    wanted, parts = function_of(full), [[function_of(a) for a in row] for row in rows]
+
+    def count(env: Mapping[str, Any]) -> int:
+        found = [[Fraction(f(env)) for f in row] for row in parts]
+        return count_buckets(Fraction(wanted(env)), [(row[0], row[1:]) for row in found])
+
+    return count
+
+
+def _ratio(node: Any) -> Function:
+    """A product of powers: what is above the line over what is below it."""
+    above: list[tuple[Function, int]] = []
+    below: list[tuple[Function, int]] = []
+    number, factors = node.as_coeff_Mul()
+    for factor in factors.args if factors.is_Mul else (factors,):
+        base, exponent = (factor.base, int(factor.exp)) if factor.is_Pow else (factor, 1)
+        (above if exponent > 0 else below).append((function_of(base), abs(exponent)))
+    p, q = int(number.p), int(number.q)
+
+    def divide(env: Mapping[str, Any]) -> Number:
+        over: Number = p
+        under: Number = q
+        for f, exponent in above:
+            over *= f(env) ** exponent
+        for f, exponent in below:
+            under *= f(env) ** exponent
+        return _quotient(over, under)
+
+    return divide
+
+
+def _quotient(over: Number, under: Number) -> Number:
+    """A quotient, as an int if it is one."""
+    if isinstance(over, int) and isinstance(under, int) and not over % under:
+        return over // under
+    found = Fraction(over) / Fraction(under)
+    return found.numerator if found.denominator == 1 else found
