@@ -30,6 +30,7 @@ from lark.exceptions import VisitError
 
 from stagec.ir import expr as ex
 from stagec.ir.core import Attr, Quoted, SymbolRef
+from stagec.ir.evaluation import BUCKETS
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Comparison, Relation
 from stagec.ir.types import (
@@ -381,7 +382,7 @@ class _Builder(Transformer):
             raise _SyntaxLimitError(f"unknown function '{name}'", name, remedy)
         if name == "ceildiv" and (len(arguments) != 2 or arguments[1] == 0):
             raise _SyntaxLimitError("ceildiv expects a size and a positive divisor", name)
-        if name == ex.BUCKETS:
+        if name == BUCKETS:
             return self._checked(ex.buckets(_expr(arguments[0]), map(_row, arguments[1:])), name)
         return self._checked(ex.call(str(name), [_expr(a) for a in arguments]), name)
 
