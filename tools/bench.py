@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -177,26 +177,27 @@ def _passes() -> dict[str, float]:
 
 def _many(count: int) -> dict[str, Any]:
     """CPU milliseconds a configuration of llama3-8b on 64 ranks at many lengths: each compiled on
-    its own, put into one compile (`Family`), and as a row of a sweep; and how often the family was
-    compiled."""
-    from stagec.analysis.family import Family
+    its own, put into one compile (`Compiles`), and as a row of a sweep; and how many compiles that
+    took."""
+    from stagec.analysis.family import Compiles
     from stagec.driver.figures import figures
     from stagec.driver.job import TRAIN, JobBuilder
     from stagec.driver.options import JobOptions
-    from stagec.ir.module import Module
 
     job = JobOptions("llama3-8b", tp=8, dp=8, **STRATEGY)
     jobs = [job.changed(sizes={"S": 1024 + 128 * i}) for i in range(count)]
     first = JobBuilder(job)
     env = dict(first.module.env)
 
-    def read(values: Mapping[str, int]) -> Module:
-        return JobBuilder(job.changed(sizes={"S": values["S"]})).module
+    family = Compiles(first.loaded.pipeline(TRAIN))
 
-    family = Family(read, first.loaded.pipeline(TRAIN))
+    def at(i: int) -> object:
+        values = {**env, "S": 1024 + 128 * i}
+        return family.find(values, lambda: JobBuilder(jobs[i]).module).at(values)
+
     runs: dict[str, Callable[[int], object]] = {
         "compiled": lambda i: JobBuilder(jobs[i]).lower(verify=False),
-        "family": lambda i: family.at({**env, "S": 1024 + 128 * i}),
+        "family": at,
         "row": lambda i: figures(jobs[i]),
     }
     found: dict[str, Any] = {}

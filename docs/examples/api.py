@@ -303,7 +303,7 @@ job = Source(
 }
 """,
 )
-family = Family.of_text(job, loaded.registry, loaded.pipeline("train"))
+family = Family(job, loaded.registry, loaded.pipeline("train"))
 sizes = {"B": 64, "D": 1024, "F": 4096, "dp": 8, "tp": 4}
 family.at(sizes).flops
 [family.at({**sizes, "tp": tp, "B": 64 * tp}).peak for tp in (1, 2, 4, 8)]

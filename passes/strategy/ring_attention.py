@@ -93,7 +93,7 @@ def ring_attention(module: Module, strategy: Strategy, ring: RingRule) -> tuple[
     if ring.order != "zigzag" or not over:
         return ()
     root = module.root.body
-    places = [i for i, o in enumerate(root.ops) if o.name in ("stg.symbols", "stg.mesh")]
+    places = [root.ops.index(o) for o in module.declaring("symbols", "axes")]
     attrs: dict[str, Attr] = {"dims": (name,), "over": over}
     made = made_by(RingAttention.name, ring.loc)
     op = Operation(module.registry["stg.zigzag"], (), attrs, loc=made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from stagec.analysis.figures import FigureFormulas, Figures, MemoryMoments
+from stagec.ir.bind import check_names
 from stagec.ir.decisions import Decisions
 from stagec.ir.expr import UnboundError
 from stagec.ir.module import Module
@@ -36,55 +37,67 @@ class _Watch(Hooks):
             self.plans = MemoryMoments(module, self.decisions)
 
 
-class Family:
-    """One job in many sizes and degrees.
+class Compiles:
+    """What was compiled of one job in many sizes and degrees.
 
-    `read` gives the module for values of its symbols and axes, before any pass; it may give them
-    only to declarations (`stg.symbols`, `stg.mesh`). `pipeline` ends with a lowered module. What a
-    compile looked at is noted: values with which all would have been seen alike are put into what
-    was compiled already, for others it is compiled again. So figures are those of a compile of
-    their own, whatever the values.
+    `pipeline` ends with a lowered module. What a compile looked at is noted: values with which all
+    would have been seen alike are put into what was compiled already, for others it is compiled
+    again. So figures are those of a compile of their own, whatever the values.
     """
 
-    def __init__(
-        self,
-        read: Callable[[Mapping[str, int]], Module],
-        pipeline: Pipeline,
-        around: Sequence[Instrument] = (),
-    ) -> None:
-        self._read, self._pipeline, self._around = read, pipeline, around
-        self._compiled: list[Compiled] = []
+    def __init__(self, pipeline: Pipeline, around: Sequence[Instrument] = ()) -> None:
+        self._pipeline, self._around = pipeline, around
+        self._made: list[Compiled] = []
 
-    @classmethod
-    def of_text(cls, source: Source, registry: Registry, pipeline: Pipeline) -> Family:
-        """The family of a text: a module with its mesh and strategy, whose symbols and axes may
-        have values or be open."""
-
-        def read(values: Mapping[str, int]) -> Module:
-            module = parse_module(source, registry)
-            module.set_values(values)
-            return module
-
-        return cls(read, pipeline)
-
-    def at(self, values: Mapping[str, int]) -> Figures:
-        """The figures for these values of all symbols and axes. Raises `DiagnosticError`."""
-        return self.compiled(values).at(values)
-
-    def compiled(self, values: Mapping[str, int], module: Module | None = None) -> Compiled:
-        """What was compiled for these values; `module` is what would be read for them, if it has
-        been read already. Raises `DiagnosticError`."""
-        found = next((c for c in self._compiled if c.decisions.same(values)), None)
+    def find(self, values: Mapping[str, int], read: Callable[[], Module]) -> Compiled:
+        """What was compiled for these values of all symbols and axes; `read` gives the module with
+        them, before any pass. Raises `DiagnosticError`."""
+        found = next((c for c in self._made if c.decisions.same(values)), None)
         if found is None:
-            found = Compiled(module or self._read(values), self._pipeline, self._around)
+            found = Compiled(read(), self._pipeline, self._around)
         else:
-            self._compiled.remove(found)
-        self._compiled.insert(0, found)  # the next job is likely to be like this one
+            self._made.remove(found)
+        self._made.insert(0, found)  # the next job is likely to be like this one
         return found
 
     def __len__(self) -> int:
+        """How many compiles there were."""
+        return len(self._made)
+
+
+class Family:
+    """One text in many sizes and degrees: a module with its mesh and strategy, whose symbols and
+    axes may have values or be open. `pipeline` ends with a lowered module."""
+
+    def __init__(self, source: Source, registry: Registry, pipeline: Pipeline) -> None:
+        self._source, self._registry = source, registry
+        self._compiles = Compiles(pipeline)
+        self._module = parse_module(source, registry)
+
+    def at(self, values: Mapping[str, int]) -> Figures:
+        """The figures for these values of symbols and axes; what is not given has the value of the
+        text. Raises `DiagnosticError` for unknown names and for those without a value."""
+        check_names(self._module, values)
+        complete = {**self._module.env, **values}
+        mesh = self._module.mesh
+        names = (*self._module.symbols, *(mesh.axes if mesh else ()))
+        if missing := [n for n in names if n not in complete]:
+            raise error(
+                f"no value for {', '.join(missing)}",
+                self._module.root.loc,
+                remedy="give each of them a value, here or in the text",
+            )
+
+        def read() -> Module:
+            module = parse_module(self._source, self._registry)
+            module.set_values(complete)
+            return module
+
+        return self._compiles.find(complete, read).at(complete)
+
+    def __len__(self) -> int:
         """How often it has been compiled."""
-        return len(self._compiled)
+        return len(self._compiles)
 
 
 class Compiled:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def _most(rows: Ints, sizes: Sequence[int]) -> int:
     """The largest sum of a row's counts times the sizes; 0 if there are none."""
     if not rows.size:
         return 0
-    bound = int(np.abs(rows).sum(axis=1).max()) * max(sizes, default=0)
+    bound = int(np.abs(rows).sum(axis=1).max()) * max(map(abs, sizes), default=0)
     kind = np.int64 if bound < 1 << 62 else object
     return int((rows.astype(kind) @ np.array(sizes, dtype=kind)).max())
 
@@ -154,7 +155,7 @@ class FigureFormulas:
         host, worst = max(h for h, _ in memory), max((m for _, m in memory), key=_total)
         counted = [c for graph in self._graphs for c in graph.counted(values)]
         return Figures(
-            int(np.prod([*mesh.values()], dtype=object)) if mesh else 1,
+            prod(mesh.values()),
             mesh,
             evaluate(self._graphs[0].counts.parameters, values),
             flops=max(flops for flops, _ in counted),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from stagec.analysis.family import Family
+from stagec.analysis.family import Compiles
 from stagec.analysis.figures import Figures
 from stagec.driver.common import report
 from stagec.driver.instruments import instruments
@@ -14,7 +14,7 @@ from stagec.text.printer import print_op
 
 #: Structures that a process has compiled, the latest ones; what differs in sizes and degrees only
 #: is one of them.
-_families: dict[Hashable, Family] = {}
+_structures: dict[Hashable, Compiles] = {}
 _MOST_KEPT = 256
 
 
@@ -23,23 +23,23 @@ def figures(options: JobOptions) -> Figures:
     `DiagnosticError`."""
     builder = JobBuilder(options)
     values = dict(builder.module.env)
-    compiled = _family(builder).compiled(values, builder.module)
+    compiled = _compiles(builder).find(values, lambda: builder.module)
     for diagnostic in compiled.diagnostics:
         report(diagnostic)
     return compiled.at(values)
 
 
-def _family(builder: JobBuilder) -> Family:
+def _compiles(builder: JobBuilder) -> Compiles:
     """The jobs of these texts: model, names of axes, strategy, passes and plug-ins."""
     module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
     texts = tuple(source.text for source in module.sources.values())
     stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
     axes = module.mesh.axes if module.mesh else ()
     key = texts, stated, axes, pipeline, options.plugin, options.check_numerics
-    if key not in _families:
-        while len(_families) >= _MOST_KEPT:
-            del _families[next(iter(_families))]
+    if key not in _structures:
+        while len(_structures) >= _MOST_KEPT:
+            del _structures[next(iter(_structures))]
         passes = builder.loaded.pipeline(pipeline)
         around = instruments(options, passes)
-        _families[key] = Family(lambda _: JobBuilder(options).module, passes, around)
-    return _families[key]
+        _structures[key] = Compiles(passes, around)
+    return _structures[key]

@@ -123,8 +123,12 @@ class PatchedEncoder:
         self._variants: dict[tuple[int, ...], Variant] = {}
 
     def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
-        """The program for identifiers of these widths."""
-        raise NotImplementedError
+        """The program for identifiers of these widths. Raises `DiagnosticError`: an encoder has
+        its own."""
+        raise error(
+            f"the encoder of format '{self.format.name}' does not say how it serialises",
+            remedy="give it a method serialised(widths)",
+        )
 
     def rank(self, rank: int) -> memoryview:
         """The bytes of a rank, good until the next rank is made: the same places are written over

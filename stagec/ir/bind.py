@@ -27,7 +27,7 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
     types. Axes of size 1 vanish. Raises `DiagnosticError` for unknown names, values below 1 and
     assumptions that do not hold.
     """
-    _check_names(module, values)
+    check_names(module, values)
     _check_assumptions(module, {**module.env, **values})
     for op in module.declaring("symbols", "axes"):
         op.attrs.update({name: const(values[name]) for name in op.attrs if name in values})
@@ -42,7 +42,9 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
             op.attrs.pop(axis, None)
 
 
-def _check_names(module: Module, values: Mapping[str, int]) -> None:
+def check_names(module: Module, values: Mapping[str, int]) -> None:
+    """Raises `DiagnosticError` for names that a module does not declare, and for values that are
+    no sizes."""
     problems = DiagnosticList()
     mesh = module.mesh
     known = {*module.symbols, *(mesh.axes if mesh else ())}
@@ -53,9 +55,10 @@ def _check_names(module: Module, values: Mapping[str, int]) -> None:
                 module.root.loc,
                 remedy=did_you_mean(name, known) or f"the names are: {', '.join(sorted(known))}",
             )
-        if value < 1:
+        if not isinstance(value, int) or value < 1:
             problems.error(
-                f"cannot bind '{name}' to {value}: sizes are positive", remedy="use 1 or more"
+                f"cannot bind '{name}' to {value}: sizes are positive whole numbers",
+                remedy="use 1 or more",
             )
     problems.check()
 

@@ -76,7 +76,8 @@ def plain_groups(program: Program, mesh: Mapping[str, int]) -> dict[GroupAxes, l
             key = tuple(where[rank][a] for a in mesh if a not in node.group.axes)
             groups.setdefault(key, []).append(rank)
         for members in groups.values():
-            members.sort(key=lambda r, over=node.group.axes: [where[r][a] for a in over])  # type: ignore[misc]
+            order = {r: [where[r][a] for a in node.group.axes] for r in members}
+            members.sort(key=order.__getitem__)
         result[node.group] = sorted(groups.values(), key=min)
     return result
 

@@ -40,7 +40,7 @@ def reader(text: str) -> Callable[[Mapping[str, int]], Module]:
 
 def family_of(text: str, pipeline: Pipeline) -> Family:
     """The family of a text."""
-    return Family.of_text(Source("job.stg", text), LOADED.registry, pipeline)
+    return Family(Source("job.stg", text), LOADED.registry, pipeline)
 
 
 def alone(module: Module, pipeline: Pipeline) -> dict[str, Any]:
@@ -177,3 +177,38 @@ def test_sizes_that_do_not_go_are_told_as_by_a_compile_of_their_own() -> None:
         family.at({**base, "tp": 3})
     family.at(base)
     assert len(family) == 1
+
+
+def test_what_is_not_given_is_as_in_the_text() -> None:
+    text = text_of(JobOptions(model="llama3-8b", tp=2))
+    family = family_of(text, LOADED.pipeline("train"))
+    base = dict(parse_module(Source("job.stg", text), LOADED.registry).env)
+    assert family.at({}) == family.at(base)
+    assert family.at({"S": 4096}) == family.at({**base, "S": 4096}) != family.at({})
+
+
+OPEN = """stg.module @job {
+  stg.symbols[B, D = 64]
+  stg.mesh @pod[dp]
+  stg.func @f(%x: bf16[B, D]) -> bf16[B, D] {
+    stg.return(%x)
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"B": 8}, "no value for dp"),
+        ({}, "no value for B, dp"),
+        ({"B": 8, "dpp": 2}, "'dpp': it is neither a symbol nor a mesh axis"),
+        ({"B": 8, "dp": 2.0}, "'dp' to 2.0: sizes are positive whole numbers"),
+        ({"B": 0, "dp": 2}, "'B' to 0: sizes are positive whole numbers"),
+    ],
+)
+def test_values_that_are_none_are_told(values: dict[str, int], told: str) -> None:
+    family = family_of(OPEN, LOADED.pipeline("train"))
+    with pytest.raises(DiagnosticError, match=told) as found:
+        family.at(values)
+    assert found.value.diagnostics[0].remedy
