@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from stagec.ir.core import PHASES, Operation, Value
 from stagec.ir.expr import ZERO, Expr, product, same
+from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.param import Arity, Param
@@ -147,6 +148,14 @@ class OpDef:
         gathered = {g.operand: g.whole(op) for g in own_gathers(op, rule)} if rule else {}
         read = [gathered.get(i, v.tensor.local_bytes) for i, v in enumerate(op.operands)]
         return sum((v.tensor.local_bytes for v in op.results), sum(read, ZERO))
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
+        """The matrix product or attention that its kernel computes; None for a kernel that is
+        bound by memory. By default a matrix product, if it has FLOPs of one and its rule is one."""
+        rule = self.rule(op)
+        if rule is None or self.matmul_flops(op, n) == ZERO:
+            return None
+        return matrix_product(rule, n, op.operands[0].tensor.dtype)
 
     def active(self, op: Operation) -> Expr | None:
         """In a repeat: the number of its first iterations in which a rank runs the op. None: in
