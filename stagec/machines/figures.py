@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -59,6 +59,16 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 < value < 2**53:
         raise ValueError(f"expects a number such as 132, found {value!r:.60}")
     return value
+
+
+def is_table(value: object) -> TypeGuard[dict[str, Any]]:
+    """A table of a text, or named parts of a machine."""
+    return isinstance(value, dict)
+
+
+def listed(value: Any) -> tuple[Any, ...]:
+    """The items of an array of a text, or of the levels of a machine; none of anything else."""
+    return tuple(value) if isinstance(value, list | tuple) else ()  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 class Text(BaseModel):

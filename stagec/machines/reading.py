@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from stagec.machines.efficiency import network_defaults
+from stagec.machines.efficiency import collective_defaults, network_defaults
+from stagec.machines.figures import is_table, listed
 from stagec.machines.schema import Machine
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 from stagec.support.limits import MAX_BYTES
@@ -94,21 +95,21 @@ def merged(base: Mapping[str, Any], tables: Mapping[str, Any]) -> Tables:
     result = {n: v for n, v in base.items() if n not in ("aliases", "base")}
     for name, value in tables.items():
         old = result.get(name)
-        if name == "network" and isinstance(old, list) and isinstance(value, list):
-            result[name] = _levels(old, value)
-        elif isinstance(old, dict) and isinstance(value, dict) and "value" not in value:
+        if name == "network" and listed(old):
+            result[name] = _levels(listed(old), value)
+        elif is_table(old) and is_table(value) and "value" not in value:
             result[name] = merged(old, value)
         elif name != "base":
             result[name] = value
     return result
 
 
-def _levels(old: list[Any], new: list[Any]) -> list[Any]:
-    names = [level.get("name") for level in old if isinstance(level, dict)]
-    if not all(isinstance(level, dict) and level.get("name") in names for level in new):
+def _levels(old: tuple[Any, ...], new: object) -> object:
+    changed = {level.get("name"): level for level in listed(new) if is_table(level)}
+    known = [level for level in old if is_table(level)]
+    if not set(changed) <= {level.get("name") for level in known}:
         return new
-    changed = {level["name"]: level for level in new}
-    return [merged(level, changed.get(level["name"], {})) for level in old]
+    return [merged(level, changed.get(level.get("name"), {})) for level in known]
 
 
 def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
@@ -122,18 +123,17 @@ def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
 
 def _completed(tables: Tables) -> Tables:
     """The tables with the constants that they leave out, for every level of the network."""
+    levels = [level for level in listed(tables.get("network")) if is_table(level)]
     efficiency = tables.get("efficiency", {})
-    levels = tables.get("network", [])
-    given = efficiency.get("network", {}) if isinstance(efficiency, dict) else None
-    if not isinstance(given, dict) or not isinstance(levels, list):
+    if not levels or not is_table(efficiency) or not is_table(efficiency.get("network", {})):
         return tables
-    network = dict(given)
+    network: Tables = dict(efficiency.get("network", {}))
     for level in levels:
-        name, kind = (level.get(n) if isinstance(level, dict) else None for n in ("name", "kind"))
-        own = given.get(name, {}) if isinstance(name, str) else None
-        if isinstance(own, dict):
-            network[name] = {**network_defaults(str(kind)), **own}
-    return {**tables, "efficiency": {**efficiency, "network": network}}
+        name, own = str(level.get("name")), network.get(str(level.get("name")), {})
+        if is_table(own):
+            network[name] = {**network_defaults(str(level.get("kind"))), **own}
+    first = {"collectives": collective_defaults(str(levels[0].get("kind")))}
+    return {**tables, "efficiency": {**first, **efficiency, "network": network}}
 
 
 def _diagnostic(

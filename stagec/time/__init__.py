@@ -1,0 +1,1 @@
+"""Time: from a compiled step and a machine to seconds."""
