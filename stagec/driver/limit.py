@@ -14,7 +14,7 @@ from stagec.support.diagnostics import Diagnostic
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from stagec.machines import Device
+    from stagec.machines import Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +28,7 @@ class Limit:
 
     text: str
     size: int
-    device: Device | None = None
+    device: Machine | None = None
     remark: str = ""
 
     def room(self, mesh: Mapping[str, int]) -> int:
@@ -48,7 +48,7 @@ def _communicators(mesh: Mapping[str, int]) -> int:
     return sum(size > 1 for size in mesh.values())
 
 
-def _described(device: Device, mesh: Mapping[str, int] | None) -> str:
+def _described(device: Machine, mesh: Mapping[str, int] | None) -> str:
     """`h100-sxm has 80.00 GiB; 922.00 MiB (driver) ... are not for the job: 77.80 GiB are left`."""
     from stagec.driver.tables import bytes_text
 
@@ -89,12 +89,12 @@ class LimitType(click.ParamType[Limit]):
         return self.fail(f"expects a size such as 80GiB, or a device, found '{text}'", param, ctx)
 
     def _device(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
-        from stagec.machines import devices, find_device
+        from stagec.machines import find_machine, machines
 
-        device = find_device(text)
+        device = find_machine(text)
         if device is not None:
             return Limit(text, int(device.memory.capacity.value), device)
-        known = devices().values()
+        known = machines().values()
         names = [n for m in known for n in (m.name, *m.aliases)]
         hint = did_you_mean(text.lower(), names)
         listed = ", ".join(m.name for m in known)

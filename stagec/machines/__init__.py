@@ -1,91 +1,79 @@
-"""The devices that jobs run on: texts as package data, one a device, each figure with its source.
+"""The machines that jobs run on: texts as package data, one a machine, each figure with its source.
 
-So far a text says what memory a device has, and what of it no job gets.
+A text says what a device computes, what its memory and its host link do, and the network that
+joins devices, level by level; docs/machines.md describes the schema.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
-from pydantic import BaseModel, ByteSize, ConfigDict, ValidationError
-
+from stagec.machines import reading
+from stagec.machines.schema import Level, Machine
 from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
 
-
-class _Text(BaseModel):
-    """A part of a text: every name in it is known."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Figure(_Text):
-    """Bytes, written with their unit (`80 GiB`), and where the figure is from."""
-
-    value: ByteSize
-    source: str
-
-
-class Reserve(_Text):
-    """Memory that no job gets, where it is known.
-
-    `communicator` is what one communicator of the communication library holds, of the ranks of a
-    node or more; each further one holds as much again (github.com/NVIDIA/nccl, issue 986).
-    """
-
-    driver: Figure | None = None
-    context: Figure | None = None
-    communicator: Figure | None = None
-
-
-class Memory(_Text):
-    """The memory of a device; its capacity is that of the board."""
-
-    capacity: Figure
-    reserve: Reserve = Reserve()
-
-
-class Device(_Text):
-    """A device. `name` is that of its text, `aliases` are other names that users know it by."""
-
-    name: str
-    title: str
-    aliases: tuple[str, ...] = ()
-    memory: Memory
-
-    def left(self, communicators: int) -> int:
-        """Bytes that a job may use which has so many communicators."""
-        reserve = self.memory.reserve
-        once = (reserve.driver, reserve.context)
-        held = sum(part.value for part in once if part is not None)
-        each = reserve.communicator.value if reserve.communicator is not None else 0
-        return self.memory.capacity.value - held - each * communicators
-
-
-def read_device(name: str, text: str) -> Device:
-    """A device of its text. Raises `DiagnosticError` for what is none, with the place in it."""
-    file = f"{name}.toml"
-    try:
-        return Device.model_validate({"name": name, **tomllib.loads(text)})
-    except tomllib.TOMLDecodeError as e:
-        raise error(f"{file}: no TOML: {e}", remedy="write KEY = VALUE") from None
-    except ValidationError as e:
-        found = [f"{'.'.join(map(str, d['loc']))}: {d['msg']}" for d in e.errors()]
-        raise error(f"{file}: {'; '.join(found)}", remedy="see stagec/machines") from None
+__all__ = ["Level", "Machine", "find_machine", "load_machine", "machines", "read_machine"]
 
 
 @cache
-def devices() -> Mapping[str, Device]:
-    """All devices that are shipped, by name, in alphabetical order."""
-    found = sorted(f.name for f in files("stagec.machines").iterdir() if f.name.endswith(".toml"))
-    names = [file.removesuffix(".toml") for file in found]
+def _texts() -> Mapping[str, str]:
     folder = files("stagec.machines")
-    return {n: read_device(n, folder.joinpath(f"{n}.toml").read_text("utf-8")) for n in names}
+    found = sorted(f.name for f in folder.iterdir() if f.name.endswith(".toml"))
+    return {f.removesuffix(".toml"): folder.joinpath(f).read_text("utf-8") for f in found}
 
 
-def find_device(name: str) -> Device | None:
-    """The device of a name or an alias, in upper or lower case; None if there is none."""
+@cache
+def machines() -> Mapping[str, Machine]:
+    """All machines that are shipped, by name, in alphabetical order."""
+    return {name: read_machine(name, text) for name, text in _texts().items()}
+
+
+def find_machine(name: str) -> Machine | None:
+    """The machine of a name or an alias, in upper or lower case; None if there is none."""
     wanted = name.lower()
-    return next((m for m in devices().values() if wanted in (m.name, *m.aliases)), None)
+    return next((m for m in machines().values() if wanted in (m.name, *m.aliases)), None)
+
+
+def read_machine(name: str, text: str, file: str | None = None) -> Machine:
+    """The machine of a text. Raises `DiagnosticError` for what is none, with the place in it."""
+    file = file or f"{name}.toml"
+    folder = Path(file).parent
+
+    def base(wanted: str) -> tuple[str, str]:
+        if _is_file(wanted):
+            path = folder / wanted
+            return str(path), reading.file_text(path)
+        found = wanted if wanted in _texts() else _name_of(wanted)
+        return f"{found}.toml", _texts()[found]
+
+    tables = reading.bases(reading.parsed(text, file), file, text, base)
+    return reading.checked(name, tables, file, text)
+
+
+def load_machine(given: str) -> Machine:
+    """The machine of a name, an alias or a file (what has a slash or ends in `.toml`). Raises
+    `DiagnosticError` for a name that there is not and for a file that is none."""
+    if _is_file(given):
+        path = Path(given)
+        return read_machine(path.stem, reading.file_text(path), given)
+    return machines()[_name_of(given)]
+
+
+def _is_file(given: str) -> bool:
+    return given.endswith(".toml") or "/" in given
+
+
+def _name_of(given: str) -> str:
+    found = find_machine(given)
+    if found is None:
+        known = machines().values()
+        hint = did_you_mean(given.lower(), [n for m in known for n in (m.name, *m.aliases)])
+        raise error(
+            f"no machine '{given}'",
+            remedy=hint or f"give a file, or choose among {', '.join(m.name for m in known)}",
+        )
+    return found.name

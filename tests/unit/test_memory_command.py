@@ -166,7 +166,7 @@ def test_a_device_is_a_limit() -> None:
     assert ran.code == 0
     assert "77.80 GiB are left" in ran.err
     ran = stagec("memory", *SMALL, "--limit", "h1000")
-    assert (ran.code, "did you mean 'h100'? the devices are: a100-80-sxm, " in ran.err) == (2, True)
+    assert (ran.code, "did you mean 'h100'? the devices are: a100-40g, " in ran.err) == (2, True)
 
 
 def test_an_open_size_is_told(tmp_path: Path) -> None:

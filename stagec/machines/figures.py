@@ -1,0 +1,130 @@
+"""Figures of machine texts: quantities with their units, each with a source."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Annotated, Any, TypeGuard
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def _units(base: str, scales: Mapping[str, int | Fraction]) -> Mapping[str, Fraction]:
+    return MappingProxyType({f"{name}{base}": Fraction(scale) for name, scale in scales.items()})
+
+
+#: Of each kind of quantity: its units, and an example.
+UNITS: Mapping[str, tuple[Mapping[str, Fraction], str]] = MappingProxyType(
+    {
+        "bytes": (_units("B", {**_DECIMAL, **_BINARY}), "80 GiB"),
+        "bandwidth": (_units("B/s", {**_DECIMAL, **_BINARY}), "3.35 TB/s"),
+        "rate": (_units("FLOP/s", _DECIMAL), "989 TFLOP/s"),
+        "frequency": (_units("Hz", _DECIMAL), "1.83 GHz"),
+        "time": (
+            _units("s", {"": 1, **{n: Fraction(1, 1000**p) for p, n in enumerate("mun", 1)}}),
+            "3 us",
+        ),
+    }
+)
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z/]{1,8})")
+
+
+def quantity(kind: str, value: object) -> Fraction:
+    """The quantity of a text in bytes, bytes/s, FLOP/s, Hz or seconds, exact.
+
+    Raises ValueError for what is no such text, and for zero where the kind is not time.
+    """
+    units, example = UNITS[kind]
+    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if found is None or found[2] not in units:
+        told = "a text such as" if found is None else f"a unit among {', '.join(units)}, as in"
+        raise ValueError(f"expects {told} '{example}', found {value!r:.60}")
+    result = Fraction(found[1]) * units[found[2]]
+    if not result and kind != "time":
+        raise ValueError(f"expects more than zero, such as '{example}', found '{value}'")
+    return result
+
+
+def _floating(kind: str) -> Callable[[Any], float]:
+    return lambda value: float(quantity(kind, value))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 < value < 2**53:
+        raise ValueError(f"expects a number such as 132, found {value!r:.60}")
+    return value
+
+
+def is_table(value: object) -> TypeGuard[dict[str, Any]]:
+    """A table of a text, or named parts of a machine."""
+    return isinstance(value, dict)
+
+
+def listed(value: Any) -> tuple[Any, ...]:
+    """The items of an array of a text, or of the levels of a machine; none of anything else."""
+    return tuple(value) if isinstance(value, list | tuple) else ()  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+class Text(BaseModel):
+    """A part of a text: every name in it is known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Figure(Text):
+    """A figure and where it is from: a document and the place in it."""
+
+    source: Annotated[str, Field(min_length=3)]
+
+
+Seconds = Annotated[float, BeforeValidator(_floating("time"))]
+#: A share of a peak: more than 0, at most 1.
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+class Size(Figure):
+    """Bytes."""
+
+    value: Annotated[int, BeforeValidator(lambda v: math.floor(quantity("bytes", v)))]
+
+
+class Bandwidth(Figure):
+    """Bytes per second."""
+
+    value: Annotated[float, BeforeValidator(_floating("bandwidth"))]
+
+
+class Rate(Figure):
+    """FLOPs per second."""
+
+    value: Annotated[float, BeforeValidator(_floating("rate"))]
+
+
+class Frequency(Figure):
+    """Hertz."""
+
+    value: Annotated[float, BeforeValidator(_floating("frequency"))]
+
+
+class Duration(Figure):
+    """Seconds; may be zero."""
+
+    value: Seconds
+
+
+class Count(Figure):
+    """A number of things."""
+
+    value: Annotated[int, BeforeValidator(_count)]
+
+
+#: The kind of quantity of a figure, for texts that replace one.
+KINDS: Mapping[type[Figure], str] = MappingProxyType(
+    {Size: "bytes", Bandwidth: "bandwidth", Rate: "rate", Frequency: "frequency", Duration: "time"}
+)

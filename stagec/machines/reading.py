@@ -1,0 +1,212 @@
+"""Machine texts: from TOML to a `Machine`, with the place of every mistake."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel, ValidationError
+
+from stagec.machines.efficiency import collective_defaults, network_defaults
+from stagec.machines.figures import is_table, listed
+from stagec.machines.schema import Machine
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+from stagec.support.limits import MAX_BYTES
+from stagec.support.source import UNKNOWN, FileLoc, Loc
+from stagec.support.suggest import did_you_mean
+
+Tables: TypeAlias = dict[str, Any]
+_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
+_HEAD = re.compile(r"\s*(\[\[|\[)([^\[\]]+)\]\]?\s*(?:#.*)?")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+)\s*=")
+_REMEDY = "docs/machines.md has the schema"
+#: Most texts that stand on one another.
+_MOST_BASES = 8
+
+
+def file_text(path: Path) -> str:
+    """What stands in a file. Raises `DiagnosticError` for a file that cannot be a text."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as e:
+        raise error(f"{path}: {e.strerror}", remedy="give a file that can be read") from None
+    if len(data) > MAX_BYTES:
+        raise error(f"{path}: longer than {MAX_BYTES:,} bytes", remedy=_REMEDY)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise error(f"{path}: byte {e.start} is no UTF-8", remedy=_REMEDY) from None
+
+
+def parsed(text: str, file: str) -> Tables:
+    """The tables of a text. Raises `DiagnosticError` for what is no TOML."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise error(f"{file}: no TOML: nested too deep", remedy=_REMEDY) from None
+    except ValueError as e:
+        found = _PLACE.search(str(e))
+        loc = FileLoc(file, int(found[1]), int(found[2])) if found else UNKNOWN
+        told = _PLACE.sub("", str(e)).strip()
+        raise error(
+            f"{'' if found else f'{file}: '}no TOML: {told}", loc, remedy="write KEY = VALUE"
+        ) from None
+
+
+def bases(tables: Tables, file: str, text: str, read: Callable[[str], tuple[str, str]]) -> Tables:
+    """The tables on those of their base, and that on its own; `read` gives file and text of a base.
+    Raises `DiagnosticError` for a base that is none or leads back."""
+    chain = [(tables, file, text)]
+    while "base" in chain[-1][0]:
+        last, its_file, its_text = chain[-1]
+        wanted = _base(last, its_file, its_text)
+        next_file, next_text = read(wanted)
+        if len(chain) > _MOST_BASES or next_file in [f for _, f, _ in chain]:
+            raise error(
+                f"base '{wanted}' leads back to the text or too far",
+                _place(lines_of(its_text), ("base",), its_file),
+                remedy="let one text of the chain have no base",
+            )
+        chain.append((parsed(next_text, next_file), next_file, next_text))
+    result = chain.pop()[0]
+    for above, _, _ in reversed(chain):
+        result = merged(result, above)
+    return result
+
+
+def _base(tables: Tables, file: str, text: str) -> str:
+    base = tables["base"]
+    if not isinstance(base, str):
+        place = _place(lines_of(text), ("base",), file)
+        raise error("'base' expects a name or a file", place, remedy='write base = "h100-sxm"')
+    return base
+
+
+def merged(base: Mapping[str, Any], tables: Mapping[str, Any]) -> Tables:
+    """The tables of a base with those of a text over them.
+
+    A figure replaces a figure, value and source together. Levels of the network that the base has
+    are changed; a list with any other name replaces the base's.
+    """
+    result = {n: v for n, v in base.items() if n not in ("aliases", "base")}
+    for name, value in tables.items():
+        old = result.get(name)
+        if name == "network" and listed(old):
+            result[name] = _levels(listed(old), value)
+        elif is_table(old) and is_table(value) and "value" not in value:
+            result[name] = merged(old, value)
+        elif name != "base":
+            result[name] = value
+    return result
+
+
+def _levels(old: tuple[Any, ...], new: object) -> object:
+    changed = {level.get("name"): level for level in listed(new) if is_table(level)}
+    known = [level for level in old if is_table(level)]
+    if not set(changed) <= {level.get("name") for level in known}:
+        return new
+    return [merged(level, changed.get(level.get("name"), {})) for level in known]
+
+
+def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
+    """The machine of tables. Raises `DiagnosticError` with a place for every mistake."""
+    try:
+        return Machine.model_validate({**_completed(tables), "name": name})
+    except ValidationError as e:
+        known = lines_of(text)
+        raise DiagnosticError(*(_diagnostic(found, known, file) for found in e.errors())) from None
+
+
+def _completed(tables: Tables) -> Tables:
+    """The tables with the constants that they leave out, for every level of the network."""
+    levels = [level for level in listed(tables.get("network")) if is_table(level)]
+    efficiency = tables.get("efficiency", {})
+    if not levels or not is_table(efficiency) or not is_table(efficiency.get("network", {})):
+        return tables
+    network: Tables = dict(efficiency.get("network", {}))
+    for level in levels:
+        name, own = str(level.get("name")), network.get(str(level.get("name")), {})
+        if is_table(own):
+            network[name] = {**network_defaults(str(level.get("kind"))), **own}
+    first = {"collectives": collective_defaults(str(levels[0].get("kind")))}
+    return {**tables, "efficiency": {**first, **efficiency, "network": network}}
+
+
+def _diagnostic(
+    found: Any, known: Mapping[tuple[Any, ...], tuple[int, int]], file: str
+) -> Diagnostic:
+    way = tuple(found["loc"])
+    told = ".".join(map(str, way))
+    message = found["msg"].removeprefix("Value error, ")
+    remedy = _REMEDY
+    if found["type"] == "extra_forbidden":
+        message = "is not in the schema"
+        names = _names(way[:-1])
+        remedy = did_you_mean(str(way[-1]), names) or f"the names here are: {', '.join(names)}"
+    elif found["type"] == "missing":
+        message = "is missing"
+        remedy = f"write it, with its source; {_REMEDY}"
+    elif found["type"] == "model_type":
+        message = 'expects a figure, { value = "...", source = "..." }, or a table'
+    place = _place(known, way, file)
+    return Diagnostic(f"{f'{told}: ' if told else ''}{message}", place, "error", remedy)
+
+
+def _names(way: tuple[Any, ...]) -> list[str]:
+    """The names of the schema at this place of a text."""
+    here: Any = Machine
+    for step in way:
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            here = here.model_fields[step].annotation
+        here = _model(here)
+    names = here.model_fields if isinstance(here, type) and issubclass(here, BaseModel) else ()
+    return [n for n in names if n != "name" or way]
+
+
+def _model(annotation: Any) -> Any:
+    """The model that an annotation is about."""
+    inner = [a for a in getattr(annotation, "__args__", ()) if a is not type(None)]
+    models = [m for m in map(_model, inner) if isinstance(m, type) and issubclass(m, BaseModel)]
+    return models[0] if models else annotation
+
+
+def _place(
+    known: Mapping[tuple[Any, ...], tuple[int, int]], way: tuple[Any, ...], file: str
+) -> Loc:
+    """Where the text has the longest known part of the way; its first line if there is none."""
+    for end in range(len(way), 0, -1):
+        if way[:end] in known:
+            line, col = known[way[:end]]
+            return FileLoc(file, line, col, len(str(way[end - 1])))
+    return FileLoc(file, 1, 1)
+
+
+def lines_of(text: str) -> dict[tuple[Any, ...], tuple[int, int]]:
+    """Line and column of the keys and tables of a text, as far as one scan of its lines tells."""
+    found: dict[tuple[Any, ...], tuple[int, int]] = {}
+    table: tuple[Any, ...] = ()
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        head = _HEAD.fullmatch(line)
+        if head is not None:
+            table = _parts(head[2])
+            if head[1] == "[[":
+                index = counts[head[2]] = counts.get(head[2], -1) + 1
+                table = (*table, index)
+            found.setdefault(table, (number, head.start(2) + 1))
+            continue
+        key = _KEY.match(line)
+        if key is not None:
+            way = (*table, *_parts(key[1]))
+            found.setdefault(way, (number, key.start(1) + 1))
+            for inner in re.finditer(r"[{,]\s*([A-Za-z0-9_-]+)\s*=", line):
+                found.setdefault((*way, inner[1]), (number, inner.start(1) + 1))
+    return found
+
+
+def _parts(key: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in key.split("."))

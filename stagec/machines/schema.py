@@ -1,0 +1,153 @@
+"""The schema of machine texts: compute, memory, network, host link, efficiency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from stagec.machines import changes
+from stagec.machines.efficiency import Efficiency
+from stagec.machines.figures import Bandwidth, Count, Duration, Frequency, Rate, Size, Text
+
+DataType = Literal["f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "f4e2m1", "i8"]
+LevelKind = Literal["switch", "ring", "mesh", "fat-tree"]
+_Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+
+
+class Compute(Text):
+    """What a device computes.
+
+    `processors` are the units that tiles of a product are dealt to (SMs, compute units, matrix
+    units of a TPU), `launch` is the gap that the launch of a kernel adds, `matrix` and `vector`
+    are dense peaks by the type of the operands. A type that is not there is not computed.
+    """
+
+    processors: Count
+    clock: Frequency
+    launch: Duration
+    matrix: dict[DataType, Rate] = Field(min_length=1)
+    vector: dict[DataType, Rate] = Field(default_factory=dict[DataType, Rate])
+
+
+class Reserve(Text):
+    """Memory that no job gets, where it is known.
+
+    `communicator` is what one communicator of the communication library holds, of the ranks of a
+    node or more; each further one holds as much again (github.com/NVIDIA/nccl, issue 986).
+    """
+
+    driver: Size | None = None
+    context: Size | None = None
+    communicator: Size | None = None
+
+
+class Memory(Text):
+    """The memory of a device; its capacity is that of the board."""
+
+    capacity: Size
+    bandwidth: Bandwidth
+    reserve: Reserve = Reserve()
+
+
+class Level(Text):
+    """One level of the network; levels are told from the inside out.
+
+    `ranks` are the ranks that one unit of the level joins, those of the levels inside included;
+    without it the level joins any number. `bandwidth` is what one rank can send at once over all
+    its links of the level, `latency` the time of one hop of a small message. `oversubscription`
+    divides the bandwidth when all ranks send. `kind` says how the units inside are joined: all at
+    full bandwidth (`switch`, `fat-tree`), each to its two neighbours (`ring`, half of the
+    bandwidth each), or each pair by a link of its own (`mesh`). `reductions`: switches add and
+    copy.
+    """
+
+    name: _Name
+    ranks: Annotated[int, Field(strict=True, ge=2, le=2**40)] | None = None
+    kind: LevelKind
+    bandwidth: Bandwidth
+    latency: Duration
+    oversubscription: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    reductions: bool = False
+
+
+class Host(Text):
+    """The link of a device to the memory of its host: one direction."""
+
+    bandwidth: Bandwidth
+    latency: Duration
+
+
+class Machine(Text):
+    """A device and the network that joins many. `name` is that of its text, `aliases` are other
+    names that users know it by."""
+
+    name: str
+    title: str
+    aliases: tuple[str, ...] = ()
+    compute: Compute
+    memory: Memory
+    network: Annotated[tuple[Level, ...], Field(min_length=1)]
+    host: Host
+    efficiency: Efficiency
+
+    @model_validator(mode="after")
+    def _levels(self) -> Machine:
+        """Levels grow outwards, and constants belong to one of them."""
+        names = [level.name for level in self.network]
+        if len(set(names)) != len(names):
+            raise ValueError(f"network: two levels have one name: {', '.join(names)}")
+        for inner, outer in pairwise(self.network):
+            if inner.ranks is None:
+                raise ValueError(
+                    f"network: level '{inner.name}' joins any number of ranks, so it is the last; "
+                    f"write ranks = N, or leave '{outer.name}' out"
+                )
+            joined = outer.ranks
+            if joined is not None and (joined <= inner.ranks or joined % inner.ranks):
+                raise ValueError(
+                    f"network: level '{outer.name}' joins {outer.ranks} ranks; expects a multiple "
+                    f"of the {inner.ranks} of '{inner.name}' inside it"
+                )
+        first, *others = (set(e.protocols) for e in self.efficiency.network.values())
+        if not first.intersection(*others):
+            raise ValueError("efficiency.network: no protocol is the same on all levels")
+        unknown = sorted(set(self.efficiency.network) - set(names))
+        if unknown:
+            raise ValueError(
+                f"efficiency.network: no level '{unknown[0]}'; the levels are: {', '.join(names)}"
+            )
+        return self
+
+    def left(self, communicators: int) -> int:
+        """Bytes that a job may use which has so many communicators."""
+        reserve = self.memory.reserve
+        once = (reserve.driver, reserve.context)
+        held = sum(part.value for part in once if part is not None)
+        each = reserve.communicator.value if reserve.communicator is not None else 0
+        return self.memory.capacity.value - held - each * communicators
+
+    def changed(self, values: Mapping[str, float | str]) -> Machine:
+        """The machine with other figures, by their paths (`memory.bandwidth`,
+        `network.nvlink.latency`, `compute.matrix` for all types, `network.bandwidth` for all
+        levels): numbers in bytes, seconds, FLOP/s and Hz, or texts with units.
+
+        Infinity is taken: a figure that costs nothing. Raises `DiagnosticError` for a path that
+        there is not, and for values that are none.
+        """
+        return changes.changed(self, values)
+
+    def scaled(self, path: str, factor: float) -> Machine:
+        """The machine with the figures of a path multiplied. Raises `DiagnosticError` as `changed`
+        does."""
+        return changes.scaled(self, path, factor)
+
+    def paths(self) -> list[str]:
+        """All paths of single figures that `changed` takes."""
+        return changes.paths(self)
+
+    def figures(self) -> Iterator[tuple[str, Any]]:
+        """Every figure with its path, in the order of the text."""
+        return changes.figures(self)
