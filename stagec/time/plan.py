@@ -93,7 +93,7 @@ class Planner:
             waits = (*node.deps, *node.after)
             inner.append([inside[d] for d in waits if d in inside])
             mine: list[int] = []
-            computes = COMPUTE in self.streams(node)
+            computes = COMPUTE in self._streams(node, joins)
             for dep in waits:
                 if dep in inside:
                     continue
@@ -104,7 +104,7 @@ class Planner:
                 always[number] = always[number] or not computes
                 mine.append(number)
             outer.append(mine)
-        beside = [i for i, node in enumerate(nodes) if COMPUTE not in self.streams(node)]
+        beside = [i for i, n in enumerate(nodes) if COMPUTE not in self._streams(n, joins)]
         return _Cut(
             first,
             last,
@@ -117,9 +117,9 @@ class Planner:
             np.array(beside, dtype=np.int64),
         )
 
-    def streams(self, node: Node) -> tuple[Hashable, ...]:
-        """The streams of a node."""
-        return streams_of(node, overlap=self._overlap)
+    def _streams(self, node: Node, joins: bool) -> tuple[Hashable, ...]:
+        """The streams of a node. What joins classes stays beside computations."""
+        return streams_of(node, overlap=self._overlap or joins)
 
     def piece(
         self,
@@ -136,7 +136,9 @@ class Planner:
             number = {place: i for i, place in enumerate(used)}
             inputs = [[number[i] for i in row if i in number] for row in cut.outer]
             beside = [
-                node.is_collective and not cut.joins and COMPUTE not in self.streams(node)
+                node.is_collective
+                and not cut.joins
+                and COMPUTE not in self._streams(node, cut.joins)
                 for node in cut.nodes
             ]
             found = self._pieces[known] = make_piece(
@@ -145,7 +147,7 @@ class Planner:
                 cut.inner,
                 inputs,
                 beside,
-                overlap=self._overlap,
+                overlap=self._overlap or cut.joins,
             )
         return found
 

@@ -22,7 +22,8 @@ from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream, part_of
 @dataclass(slots=True, eq=False)
 class Placed:
     """When a piece ran: its nodes end at `base` plus `ends`. `before` is the end of the
-    computations before it, `cause` the node that what joins classes waited for last."""
+    computations before it, `cause` the node that what joins classes waited for last; a collective of
+    several classes, known by its `key`, was `posted` by this one."""
 
     planned: Planned
     owner: ClassReplay
@@ -31,6 +32,8 @@ class Placed:
     entry: Entry | None = None
     before: int = 0
     cause: tuple[Placed, int] | None = None
+    posted: int = -1
+    key: Hashable = None
 
     @property
     def node(self) -> Node:
@@ -116,7 +119,7 @@ class _Replay:
         self._ready = deque(classes)
         self._waiting: dict[Hashable, list[ClassReplay]] = {}
         self._sent: dict[tuple[ClassReplay, Channel], list[tuple[int, Placed, int]]] = {}
-        self._calls: dict[Hashable, dict[ClassReplay, tuple[int, Placed]]] = {}
+        self._calls: dict[Hashable, list[Placed]] = {}
 
     def run(self) -> int:
         while self._ready:
@@ -187,8 +190,8 @@ class _Replay:
                 self._waited(mine, placed, number, amount)
             mine.uses[entry] += 1
             mine.compute, mine.last_computed = base + entry.compute, placed
-            if self._slowdown:
-                mine.busy = tuple((base + first, base + end) for first, end in entry.busy)
+        if self._slowdown:
+            mine.busy = tuple((base + first, base + end) for first, end in entry.busy)
         for stream, (end, place) in entry.streams.items():
             mine.streams[stream] = base + end, placed, place
         for place in piece.sends:
@@ -206,7 +209,10 @@ class _Replay:
 
     def _receive(self, mine: ClassReplay, wanted: Placed) -> bool:
         """Complete the receives of a stream in order, up to this one; False if a message has not
-        been sent yet."""
+        been sent yet, or a collective not been joined by all."""
+        if not wanted.node.is_message:
+            self._wait(wanted.key, mine)
+            return False
         stream = wanted.planned.piece.steps[0].streams[0]
         queue = mine.posted[stream]
         while not wanted.ends:
@@ -224,12 +230,12 @@ class _Replay:
                 return False
             before = mine.streams.get(stream)
             ready = max([0 if before is None else before[0], *times])
-            end, *sender = max(arrivals, key=lambda a: a[0])
+            end, *sent_by = max(arrivals, key=lambda a: a[0])
             placed.base, placed.ends = max(ready, end), (0,)
-            if end >= ready:
-                placed.cause = sender[0], sender[1]
-            else:
-                placed.cause = self._latest(mine, placed, times, [stream])
+            late = end >= ready
+            placed.cause = (
+                (sent_by[0], sent_by[1]) if late else self._latest(mine, placed, times, [stream])
+            )
             mine.streams[stream] = placed.base, placed, 0
             queue.popleft()
         return True
@@ -241,35 +247,46 @@ class _Replay:
                 return
 
     def _call(self, mine: ClassReplay, placed: Placed) -> bool:
-        """A collective of several classes starts when the last one is there."""
+        """A collective of several classes starts when the last one is there; only a blocking one
+        keeps the class waiting."""
         node, streams = placed.node, placed.planned.piece.steps[0].streams
-        key = node.group, mine.members[node.group], mine.calls[node.group]
-        there = self._calls.setdefault(key, {})
-        if mine not in there:
+        blocks, members = COMPUTE in streams, mine.members[node.group]
+        if placed.posted < 0:
             times = self._inputs(mine, placed)
             if times is None:
                 return False
-            free = [mine.streams[s][0] for s in streams if s in mine.streams]
-            free += [mine.compute] if COMPUTE in streams else []
-            there[mine] = max([0, *times, *free]), placed
+            placed.posted = max([0, *times, *([mine.compute] if blocks else [])])
             placed.cause = self._latest(mine, placed, times, streams)
-            self._wake(key)
-        if len(there) < len(mine.members[node.group]):
-            self._wait(key, mine)
+            key = node.group, members, mine.calls[node.group]
+            placed.key = key
+            mine.calls[node.group] += 1
+            there = self._calls.setdefault(key, [])
+            there.append(placed)
+            if len(there) == len(members):
+                self._start(there)
+                self._wake(key)
+        if not blocks:
+            return True
+        if not placed.ends:
+            self._wait(placed.key, mine)
             return False
-        start, last = max(there.values(), key=lambda at: at[0])
-        time = max(each.time for _, each in there.values())
-        placed.base, placed.ends, placed.before = start, (time,), mine.compute
-        placed.cause = last.cause
-        for stream in streams:
-            mine.streams[stream] = start + time, placed, 0
-        if COMPUTE in streams:
-            mine.waited[BUBBLE] += start - mine.compute
-            mine.waited[part_of(node)] += time
-            mine.compute, mine.last_computed = start + time, placed
-            del mine.streams[COMPUTE]
-        mine.calls[node.group] += 1
+        placed.before = mine.compute
+        mine.waited[BUBBLE] += placed.base - mine.compute
+        mine.waited[part_of(node)] += placed.ends[0]
+        mine.compute, mine.last_computed = placed.base + placed.ends[0], placed
         return True
+
+    def _start(self, there: Sequence[Placed]) -> None:
+        """Start a collective on all members; calls of a group follow each other."""
+        stream = "group", there[0].node.group
+        last = max(there, key=lambda placed: placed.posted)
+        before = last.owner.streams.get(stream)
+        start = max(last.posted, 0 if before is None else before[0])
+        time = max(placed.time for placed in there)
+        cause = last.cause if before is None or before[0] <= last.posted else before[1:]
+        for placed in there:
+            placed.base, placed.ends, placed.cause = start, (time,), cause
+            placed.owner.streams[stream] = start + time, placed, 0
 
     def _latest(
         self, mine: ClassReplay, placed: Placed, times: Sequence[int], streams: Iterable[Stream]
