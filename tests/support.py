@@ -235,9 +235,14 @@ def kinds_of_schedules(pipelines: Iterable[tuple[str, *tuple[int, ...]]]) -> lis
     ]
 
 
+def tries(count: int) -> int:
+    """So many tries of what repeats a property; the profile `quick` makes a part of them."""
+    return max(1, count * settings().max_examples // 100)
+
+
 def examples(count: int) -> settings:
-    """So many random examples; the profile `quick` tries a part of them."""
-    return settings(max_examples=max(1, count * settings().max_examples // 100), deadline=None)
+    """So many random examples, or a part of them."""
+    return settings(max_examples=tries(count), deadline=None)
 
 
 def _next_row(

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.footprint import timelines
+from stagec.analysis.report import analysis
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.core import Operation, Region, Value
@@ -31,7 +32,6 @@ from tests.support import (
     GPT,
     LLAMA,
     MIXTRAL,
-    analyse,
     compiled,
     crossed,
     examples,
@@ -285,9 +285,9 @@ PLANNED = (
 
 def check(model: str, **options: Any) -> None:
     job = tiny_options(model, **options)
-    module = run_passes(JobBuilder(job).module, PLANNED)
+    module = JobBuilder(job).lower("plan-memory")
     expected = list(brute_force(module, options.get("fsdp_prefetch", 1)))
-    found = analyse(model, **{**options, "sizes": job.sizes})
+    found = analysis(run_passes(module, "lower-to-trace"), model)
     assert [c["memory"]["peak"] for c in found["classes"]] == expected
 
 
