@@ -35,6 +35,7 @@ from tests.support import (
     compiled,
     crossed,
     examples,
+    one_of_each_kind,
     operations,
     run_passes,
     tiny_options,
@@ -326,7 +327,7 @@ def test_a_step(model: str, name: str) -> None:
     check(model, **CASES[name])
 
 
-@crossed(name=STAGED, more=({}, {"zero": 1, "dp": 2, "recompute": "selective"}))
+@crossed(one_of_each_kind, name=STAGED, more=({}, {"zero": 1, "dp": 2, "recompute": "selective"}))
 def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
     sizes = {"L": 16, "B": 16, "S": 8}
     check(GPT, pp=2, microbatches=8, tp=2, sp=True, sizes=sizes, **STAGED[name], **more)
