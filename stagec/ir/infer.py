@@ -58,8 +58,16 @@ def _infer_region(region: Region, problems: DiagnosticList, sound: Sound | None 
 def infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None = None) -> None:
     """Infer the results of one op (and its region); problems are appended. Where all is typed,
     this compares; it does not do so again for what is `sound`."""
-    if sound is not None and sound.knows(op, "inferred"):
-        return
+    if sound is None:
+        _infer_op(op, problems, sound)
+    elif not sound.knows(op, "inferred"):
+        before = len(problems.items)
+        _infer_op(op, problems, sound)
+        if len(problems.items) == before:
+            sound.passed(op, "inferred")
+
+
+def _infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None) -> None:
     if any(v.type is None for v in op.operands):
         return  # reported where that value is made
     try:
