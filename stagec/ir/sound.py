@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from stagec.ir.core import Attr, Operation, Value
-from stagec.ir.facts import Relation
+from stagec.ir.facts import Facts, Relation
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import DiagnosticList
@@ -32,6 +32,7 @@ class Sound:
     """
 
     def __init__(self) -> None:
+        self.facts = Facts()  # of the module, as they are in this verification
         self._declared: _Key = ()
         self._relations: set[Relation] = set()
         self._states: dict[Operation, tuple[_Key, dict[str, Attr], int | None]] = {}
@@ -51,6 +52,8 @@ class Sound:
             self._known.clear()
         elif self._relations != relations:
             self._known = {key for key in self._known if isinstance(key[0], str)}
+        if declared != self._declared or self._relations != relations:
+            self.facts = module.facts
         self._declared, self._relations = declared, relations
         self._found.clear()
         self._changed.clear()

@@ -66,7 +66,7 @@ class _Checker:
         loads = {name for load in module.loads for name in load.names}
         self._declared = frozenset(module.symbols) | self._axes | indices | loads
         self._env = module.env
-        self._types = TypeChecker(module, problems)
+        self._types = TypeChecker(module, problems, sound.facts)
         self._visible: set[Value] = set()
         self._disordered: frozenset[Operation] = frozenset()
 
