@@ -9,7 +9,7 @@ import sys
 from traceback import extract_tb
 
 from stagec.ir.core import NotATensorError, Operation, Region, Value
-from stagec.ir.expr import same
+from stagec.ir.expr import Expr, same
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
@@ -18,6 +18,8 @@ from stagec.ir.traits import Terminates
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
 from stagec.support.source import FileLoc
+
+Shape = tuple[Expr, ...]
 
 
 def infer_module(module: Module) -> None:
@@ -159,8 +161,7 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
     found = value.type
     if not isinstance(found, TensorType) or not isinstance(inferred, TensorType):
         return
-    fits = found.dtype == inferred.dtype and found.rank == inferred.rank
-    if not fits or not all(same(a, b) for a, b in zip(found.shape, inferred.shape, strict=True)):
+    if found.dtype != inferred.dtype or not _same_shape(found.shape, inferred.shape):
         problems.error(
             f"'{op.name}' gives %{value.name}: {inferred.unplaced()}, but it is written as "
             f"{found.unplaced()}",
@@ -168,3 +169,7 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
             remedy="correct the type, or leave it out",
             notes=[note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]],
         )
+
+
+def _same_shape(a: Shape, b: Shape) -> bool:
+    return a == b or (len(a) == len(b) and all(map(same, a, b)))

@@ -11,6 +11,8 @@ from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import DiagnosticList
 
 _Key = tuple[object, ...]
+#: What an operation is like but for its attributes, these, and its number.
+_State = tuple[_Key, dict[str, Attr], int | None]
 
 
 class Sound:
@@ -35,11 +37,12 @@ class Sound:
         self.facts = Facts()  # of the module, as they are in this verification
         self._declared: _Key = ()
         self._relations: set[Relation] = set()
-        self._states: dict[Operation, tuple[_Key, dict[str, Attr], int | None]] = {}
-        self._numbers: dict[Operation, int | None] = {}
+        self._states: dict[Operation, _State] = {}
+        self._before: dict[Operation, _State] = {}
         self._changed: set[Operation] = set()
         self._outer: dict[Operation, set[Value]] = {}
-        self._ids: dict[int, tuple[int, object]] = {}
+        self._ids: dict[int, int] = {}
+        self._held: list[object] = []  # while a thing is held, its id is its own
         self._equal: dict[object, int] = {}
         self._known: set[_Key] = set()
         self._found: set[_Key] = set()
@@ -57,15 +60,17 @@ class Sound:
         self._declared, self._relations = declared, relations
         self._found.clear()
         self._changed.clear()
+        self._before, self._states = self._states, {}
         self._look(module.root)
+        self._outer = {op: values for op, values in self._outer.items() if op in self._states}
 
     def knows(self, op: Operation, check: object) -> bool:
         """Whether the like of this operation has passed the check."""
-        return self._is_known((check, self._numbers[op]))
+        return self._is_known((check, self._states[op][2]))
 
     def passed(self, op: Operation, check: object) -> None:
         """Nothing was found wrong with the operation, or with one inside it."""
-        number = self._numbers[op]
+        number = self._states[op][2]
         if number is not None:
             self._found.add((check, number))
 
@@ -107,9 +112,9 @@ class Sound:
 
     def _look(self, op: Operation) -> None:
         """Give an operation, and all inside, its number; most are as they were the last time."""
-        operands, results, region = op.operands, tuple(op.results), op.region
+        operands, region = op.operands, op.region
         types = [v.type for v in operands]
-        types += [v.type for v in results]
+        types += [v.type for v in op.results]
         inside: _Key = ()
         same = True
         if region is not None:
@@ -117,36 +122,37 @@ class Sound:
                 self._look(inner)
             same = self._changed.isdisjoint(region.ops)
             types += [v.type for v in region.args]
-            inside = tuple(region.ops), tuple(region.args), region.returns
-        state = op.definition, op.symbol, operands, results, types, inside
-        before = self._states.get(op)
-        if before is not None and same and before[0] == state and before[1] == op.attrs:
-            self._numbers[op] = before[2]
+            inside = (*region.ops, *region.args, *region.returns)
+        like = (op.definition, op.symbol, len(operands), *operands, *op.results, *types, *inside)
+        before = self._before.get(op)
+        if before is not None and same and before[0] == like and before[1] == op.attrs:
+            self._states[op] = before
             return
         self._changed.add(op)
-        if None in types or any(self._numbers[o] is None for o in (region.ops if region else ())):
-            number = None
-        else:
-            number = self._like(op, types) if region is None else self._number(object())
-        self._numbers[op] = number
-        self._states[op] = state, dict(op.attrs), number
+        self._states[op] = like, dict(op.attrs), self._number_of(op, types)
         if region is not None:
-            inner_uses = set(operands).union(*map(self.uses, region.ops))
-            self._outer[op] = inner_uses.difference(region.args, *(o.results for o in region.ops))
+            used = set(operands).union(*map(self.uses, region.ops))
+            self._outer[op] = used.difference(region.args, *(o.results for o in region.ops))
 
-    def _like(self, op: Operation, types: list[Type | None]) -> int:
+    def _number_of(self, op: Operation, types: list[Type | None]) -> int | None:
         number = self._number
-        attrs = [(name, number(value)) for name, value in op.attrs.items()]
-        key = (op.definition, op.symbol, len(op.operands), *attrs, *map(number, types))
+        if None in types:
+            return None
+        if op.region is not None:
+            unknown = any(self._states[inner][2] is None for inner in op.region.ops)
+            return None if unknown else number(object())
+        values = map(number, op.attrs.values())
+        key = (number(op.definition), op.symbol, len(op.operands), *op.attrs, *values)
+        key += tuple(map(number, types))
         return self._equal.setdefault(key, len(self._equal))
 
     def _number(self, thing: object) -> int:
         """The same number for what is equal; the hash of a type or an expression is a long way."""
         found = self._ids.get(id(thing))
         if found is None:
-            number = self._equal.setdefault(thing, len(self._equal))
-            found = self._ids[id(thing)] = number, thing  # while it is held, its id is its own
-        return found[0]
+            found = self._ids[id(thing)] = self._equal.setdefault(thing, len(self._equal))
+            self._held.append(thing)
+        return found
 
 
 def _declarations(module: Module) -> _Key:

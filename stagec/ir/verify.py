@@ -192,7 +192,8 @@ class _Checker:
     def _symbols_of_type(self, type_: TensorType, loc: Loc) -> None:
         for dim in type_.dims:
             self._declared_symbols(dim.size.symbols, loc)
-            self._declared_symbols(frozenset({dim.load.of} if dim.load else ()), loc)
+            if dim.load is not None:
+                self._declared_symbols(frozenset({dim.load.of}), loc)
         for axis in type_.axes:
             self._axis(axis, loc)
         if type_.stage is not None:
@@ -214,7 +215,7 @@ class _Checker:
                 self._dimension(attr, op.loc)
 
     def _declared_symbols(self, names: frozenset[str], loc: Loc) -> None:
-        for name in sorted(names - self._declared):
+        for name in () if names <= self._declared else sorted(names - self._declared):
             self._problems.error(
                 f"'{name}' is neither a declared symbol nor a mesh axis",
                 loc,

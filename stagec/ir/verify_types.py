@@ -42,6 +42,8 @@ class TypeChecker:
             elif d.split and len(set(d.axes)) == len(d.axes):
                 self._check_split(d, loc)
         axes = type_.axes
+        if len(set(axes)) == len(axes):
+            return
         for axis in dict.fromkeys(a for a in axes if axes.count(a) > 1):
             self._problems.add(_used_twice(axis, type_, op, value, loc))
 

@@ -71,7 +71,7 @@ def _check_schedule(module: Module, op: Operation, count: int, problems: Diagnos
 
 def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str, Operation]]:
     """Ends of messages for which there is no other end, once for each program."""
-    of_program = {op: _ends(op) for op in by_stage.values()}
+    of_program = {op: _ends(op) for op in dict.fromkeys(by_stage.values())}
     ends = {stage: of_program[op] for stage, op in by_stage.items()}
     told: set[tuple[str, _End]] = set()
     for stage, op in by_stage.items():
