@@ -39,9 +39,7 @@ def verify_module(module: Module, *, typed: bool = False) -> None:
     problems.check()
 
 
-def check_module(
-    module: Module, problems: DiagnosticList, *, typed: bool, sound: Sound
-) -> None:
+def check_module(module: Module, problems: DiagnosticList, *, typed: bool, sound: Sound) -> None:
     """Append everything that is wrong with the module, in the order of its text.
 
     Sizes come first: with one that is not positive, nothing else can be computed. Operations that

@@ -12,9 +12,7 @@ from stagec.support.diagnostics import DiagnosticList, note
 from stagec.support.source import Loc
 
 
-def check_structure(
-    module: Module, problems: DiagnosticList, sound: Sound
-) -> frozenset[Operation]:
+def check_structure(module: Module, problems: DiagnosticList, sound: Sound) -> frozenset[Operation]:
     """Append every operation that stands where it may not, and names that are declared twice.
 
     Returns the owners of the regions in which something is wrong.
