@@ -285,22 +285,21 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
             f"'{op.name}' expects {len(rule.operands)} operands, found {len(op.operands)}", op.loc
         )
     for value, shape in zip(op.operands, rule.operands, strict=True):
-        dims = value.tensor.dims
-        if len(dims) != len(shape):
+        type_ = value.tensor
+        if len(type_.dims) != len(shape):
             raise error(
                 f"'{op.name}' expects %{value.name} to have {len(shape)} dimensions "
-                f"({shape_text(shape) or 'a scalar'}), found {len(dims)}: {value.type}",
+                f"({shape_text(shape) or 'a scalar'}), found {len(type_.dims)}: {type_}",
                 op.loc,
                 remedy="give an operand of that rank, or change the rule",
                 notes=[note(f"%{value.name} is defined here", value.loc)],
             )
-        sizes_here = value.tensor.local_shape if local else value.tensor.shape
-        for size, group in zip(sizes_here, shape, strict=True):
-            factor = "".join(group)
-            if local and factor in rule.gathered:
-                continue  # it works on more than the operand has: on what the result has
+        for size, group in zip(type_.local_shape if local else type_.shape, shape, strict=True):
+            factor = group[0]
             if len(group) > 1:
                 compound.append((group, size, value))
+            elif local and factor in rule.gathered:
+                continue  # it works on more than the operand has: on what the result has
             elif factor not in found:
                 found[factor] = (size, value.loc, value.name)
             else:
