@@ -11,6 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stagec.machines.figures import Seconds, Share, Text
+from stagec.machines.kernel_efficiency import (
+    AttentionEfficiency,
+    MatmulEfficiency,
+    MemoryEfficiency,
+)
 
 Algorithm = Literal["ring", "tree", "multicast"]
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "multicast")
@@ -43,8 +48,16 @@ class NetworkEfficiency(Text):
 
 
 class Efficiency(Text):
-    """Constants by kind of work. `network` has those of levels, by their names."""
+    """Constants by kind of work. `network` has those of levels, by their names.
 
+    `kernels` says how they cost: by `tiles` and the constants here, or by the `roofline` alone,
+    the larger of FLOPs over the peak and bytes over the bandwidth, which has no constants.
+    """
+
+    kernels: Literal["tiles", "roofline"] = "tiles"
+    matmul: MatmulEfficiency = MatmulEfficiency()
+    attention: AttentionEfficiency = AttentionEfficiency()
+    memory: MemoryEfficiency = MemoryEfficiency()
     network: dict[str, NetworkEfficiency] = Field(default_factory=dict)
 
 
