@@ -11,6 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from stagec.machines.figures import Seconds, Share, Text
+from stagec.machines.kernel_efficiency import (
+    AttentionEfficiency,
+    MatmulEfficiency,
+    MemoryEfficiency,
+)
 
 Algorithm = Literal["ring", "tree", "multicast", "hierarchical"]
 
@@ -45,10 +50,16 @@ class NetworkEfficiency(Text):
 class Efficiency(Text):
     """Constants by kind of work.
 
+    `kernels` says how kernels cost: by `tiles` and the constants here, or by the `roofline` alone,
+    the larger of FLOPs over the peak and bytes over the bandwidth, which has no constants.
     `collectives` are the algorithms that the communication library has, `network` the constants of
     each level of the network, by its name.
     """
 
+    kernels: Literal["tiles", "roofline"] = "tiles"
+    matmul: MatmulEfficiency = MatmulEfficiency()
+    attention: AttentionEfficiency = AttentionEfficiency()
+    memory: MemoryEfficiency = MemoryEfficiency()
     collectives: tuple[Algorithm, ...]
     network: dict[str, NetworkEfficiency]
 
