@@ -83,6 +83,17 @@ class RankClass:
         found = (group_axes(op) for op in self.graph.body.walk() if op.name == "et.coll")
         return list(dict.fromkeys(found))
 
+    @cached_property
+    def ways(self) -> list[tuple[str, str, int]]:
+        """The ways of its messages: `send` or `recv`, the axis, and the coordinate of the receiver
+        less that of the sender, modulo the axis."""
+        found = (
+            (op.name.removeprefix("et."), *channel_of(op)[:2])
+            for op in self.graph.body.walk()
+            if op.name in ("et.send", "et.recv")
+        )
+        return list(dict.fromkeys((kind, over, by % self.env[over]) for kind, over, by in found))
+
     def members(self, mesh: Mapping[str, int]) -> npt.NDArray[np.int64]:
         """Its ranks, in order."""
         ranks = np.arange(int(np.prod(list(mesh.values()), dtype=np.int64)), dtype=np.int64)

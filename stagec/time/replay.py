@@ -82,6 +82,10 @@ class ClassReplay:
         """When its last node ends."""
         return max([self.compute, *(end for end, _, _ in self.streams.values())])
 
+    def busy_time(self, step: int) -> int:
+        """Picoseconds of a step that it does not spend on waiting for other classes."""
+        return step - self.parts(step).get(BUBBLE, 0)
+
     def parts(self, step: int) -> dict[Part, int]:
         """Where the time of a step goes on the compute stream; adds up to the step."""
         found = Counter(self.waited)
