@@ -7,7 +7,7 @@ the class that it costs most, and a message what it costs the two ranks that are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,8 @@ from stagec.time.network import Span, collective_seconds, level_between, message
 from stagec.time.streams import Cost
 
 PICOSECONDS = 1e12
-#: Costs of nodes, and what tells classes apart whose nodes do not cost the same.
-ClassCosts = tuple[Hashable, Callable[[Node], Cost]]
+#: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
+ClassCosts = tuple[int, Callable[[Node], Cost]]
 
 
 #: `send` or `recv`, the axis, and the coordinate of the receiver less that of the sender.
@@ -44,7 +44,7 @@ class CostTable:
         self._machine, self._mesh, self._overlap = machine, mesh, overlap
         self._launch = picoseconds(machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
-        self._spans: dict[bytes, tuple[Span, ...]] = {}
+        self._numbers: dict[Hashable, int] = {}
 
     def prepare(self, nodes: Iterable[Node]) -> None:
         """Find the costs of all computations at once."""
@@ -62,6 +62,7 @@ class CostTable:
             {way: self._furthest(ranks, *way) for way in ways},
         )
         key = tuple(far.groups.items()), tuple((w, at.name) for w, at in far.messages.items())
+        number = self._numbers.setdefault(key, len(self._numbers))
         known: dict[Node, Cost] = {}
 
         def cost(node: Node) -> Cost:
@@ -69,7 +70,7 @@ class CostTable:
                 known[node] = self._cost(node, far)
             return known[node]
 
-        return key, cost
+        return number, cost
 
     def _cost(self, node: Node, far: _Distances) -> Cost:
         if node.is_computation:

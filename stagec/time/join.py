@@ -1,54 +1,47 @@
-"""Replays of the classes of a job, joined: each knows which classes send to it, and which ones its
+"""The plans of the classes of a job, joined: each knows which classes send to it, and which ones its
 collectives join."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from stagec.program.classes import RankClass
-from stagec.program.groups import GroupAxes
-from stagec.program.nodes import Node
+from stagec.program.groups import Channel, GroupAxes
 from stagec.program.runs import Run
-from stagec.time.plan import Planner
-from stagec.time.replay import ClassReplay
-from stagec.time.streams import Cost
+from stagec.time.plan import Planned, Planner
 
 Coords = Mapping[str, int]
+
+
+class Joined(NamedTuple):
+    """The plan of a class, and the numbers of the classes that it waits for: those that messages of
+    a way come from, and those that a collective joins."""
+
+    name: str
+    plan: Sequence[Planned]
+    senders: Mapping[Channel, Sequence[int]]
+    members: Mapping[GroupAxes, tuple[int, ...]]
 
 
 def joined(
     classes: Sequence[RankClass],
     runs: Sequence[Sequence[Run]],
     mesh: Mapping[str, int],
-    costs: Sequence[tuple[Hashable, Callable[[Node], Cost]]],
     *,
     overlap: bool = True,
-) -> list[ClassReplay]:
-    """The replays of classes that issue these runs. `costs` are those of the nodes of each class,
-    with what tells classes apart whose nodes do not cost the same."""
+) -> list[Joined]:
+    """The plans of classes that issue these runs."""
     coords = [each.coords for each in classes]
     planner = Planner(overlap=overlap)
-    found: list[ClassReplay] = []
-    for each, mine, (key, cost) in zip(classes, runs, costs, strict=True):
-        groups = {g: members(each.coords, coords, g, mesh) for g in each.groups}
-        alone = frozenset(g for g, numbers in groups.items() if len(numbers) == 1)
-
-        def joins(node: Node, alone: frozenset[GroupAxes] = alone) -> bool:
-            return (
-                node.kind == "recv"
-                if node.is_message
-                else node.is_collective and node.group not in alone
-            )
-
-        plan = planner.plan(mine, cost, joins, (key, alone))
-        found.append(ClassReplay(each.name, each.coords, plan))
-    for each, made in zip(classes, found, strict=True):
-        for group in each.groups:
-            numbers = members(each.coords, coords, group, mesh)
-            made.members[group] = tuple(found[i] for i in numbers)
-        for over, by, _ in each.channels:
-            numbers = senders(each.coords, coords, over, by, mesh[over])
-            made.senders[over, by % mesh[over]] = tuple(found[i] for i in numbers)
+    found: list[Joined] = []
+    for each, mine in zip(classes, runs, strict=True):
+        groups = {g: tuple(members(each.coords, coords, g, mesh)) for g in each.groups}
+        plan = planner.plan(
+            mine, frozenset(g for g, numbers in groups.items() if len(numbers) == 1)
+        )
+        sources = {c: senders(each.coords, coords, *c[:2], mesh[c[0]]) for c in each.channels}
+        found.append(Joined(each.name, plan, sources, groups))
     return found
 
 

@@ -11,10 +11,11 @@ actions has a few dozen states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from stagec.program.groups import Channel, channel_of
 from stagec.program.nodes import Node
 from stagec.time.streams import (
     COMPUTE,
@@ -76,11 +77,11 @@ class Step:
     `beside` says that computations after it are slower while it runs."""
 
     node: Node
-    cost: Cost
     streams: tuple[Stream, ...]
     inner: tuple[int, ...]
     inputs: tuple[int, ...]
     beside: bool
+    part: Part
 
     @property
     def computes(self) -> bool:
@@ -88,68 +89,92 @@ class Step:
         return self.streams[0] == COMPUTE
 
 
-@dataclass(slots=True, eq=False)
-class Piece:
-    """Nodes that are replayed together, and what is known of them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Nodes that are replayed together, whatever they cost.
 
     `gates` are the inputs of the first computation. What is `late` matters only as far as it comes
-    after the base: whatever waits for it starts after the base anyway.
+    after the base: whatever waits for it starts after the base anyway. `sends` are places of
+    messages, with the channel of each. What `joins` classes is one node.
     """
 
     steps: Sequence[Step]
+    joins: bool
     computes: bool
     gates: tuple[int, ...]
     late_inputs: tuple[bool, ...]
     streams: tuple[Stream, ...]
     late_streams: tuple[bool, ...]
-    sends: tuple[int, ...]
-    known: dict[State, Entry] = field(default_factory=dict[State, Entry])
+    sends: tuple[tuple[int, Channel], ...]
+
+    @property
+    def node(self) -> Node:
+        """The first node."""
+        return self.steps[0].node
+
+
+class Piece:
+    """A shape with costs, and what is known of it."""
+
+    def __init__(self, shape: Shape, costs: Callable[[Node], Cost]) -> None:
+        self.shape = shape
+        self.costs = [costs(step.node) for step in shape.steps]
+        self._known: dict[State, Entry] = {}
 
     def entry(self, state: State, slowdown: int) -> Entry:
-        """What happens, found at the first time."""
-        found = self.known.get(state)
+        """What happens in a state, found at the first time."""
+        found = self._known.get(state)
         if found is None:
-            found = self.known[state] = _replayed(self, state, slowdown)
+            found = self._known[state] = _replayed(self, state, slowdown)
         return found
 
 
-def make_piece(
+def make_shape(
     nodes: Sequence[Node],
-    costs: Sequence[Cost],
     inner: Sequence[Sequence[int]],
     inputs: Sequence[Sequence[int]],
-    beside: Sequence[bool],
     *,
     overlap: bool,
-) -> Piece:
-    """A piece of nodes; for each of them the places and the inputs that it waits for."""
+    joins: bool,
+) -> Shape:
+    """The shape of nodes, with the places and the inputs that each waits for. Without overlap
+    collectives are blocking, other than what joins classes."""
     steps: list[Step] = []
     after_base: list[bool] = []
     late_streams: dict[Stream, bool] = {}
     late_inputs = [True] * (1 + max((i for row in inputs for i in row), default=-1))
     for i, node in enumerate(nodes):
-        streams = streams_of(node, overlap=overlap)
+        streams = streams_of(node, overlap=overlap or joins)
+        others = [stream for stream in streams if stream != COMPUTE]
         late = COMPUTE in streams or any(after_base[j] for j in inner[i])
-        for stream in streams:
-            if stream != COMPUTE:
-                late = late or late_streams.get(stream, False)
-        for stream in streams:
-            if stream != COMPUTE and stream not in late_streams:
-                late_streams[stream] = late
+        late = late or any(late_streams.get(stream, False) for stream in others)
+        for stream in others:
+            late_streams.setdefault(stream, late)
         for number in inputs[i]:
             late_inputs[number] = late_inputs[number] and late
         after_base.append(late)
-        steps.append(Step(node, costs[i], streams, tuple(inner[i]), tuple(inputs[i]), beside[i]))
+        beside = node.is_collective and COMPUTE not in streams and not joins
+        own, given = tuple(inner[i]), tuple(inputs[i])
+        steps.append(Step(node, streams, own, given, beside, part_of(node)))
     first = next((step for step in steps if step.computes), None)
-    return Piece(
+    sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
+    return Shape(
         steps,
+        joins,
         first is not None,
         first.inputs if first is not None else (),
         tuple(late_inputs),
         tuple(late_streams),
         tuple(late_streams.values()),
-        tuple(i for i, node in enumerate(nodes) if node.kind == "send" and node.is_message),
+        tuple((i, channel_of_node(node)) for i, node in sends),
     )
+
+
+def channel_of_node(node: Node) -> Channel:
+    """The channel of a message."""
+    if node.op is None:
+        raise ValueError(f"{node.name} is a run of no operation")
+    return channel_of(node.op)
 
 
 def _replayed(piece: Piece, state: State, slowdown: int) -> Entry:
@@ -159,11 +184,12 @@ def _replayed(piece: Piece, state: State, slowdown: int) -> Entry:
     causes: list[Cause] = []
     parts: dict[Part, int] = {}
     waits: list[tuple[int, int]] = []
-    free: dict[Stream, int] = dict(zip(piece.streams, state.streams, strict=True))
+    shape = piece.shape
+    free: dict[Stream, int] = dict(zip(shape.streams, state.streams, strict=True))
     free[COMPUTE] = 0
     last: dict[Stream, int] = {}
     busy = list(state.busy)
-    for place, step in enumerate(piece.steps):
+    for place, (step, cost) in enumerate(zip(shape.steps, piece.costs, strict=True)):
         compute = free[COMPUTE]
         start, cause = -_FOREVER, Cause()
         for stream in step.streams:
@@ -176,20 +202,20 @@ def _replayed(piece: Piece, state: State, slowdown: int) -> Entry:
         for i in step.inputs:
             if state.inputs[i] > start:
                 start, cause = state.inputs[i], Cause(input=i)
-        begun = start + step.cost.launch
+        begun = start + cost.launch
         slow = slowdown if step.node.is_computation else 0
-        end = stretched(begun, step.cost.time, busy, slow)
+        end = stretched(begun, cost.time, busy, slow)
         if step.computes:
             spent = {
-                LAUNCH: step.cost.launch,
-                part_of(step.node): step.cost.time,
-                INTERFERENCE: end - begun - step.cost.time,
+                LAUNCH: cost.launch,
+                step.part: cost.time,
+                INTERFERENCE: end - begun - cost.time,
             }
             if cause.input >= 0:
                 waits.append((cause.input, start - compute))
             elif start > compute:  # for a node in the piece, or for the communicator
-                awaited = piece.steps[cause.place].node if cause.place >= 0 else step.node
-                parts[part_of(awaited)] = parts.get(part_of(awaited), 0) + start - compute
+                awaited = shape.steps[cause.place].part if cause.place >= 0 else step.part
+                parts[awaited] = parts.get(awaited, 0) + start - compute
             for part, time in spent.items():
                 if time:
                     parts[part] = parts.get(part, 0) + time

@@ -4,31 +4,34 @@ the places of its inputs."""
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run, RunKind
-from stagec.time.pieces import Piece, make_piece
-from stagec.time.streams import COMPUTE, Cost, streams_of
+from stagec.time.pieces import Shape, make_shape
+from stagec.time.streams import COMPUTE, streams_of
 
 #: A piece of the plan by its number, and a place in it.
 At = tuple[int, int]
+#: Axes of collectives.
+Groups = frozenset[GroupAxes]
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A piece with its inputs. One that `joins` classes is one node: the end of a message, or a
-    collective of several classes."""
+class Planned(NamedTuple):
+    """A piece of a class: its shape, and where its inputs come from."""
 
-    piece: Piece
+    shape: Shape
     inputs: tuple[At, ...]
-    joins: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
     """A part of a kind of run, and what its nodes wait for outside of it.
 
@@ -43,44 +46,36 @@ class _Cut:
     inner: Sequence[Sequence[int]]
     outer: Sequence[Sequence[int]]
     places: Ints
-    always: np.ndarray
+    always: npt.NDArray[np.bool_]
     beside_compute: Ints
 
 
 class Planner:
-    """Plans classes; what they have in common is prepared once.
-
-    `joins` tells whether a node of a class waits for other classes, `costs` what each node costs.
-    Classes with the same `key` share pieces.
-    """
+    """Plans classes; what they have in common is prepared once. It does not ask what nodes cost."""
 
     def __init__(self, *, overlap: bool) -> None:
         self._overlap = overlap
-        self._cuts: dict[tuple[Hashable, RunKind], list[_Cut]] = {}
-        self._pieces: dict[Hashable, Piece] = {}
+        self._cuts: dict[tuple[Groups, RunKind], list[_Cut]] = {}
+        self._shapes: dict[tuple[_Cut, tuple[int, ...]], Shape] = {}
 
-    def plan(
-        self,
-        runs: Sequence[Run],
-        costs: Callable[[Node], Cost],
-        joins: Callable[[Node], bool],
-        key: Hashable,
-    ) -> list[Planned]:
-        """The pieces of a class in the order of issue."""
-        return list(_ClassPlan(self, runs, costs, joins, key).pieces())
+    def plan(self, runs: Sequence[Run], alone: Groups) -> list[Planned]:
+        """The pieces of a class in the order of issue. Collectives over the axes `alone` join ranks
+        of the class only."""
+        return list(_ClassPlan(self, runs, alone).pieces())
 
-    def cuts(self, kind: RunKind, joins: Callable[[Node], bool], key: Hashable) -> list[_Cut]:
+    def cuts(self, kind: RunKind, alone: Groups) -> list[_Cut]:
         """The parts of a kind of run."""
-        if (key, kind) not in self._cuts:
-            self._cuts[key, kind] = list(self._cut(kind, joins))
-        return self._cuts[key, kind]
+        found = self._cuts.get((alone, kind))
+        if found is None:
+            found = self._cuts[alone, kind] = list(self._cut(kind, alone))
+        return found
 
-    def _cut(self, kind: RunKind, joins: Callable[[Node], bool]) -> Iterator[_Cut]:
+    def _cut(self, kind: RunKind, alone: Groups) -> Iterator[_Cut]:
         nodes = kind.nodes
-        alone = [i for i, node in enumerate(nodes) if joins(node)]
-        bounds = sorted({0, len(nodes), *alone, *(i + 1 for i in alone)})
-        for first, last in zip(bounds, bounds[1:]):
-            yield self._part(kind, first, last, first in alone)
+        joining = [i for i, node in enumerate(nodes) if _joins(node, alone)]
+        bounds = sorted({0, len(nodes), *joining, *(i + 1 for i in joining)})
+        for first, last in pairwise(bounds):
+            yield self._part(kind, first, last, first in joining)
 
     def _part(self, kind: RunKind, first: int, last: int, joins: bool) -> _Cut:
         nodes = kind.nodes[first:last]
@@ -121,50 +116,29 @@ class Planner:
         """The streams of a node. What joins classes stays beside computations."""
         return streams_of(node, overlap=self._overlap or joins)
 
-    def piece(
-        self,
-        kind: RunKind,
-        cut: _Cut,
-        used: tuple[int, ...],
-        costs: Callable[[Node], Cost],
-        key: Hashable,
-    ) -> Piece:
-        """A part of a kind of run that waits for these of its inputs."""
-        known = key, kind, cut.first, used
-        found = self._pieces.get(known)
+    def shape(self, cut: _Cut, used: tuple[int, ...]) -> Shape:
+        """The shape of a part that waits for these of its inputs."""
+        found = self._shapes.get((cut, used))
         if found is None:
             number = {place: i for i, place in enumerate(used)}
             inputs = [[number[i] for i in row if i in number] for row in cut.outer]
-            beside = [
-                node.is_collective
-                and not cut.joins
-                and COMPUTE not in self._streams(node, cut.joins)
-                for node in cut.nodes
-            ]
-            found = self._pieces[known] = make_piece(
-                cut.nodes,
-                [costs(node) for node in cut.nodes],
-                cut.inner,
-                inputs,
-                beside,
-                overlap=self._overlap or cut.joins,
-            )
+            found = make_shape(cut.nodes, cut.inner, inputs, overlap=self._overlap, joins=cut.joins)
+            self._shapes[cut, used] = found
         return found
+
+
+def _joins(node: Node, alone: Groups) -> bool:
+    """Whether a node waits for other classes: a message that comes, or a collective of several."""
+    if node.is_message:
+        return node.kind == "recv"
+    return node.is_collective and node.group not in alone
 
 
 class _ClassPlan:
     """Finds where the inputs of a class's runs come from."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        runs: Sequence[Run],
-        costs: Callable[[Node], Cost],
-        joins: Callable[[Node], bool],
-        key: Hashable,
-    ) -> None:
-        self._planner, self._runs, self._costs = planner, runs, costs
-        self._joins, self._key = joins, key
+    def __init__(self, planner: Planner, runs: Sequence[Run], alone: Groups) -> None:
+        self._planner, self._runs, self._alone = planner, runs, alone
         most = max((run.start + run.kind.last - run.kind.first for run in runs), default=0)
         #: By handle, whether a node is beside the computations.
         self._beside = np.zeros(most, dtype=bool)
@@ -174,7 +148,7 @@ class _ClassPlan:
     def pieces(self) -> Iterator[Planned]:
         """The pieces, in the order of issue."""
         for run in self._runs:
-            for cut in self._planner.cuts(run.kind, self._joins, self._key):
+            for cut in self._planner.cuts(run.kind, self._alone):
                 yield self._planned(run, cut)
 
     def _planned(self, run: Run, cut: _Cut) -> Planned:
@@ -195,8 +169,7 @@ class _ClassPlan:
             insort(self._starts, start)
         else:
             self._starts.append(start)
-        piece = self._planner.piece(run.kind, cut, used, self._costs, self._key)
-        return Planned(piece, inputs, cut.joins)
+        return Planned(self._planner.shape(cut, used), inputs)
 
     def _at(self, handle: int) -> At:
         start = self._starts[bisect_right(self._starts, handle) - 1]

@@ -8,74 +8,46 @@ actions, not with their nodes. `stagec.time.clock` says what the times mean, nod
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
 
-from stagec.program.groups import Channel, GroupAxes, channel_of
-from stagec.program.nodes import Node
+from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
-from stagec.time.pieces import Entry, Intervals, State
-from stagec.time.plan import Planned
-from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream, part_of
+from stagec.time.join import Joined
+from stagec.time.pieces import Entry, Intervals, Piece, Shape, State, channel_of_node
+from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream
 
 
-@dataclass(slots=True, eq=False)
-class Placed:
-    """When a piece ran: its nodes end at `base` plus `ends`. `before` is the end of the
-    computations before it, `cause` the node that what joins classes waited for last; a collective of
-    several classes, known by its `key`, was `posted` by this one."""
+class At(NamedTuple):
+    """A node of a class: the number of its piece, and its place there."""
 
-    planned: Planned
     owner: ClassReplay
-    base: int = 0
-    ends: Sequence[int] = ()
-    entry: Entry | None = None
-    before: int = 0
-    cause: tuple[Placed, int] | None = None
-    posted: int = -1
-    key: Hashable = None
-
-    @property
-    def node(self) -> Node:
-        """The first node; what joins classes has no other."""
-        return self.planned.piece.steps[0].node
-
-    @property
-    def time(self) -> int:
-        """What the call or message of what joins classes takes."""
-        return self.planned.piece.steps[0].cost.time
+    piece: int
+    place: int
 
 
-@dataclass(eq=False)
 class ClassReplay:
     """The replay of a class: where it is, and what it has spent.
 
-    `senders` are the classes that messages along an axis come from, `members` those that a
-    collective joins.
+    Piece i ran at `bases[i]`, its nodes ended `ends[i]` later. `causes` has what pieces that join
+    classes waited for last.
     """
 
-    name: str
-    coords: Mapping[str, int]
-    plan: Sequence[Planned]
-    senders: dict[tuple[str, int], tuple[ClassReplay, ...]] = field(
-        default_factory=dict[tuple[str, int], "tuple[ClassReplay, ...]"]
-    )
-    members: dict[GroupAxes, tuple[ClassReplay, ...]] = field(
-        default_factory=dict[GroupAxes, "tuple[ClassReplay, ...]"]
-    )
-
-    def __post_init__(self) -> None:
-        self.placed = [Placed(planned, self) for planned in self.plan]
+    def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
+        self.number, self.name, self.joined = number, joined.name, joined
+        self.plan = joined.plan
+        self.pieces = [pieces(planned.shape) for planned in joined.plan]
+        self.bases = [0] * len(self.plan)
+        self.ends: list[Sequence[int]] = [()] * len(self.plan)
+        self.entries: list[Entry | None] = [None] * len(self.plan)
+        self.causes: dict[int, At | None] = {}
         self.position = 0
         self.compute = 0
-        self.last_computed: Placed | None = None
-        self.streams: dict[Stream, tuple[int, Placed, int]] = {}
+        self.computed = -1
+        self.streams: dict[Stream, tuple[int, int, int]] = {}
         self.busy: Intervals = ()
         self.waited: Counter[Part] = Counter()
         self.uses: Counter[Entry] = Counter()
-        self.received: Counter[Channel] = Counter()
-        self.calls: Counter[GroupAxes] = Counter()
-        self.posted: dict[Stream, deque[tuple[Placed, int]]] = {}
 
     @property
     def end(self) -> int:
@@ -94,20 +66,22 @@ class ClassReplay:
                 found[part] += time * times
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
-            end, placed, place = last
-            self.account(found, placed, place, end - self.compute)
-        found[BUBBLE] += step - max(self.end, self.compute)
+            end, piece, place = last
+            self.account(found, piece, place, end - self.compute)
+        found[BUBBLE] += step - self.end
         return {part: time for part, time in found.items() if time}
 
-    def account(self, found: Counter[Part], source: Placed, place: int, amount: int) -> None:
+    def account(self, found: Counter[Part], piece: int, place: int, amount: int) -> None:
         """Account for time in which computations waited for a node. Of what joins classes, no more
         than it takes is communication: the rest is spent on waiting for the other classes."""
-        step = source.planned.piece.steps[place]
-        own = amount
-        if source.planned.joins and self.senders.get((step.node.over, step.node.by)) != (self,):
-            own = min(amount, step.cost.time)
-        found[part_of(step.node)] += own
+        shape, own = self.plan[piece].shape, amount
+        if shape.joins and not (shape.node.is_message and self._from_itself(shape)):
+            own = min(amount, self.pieces[piece].costs[place].time)
+        found[shape.steps[place].part] += own
         found[BUBBLE] += amount - own
+
+    def _from_itself(self, shape: Shape) -> bool:
+        return self.joined.senders[channel_of_node(shape.node)] == [self.number]
 
 
 def replay(classes: Sequence[ClassReplay], slowdown: int = 0) -> int:
@@ -117,24 +91,33 @@ def replay(classes: Sequence[ClassReplay], slowdown: int = 0) -> int:
     return _Replay(classes, slowdown).run()
 
 
+class _Call:
+    """A collective of several classes: who is there, and since when."""
+
+    def __init__(self) -> None:
+        self.there: list[tuple[ClassReplay, int, int, At | None]] = []
+
+
 class _Replay:
     def __init__(self, classes: Sequence[ClassReplay], slowdown: int) -> None:
         self._classes, self._slowdown = classes, slowdown
         self._ready = deque(classes)
         self._waiting: dict[Hashable, list[ClassReplay]] = {}
-        self._sent: dict[tuple[ClassReplay, Channel], list[tuple[int, Placed, int]]] = {}
-        self._calls: dict[Hashable, list[Placed]] = {}
+        self._sent: dict[tuple[int, Channel], list[tuple[int, At]]] = {}
+        self._calls: dict[Hashable, _Call] = {}
+        self._count: Counter[tuple[int, GroupAxes]] = Counter()
+        self._received: Counter[tuple[int, Channel]] = Counter()
+        self._posted: dict[tuple[int, Stream], deque[tuple[int, Channel, int]]] = {}
+        self._called: dict[tuple[int, int], Hashable] = {}
 
     def run(self) -> int:
         while self._ready:
             mine = self._ready.popleft()
-            while mine.position < len(mine.placed) and self._place(mine):
+            while mine.position < len(mine.plan) and self._place(mine):
                 mine.position += 1
-            if mine.position == len(mine.placed):
+            if mine.position == len(mine.plan):
                 self._receive_all(mine)
-        late = [
-            c.name for c in self._classes if c.position < len(c.placed) or any(c.posted.values())
-        ]
+        late = [c.name for c in self._classes if not all(c.ends)]
         if late:
             raise error(
                 f"the replay stands still: {', '.join(late)} wait for each other",
@@ -144,164 +127,153 @@ class _Replay:
 
     def _place(self, mine: ClassReplay) -> bool:
         """Run the next piece; False if something that it waits for has not happened yet."""
-        placed = mine.placed[mine.position]
-        if not placed.planned.joins:
-            return self._run(mine, placed)
-        if placed.node.is_message:
-            channel = _channel(placed.node)
-            stream = placed.planned.piece.steps[0].streams[0]
-            mine.posted.setdefault(stream, deque()).append((placed, mine.received[channel]))
-            mine.received[channel] += 1
-            return True
-        return self._call(mine, placed)
+        shape = mine.plan[mine.position].shape
+        if not shape.joins:
+            return self._run(mine, mine.position)
+        if not shape.node.is_message:
+            return self._call(mine, mine.position)
+        channel = channel_of_node(shape.node)
+        queue = self._posted.setdefault((mine.number, shape.streams[0]), deque())
+        queue.append((mine.position, channel, self._received[mine.number, channel]))
+        self._received[mine.number, channel] += 1
+        return True
 
-    def _inputs(self, mine: ClassReplay, placed: Placed) -> list[int] | None:
+    def _inputs(self, mine: ClassReplay, piece: int) -> list[int] | None:
         """When the inputs of a piece are there; None if one has not happened yet."""
         times: list[int] = []
-        for number, place in placed.planned.inputs:
-            source = mine.placed[number]
-            if not source.ends and not self._receive(mine, source):
+        for source, place in mine.plan[piece].inputs:
+            if not mine.ends[source] and not self._happens(mine, source):
                 return None
-            times.append(source.base + source.ends[place])
+            times.append(mine.bases[source] + mine.ends[source][place])
         return times
 
     # -- pieces ------------------------------------------------------------------------------------
 
-    def _run(self, mine: ClassReplay, placed: Placed) -> bool:
-        piece = placed.planned.piece
-        times = self._inputs(mine, placed)
+    def _run(self, mine: ClassReplay, number: int) -> bool:
+        shape, streams = mine.plan[number].shape, mine.streams
+        times = self._inputs(mine, number)
         if times is None:
             return False
-        base = max([mine.compute, *(times[gate] for gate in piece.gates)])
-        free = [mine.streams[s][0] if s in mine.streams else 0 for s in piece.streams]
+        base = mine.compute
+        for gate in shape.gates:
+            if times[gate] > base:
+                base = times[gate]
+        free = [streams[s][0] if s in streams else 0 for s in shape.streams]
         state = State(
-            _relative(times, piece.late_inputs, base),
-            _relative(free, piece.late_streams, base),
+            _relative(times, shape.late_inputs, base),
+            _relative(free, shape.late_streams, base),
             tuple((max(first - base, 0), end - base) for first, end in mine.busy if end > base),
         )
-        entry = piece.entry(state, self._slowdown)
-        placed.base, placed.entry, placed.ends, placed.before = (
-            base,
-            entry,
-            entry.ends,
-            mine.compute,
-        )
-        if piece.computes:
+        entry = mine.pieces[number].entry(state, self._slowdown)
+        mine.bases[number], mine.entries[number], mine.ends[number] = base, entry, entry.ends
+        if shape.computes:
             if base > mine.compute:
-                gate = max(piece.gates, key=times.__getitem__)
-                self._waited(mine, placed, gate, base - mine.compute)
-            for number, amount in entry.waits:
-                self._waited(mine, placed, number, amount)
+                gate = max(shape.gates, key=times.__getitem__)
+                self._waited(mine, number, gate, base - mine.compute)
+            for which, amount in entry.waits:
+                self._waited(mine, number, which, amount)
             mine.uses[entry] += 1
-            mine.compute, mine.last_computed = base + entry.compute, placed
+            mine.compute, mine.computed = base + entry.compute, number
         if self._slowdown:
             mine.busy = tuple((base + first, base + end) for first, end in entry.busy)
         for stream, (end, place) in entry.streams.items():
-            mine.streams[stream] = base + end, placed, place
-        for place in piece.sends:
-            key = mine, _channel(piece.steps[place].node)
-            self._sent.setdefault(key, []).append((base + entry.ends[place], placed, place))
+            streams[stream] = base + end, number, place
+        for place, channel in shape.sends:
+            key = mine.number, channel
+            sent = base + entry.ends[place], At(mine, number, place)
+            self._sent.setdefault(key, []).append(sent)
             self._wake(key)
         return True
 
-    def _waited(self, mine: ClassReplay, placed: Placed, number: int, amount: int) -> None:
-        source, place = placed.planned.inputs[number]
+    def _waited(self, mine: ClassReplay, piece: int, which: int, amount: int) -> None:
         if amount:
-            mine.account(mine.waited, mine.placed[source], place, amount)
+            mine.account(mine.waited, *mine.plan[piece].inputs[which], amount)
 
     # -- what joins classes ------------------------------------------------------------------------
 
-    def _receive(self, mine: ClassReplay, wanted: Placed) -> bool:
+    def _happens(self, mine: ClassReplay, wanted: int) -> bool:
+        """Whether what joins classes can be known now: it is then."""
+        shape = mine.plan[wanted].shape
+        if shape.node.is_message:
+            return self._receive(mine, wanted, shape.streams[0])
+        self._wait(self._called[mine.number, wanted], mine)
+        return False
+
+    def _receive(self, mine: ClassReplay, wanted: int, stream: Stream) -> bool:
         """Complete the receives of a stream in order, up to this one; False if a message has not
-        been sent yet, or a collective not been joined by all."""
-        if not wanted.node.is_message:
-            self._wait(wanted.key, mine)
-            return False
-        stream = wanted.planned.piece.steps[0].streams[0]
-        queue = mine.posted[stream]
-        while not wanted.ends:
-            placed, number = queue[0]
-            senders = mine.senders[placed.node.over, placed.node.by]
-            arrivals: list[tuple[int, Placed, int]] = []
-            for sender in senders:
-                sent = self._sent.get((sender, _channel(placed.node)), ())
+        been sent yet."""
+        queue = self._posted[mine.number, stream]
+        while not mine.ends[wanted]:
+            piece, channel, number = queue[0]
+            arrivals: list[tuple[int, At]] = []
+            for sender in mine.joined.senders[channel]:
+                sent = self._sent.get((sender, channel), ())
                 if number >= len(sent):
-                    self._wait((sender, _channel(placed.node)), mine)
+                    self._wait((sender, channel), mine)
                     return False
                 arrivals.append(sent[number])
-            times = self._inputs(mine, placed)
+            times = self._inputs(mine, piece)
             if times is None:
                 return False
-            before = mine.streams.get(stream)
-            ready = max([0 if before is None else before[0], *times])
-            end, *sent_by = max(arrivals, key=lambda a: a[0])
-            placed.base, placed.ends = max(ready, end), (0,)
-            late = end >= ready
-            placed.cause = (
-                (sent_by[0], sent_by[1]) if late else self._latest(mine, placed, times, [stream])
-            )
-            mine.streams[stream] = placed.base, placed, 0
+            ready, cause = self._latest(mine, piece, times, (stream,))
+            end, sender_at = max(arrivals, key=lambda a: a[0])
+            mine.bases[piece], mine.ends[piece] = max(ready, end), (0,)
+            mine.causes[piece] = sender_at if end >= ready else cause
+            mine.streams[stream] = mine.bases[piece], piece, 0
             queue.popleft()
         return True
 
     def _receive_all(self, mine: ClassReplay) -> None:
         """Complete what nothing waits for."""
-        for queue in mine.posted.values():
-            if queue and not self._receive(mine, queue[-1][0]):
+        for (number, stream), queue in self._posted.items():
+            if number == mine.number and queue and not self._receive(mine, queue[-1][0], stream):
                 return
 
-    def _call(self, mine: ClassReplay, placed: Placed) -> bool:
+    def _call(self, mine: ClassReplay, piece: int) -> bool:
         """A collective of several classes starts when the last one is there; only a blocking one
         keeps the class waiting."""
-        node, streams = placed.node, placed.planned.piece.steps[0].streams
-        blocks, members = COMPUTE in streams, mine.members[node.group]
-        if placed.posted < 0:
-            times = self._inputs(mine, placed)
+        step = mine.plan[piece].shape.steps[0]
+        blocks, group = step.computes, step.node.group
+        members = mine.joined.members[group]
+        if (mine.number, piece) not in self._called:
+            times = self._inputs(mine, piece)
             if times is None:
                 return False
-            placed.posted = max([0, *times, *([mine.compute] if blocks else [])])
-            placed.cause = self._latest(mine, placed, times, streams)
-            key = node.group, members, mine.calls[node.group]
-            placed.key = key
-            mine.calls[node.group] += 1
-            there = self._calls.setdefault(key, [])
-            there.append(placed)
-            if len(there) == len(members):
-                self._start(there)
+            ready, cause = self._latest(mine, piece, times, (COMPUTE,) if blocks else ())
+            key = group, members, self._count[mine.number, group]
+            self._count[mine.number, group] += 1
+            self._called[mine.number, piece] = key
+            call = self._calls.setdefault(key, _Call())
+            call.there.append((mine, piece, ready, cause))
+            if len(call.there) == len(members):
+                _start(call, ("group", group))
                 self._wake(key)
         if not blocks:
             return True
-        if not placed.ends:
-            self._wait(placed.key, mine)
+        if not mine.ends[piece]:
+            self._wait(self._called[mine.number, piece], mine)
             return False
-        placed.before = mine.compute
-        mine.waited[BUBBLE] += placed.base - mine.compute
-        mine.waited[part_of(node)] += placed.ends[0]
-        mine.compute, mine.last_computed = placed.base + placed.ends[0], placed
+        mine.waited[BUBBLE] += mine.bases[piece] - mine.compute
+        mine.waited[step.part] += mine.ends[piece][0]
+        mine.compute, mine.computed = mine.bases[piece] + mine.ends[piece][0], piece
         return True
 
-    def _start(self, there: Sequence[Placed]) -> None:
-        """Start a collective on all members; calls of a group follow each other."""
-        stream = "group", there[0].node.group
-        last = max(there, key=lambda placed: placed.posted)
-        before = last.owner.streams.get(stream)
-        start = max(last.posted, 0 if before is None else before[0])
-        time = max(placed.time for placed in there)
-        cause = last.cause if before is None or before[0] <= last.posted else before[1:]
-        for placed in there:
-            placed.base, placed.ends, placed.cause = start, (time,), cause
-            placed.owner.streams[stream] = start + time, placed, 0
-
     def _latest(
-        self, mine: ClassReplay, placed: Placed, times: Sequence[int], streams: Iterable[Stream]
-    ) -> tuple[Placed, int] | None:
-        """What a node waited for last: an input, or what was on its streams before."""
-        found = [(0, mine.placed[n], p) for n, p in placed.planned.inputs]
-        found = [(t, source, p) for t, (_, source, p) in zip(times, found, strict=True)]
-        found += [mine.streams[s] for s in streams if s in mine.streams]
-        if COMPUTE in streams and mine.last_computed is not None:
-            found.append((mine.compute, mine.last_computed, len(mine.last_computed.ends) - 1))
-        return max(found, key=lambda f: f[0])[1:] if found else None
+        self, mine: ClassReplay, piece: int, times: Sequence[int], streams: Iterable[Stream]
+    ) -> tuple[int, At | None]:
+        """When a node is ready, and what it waited for last: an input, or what was on a stream."""
+        ready, cause = 0, None
+        for time, (source, place) in zip(times, mine.plan[piece].inputs, strict=True):
+            if time >= ready:
+                ready, cause = time, At(mine, source, place)
+        for stream in streams:
+            if stream == COMPUTE:
+                before = mine.compute, mine.computed, -1
+            else:
+                before = mine.streams.get(stream, (0, -1, 0))
+            if before[1] >= 0 and before[0] > ready:
+                ready, cause = before[0], At(mine, *before[1:])
+        return ready, cause
 
     def _wait(self, key: Hashable, mine: ClassReplay) -> None:
         waiting = self._waiting.setdefault(key, [])
@@ -312,14 +284,21 @@ class _Replay:
         self._ready.extend(self._waiting.pop(key, ()))
 
 
+def _start(call: _Call, stream: Stream) -> None:
+    """Start a collective on all members; calls of a group follow each other."""
+    last, _, start, cause = max(call.there, key=lambda there: there[2])
+    before = last.streams.get(stream)
+    if before is not None and before[0] > start:
+        start, cause = before[0], At(last, *before[1:])
+    time = max(each.pieces[piece].costs[0].time for each, piece, _, _ in call.there)
+    for each, piece, _, _ in call.there:
+        each.bases[piece], each.ends[piece], each.causes[piece] = start, (time,), cause
+        each.streams[stream] = start + time, piece, 0
+
+
 def _relative(times: Sequence[int], late: Sequence[bool], base: int) -> tuple[int, ...]:
     """Times after a base; those that matter only if they are late, from 0."""
     return tuple(
         time - base if time > base or not after else 0
         for time, after in zip(times, late, strict=True)
     )
-
-
-def _channel(node: Node) -> Channel:
-    assert node.op is not None
-    return channel_of(node.op)

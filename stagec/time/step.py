@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from stagec.machines import Machine
 from stagec.program.classes import RankClass
 from stagec.program.groups import Groups, number_groups
-from stagec.program.nodes import Ints
+from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.time.costs import CostTable
-from stagec.time.join import joined
+from stagec.time.join import Joined, joined
+from stagec.time.pieces import Piece, Shape
 from stagec.time.replay import ClassReplay, replay
-from stagec.time.streams import Part
+from stagec.time.streams import Cost, Part
+
+Costs = Callable[[Node], Cost]
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,25 @@ class Issued:
 
     classes: Sequence[RankClass]
     mesh: Mapping[str, int]
+    _plans: dict[bool, list[Joined]] = field(default_factory=dict[bool, list[Joined]])
 
     @cached_property
     def runs(self) -> list[list[Run]]:
         """The runs of each class."""
         return [each.issued() for each in self.classes]
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The nodes that others are runs of."""
+        return [
+            node for kind in {r.kind for runs in self.runs for r in runs} for node in kind.nodes
+        ]
+
+    def plans(self, *, overlap: bool) -> list[Joined]:
+        """The plans of all classes."""
+        if overlap not in self._plans:
+            self._plans[overlap] = joined(self.classes, self.runs, self.mesh, overlap=overlap)
+        return self._plans[overlap]
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -72,12 +89,18 @@ def step_time(issued: Issued, machine: Machine, *, overlap: bool = True) -> Step
     does not join, and classes that wait for each other in a ring.
     """
     table = CostTable(machine, issued.mesh, overlap=overlap)
-    kinds = {run.kind for runs in issued.runs for run in runs}
-    table.prepare(node for kind in kinds for node in kind.nodes)
-    costs = [
-        table.of_class(ranks, issued.groups, each.groups, each.ways)
-        for each, ranks in zip(issued.classes, issued.members, strict=True)
-    ]
-    classes = joined(issued.classes, issued.runs, issued.mesh, costs, overlap=overlap)
+    table.prepare(issued.nodes)
+    known: dict[tuple[int, Shape], Piece] = {}
+    classes: list[ClassReplay] = []
+    for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True)):
+        key, costs = table.of_class(ranks, issued.groups, each.groups, each.ways)
+
+        def piece(shape: Shape, key: int = key, costs: Costs = costs) -> Piece:
+            found = known.get((key, shape))
+            if found is None:
+                found = known[key, shape] = Piece(shape, costs)
+            return found
+
+        classes.append(ClassReplay(i, issued.plans(overlap=overlap)[i], piece))
     slowdown = round(machine.efficiency.interference.computations * 1024)
     return StepTime(replay(classes, slowdown), classes)
