@@ -31,12 +31,12 @@ from stagec.ir.expr import ZERO
 from stagec.ir.kernel import EXTENTS, KernelShape
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.rule import Rule
-from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
+from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, View
 from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.sharding.gathers import ahead_of
-from stagec.sharding.work import part_of_kernel, work_of
+from stagec.sharding.work import fused_work, is_left, part_of_kernel, viewed, work_of
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,16 @@ class _Lowering:
         self._region(body, new, "et.return")
 
     def _region(self, old: Region, new: Region, end: str) -> None:
+        fused = _fused(old)
         for op in old.ops[:-1]:
-            if not self._sits_out(op):
+            kernel = fused.get(op, [op])
+            if op is kernel[0] and not self._sits_out(op):
                 builder = Builder(self._registry, new, loc=op.loc, phase=op.phase)
-                builder.finish = partial(_came_from, op)
-                self._op(op, builder)
+                builder.finish = partial(_came_from, kernel[-1])
+                if len(kernel) > 1:
+                    self._kernel(kernel, builder)
+                else:
+                    self._op(op, builder)
         last = old.terminator
         Builder(self._registry, new, loc=last.loc, phase=last.phase).op(
             end, self._deps(last.operands), types=()
@@ -221,6 +226,35 @@ class _Lowering:
             return self._in_steps(op, rule, gathers, attrs, b)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
 
+    def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
+        """Several computations as one node, at the place of the first."""
+        inside = {result for op in ops for result in op.results}
+        given = [v for op in ops for v in op.operands if viewed(v) not in inside]
+        work, kinds = fused_work(ops), [op.name.partition(".")[2] for op in ops]
+        attrs: dict[str, RawAttr] = {"kind": kinds[0], "flops": work.flops}
+        if work.matmul != 0:
+            attrs["matmul"] = work.matmul
+        left = [r for op in ops for r in op.results if is_left(r, ops)]
+        attrs |= {"bytes": work.bytes, "out": total(r.tensor.local_bytes for r in left)}
+        attrs |= {**_of_kernel(work.kernel), "fuses": tuple(kinds)}
+        deps = list(dict.fromkeys(self._deps([self._shown(v, ops) for v in given])))
+        node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
+        self._nodes.update(dict.fromkeys(inside, node))
+
+    def _shown(self, value: Value, ops: Sequence[Operation]) -> Value:
+        """The value that a view shows, if it stands behind the first operation of a kernel."""
+        while (op := value.producer) is not None and value not in self._nodes and op.has(View):
+            value = op.operands[min(value.index, len(op.operands) - 1)]
+        if op is not None and op.parent is ops[0].parent and value not in self._nodes:
+            if op.position() > ops[0].position():
+                raise error(
+                    f"%{value.name} is made behind '{ops[0].name}', which runs in one kernel with "
+                    "what uses it",
+                    op.loc,
+                    remedy="leave out 'fused', or let 'fuse-kernels' say what is one kernel",
+                )
+        return value
+
     def _in_steps(
         self,
         op: Operation,
@@ -316,6 +350,26 @@ class _Lowering:
         if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:
             attrs["blocking"] = True
         return b.value("et.coll", self._deps(op.operands), attrs, hint=op.results[0].name)
+
+
+def _fused(region: Region) -> dict[Operation, list[Operation]]:
+    """The computations of each kernel of several, by each of them. Raises `DiagnosticError` if
+    something else runs between them."""
+    kernels: dict[int, list[Operation]] = {}
+    last = 0
+    for op in region.ops:
+        number = op.integer("fused", 0)
+        if number and number in kernels and number != last:
+            raise error(
+                f"'{op.name}' runs in one kernel with '{kernels[number][-1].name}', but something "
+                "else runs between them",
+                op.loc,
+                remedy="leave out 'fused', or let 'fuse-kernels' say what is one kernel",
+            )
+        if number:
+            kernels.setdefault(number, []).append(op)
+        last = last if op.has(Free) and op.region is None else number
+    return {op: kernel for kernel in kernels.values() for op in kernel}
 
 
 def _common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
