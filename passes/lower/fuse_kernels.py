@@ -1,5 +1,5 @@
-"""fuse-kernels: computations that follow each other and work on the same elements become one kernel,
-as a compiler for devices does it.
+"""fuse-kernels: computations that follow each other on the same elements become one kernel, as a
+compiler for devices does it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from stagec.api import Module, Operation, Pass, Phase, Region, Value, read_strategy
-from stagec.ir.expr import const, product, same
+from stagec.api import (
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Value,
+    const,
+    product,
+    read_strategy,
+)
+from stagec.ir.expr import same
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.traits import CopiesMemory, Free, Fusible, Repeats
 from stagec.ir_spec.ops.policies import FusionRule
@@ -152,7 +162,6 @@ class _Fuser:
         """Whether a value is made before the kernel."""
         op = viewed(value).producer
         return self._places.get(op, -1) < self._places[self._kernel[0]] if op else True
-
 
     def _has_arrived(self, transfer: Operation) -> bool:
         """Whether something is there when the kernel's first computation starts."""
