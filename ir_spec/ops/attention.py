@@ -14,6 +14,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import Fusible
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     CAUSAL,
@@ -175,6 +176,7 @@ class Rope(OpDef):
     """
 
     name = "stg.rope"
+    traits = (Fusible(),)
     operands = ("x",)
     params = (
         Param("base", "size", "the base of the frequencies (default 10000)"),

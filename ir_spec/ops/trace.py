@@ -185,7 +185,8 @@ class CompOp(NodeOp):
     `m`, `n` and `k`: `2*batch*m*n*k` are its FLOPs. Attention has `batch`, `heads`, `kv_heads`,
     `queries`, `keys` and the head sizes `qk` and `v`: its FLOPs are `2*batch*heads*queries*keys`
     times `qk + v`, backward times `3*qk + 2*v`; half of that if it is `causal`. Everything else is
-    bound by memory. Extents are those of one rank, in elements.
+    bound by memory. Extents are those of one rank, in elements. A kernel that several ops were
+    fused to names them with `fuses`; `kind` is the first of them.
     """
 
     name = "et.comp"
@@ -204,6 +205,7 @@ class CompOp(NodeOp):
         ),
         Param("causal", "flag", "of attention: a mask leaves half of the queries and keys"),
         Param("dtype", "name", "element type of the operands of products"),
+        Param("fuses", "names", "the ops that run as one kernel"),
         *(Param(name, "size", doc) for name, doc in _EXTENTS.items()),
     )
     example = (

@@ -29,7 +29,10 @@ Array = Any
 Sizes = Mapping[str, Expr]
 _T = TypeVar("_T", bound=Trait)
 _K = TypeVar("_K")
-_PHASE = Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES)
+_COMMON = (
+    Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES),
+    Param("fused", "int", "computations of a region with the same number are one kernel"),
+)
 
 
 class OpDef:
@@ -50,7 +53,7 @@ class OpDef:
     declares: ClassVar[str] = ""  # what its trait `Declares` says
     takes: ClassVar[Arity] = Arity()  # how many operands
     gives: ClassVar[Arity] = Arity()  # how many results
-    params_by_name: ClassVar[Mapping[str, Param]] = {}  # the declared parameters, and `phase`
+    params_by_name: ClassVar[Mapping[str, Param]] = {}  # the declared ones and `_COMMON`
 
     def __init_subclass__(cls) -> None:
         # a base that makes, say, params of its own does so before it calls this
@@ -59,7 +62,7 @@ class OpDef:
         cls.declares = next((t.what for t in traits if isinstance(t, Declares)), "")
         cls.takes = Arity.of(_all_of(str, cls.operands))
         cls.gives = Arity.of(_all_of(str, cls.results))
-        cls.params_by_name = {p.name: p for p in (_PHASE, *_all_of(Param, cls.params))}
+        cls.params_by_name = {p.name: p for p in (*_COMMON, *_all_of(Param, cls.params))}
 
     def has(self, trait: type[Trait]) -> bool:
         """Whether the op has the trait, or one that refines it."""

@@ -221,7 +221,7 @@ class Unroller:
                 tuple(self._extent(op, name) for name in EXTENTS[kind]),
                 self._number(op, "flops"),
                 self._number(op, "bytes"),
-                op.text("kind"),
+                "+".join(op.names("fuses")) or op.text("kind"),
                 op.flag("causal"),
             )
         return self._kernels[key]
