@@ -164,7 +164,8 @@ def fit(machine: Machine, rows: Sequence[Case]) -> Floats:
     weights = np.concatenate([np.where(c.size[parity(c)] < LARGE, 1, WEIGHT) for c in rows])
 
     def weighted(x: Floats) -> Floats:
-        return errors(machine, x, rows, odd=False) * weights
+        result: Floats = errors(machine, x, rows, odd=False) * weights
+        return result
 
     found = [least_squares(weighted, s) for s in starts]
     return min(found, key=lambda pair: pair[0])[1]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stagec.driver.limit import LimitType
 from stagec.machines import figure_text, find_machine, load_machine, machines, read_machine
-from stagec.machines.figures import KINDS, quantity
+from stagec.machines.figures import KINDS, is_table, listed, quantity
 from stagec.support.diagnostics import DiagnosticError, render
 from tests.support import examples, stagec
 
@@ -202,30 +202,23 @@ def test_levels_replaced_by_a_text_take_their_constants_along() -> None:
 def test_every_figure_has_a_path_that_changes_it_alone() -> None:
     """Of every machine, against a dump of all of it."""
     for machine in machines().values():
-        before = machine.model_dump()
+        before = _flat(machine.model_dump())
         for path in machine.paths():
-            after = machine.scaled(path, 2).model_dump()
-            assert _differences(before, after) <= {path, f"{path}.value", f"{path}.source"}, path
-            assert after != before or not _at(before, path)
-        assert machine.model_dump() == before
+            after = _flat(machine.scaled(path, 2).model_dump())
+            own = {path, f"{path}.value"} & before.keys()
+            assert {p for p in before if before[p] != after[p]} <= {*own, f"{path}.source"}
+            assert {p: after[p] for p in own} == {p: before[p] * 2 for p in own}
+        assert _flat(machine.model_dump()) == before
 
 
-def _at(tables: Any, path: str) -> float:
-    for step in path.split("."):
-        levels = {t["name"]: t for t in tables} if isinstance(tables, tuple) else tables
-        tables = levels[step]
-    return float(tables["value"] if isinstance(tables, dict) else tables)
-
-
-def _differences(a: Any, b: Any, way: str = "") -> set[str]:
-    if isinstance(a, dict):
-        found = [_differences(a[n], b[n], f"{way}.{n}" if way else n) for n in a]
-    elif isinstance(a, tuple) and a and isinstance(a[0], dict):
-        pairs = zip(a, b, strict=True)
-        found = [_differences(x, y, f"{way}.{x['name']}") for x, y in pairs]
-    else:
-        return {way} if a != b else set()
-    return {path for paths in found for path in paths}
+def _flat(node: Any, way: str = "") -> dict[str, Any]:
+    """Every leaf of a dump, by its path; levels by their names."""
+    levels = [part for part in listed(node) if is_table(part)]
+    parts = {str(part["name"]): part for part in levels} if levels else node
+    if not is_table(parts):
+        return {way: node}
+    inner = [_flat(part, f"{way}.{name}" if way else name) for name, part in parts.items()]
+    return {path: leaf for found in inner for path, leaf in found.items()}
 
 
 def test_changes() -> None:
@@ -353,3 +346,13 @@ def test_what_is_not_known_of_a_device_is_told() -> None:
     assert told.message == (
         "mi300x has 191.98 GiB; not known, and not counted: driver, context, communicators"
     )
+
+
+def test_texts_of_the_page_are_machines() -> None:
+    page = (ROOT / "docs/machines.md").read_text("utf-8")
+    ours, simulator = (
+        read_machine("x", text) for text in re.findall(r"```toml\n(.*?)```", page, re.S)
+    )
+    assert [(m.ranks, m.oversubscription) for m in ours.network] == [(8, 1), (256, 1), (None, 2)]
+    assert simulator.efficiency.collectives == ("ring",)
+    assert {p.start for e in simulator.efficiency.network.values() for p in e.pairs.values()} == {0}

@@ -70,7 +70,7 @@ def test_spans_count_every_member(ranks: set[int]) -> None:
     """Against counting rank by rank, in any order of ranks."""
     machine = machines()["h100-llama3"]
     units = [1, *(level.ranks or 1 << 40 for level in machine.network)]
-    expected = []
+    expected: list[tuple[str, int, int, int, int]] = []
     for level, (below, size) in zip(machine.network, pairwise(units), strict=True):
         parts = [[r for r in ranks if r // below == p] for p in {r // below for r in ranks}]
         wholes = [{r // below for r in ranks if r // size == w} for w in {r // size for r in ranks}]
