@@ -144,6 +144,20 @@ def test_members_of_a_node_send_by_links_of_their_own() -> None:
     assert exchanged == pytest.approx(SIZE * 56 / 64 / 50e9)
 
 
+def test_spans_hold_for_machines_with_other_figures() -> None:
+    machine = machines()["h100-llama3"]
+    over = spans(machine, np.array([0, 8, 3072]))
+    changes = {"network.bandwidth": "1 GB/s", "network.spine.oversubscription": 1.0}
+    other = machine.changed({**changes, "network.latency": "1 us"})
+    for kind in KINDS:
+        own = collective_seconds(other, kind, SIZE, spans(other, np.array([0, 8, 3072])))
+        assert collective_seconds(other, kind, SIZE, over) == own
+        assert own > collective_seconds(machine, kind, SIZE, over)
+    (pod, spine) = machine.network[1:]
+    assert message_seconds(other, SIZE, spine) == message_seconds(other, SIZE, other.network[2])
+    assert message_seconds(machine, SIZE, spine) > message_seconds(machine, SIZE, pod)
+
+
 def test_oversubscription_and_sharing_divide_the_bandwidth() -> None:
     llama = bare("h100-llama3")
     inside, across = (seconds(llama, "all_gather", SIZE, 0, r) for r in (8, 3072))
@@ -161,6 +175,43 @@ def test_steps_of_a_ring_cost_the_level_that_they_cross() -> None:
     assert seconds(machine, "all_reduce", 0, *range(16)) == 2 * (14 + 100)
     assert seconds(machine, "broadcast", 0, *range(16)) == 14 + 100
     assert message_seconds(machine, 0, machine.network[1]) == 100
+
+
+def test_a_tree_has_a_depth_and_its_share_of_a_ring() -> None:
+    """Eight nodes: three steps up and three down; 0.92 of the links."""
+    slow, free = bare().changed({"network.infiniband.latency": 1.0}), bare()
+    over, size = spans(slow, np.arange(0, 64, 8)), np.array(SIZE, dtype=float)
+    assert network.tree(slow, "all_reduce", np.zeros(()), over) == 2 * 3
+    chain = slow.changed({"network.nvlink.latency": 0.125})
+    both = spans(chain, np.arange(64))
+    assert network.tree(chain, "all_reduce", np.zeros(()), both) == 2 * (3 + 7 / 8)
+    tree = network.tree(free, "all_reduce", size, spans(free, np.arange(0, 64, 8)))
+    assert float(tree) == pytest.approx(2 * SIZE / (50e9 * 0.92))
+
+
+def test_switches_add_inside_and_trees_join_the_nodes() -> None:
+    """The slower of the two is what counts; nothing starts before `start`."""
+    free, size = bare(), np.array(SIZE, dtype=float)
+    inside, both = (spans(free, np.array(r)) for r in (range(8), range(16)))
+    assert float(network.multicast(free, "all_reduce", size, inside)) == pytest.approx(
+        SIZE * 9 / 8 / 450e9
+    )
+    slow = float(network.multicast(free, "all_reduce", size, both))
+    assert slow == pytest.approx(2 * SIZE / 400e9)
+    level = '[[network]]\nname = "infiniband"\nreductions = true'
+    sharp = read_machine("x", f'base = "h100-sxm"\n{level}')
+    path = "efficiency.network.infiniband.protocols.share"
+    added = network.multicast(sharp.changed({path: 1}), "all_reduce", size * 100, both_of(sharp))
+    assert float(added) == pytest.approx(100 * SIZE * 1.5 / 400e9, rel=0.01)
+    start = 7e-3
+    late = free.changed({"efficiency.network.nvlink.multicast.start": start})
+    assert float(network.multicast(late, "all_reduce", np.zeros(()), inside)) == start
+    a100 = machines()["a100-80g"]
+    assert network.multicast(a100, "all_reduce", size, spans(a100, np.arange(8))) == np.inf
+
+
+def both_of(machine: Machine) -> tuple[network.Span, ...]:
+    return spans(machine, np.arange(16))
 
 
 def test_links_of_a_torus_and_of_a_mesh() -> None:
