@@ -156,8 +156,8 @@ def attention_seconds(
     mean of a processor and `uneven` of the longest block. Where there is one block of queries only,
     keys are split over idle processors. Moving hides as in products, with their bandwidth.
 
-    Backward has five products in place of two, `3 qk + 2 v` in place of `qk + v`, at `backward`
-    times the rate.
+    Backward has five products in place of two, so its tiles last `(3 qk + 2 v) / (qk + v)` times
+    as long, at `backward` times the rate.
 
     Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; exponentials as the second
     bound: arXiv 2407.08608, section 3; keys split: PyTorch, "Flash-Decoding for long-context
@@ -167,10 +167,11 @@ def attention_seconds(
     given = (batch, heads, kv_heads, queries, keys, qk, v, size)
     batch, heads, kv_heads, queries, keys, qk, v, size = (np.asarray(a, float) for a in given)
     processors = machine.compute.processors.value
-    rate = peak(machine, dtype) * c.of(dtype) * (c.backward if backward else 1)
-    wide = 3 * qk + 2 * v if backward else qk + v
-    products = 2 * _QUERIES * _KEYS * wide * processors / rate
+    rate = peak(machine, dtype) * c.of(dtype)
+    products = 2 * _QUERIES * _KEYS * (qk + v) * processors / rate
     softmax = _QUERIES * _KEYS / (c.exponentials * machine.compute.clock.value)
+    one = _hidden(products, np.asarray(softmax), c.overlap)
+    one = one * ((3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1)
 
     in_head = np.ceil(queries * heads / kv_heads / _QUERIES)
     blocks = batch * kv_heads * in_head
@@ -182,7 +183,7 @@ def attention_seconds(
     mean = longest - np.where(causal, (np.ceil(queries / _QUERIES) - 1) / 2 / parts, 0)
     uneven = blocks * parts * mean / processors + c.uneven * longest
     tiles = np.maximum(np.where(causal, uneven, waves * longest), longest)
-    compute = tiles * _hidden(products, np.asarray(softmax), c.overlap) + waves * c.tile
+    compute = tiles * one + waves * c.tile
     return c.start + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)
 
 

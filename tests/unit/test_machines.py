@@ -67,7 +67,10 @@ def test_what_is_left_of_a_device() -> None:
         ("title = 3", "title: Input should be a valid string"),
         ('[memory.capacity]\nvalue = "80 GBi"\nsource = "s"', "memory.capacity.value: "),
         ('[memory.capacity]\nvalue = "80 GiB"', "memory.capacity.source: is missing"),
-        ('[memory]\nspeed = 3\n[memory.capacity]\nvalue = 1\nsource = "s"', "memory.speed: is not in the schema"),
+        (
+            '[memory]\nspeed = 3\n[memory.capacity]\nvalue = 1\nsource = "s"',
+            "memory.speed: is not in the schema",
+        ),
         ("[", "no TOML: "),
     ],
 )
