@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from stagec.machines import Machine, load_machine
 from stagec.machines.efficiency import Efficiency
+from stagec.program.kernels import Kernel
 from stagec.time.aiconfigurator import FOLDERS, read_tables
 from stagec.time.kernels import attention_seconds, matmul_seconds, memory_seconds
-from stagec.program.kernels import Kernel
 from stagec.time.tables import Measured, Table, consensus
 
 Floats: TypeAlias = NDArray[np.float64]

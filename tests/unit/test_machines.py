@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stagec.driver.limit import LimitType
-from stagec.machines import machines, find_machine, read_machine
+from stagec.machines import find_machine, machines, read_machine
 from stagec.support.diagnostics import DiagnosticError
 
 GIB, MIB = 2**30, 2**20

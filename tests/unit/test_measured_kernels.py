@@ -131,7 +131,7 @@ def test_csv_and_json_say_the_same(tmp_path: Path) -> None:
     entries = [
         {"kind": "matmul", "dtype": "bf16", "extents": [1, 4096, 8192, 8192], "microseconds": 738},
         {
-            **{"kind": "attention", "dtype": "bf16", "causal": True, "microseconds": 410},
+            "kind": "attention", "dtype": "bf16", "causal": True, "microseconds": 410,
             "extents": [1, 32, 8, 4096, 4096, 128, 128],
         },
         {"kind": "memory", "extents": [1 << 26], "op": "rmsnorm", "microseconds": 24.1},
@@ -226,12 +226,12 @@ def test_a_file_that_is_no_text_or_not_there_is_told(tmp_path: Path) -> None:
 #: As the files of the package have them: ms, names of types, no key and value heads of their own.
 GEMM = {
     "gemm_dtype": ["bfloat16", "fp8", "int4_wo"],
-    **{"m": [4096, 1, 1], "n": [8192, 8, 8], "k": [8192, 8, 8], "latency": [0.7, 0.5, 0.1]},
+    "m": [4096, 1, 1], "n": [8192, 8, 8], "k": [8192, 8, 8], "latency": [0.7, 0.5, 0.1],
 }
 CONTEXT = {
-    **{"attn_dtype": ["bfloat16"] * 3, "kv_cache_dtype": ["bfloat16", "fp8", "bfloat16"]},
-    **{"batch_size": [1, 1, 1], "isl": [4096] * 3, "num_heads": [32] * 3, "step": [0, 0, 0]},
-    **{"num_key_value_heads": [0, 8, 8], "head_dim": [128] * 3, "window_size": [0, 0, 128]},
+    "attn_dtype": ["bfloat16"] * 3, "kv_cache_dtype": ["bfloat16", "fp8", "bfloat16"],
+    "batch_size": [1, 1, 1], "isl": [4096] * 3, "num_heads": [32] * 3, "step": [0, 0, 0],
+    "num_key_value_heads": [0, 8, 8], "head_dim": [128] * 3, "window_size": [0, 0, 128],
     "latency": [0.41, 1, 1],
 }
 
