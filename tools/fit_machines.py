@@ -27,7 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.machines import Machine, load_machine
-from stagec.machines.efficiency import Efficiency
+from stagec.machines.kernel_efficiency import (
+    AttentionEfficiency,
+    MatmulEfficiency,
+    MemoryEfficiency,
+)
 from stagec.program.kernels import Kernel
 from stagec.time.aiconfigurator import FOLDERS, read_tables
 from stagec.time.kernels import attention_seconds, matmul_seconds, memory_seconds
@@ -116,14 +120,23 @@ def main() -> None:
     print("| machine | kernels | rows left out | median | p90 | over 20 us | median | p90 |")
     print("|---|---|---|---|---|---|---|---|")
     for name in given.machines or FOLDERS:
-        machine = load_machine(name).model_copy(update={"efficiency": Efficiency()})
-        sections = dict(fitted(machine, read_tables(name, given.tables)))
+        sections = dict(fitted(_unfitted(load_machine(name)), read_tables(name, given.tables)))
         if given.write:
             write(Path(f"stagec/machines/{name}.toml"), sections)
             for other in ALIKE.get(name, ()):
                 write(Path(f"stagec/machines/{other}.toml"), _of_another(sections, name))
         else:
             print("\n".join(f"[{title}]\n{body}" for title, body in sections.items()))
+
+
+def _unfitted(machine: Machine) -> Machine:
+    kinds = {
+        "matmul": MatmulEfficiency(),
+        "attention": AttentionEfficiency(),
+        "memory": MemoryEfficiency(),
+    }
+    efficiency = machine.efficiency.model_copy(update=kinds)
+    return machine.model_copy(update={"efficiency": efficiency})
 
 
 def fitted(machine: Machine, tables: Sequence[Table]) -> Iterator[tuple[str, str]]:

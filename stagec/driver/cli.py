@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "schedule": ("stagec.driver.schedule", "Draw a pipeline schedule, or list them."),
     "models": ("stagec.driver.models", "List the models of the library."),
     "presets": ("stagec.driver.presets", "List published runs, or print the strategy of one."),
+    "machines": ("stagec.driver.machines", "List machines, or print the figures of one."),
     "passes": ("stagec.driver.passes", "List passes and pipelines, or describe one."),
     "ops": ("stagec.driver.ops", "List ops, or describe one."),
     "test": ("stagec.testing.command", "Run the lit and golden tests of a folder."),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from stagec.machines.figures import KINDS, Figure, quantity
+from stagec.machines.figures import KINDS, Figure, is_table, listed, quantity
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _Apply = Callable[[Any, type[Figure] | None], Any]
 #: Fields that are no figures.
-_TOLD = frozenset({"name", "title", "aliases", "kind", "algorithms", "fitted", "reductions"})
+_TOLD = frozenset({"name", "title", "aliases", "kind", "collectives", "fitted", "reductions"})
 _SOURCE = "changed from the text"
 
 
@@ -61,10 +61,10 @@ def _walk(node: Any, path: list[str], apply: _Apply) -> Any:
             return None
         inner = _walk(getattr(node, path[0]), path[1:], apply)
         return None if inner is None else node.model_copy(update={path[0]: inner})
-    if isinstance(node, dict):
+    if is_table(node):
         return _each(node, path, apply)
-    if isinstance(node, tuple):
-        levels = _each({level.name: level for level in node}, path, apply)
+    if parts := listed(node):
+        levels = _each({level.name: level for level in parts}, path, apply)
         return None if levels is None else tuple(levels.values())
     if path or not isinstance(node, int | float):
         return None
@@ -123,7 +123,7 @@ def _leaves(node: object, path: str) -> Iterator[tuple[str, Any]]:
 def _items(node: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(node, BaseModel):
         yield from ((n, getattr(node, n)) for n in type(node).model_fields if n not in _TOLD)
-    elif isinstance(node, dict):
+    elif is_table(node):
         yield from node.items()
-    elif isinstance(node, tuple):
-        yield from ((level.name, level) for level in node)
+    else:
+        yield from ((level.name, level) for level in listed(node))

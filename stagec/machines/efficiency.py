@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stagec.machines.figures import Seconds, Share, Text
 from stagec.machines.kernel_efficiency import (
@@ -17,48 +17,59 @@ from stagec.machines.kernel_efficiency import (
     MemoryEfficiency,
 )
 
-Algorithm = Literal["ring", "tree", "multicast"]
-ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "multicast")
+Algorithm = Literal["ring", "tree", "multicast", "hierarchical"]
 
 
 class Protocol(Text):
     """A way to move data over a link.
 
     `start`: seconds before the first byte moves. `hops`: the time of one step of an algorithm, in
-    latencies of the level. `share`: the share of the bandwidth of the level that data get.
+    latencies of the level. `share`: the share of the bandwidth of the level that data get. `copy`:
+    the cost of the part that stays on a rank and is copied there, in parts that move.
     """
 
     start: Seconds
-    hops: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    share: Share
+    hops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    share: Share = 1.0
+    copy_: Annotated[float, Field(ge=0, allow_inf_nan=False, alias="copy")] = 0.0
 
 
 class NetworkEfficiency(Text):
-    """Constants of the collectives and messages of one level; `fitted` says on what, or nothing.
+    """Constants of the collectives and messages of one level; `fitted` says on what, if at all.
 
     `protocols` are those of rings and trees, `pairs` those of messages and all_to_all, `multicast`
-    that of reductions and copies in switches. The fastest is taken.
+    that of reductions in switches. The fastest is taken.
     """
 
-    algorithms: tuple[Algorithm, ...] = ALGORITHMS
     protocols: dict[str, Protocol] = Field(min_length=1)
     pairs: dict[str, Protocol] = Field(min_length=1)
-    multicast: dict[str, Protocol] = Field(min_length=1)
+    multicast: Protocol
     fitted: str = ""
 
 
 class Efficiency(Text):
-    """Constants by kind of work. `network` has those of levels, by their names.
+    """Constants by kind of work.
 
-    `kernels` says how they cost: by `tiles` and the constants here, or by the `roofline` alone,
+    `kernels` says how kernels cost: by `tiles` and the constants here, or by the `roofline` alone,
     the larger of FLOPs over the peak and bytes over the bandwidth, which has no constants.
+    `collectives` are the algorithms that the communication library has, `network` the constants of
+    each level of the network, by its name.
     """
 
     kernels: Literal["tiles", "roofline"] = "tiles"
     matmul: MatmulEfficiency = MatmulEfficiency()
     attention: AttentionEfficiency = AttentionEfficiency()
     memory: MemoryEfficiency = MemoryEfficiency()
-    network: dict[str, NetworkEfficiency] = Field(default_factory=dict)
+    collectives: tuple[Algorithm, ...]
+    network: dict[str, NetworkEfficiency]
+
+    @field_validator("collectives")
+    @classmethod
+    def _complete(cls, value: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
+        """Trees and switches do not gather."""
+        if not {"ring", "hierarchical"} & set(value):
+            raise ValueError("expects 'ring' or 'hierarchical' among them: the others only reduce")
+        return value
 
 
 _NCCL_INSIDE = {
@@ -71,14 +82,26 @@ _NCCL_OUTSIDE = {
     "ll128": {"start": "14 us", "hops": 1.5, "share": 0.85},
     "simple": {"start": "8.4 us", "hops": 5.2, "share": 0.92},
 }
-_NVLS = {"simple": {"start": "48 us", "hops": 0.0, "share": 0.85}}
+#: What the fits of all devices with tables have in common: messages to several ranks go at once.
+_PAIRS = {
+    "ll": {"start": "8 us", "hops": 0.3, "share": 0.05},
+    "simple": {"start": "15 us", "hops": 0.3, "share": 0.7},
+}
+_NVLS = {"start": "48 us", "share": 0.6}
+
+
+def collective_defaults(kind: str) -> tuple[str, ...]:
+    """The algorithms of a machine with such an innermost level: those of NCCL, or on a torus rings
+    along its axes, one after the other."""
+    return ("hierarchical",) if kind == "ring" else ("ring", "tree", "multicast")
 
 
 def network_defaults(kind: str) -> dict[str, object]:
     """The constants of a level whose text states none, as they would stand in it.
 
     Source: github.com/NVIDIA/nccl, src/graph/tuning.cc: baseLat, hwLat over the hop of protocol LL,
-    bandwidth factors of the protocols, efficiency of NVLS on Hopper.
+    bandwidth factors of the protocols. `pairs` and the share of `multicast` are near those of
+    the devices for which they are fitted.
     """
     protocols = _NCCL_OUTSIDE if kind == "fat-tree" else _NCCL_INSIDE
-    return {"protocols": protocols, "pairs": protocols, "multicast": _NVLS}
+    return {"protocols": protocols, "pairs": _PAIRS, "multicast": _NVLS}

@@ -29,7 +29,7 @@ class Compute(Text):
     clock: Frequency
     launch: Duration
     matrix: dict[DataType, Rate] = Field(min_length=1)
-    vector: dict[DataType, Rate] = Field(default_factory=dict)
+    vector: dict[DataType, Rate] = Field(default_factory=dict[DataType, Rate])
 
 
 class Reserve(Text):
@@ -91,11 +91,11 @@ class Machine(Text):
     memory: Memory
     network: Annotated[tuple[Level, ...], Field(min_length=1)]
     host: Host
-    efficiency: Efficiency = Efficiency()
+    efficiency: Efficiency
 
     @model_validator(mode="after")
     def _levels(self) -> Machine:
-        """Levels grow outwards, and constants belong to one of them."""
+        """Levels grow outwards, and have a protocol in common."""
         names = [level.name for level in self.network]
         if len(set(names)) != len(names):
             raise ValueError(f"network: two levels have one name: {', '.join(names)}")
@@ -111,11 +111,9 @@ class Machine(Text):
                     f"network: level '{outer.name}' joins {outer.ranks} ranks; expects a multiple "
                     f"of the {inner.ranks} of '{inner.name}' inside it"
                 )
-        unknown = sorted(set(self.efficiency.network) - set(names))
-        if unknown:
-            raise ValueError(
-                f"efficiency.network: no level '{unknown[0]}'; the levels are: {', '.join(names)}"
-            )
+        first, *others = (set(e.protocols) for e in self.efficiency.network.values())
+        if not first.intersection(*others):
+            raise ValueError("efficiency.network: no protocol is the same on all levels")
         return self
 
     def left(self, communicators: int) -> int:

@@ -25,8 +25,10 @@ Numbers: TypeAlias = Any
 #: Rows and columns of the tiles of products that a library chooses among (NVIDIA/cutlass,
 #: media/docs/efficient_gemm.md: threadblock tiles of 256 x 128 and less).
 _TILES = np.array(
-    [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
-    + [(128, 32), (32, 128), (128, 16), (16, 128)],
+    [
+        *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)),
+        *((128, 32), (32, 128), (128, 16), (16, 128)),
+    ],
     dtype=float,
 )
 #: What is added to k to fill one step of the main loop, and the shortest part of a split.
@@ -57,12 +59,16 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
         return _roofline(machine, kind, dtype, np.array([k.flops for k in kernels], float), size)
     if kind == "memory":
         return memory_seconds(machine, size)
-    extents = np.array([k.extents for k in kernels], dtype=float).T
+    extents: tuple[Floats, ...] = tuple(np.array([k.extents for k in kernels], dtype=float).T)
     if kind == "matmul":
-        return matmul_seconds(machine, dtype, *extents, size)
-    causal = np.array([k.causal for k in kernels])
-    backward = kind == "attention_backward"
-    return attention_seconds(machine, dtype, *extents, size, causal=causal, backward=backward)
+        batch, m, n, k = extents
+        return matmul_seconds(machine, dtype, batch, m, n, k, size)
+    batch, heads, kv_heads, queries, keys, qk, v = extents
+    return attention_seconds(
+        *(machine, dtype, batch, heads, kv_heads, queries, keys, qk, v, size),
+        causal=np.array([kernel.causal for kernel in kernels]),
+        backward=kind == "attention_backward",
+    )
 
 
 def matmul_seconds(
@@ -93,23 +99,15 @@ def matmul_seconds(
     "Parallelized Reductions". That compute and movement hide each other in part, and how few
     processors still fill the memory, are fitted forms.
     """
-    with_tiles = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
-    least = [_tiled(machine, dtype, *with_tiles, split).min(axis=-1) for split in (False, True)]
-    found: Floats = np.minimum(*least) + machine.efficiency.matmul.start
+    by_tile = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
+    whole, parts = (_tiled(machine, dtype, by_tile, split).min(axis=-1) for split in (False, True))
+    found: Floats = np.minimum(whole, parts) + machine.efficiency.matmul.start
     return found
 
 
-def _tiled(
-    machine: Machine,
-    dtype: str,
-    batch: Floats,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    size: Floats,
-    split: bool,
-) -> Floats:
+def _tiled(machine: Machine, dtype: str, extents: Sequence[Floats], split: bool) -> Floats:
     """Seconds after the start, by tile along the last axis."""
+    batch, m, n, k, size = extents
     c = machine.efficiency.matmul
     processors = machine.compute.processors.value
     rows, columns = _TILES.T
