@@ -108,7 +108,9 @@ class _Grid:
         ]
         self._axes = [j for j, twin in enumerate(self._twin) if twin == j]
         self._values = [np.unique(columns[j]) for j in self._axes]
-        places = [np.searchsorted(v, columns[j]) for v, j in zip(self._values, self._axes)]
+        places = [
+            np.searchsorted(v, columns[j]) for v, j in zip(self._values, self._axes, strict=True)
+        ]
         points = self._points(np.stack(places))
         order = np.argsort(points)
         self._known = points[order]
@@ -118,7 +120,7 @@ class _Grid:
         """Seconds of kernels by their extents, and how each was found."""
         possible = (rows > 0).all(axis=1) & (rows == rows[:, self._twin]).all(axis=1)
         below, above, weight = [], [], []
-        for values, axis in zip(self._values, self._axes):
+        for values, axis in zip(self._values, self._axes, strict=True):
             wanted = rows[:, axis]
             low = np.clip(np.searchsorted(values, wanted, side="right") - 1, 0, len(values) - 1)
             high = np.clip(np.searchsorted(values, wanted), 0, len(values) - 1)
@@ -132,14 +134,16 @@ class _Grid:
         total = np.zeros(len(rows))
         for corner in product((False, True), repeat=len(self._axes)):
             share = np.ones(len(rows))
-            for upper, w in zip(corner, weight):
+            for upper, w in zip(corner, weight, strict=True):
                 share = share * (w if upper else 1 - w)
             needed = share > 0
-            at_corner = [a if upper else b for upper, a, b in zip(corner, above, below)]
+            at_corner = [
+                a if upper else b for upper, a, b in zip(corner, above, below, strict=True)
+            ]
             logs, there = self._at(self._points(np.stack(at_corner)))
             total += np.where(needed, share * logs, 0)
             possible &= there | ~needed
-        exact = np.all([low == high for low, high in zip(below, above)], axis=0)
+        exact = np.all([low == high for low, high in zip(below, above, strict=True)], axis=0)
         ways = np.where(exact, MATCHED, INTERPOLATED)
         return (
             np.where(possible, np.exp(total), np.nan),
@@ -149,7 +153,7 @@ class _Grid:
     def _points(self, places: NDArray[np.intp]) -> NDArray[np.int64]:
         """One number for each point, from its place on each axis."""
         found = np.zeros(places.shape[1], dtype=np.int64)
-        for place, values in zip(places, self._values):
+        for place, values in zip(places, self._values, strict=True):
             found = found * len(values) + place
         return found
 
