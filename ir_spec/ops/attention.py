@@ -9,6 +9,7 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
+from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
@@ -18,6 +19,7 @@ from stagec.ir_spec.ops.attention_core import (
     CAUSAL,
     backward,
     core_flops,
+    core_kernel,
     core_rule,
     forward,
     key_rows,
@@ -56,6 +58,12 @@ def _executed(op: Operation, flops: Expr) -> Expr:
     return flops / 2 if op.flag("causal") else flops
 
 
+def _kernel(op: Operation, kind: str, n: Sizes) -> KernelShape:
+    """With all keys: where queries are split, and keys are not, a causal mask leaves half of them
+    in the mean over the ranks."""
+    return core_kernel(kind, op.operands[0].tensor.dtype, n, n.get("t", n["s"]), op.flag("causal"))
+
+
 class Attention(OpDef):
     """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
     included.
@@ -90,6 +98,9 @@ class Attention(OpDef):
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return _computed(op, 0, core_flops(n, 1, 1))
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return _kernel(op, "attention", n)
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -137,6 +148,9 @@ class AttentionGrad(OpDef):
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return _computed(op, 3, core_flops(n, 3, 2))
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return _kernel(op, "attention_backward", n)
 
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]

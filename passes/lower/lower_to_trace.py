@@ -28,13 +28,15 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
+from stagec.ir.kernel import EXTENTS, KernelShape
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
+from stagec.ir.rule import Rule
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.sharding.gathers import ahead_of
-from stagec.sharding.work import work_of
+from stagec.sharding.work import part_of_kernel, work_of
 
 
 @dataclass(frozen=True)
@@ -213,13 +215,19 @@ class _Lowering:
             attrs["matmul"] = work.matmul
         attrs["bytes"] = work.bytes
         attrs["out"] = total(r.tensor.local_bytes for r in op.results)
+        attrs |= _of_kernel(work.kernel)
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
-            return self._in_steps(op, gathers, attrs, b)
+            return self._in_steps(op, rule, gathers, attrs, b)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
 
     def _in_steps(
-        self, op: Operation, gathers: Sequence[OwnGather], attrs: dict[str, RawAttr], b: Builder
+        self,
+        op: Operation,
+        rule: Rule,
+        gathers: Sequence[OwnGather],
+        attrs: dict[str, RawAttr],
+        b: Builder,
     ) -> Value:
         """An op that gathers an operand over n ranks itself works in n steps. The first n-1
         steps run beside the collective, on the parts that are there. The last step works on the
@@ -233,6 +241,9 @@ class _Lowering:
             if isinstance(whole, Expr):
                 last[cost] = self._part(whole, steps)
                 first[cost] = whole - self._part(whole, steps)
+        ((factor,), *_) = (rule.operands[g.operand][g.dim] for g in gathers)
+        last |= _of_kernel(part_of_kernel(op, factor, lambda n: self._part(n, steps)))
+        first |= _of_kernel(part_of_kernel(op, factor, lambda n: n - self._part(n, steps)))
         first["out"] = ZERO
         begun = b.value("et.comp", deps, first, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)
@@ -318,6 +329,15 @@ def _common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]
             remedy="gather one of them before, with stg.sharding_constraint",
         )
     return axes
+
+
+def _of_kernel(kernel: KernelShape | None) -> dict[str, RawAttr]:
+    """The attributes that say what a kernel is, none for one that is bound by memory."""
+    if kernel is None:
+        return {}
+    extents = zip(EXTENTS[kernel.kind], kernel.extents, strict=True)
+    causal: dict[str, RawAttr] = {"causal": True} if kernel.causal else {}
+    return {"kernel": kernel.kind, **causal, "dtype": kernel.dtype, **dict(extents)}
 
 
 def _came_from(origin: Operation, made: Operation) -> None:

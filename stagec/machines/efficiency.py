@@ -11,6 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from stagec.machines.figures import Seconds, Share, Text
+from stagec.machines.kernel_efficiency import (
+    AttentionEfficiency,
+    MatmulEfficiency,
+    MemoryEfficiency,
+)
 
 Algorithm = Literal["ring", "tree", "multicast", "hierarchical"]
 
@@ -42,13 +47,33 @@ class NetworkEfficiency(Text):
     fitted: str = ""
 
 
+class Interference(Text):
+    """What collectives and computations that run at once cost each other.
+
+    `computations`: the share of a computation's speed that a collective beside it takes (processors
+    and memory bandwidth). `collectives`: how many times as long a collective takes that is issued
+    to run beside computations.
+    """
+
+    computations: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    collectives: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    fitted: str = ""
+
+
 class Efficiency(Text):
     """Constants by kind of work.
 
+    `kernels` says how kernels cost: by `tiles` and the constants here, or by the `roofline` alone,
+    the larger of FLOPs over the peak and bytes over the bandwidth, which has no constants.
     `collectives` are the algorithms that the communication library has, `network` the constants of
     each level of the network, by its name.
     """
 
+    kernels: Literal["tiles", "roofline"] = "tiles"
+    matmul: MatmulEfficiency = MatmulEfficiency()
+    attention: AttentionEfficiency = AttentionEfficiency()
+    memory: MemoryEfficiency = MemoryEfficiency()
+    interference: Interference = Interference()
     collectives: tuple[Algorithm, ...]
     network: dict[str, NetworkEfficiency]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
+from stagec.ir.kernel import KernelShape
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir_spec.ops.comm import Collective
@@ -13,11 +15,13 @@ from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 
 
 class Work(NamedTuple):
-    """What a computation does on one rank: FLOPs, those of matrix products, bytes touched."""
+    """What a computation does on one rank: FLOPs, those of matrix products, bytes touched; and its
+    kernel, if that is a matrix product or attention."""
 
     flops: Expr
     matmul: Expr
     bytes: Expr
+    kernel: KernelShape | None
 
 
 def work_of(op: Operation) -> Work:
@@ -25,7 +29,17 @@ def work_of(op: Operation) -> Work:
     definition, rule = op.definition, op.definition.rule(op)
     sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
     flops, matmul = definition.flops(op, sizes), definition.matmul_flops(op, sizes)
-    return Work(flops, matmul, definition.bytes_touched(op))
+    kernel = definition.kernel(op, sizes)
+    return Work(flops, matmul, definition.bytes_touched(op), kernel)
+
+
+def part_of_kernel(op: Operation, factor: str, part: Callable[[Expr], Expr]) -> KernelShape | None:
+    """The kernel of a step that works on a part of a factor, local sizes."""
+    rule = op.definition.rule(op)
+    if rule is None:
+        return None
+    sizes = factor_sizes(op, rule, local=True)
+    return op.definition.kernel(op, {**sizes, factor: part(sizes[factor])})
 
 
 def is_computation(op: Operation) -> bool:

@@ -1,1 +1,1 @@
-"""Time: from a compiled step and a machine to seconds."""
+"""How long a step takes: from the nodes of programs and a machine to times, and why."""

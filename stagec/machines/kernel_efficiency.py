@@ -1,0 +1,84 @@
+"""How much of its peaks a device reaches in kernels: the constants of `stagec.time.kernels`.
+
+All have a physical meaning. What a text does not state has the defaults below: rounded means of
+the constants that `tools/fit_machines.py` finds for A100, H100 and B200. A text whose `fitted` is
+empty has no data of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from stagec.machines.figures import Seconds, Share, Text
+
+#: How much of two times that can hide each other is hidden: 0 is their sum, 1 the longer one.
+Overlap = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Many = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Rates(Text):
+    """Shares of the peak of products by the type of their operands.
+
+    A type that is not there has the share of a type of as many bits, else that of bf16, else 0.8.
+    """
+
+    rate: dict[str, Share] = Field(default_factory=lambda: {"bf16": 0.8})
+
+    def of(self, dtype: str) -> float:
+        """The share of a type."""
+        for name in (dtype, _ALIKE.get(dtype, "bf16"), "bf16"):
+            if name in self.rate:
+                return self.rate[name]
+        return 0.8
+
+
+_ALIKE: Mapping[str, str] = {"f16": "bf16", "f8e5m2": "f8e4m3", "i8": "f8e4m3"}
+
+
+class MatmulEfficiency(Rates):
+    """Constants of matrix products.
+
+    `rate` is the share of the peak that processors reach inside a tile, `bandwidth` the share of
+    the memory's bandwidth, `saturation` the share of the processors that is enough for it.
+    `overlap` is how much of moving and computing hide each other. `start` is the time of a kernel
+    that does nothing, as kernels follow each other in a CUDA graph; `tile` is what a tile adds to
+    fill and drain its pipeline, `reduction` what summing the parts of a split product adds.
+    """
+
+    bandwidth: Share = 0.85
+    saturation: Share = 0.75
+    overlap: Overlap = 0.6
+    start: Seconds = 2.5e-6
+    tile: Seconds = 2e-7
+    reduction: Seconds = 2.5e-6
+    fitted: str = ""
+
+
+class AttentionEfficiency(Rates):
+    """Constants of fused attention.
+
+    `rate` and `overlap` are as in products. `exponentials` are those that one processor computes
+    a clock, `backward` is the rate of the backward kernel relative to that of the forward one.
+    `uneven` is the share of the longest block that is waited for at the end, `tile` what a block
+    of queries adds, `start` the time of a kernel that does nothing.
+    """
+
+    exponentials: _Many = 14.0
+    overlap: Overlap = 0.3
+    backward: Share = 0.85
+    uneven: Overlap = 0.5
+    start: Seconds = 5e-6
+    tile: Seconds = 1e-6
+    fitted: str = ""
+
+
+class MemoryEfficiency(Text):
+    """Constants of what is bound by memory: the share of the bandwidth that long kernels reach,
+    and the time of one that moves nothing."""
+
+    bandwidth: Share = 0.85
+    start: Seconds = 2.5e-6
+    fitted: str = ""

@@ -1,0 +1,236 @@
+"""Seconds of kernels on a device, without the gap that a launch adds before each.
+
+Three formulas - products, fused attention, and what is bound by memory - take numbers or numpy
+arrays alike. docs/accuracy.md shows them beside measured tables; what their constants mean stands
+in `stagec.machines.kernel_efficiency`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.machines import Machine
+from stagec.program.kernels import Kernel
+from stagec.support.diagnostics import error
+
+Floats: TypeAlias = NDArray[np.float64]
+#: A number or an array of them.
+Numbers: TypeAlias = Any
+
+#: Rows and columns of the tiles of products that a library chooses among (NVIDIA/cutlass,
+#: media/docs/efficient_gemm.md: threadblock tiles of 256 x 128 and less).
+_TILES = np.array(
+    [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
+    + [(128, 32), (32, 128), (128, 16), (16, 128)],
+    dtype=float,
+)
+#: What is added to k to fill one step of the main loop, and the shortest part of a split.
+_STEP = 64
+_PART = 256
+#: Queries and keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
+_QUERIES = 128
+_KEYS = 128
+
+
+def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
+    """Seconds of each kernel, without the gap before its launch (`machine.compute.launch`).
+
+    Raises `DiagnosticError` for a product whose type the machine does not compute.
+    """
+    together: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, kernel in enumerate(kernels):
+        together[kernel.kind, kernel.dtype].append(i)
+    result = np.zeros(len(kernels))
+    for (kind, dtype), found in together.items():
+        result[found] = _seconds(machine, kind, dtype, [kernels[i] for i in found])
+    return result
+
+
+def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel]) -> Floats:
+    size = np.array([k.bytes for k in kernels], dtype=float)
+    if machine.efficiency.kernels == "roofline":
+        return _roofline(machine, kind, dtype, np.array([k.flops for k in kernels], float), size)
+    if kind == "memory":
+        return memory_seconds(machine, size)
+    extents = np.array([k.extents for k in kernels], dtype=float).T
+    if kind == "matmul":
+        return matmul_seconds(machine, dtype, *extents, size)
+    causal = np.array([k.causal for k in kernels])
+    backward = kind == "attention_backward"
+    return attention_seconds(machine, dtype, *extents, size, causal=causal, backward=backward)
+
+
+def matmul_seconds(
+    machine: Machine,
+    dtype: str,
+    batch: Numbers,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    size: Numbers,
+) -> Floats:
+    """Seconds of `batch` products of m x k by k x n elements, which move `size` bytes.
+
+    With tiles of `tm` x `tn` results, the product has `T = batch ceil(m/tm) ceil(n/tn)` tiles; if
+    they are fewer than the P processors, each may be split in `s <= P/T` parts along k. The tiles
+    are computed in `W = ceil(T s / P)` waves, the last of which may be nearly empty:
+
+        compute = W (2 tm tn ceil(k/s) P / (peak rate) + tile)
+        move = (size + 8 m n s [s > 1]) / (B bandwidth min(1, T s / (P saturation)))
+        seconds = start + max(compute, move) + (1 - overlap) min(compute, move)
+                        + reduction [s > 1]
+
+    and the tile and split of least time are taken, as the heuristics of cuBLAS try to. `B` is the
+    bandwidth of the memory; k is filled up to steps of 64 elements.
+
+    Sources: tiles and waves: NVIDIA, Matrix Multiplication Background User's Guide, "Tile
+    Quantization" and "Wave Quantization"; splits: NVIDIA/cutlass, media/docs/efficient_gemm.md,
+    "Parallelized Reductions". That compute and movement hide each other in part, and how few
+    processors still fill the memory, are fitted forms.
+    """
+    with_tiles = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
+    least = [_tiled(machine, dtype, *with_tiles, split).min(axis=-1) for split in (False, True)]
+    found: Floats = np.minimum(*least) + machine.efficiency.matmul.start
+    return found
+
+
+def _tiled(
+    machine: Machine,
+    dtype: str,
+    batch: Floats,
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    size: Floats,
+    split: bool,
+) -> Floats:
+    """Seconds after the start, by tile along the last axis."""
+    c = machine.efficiency.matmul
+    processors = machine.compute.processors.value
+    rows, columns = _TILES.T
+    tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
+    most = np.maximum(np.floor(k / _PART), 1)
+    parts = np.clip(np.floor(processors / tiles), 1, most) if split else np.ones_like(tiles)
+    depth = np.ceil(k / parts / _STEP) * _STEP
+    one = 2 * rows * columns * depth * processors / (peak(machine, dtype) * c.of(dtype))
+    compute = np.ceil(tiles * parts / processors) * (one + c.tile)
+    moved = size + np.where(parts > 1, 8 * batch * m * n * parts, 0)
+    busy = np.minimum(tiles * parts / (processors * c.saturation), 1)
+    move = moved / (machine.memory.bandwidth.value * c.bandwidth * busy)
+    return _hidden(compute, move, c.overlap) + np.where(parts > 1, c.reduction, 0)
+
+
+def attention_seconds(
+    machine: Machine,
+    dtype: str,
+    batch: Numbers,
+    heads: Numbers,
+    kv_heads: Numbers,
+    queries: Numbers,
+    keys: Numbers,
+    qk: Numbers,
+    v: Numbers,
+    size: Numbers,
+    *,
+    causal: Numbers = False,
+    backward: bool = False,
+) -> Floats:
+    """Seconds of fused attention, which moves `size` bytes; `qk` and `v` are elements of a head.
+
+    Blocks of 128 queries, those of the heads that share keys together, go to the P processors:
+    `N = batch kv_heads Q` blocks, `Q = ceil(queries heads / kv_heads / 128)`. A block meets
+    `K = ceil(keys / 128)` tiles of keys; with a causal mask the mean is
+    `K - (ceil(queries / 128) - 1) / 2`. A tile costs its products and its exponentials:
+
+        products = 2 128 128 (qk + v) P / (peak rate)
+        softmax = 128 128 / (exponentials clock)
+        one = max(products, softmax) + (1 - overlap) min(products, softmax)
+        compute = max(K, tiles) one + ceil(N / P) tile
+
+    where `tiles` is `ceil(N / P) K` without mask, and with one, whose blocks differ in length, the
+    mean of a processor and `uneven` of the longest block. Where there is one block of queries only,
+    keys are split over idle processors. Moving hides as in products, with their bandwidth.
+
+    Backward has five products in place of two, `3 qk + 2 v` in place of `qk + v`, at `backward`
+    times the rate.
+
+    Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; exponentials as the second
+    bound: arXiv 2407.08608, section 3; keys split: PyTorch, "Flash-Decoding for long-context
+    inference". That blocks of a mask are dealt longest first: arXiv 2407.08608, code.
+    """
+    c = machine.efficiency.attention
+    given = (batch, heads, kv_heads, queries, keys, qk, v, size)
+    batch, heads, kv_heads, queries, keys, qk, v, size = (np.asarray(a, float) for a in given)
+    processors = machine.compute.processors.value
+    rate = peak(machine, dtype) * c.of(dtype) * (c.backward if backward else 1)
+    wide = 3 * qk + 2 * v if backward else qk + v
+    products = 2 * _QUERIES * _KEYS * wide * processors / rate
+    softmax = _QUERIES * _KEYS / (c.exponentials * machine.compute.clock.value)
+
+    in_head = np.ceil(queries * heads / kv_heads / _QUERIES)
+    blocks = batch * kv_heads * in_head
+    longest = np.ceil(keys / _KEYS)
+    parts = np.clip(np.floor(processors / blocks), 1, longest)
+    parts = np.where(in_head == 1, parts, 1)
+    longest = np.ceil(longest / parts)
+    waves = np.ceil(blocks * parts / processors)
+    mean = longest - np.where(causal, (np.ceil(queries / _QUERIES) - 1) / 2 / parts, 0)
+    uneven = blocks * parts * mean / processors + c.uneven * longest
+    tiles = np.maximum(np.where(causal, uneven, waves * longest), longest)
+    compute = tiles * _hidden(products, np.asarray(softmax), c.overlap) + waves * c.tile
+    return c.start + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)
+
+
+def _moving(machine: Machine, size: Floats, blocks: Floats) -> Floats:
+    c = machine.efficiency.matmul
+    busy = np.minimum(blocks / (machine.compute.processors.value * c.saturation), 1)
+    moved: Floats = size / (machine.memory.bandwidth.value * c.bandwidth * busy)
+    return moved
+
+
+def memory_seconds(machine: Machine, size: Numbers) -> Floats:
+    """Seconds of a kernel that moves `size` bytes and whose computation hides behind that.
+
+        seconds = start + size / (B bandwidth)
+
+    so that small kernels last `start` and the bandwidth that is seen grows with the size: half of
+    it is reached at `start B bandwidth` bytes. Source: the form of R. W. Hockney, "The Science of
+    Computer Benchmarking", 1996, section 1.3 (r_inf and n_1/2).
+    """
+    c = machine.efficiency.memory
+    bandwidth = machine.memory.bandwidth.value * c.bandwidth
+    found: Floats = c.start + np.asarray(size, dtype=float) / bandwidth
+    return found
+
+
+def peak(machine: Machine, dtype: str) -> float:
+    """FLOP/s of dense products by the type of their operands. Raises `DiagnosticError` for a type
+    that the machine does not compute."""
+    rates = {**machine.compute.vector, **machine.compute.matrix}
+    found = {str(name): figure.value for name, figure in rates.items()}
+    if dtype not in found:
+        raise error(
+            f"machine '{machine.name}' computes no products of {dtype}, but of {', '.join(found)}",
+            remedy=f"give compute.matrix.{dtype} in its text, or choose another type",
+        )
+    return found[dtype]
+
+
+def _roofline(machine: Machine, kind: str, dtype: str, flops: Floats, size: Floats) -> Floats:
+    """The larger of FLOPs over the peak and bytes over the bandwidth (Williams, Waterman and
+    Patterson, "Roofline", CACM 52(4), 2009)."""
+    vector = "f32" if "f32" in machine.compute.vector else dtype
+    rate = peak(machine, vector if kind == "memory" else dtype)
+    found: Floats = np.maximum(flops / rate, size / machine.memory.bandwidth.value)
+    return found
+
+
+def _hidden(a: Floats, b: Floats, overlap: float) -> Floats:
+    """The time of two that hide each other: the longer one, and what is not hidden of the other."""
+    found: Floats = np.maximum(a, b) + (1 - overlap) * np.minimum(a, b)
+    return found

@@ -1,0 +1,160 @@
+"""Tables of measured kernels, and looking kernels up in them.
+
+A table is looked up by kind, type and mask; within it a kernel is matched exactly, or interpolated
+between measured neighbours, or not found.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.program.kernels import Kernel
+
+#: How a kernel was found.
+MATCHED, INTERPOLATED, NOT_FOUND = 0, 1, 2
+#: Neighbours are at most two octaves apart in each extent; further ones say little of what is
+#: between them.
+_APART = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Measured kernels of one kind, type and mask: `extents` has a row of whole numbers for each,
+    `seconds` their times, `source` who measured.
+
+    Extents are those of the kind (`stagec.program.kernels.EXTENTS`), the bytes for `memory`, ranks
+    and bytes of the whole buffer for collectives. `op` tells kernels of `memory` apart; a table
+    without it is of any.
+    """
+
+    kind: str
+    dtype: str
+    causal: bool
+    extents: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    source: str
+    op: str = ""
+
+
+def consensus(tables: Iterable[Table]) -> list[Table]:
+    """One table for each kind, type, mask and op: for each kernel the median of all its times."""
+    together: dict[tuple[str, str, bool, str], list[Table]] = defaultdict(list)
+    for table in tables:
+        together[table.kind, table.dtype, table.causal, table.op].append(table)
+    return [_median(found) for found in together.values()]
+
+
+def _median(tables: Sequence[Table]) -> Table:
+    every = np.concatenate([t.extents for t in tables])
+    rows, inverse = np.unique(every, axis=0, return_inverse=True)
+    which, seconds = inverse.ravel(), np.concatenate([t.seconds for t in tables])
+    order = np.lexsort((seconds, which))
+    seconds, count = seconds[order], np.bincount(which)
+    first = np.cumsum(count) - count
+    middle = (seconds[first + (count - 1) // 2] + seconds[first + count // 2]) / 2
+    source = "+".join(dict.fromkeys(t.source for t in tables))
+    one = tables[0]
+    return Table(one.kind, one.dtype, one.causal, rows, middle, source, one.op)
+
+
+class Measured:
+    """Measured kernels of a device, looked up by what a kernel is."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._grids: dict[tuple[str, str, bool, str, int], _Grid] = {}
+        for table in consensus(tables):
+            key = (table.kind, table.dtype, table.causal, table.op, table.extents.shape[1])
+            self._grids[key] = _Grid(table)
+
+    def seconds(self, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
+        """Seconds of each kernel, and how each was found: 0 matched, 1 interpolated, 2 not found,
+        whose seconds are NaN."""
+        seconds = np.full(len(kernels), np.nan)
+        ways = np.full(len(kernels), NOT_FOUND, dtype=np.int8)
+        together: dict[tuple[str, str, bool, str, int], list[int]] = defaultdict(list)
+        for i, k in enumerate(kernels):
+            for op in dict.fromkeys((k.op, "")):
+                key = (k.kind, k.dtype, k.causal, op, len(_extents(k)))
+                if key in self._grids:
+                    together[key].append(i)
+                    break
+        for key, found in together.items():
+            rows = np.array([_extents(kernels[i]) for i in found], dtype=np.int64)
+            seconds[found], ways[found] = self._grids[key].seconds(rows)
+        return seconds, ways
+
+
+def _extents(kernel: Kernel) -> tuple[int, ...]:
+    return (kernel.bytes,) if kernel.kind == "memory" else kernel.extents
+
+
+class _Grid:
+    """A table as points of a grid, not all of which need be there.
+
+    Extents that are equal in all rows, such as queries and keys of a prefill, are one axis.
+    """
+
+    def __init__(self, table: Table) -> None:
+        columns = table.extents.T
+        self._twin = [
+            next(i for i in range(j + 1) if np.array_equal(columns[i], columns[j]))
+            for j in range(len(columns))
+        ]
+        self._axes = [j for j, twin in enumerate(self._twin) if twin == j]
+        self._values = [np.unique(columns[j]) for j in self._axes]
+        places = [np.searchsorted(v, columns[j]) for v, j in zip(self._values, self._axes)]
+        points = self._points(np.stack(places))
+        order = np.argsort(points)
+        self._known = points[order]
+        self._logs = np.log(table.seconds[order])
+
+    def seconds(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
+        """Seconds of kernels by their extents, and how each was found."""
+        possible = (rows > 0).all(axis=1) & (rows == rows[:, self._twin]).all(axis=1)
+        below, above, weight = [], [], []
+        for values, axis in zip(self._values, self._axes):
+            wanted = rows[:, axis]
+            low = np.clip(np.searchsorted(values, wanted, side="right") - 1, 0, len(values) - 1)
+            high = np.clip(np.searchsorted(values, wanted), 0, len(values) - 1)
+            inside = (values[low] <= wanted) & (wanted <= values[high])
+            possible &= inside & (values[high] <= _APART * values[low])
+            span = np.log(np.maximum(values[high] / values[low], 1))
+            at = np.log(np.maximum(wanted, 1) / values[low])
+            below.append(low)
+            above.append(high)
+            weight.append(np.divide(at, span, out=np.zeros(len(rows)), where=span > 0))
+        total = np.zeros(len(rows))
+        for corner in product((False, True), repeat=len(self._axes)):
+            share = np.ones(len(rows))
+            for upper, w in zip(corner, weight):
+                share = share * (w if upper else 1 - w)
+            needed = share > 0
+            at_corner = [a if upper else b for upper, a, b in zip(corner, above, below)]
+            logs, there = self._at(self._points(np.stack(at_corner)))
+            total += np.where(needed, share * logs, 0)
+            possible &= there | ~needed
+        exact = np.all([low == high for low, high in zip(below, above)], axis=0)
+        ways = np.where(exact, MATCHED, INTERPOLATED)
+        return (
+            np.where(possible, np.exp(total), np.nan),
+            np.where(possible, ways, NOT_FOUND).astype(np.int8),
+        )
+
+    def _points(self, places: NDArray[np.intp]) -> NDArray[np.int64]:
+        """One number for each point, from its place on each axis."""
+        found = np.zeros(places.shape[1], dtype=np.int64)
+        for place, values in zip(places, self._values):
+            found = found * len(values) + place
+        return found
+
+    def _at(self, points: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Logarithms of seconds at points, and whether they are known."""
+        place = np.clip(np.searchsorted(self._known, points), 0, len(self._known) - 1)
+        there = self._known[place] == points
+        return np.where(there, self._logs[place], 0.0), there
