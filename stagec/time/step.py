@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from stagec.machines import Machine
 from stagec.ir.module import Module
+from stagec.machines import Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
