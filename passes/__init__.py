@@ -11,6 +11,7 @@ from stagec.passes.cleanup.eliminate_common_subexpressions import EliminateCommo
 from stagec.passes.cleanup.eliminate_dead_code import EliminateDeadCode
 from stagec.passes.cleanup.verify import Verify
 from stagec.passes.lower.emit import Emit
+from stagec.passes.lower.fuse_kernels import FuseKernels
 from stagec.passes.lower.lower_to_trace import LowerToTrace
 from stagec.passes.memory.offload_to_host import OffloadToHost
 from stagec.passes.memory.place_buffers import PlaceBuffers
@@ -69,6 +70,7 @@ PLUGIN = Plugin(
         OffloadToHost,
         PlanMemory,
         PlaceBuffers,
+        FuseKernels,
         LowerToTrace,
         Emit,
         Bind,
@@ -89,8 +91,9 @@ PLUGIN = Plugin(
         "plan": "offload-to-host,plan-memory",
         "place": "infer-shapes,partition",
         "train": "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
-        "partition,stages,units,plan,lower-to-trace",
-        "forward": "infer-shapes,apply-strategy,partition,stages,units,plan,lower-to-trace",
+        "partition,stages,units,plan,fuse-kernels,lower-to-trace",
+        "forward": "infer-shapes,apply-strategy,partition,stages,units,plan,"
+        "fuse-kernels,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

@@ -5,8 +5,10 @@ What is listed in `__all__` changes only with a major version. docs/api.md has a
 
 from __future__ import annotations
 
-from stagec.analysis.family import Family
-from stagec.analysis.figures import Figures
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from stagec.formats.base import Format, Layout, PatchedEncoder, Variant
 from stagec.ir import traits
 from stagec.ir.builder import Builder
@@ -36,6 +38,10 @@ from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticLi
 from stagec.support.source import FileLoc, Loc, NameLoc, Source, made_by
 from stagec.text.build import parse_module
 from stagec.text.printer import print_module, print_op
+
+if TYPE_CHECKING:
+    from stagec.analysis.family import Family
+    from stagec.analysis.figures import Figures
 
 __all__ = [
     "Action",
@@ -120,3 +126,15 @@ __all__ = [
     "traits",
     "verify_module",
 ]
+
+#: Names whose modules no pass needs: they are imported when the names are asked for.
+_LATER: Mapping[str, str] = {
+    "Family": "stagec.analysis.family",
+    "Figures": "stagec.analysis.figures",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(_LATER[name]), name)

@@ -63,6 +63,8 @@ TINY: Mapping[str, Mapping[str, int]] = {
     DEEPSEEK: {**_EXPERTS, **_LATENT},
     DEEPSEEK_MTP: {**_EXPERTS, **_LATENT, "L": 1},
 }
+#: A schedule of each kind: plain, with chunks, with split backwards, with overlapped pairs.
+KINDS = ("1f1b", "interleaved", "zbv", "dualpipe")
 #: Marks what `make test-all` runs, and `make test` does not.
 EXHAUSTIVE = pytest.mark.exhaustive
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
@@ -199,11 +201,14 @@ def each_value(
     ]
 
 
-def crossed(**factors: Iterable[Any]) -> pytest.MarkDecorator:
-    """All combinations of the values of a test's parameters. Some that together hold every value
-    stay in all runs; the others are `exhaustive`."""
+def crossed(
+    usual: Callable[[Mapping[str, Any]], bool] = lambda _: True, /, **factors: Iterable[Any]
+) -> pytest.MarkDecorator:
+    """All combinations of the values of a test's parameters. Some usual ones that together hold
+    every value of these stay in all runs; the others are `exhaustive`."""
     rows = [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
-    kept = _covering(rows)
+    rows.sort(key=usual, reverse=True)
+    kept = _covering([row for row in rows if usual(row)])
     params = [
         pytest.param(
             *row.values(),
@@ -229,15 +234,24 @@ def _covering(rows: Sequence[Mapping[str, Any]]) -> set[int]:
 def kinds_of_schedules(pipelines: Iterable[tuple[str, *tuple[int, ...]]]) -> list[Any]:
     """Schedules with sizes as parameters of a test. One of each kind stays in all runs: plain, with
     chunks, with split backwards, with overlapped pairs; the others are `exhaustive`."""
-    kinds = ("1f1b", "interleaved", "zbv", "dualpipe")
     return [
-        pytest.param(p, id=str(p), marks=() if p[0] in kinds else EXHAUSTIVE) for p in pipelines
+        pytest.param(p, id=str(p), marks=() if p[0] in KINDS else EXHAUSTIVE) for p in pipelines
     ]
 
 
+def one_of_each_kind(row: Mapping[str, Any]) -> bool:
+    """Whether the schedule of a row stands for its kind, see `kinds_of_schedules`."""
+    return any(value in KINDS for value in row.values() if isinstance(value, str))
+
+
+def tries(count: int) -> int:
+    """So many tries of what repeats a property; the profile `quick` makes a part of them."""
+    return max(1, count * settings().max_examples // 100)
+
+
 def examples(count: int) -> settings:
-    """So many random examples; the profile `quick` tries a part of them."""
-    return settings(max_examples=max(1, count * settings().max_examples // 100), deadline=None)
+    """So many random examples, or a part of them."""
+    return settings(max_examples=tries(count), deadline=None)
 
 
 def _next_row(

@@ -13,6 +13,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import Fusible
 from stagec.ir_spec.ops.base import Elementwise, need_result, pointwise, work
 
 
@@ -114,6 +115,7 @@ class SwigluGrad(OpDef):
     """Gradient of `stg.swiglu`, 10 FLOPs per element of dy."""
 
     name = "stg.swiglu_grad"
+    traits = (Fusible(),)
     operands = ("dy", "gate_up")
     example = "%dgu = stg.swiglu_grad(%dm, %gu) : bf16[B, 2, S, F]"
 

@@ -9,15 +9,18 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
+from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import Fusible
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     CAUSAL,
     backward,
     core_flops,
+    core_kernel,
     core_rule,
     forward,
     key_rows,
@@ -56,6 +59,12 @@ def _executed(op: Operation, flops: Expr) -> Expr:
     return flops / 2 if op.flag("causal") else flops
 
 
+def _kernel(op: Operation, kind: str, n: Sizes) -> KernelShape:
+    """With all keys: where queries are split, and keys are not, a causal mask leaves half of them
+    in the mean over the ranks."""
+    return core_kernel(kind, op.operands[0].tensor.dtype, n, n.get("t", n["s"]), op.flag("causal"))
+
+
 class Attention(OpDef):
     """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
     included.
@@ -90,6 +99,9 @@ class Attention(OpDef):
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return _computed(op, 0, core_flops(n, 1, 1))
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return _kernel(op, "attention", n)
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -138,6 +150,9 @@ class AttentionGrad(OpDef):
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return _computed(op, 3, core_flops(n, 3, 2))
 
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return _kernel(op, "attention_backward", n)
+
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
     ) -> Sequence[Value]:
@@ -161,6 +176,7 @@ class Rope(OpDef):
     """
 
     name = "stg.rope"
+    traits = (Fusible(),)
     operands = ("x",)
     params = (
         Param("base", "size", "the base of the frequencies (default 10000)"),

@@ -8,6 +8,7 @@ import numpy as np
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, product
+from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
@@ -23,6 +24,14 @@ def core_flops(n: Sizes, keys: int, values: int) -> Expr:
     `keys` of them with head size K, `values` with that of the values."""
     scores = product(n[f] for f in "bgrs") * n.get("t", n["s"])
     return scores * (n["k"] * keys + n.get("v", n["k"]) * values) * 2
+
+
+def core_kernel(kind: str, dtype: str, n: Sizes, keys: Expr, causal: bool) -> KernelShape:
+    """The kernel of attention with so many keys. Its FLOPs are `2 * batch * heads * queries * keys`
+    times `qk + v`, backward times `3*qk + 2*v`; half of that if it is causal."""
+    heads = n["g"] * n["r"]
+    extents = (n["b"], heads, n["g"], n["s"], keys, n["k"], n.get("v", n["k"]))
+    return KernelShape(kind, dtype, extents, causal)
 
 
 def core_rule(op: Operation, text: str, before: int, factor: str, special: str = "") -> Rule:

@@ -9,6 +9,7 @@ from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import Fusible, Trait
 
 SPEC = Param("spec", "str", 'the index rule, such as "bsd,dhk->bshk"', positional=True)
 
@@ -34,6 +35,7 @@ class Elementwise(OpDef):
     cost: ClassVar[int] = 1
     linear: ClassVar[bool] = False
     operands: ClassVar[tuple[str, ...]] = ("x",)
+    traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, linear=self.linear)

@@ -14,7 +14,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Fusible, Recasts
 from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, work
 
@@ -123,6 +123,7 @@ class Add(OpDef):
     """
 
     name = "stg.add"
+    traits = (Fusible(),)
     operands = ("x*",)
     params = (SPEC, Param("into", "flag", "the result takes the buffer of the first operand"))
     example = "%r = stg.add(%h, %o) : bf16[B, S, D]"
@@ -222,6 +223,7 @@ class Broadcast(OpDef):
     """Repeats a value along new dimensions, "f->bsf"; `sizes` are theirs, in order."""
 
     name = "stg.broadcast"
+    traits = (Fusible(),)
     operands = ("x",)
     params = (
         Param("spec", "str", SPEC.doc, required=True, positional=True),
@@ -308,7 +310,7 @@ class Cast(Elementwise):
     new type."""
 
     name = "stg.cast"
-    traits = (Recasts(),)
+    traits = (Recasts(), Fusible())
     cost = 0
     linear = True
     params = (Param("to", "name", "the element type", required=True, positional=True),)

@@ -17,7 +17,16 @@ from stagec.ir.opdef import Array, OpDef, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
-from stagec.ir.traits import CopiesMemory, FinalGradient, Free, Recalls, Stays, Trait, View
+from stagec.ir.traits import (
+    CopiesMemory,
+    FinalGradient,
+    Free,
+    Fusible,
+    Recalls,
+    Stays,
+    Trait,
+    View,
+)
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.base import pointwise
 from stagec.support.diagnostics import error
@@ -84,6 +93,7 @@ class Permute(OpDef):
     """
 
     name = "stg.permute"
+    traits = (Fusible(),)
     operands = ("x",)
     params = (Param("spec", "str", "the rule", required=True, positional=True),)
     example = '%y = stg.permute["bshk->bhsk"](%q) : bf16[B, H, S, K]'
@@ -167,6 +177,7 @@ class StackOp(OpDef):
     """Stacks its operands along a new dimension `dim`; copies, no FLOPs."""
 
     name = "stg.stack"
+    traits = (Fusible(),)
     operands = ("x*",)
     params = (Param("dim", "int", "the new dimension", required=True),)
     example = "%qkv = stg.stack[dim = 1](%q, %k, %v) : bf16[B, 3, S, H, K]"
@@ -197,6 +208,7 @@ class Concat(OpDef):
     """Joins its operands along the last dimension; copies, no FLOPs."""
 
     name = "stg.concat"
+    traits = (Fusible(),)
     operands = ("x*",)
     example = "%y = stg.concat(%x, %h) : bf16[B, S, 2*D]"
 

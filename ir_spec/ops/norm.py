@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import Fusible, Trait
 from stagec.support.diagnostics import error
 
 _EPS = 1e-5
@@ -37,6 +39,7 @@ class RowOp(OpDef):
     signature = ("x", "x")
     sums = 1
     costs = (0, 0)
+    traits: ClassVar[tuple[Trait, ...]] = (Fusible(rows=True),)
 
     def rule(self, op: Operation) -> Rule:
         row = letters(op.operands[0].tensor.rank)

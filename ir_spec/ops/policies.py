@@ -90,6 +90,37 @@ class BlockingOp(Statement):
 
 
 @dataclass(frozen=True)
+class FusionRule(Record):
+    """Which neighbouring computations run as one kernel."""
+
+    kind: str = parameter(
+        "name",
+        "elementwise, or epilogue: those behind matrix products as well",
+        default="none",
+        required=True,
+        positional=True,
+        choices=("elementwise", "epilogue"),
+        flag=Flag(
+            "fusion",
+            "Element-wise computations that follow each other run as one kernel (elementwise), "
+            "also behind a matrix product (epilogue), or each by itself.",
+        ),
+    )
+
+
+class FusionOp(Statement):
+    """Neighbouring computations run as one kernel, as a compiler would do it.
+
+    `elementwise` joins element-wise computations that follow each other, with normalisations over
+    rows; `epilogue` joins element-wise ones to the matrix product before them as well. Without the
+    statement every computation is a kernel of its own, as PyTorch runs without a compiler.
+    """
+
+    name, record = "stg.fusion", FusionRule
+    example = "stg.fusion[elementwise]"
+
+
+@dataclass(frozen=True)
 class CapacityRule(Record):
     """The capacity factor of expert buffers, if one is given."""
 
@@ -398,6 +429,7 @@ class OptimizerOp(Statement):
 OPS = (
     TpInputsOp(),
     BlockingOp(),
+    FusionOp(),
     CapacityOp(),
     ExpertLoadOp(),
     DtypesOp(),

@@ -15,6 +15,7 @@ import numpy as np
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
+from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
@@ -24,6 +25,7 @@ from stagec.ir_spec.ops.attention_core import (
     CAUSAL,
     backward,
     core_flops,
+    core_kernel,
     core_rule,
     forward,
     masked,
@@ -43,7 +45,19 @@ def _computed(op: Operation, flops: Expr) -> Expr:
 
 def _executed(op: Operation, flops: Expr) -> Expr:
     """What a causal mask leaves of that: half of the first step, and all of the others."""
-    return flops / 2 if op.flag("causal") and op.flag("home") else flops
+    return flops / 2 if _masks(op) else flops
+
+
+def _masks(op: Operation) -> bool:
+    """Whether a mask hides some of what kernels compute."""
+    return op.flag("causal") and op.flag("home")
+
+
+def _kernel(op: Operation, kind: str, n: Sizes) -> KernelShape:
+    """With the keys of one step: those that kernels leave out are no keys, and only in the first
+    step the mask hides some of the rest."""
+    keys = _computed(op, n["s"])
+    return core_kernel(kind, op.operands[0].tensor.dtype, n, keys, _masks(op))
 
 
 class _Step(OpDef):
@@ -96,6 +110,9 @@ class AttentionBlock(_Step):
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return _computed(op, core_flops(n, 1, 1))
 
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return _kernel(op, "attention", n)
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         q, k, v = unpack(args)
         return forward(q, v, masked(op, ctx, _source(op, ctx), 0, scores_of(q, k)))
@@ -122,6 +139,9 @@ class AttentionBlockGrad(_Step):
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return _computed(op, core_flops(n, 3, 2))
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return _kernel(op, "attention_backward", n)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         _, k, _ = unpack(args[3:])

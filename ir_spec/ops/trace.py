@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from stagec.ir.core import Operation
+from stagec.ir.kernel import EXTENTS, MEMORY
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import Param
 from stagec.ir.traits import (
@@ -162,9 +163,31 @@ class NodeOp(OpDef):
         return [NODE]
 
 
+_EXTENTS = {
+    "batch": "of a kernel: products, or sequences of attention",
+    "m": "of a matrix product: rows of the left operand and the result",
+    "n": "of a matrix product: columns of the right operand and the result",
+    "k": "of a matrix product: what is summed over",
+    "heads": "of attention: heads of the queries",
+    "kv_heads": "of attention: heads of the keys and values",
+    "queries": "of attention: queries of a sequence",
+    "keys": "of attention: keys of a sequence that are computed with",
+    "qk": "of attention: head size of queries and keys",
+    "v": "of attention: head size of values",
+}
+
+
 class CompOp(NodeOp):
     """A computation: FLOPs executed, those of matrix products as other tools count them, bytes read
-    and written, bytes of the results."""
+    and written, bytes of the results.
+
+    `kernel` says what one launch computes, for its time. A matrix product has the extents `batch`,
+    `m`, `n` and `k`: `2*batch*m*n*k` are its FLOPs. Attention has `batch`, `heads`, `kv_heads`,
+    `queries`, `keys` and the head sizes `qk` and `v`: its FLOPs are `2*batch*heads*queries*keys`
+    times `qk + v`, backward times `3*qk + 2*v`; half of that if it is `causal`. Everything else is
+    bound by memory. Extents are those of one rank, in elements. A kernel that several ops were
+    fused to names them with `fuses`; `kind` is the first of them.
+    """
 
     name = "et.comp"
     params = (
@@ -173,8 +196,32 @@ class CompOp(NodeOp):
         Param("matmul", "size", "FLOPs of the matrix products in kernels, masks ignored"),
         Param("bytes", "size", "bytes read and written"),
         Param("out", "size", "bytes of the results", required=True),
+        Param(
+            "kernel",
+            "name",
+            "matmul, attention, attention_backward or memory (default)",
+            choices=tuple(EXTENTS),
+            default=MEMORY,
+        ),
+        Param("causal", "flag", "of attention: a mask leaves half of the queries and keys"),
+        Param("dtype", "name", "element type of the operands of products"),
+        Param("fuses", "names", "the ops that run as one kernel"),
+        *(Param(name, "size", doc) for name, doc in _EXTENTS.items()),
     )
-    example = "%y = et.comp[einsum, flops = 2*B*D, out = 2*B](%x) : node"
+    example = (
+        "%y = et.comp[einsum, flops = 2*B*D, out = 2*B, kernel = matmul, dtype = bf16, "
+        "batch = 1, m = B, n = 1, k = D](%x) : node"
+    )
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """A kernel has the extents of its kind, and no others."""
+        wanted = EXTENTS[op.text("kernel", MEMORY)]
+        found = [n for n in _EXTENTS if n in op.attrs]
+        if sorted(found) != sorted(wanted):
+            yield (
+                f"a kernel of kind {op.text('kernel', MEMORY)} has the extents "
+                f"{', '.join(wanted) or 'none'}, found {', '.join(found) or 'none'}"
+            )
 
 
 class CollOp(NodeOp):

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagec.api import Module, Pass, Phase
-from stagec.formats.registry import find_format, formats_of
-from stagec.job.emit import emit_module
-from stagec.job.writer import Emission
 
 
 @dataclass(frozen=True)
@@ -24,6 +21,11 @@ class Emit(Pass):
     format: str = field(default="chakra", metadata={"help": "the format of the files"})
 
     def run(self, module: Module) -> None:
+        # they load protobuf, and every command loads every pass
+        from stagec.formats.registry import find_format, formats_of
+        from stagec.job.emit import emit_module
+        from stagec.job.writer import Emission
+
         format_ = find_format(self.format, formats_of(module.registry))
         how = Emission(force=self.force)
         emit_module(module, module.name, Path(self.out), {}, how=how, format_=format_)

@@ -18,6 +18,7 @@ from stagec.api import (
     Pass,
     Phase,
     Region,
+    Rule,
     Value,
     axis_size,
     call,
@@ -33,8 +34,14 @@ from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.passes.lower.kernels import (
+    attributes,
+    fused_attributes,
+    fused_operations,
+    kernel_attributes,
+)
 from stagec.sharding.gathers import ahead_of
-from stagec.sharding.work import work_of
+from stagec.sharding.work import part_of_kernel, viewed, work_of
 
 
 @dataclass(frozen=True)
@@ -104,11 +111,16 @@ class _Lowering:
         self._region(body, new, "et.return")
 
     def _region(self, old: Region, new: Region, end: str) -> None:
+        fused = fused_operations(old)
         for op in old.ops[:-1]:
-            if not self._sits_out(op):
+            kernel = fused.get(op, [op])
+            if op is kernel[0] and not self._sits_out(op):
                 builder = Builder(self._registry, new, loc=op.loc, phase=op.phase)
-                builder.finish = partial(_came_from, op)
-                self._op(op, builder)
+                builder.finish = partial(_came_from, kernel[-1])
+                if len(kernel) > 1:
+                    self._kernel(kernel, builder)
+                else:
+                    self._op(op, builder)
         last = old.terminator
         Builder(self._registry, new, loc=last.loc, phase=last.phase).op(
             end, self._deps(last.operands), types=()
@@ -207,19 +219,27 @@ class _Lowering:
         return True
 
     def _computation(self, op: Operation, b: Builder) -> Value:
-        work = work_of(op)
-        attrs: dict[str, RawAttr] = {"kind": op.name.partition(".")[2], "flops": work.flops}
-        if work.matmul != 0:
-            attrs["matmul"] = work.matmul
-        attrs["bytes"] = work.bytes
-        attrs["out"] = total(r.tensor.local_bytes for r in op.results)
+        attrs = attributes(op.name, work_of(op), op.results)
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
-            return self._in_steps(op, gathers, attrs, b)
+            return self._in_steps(op, rule, gathers, attrs, b)
         return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
 
+    def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
+        """Several computations as one node, at the place of the first."""
+        inside = {result for op in ops for result in op.results}
+        given = [viewed(v) for op in ops for v in op.operands if viewed(v) not in inside]
+        deps = list(dict.fromkeys(self._deps(given)))
+        node = b.value("et.comp", deps, fused_attributes(ops), hint=ops[-1].results[0].name)
+        self._nodes.update(dict.fromkeys(inside, node))
+
     def _in_steps(
-        self, op: Operation, gathers: Sequence[OwnGather], attrs: dict[str, RawAttr], b: Builder
+        self,
+        op: Operation,
+        rule: Rule,
+        gathers: Sequence[OwnGather],
+        attrs: dict[str, RawAttr],
+        b: Builder,
     ) -> Value:
         """An op that gathers an operand over n ranks itself works in n steps. The first n-1
         steps run beside the collective, on the parts that are there. The last step works on the
@@ -233,6 +253,9 @@ class _Lowering:
             if isinstance(whole, Expr):
                 last[cost] = self._part(whole, steps)
                 first[cost] = whole - self._part(whole, steps)
+        ((factor,), *_) = (rule.operands[g.operand][g.dim] for g in gathers)
+        last |= kernel_attributes(part_of_kernel(op, factor, lambda n: self._part(n, steps)))
+        first |= kernel_attributes(part_of_kernel(op, factor, lambda n: n - self._part(n, steps)))
         first["out"] = ZERO
         begun = b.value("et.comp", deps, first, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import ONE, ZERO, Expr, call, const, evaluate, total
+from stagec.ir.kernel import MEMORY as MEMORY_BOUND
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.replay import is_partial, replayed
@@ -76,6 +77,7 @@ class Counts:
     flops: dict[str, Expr] = field(default_factory=dict[str, Expr])
     matmul: dict[str, Expr] = field(default_factory=dict[str, Expr])
     matmul_executed: dict[str, Expr] = field(default_factory=dict[str, Expr])
+    bytes: dict[str, Expr] = field(default_factory=dict[str, Expr])  # by kind of kernel
     collectives: dict[CollectiveKey, CollectiveCount] = field(
         default_factory=dict[CollectiveKey, CollectiveCount]
     )
@@ -122,8 +124,8 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
             _count_collective(counts, op, times, size)
         elif isinstance(op.definition, MessageOp):
             _count_message(counts, op, times, size)
-    for (table, phase), values in terms.items():
-        getattr(counts, table)[phase] = total(values)
+    for (table, key), values in terms.items():
+        getattr(counts, table)[key] = total(values)
     for op in module.ops("stg.memory"):
         if op.attrs.get("stages") == graph.attrs.get("stages"):
             counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
@@ -177,9 +179,13 @@ def _count_computation(
     phase = "backward" if op.phase == "gradient" else op.phase
     counts.computations += times
     terms.setdefault(("flops", phase), []).append(size(op, "flops") * times)
+    kernel = op.text("kernel", MEMORY_BOUND)
+    if "bytes" in op.attrs:
+        terms.setdefault(("bytes", kernel), []).append(size(op, "bytes") * times)
     if "matmul" in op.attrs:
+        executed = "matmul" if kernel == "matmul" else "flops"  # a product has no mask
         terms.setdefault(("matmul", phase), []).append(size(op, "matmul") * times)
-        terms.setdefault(("matmul_executed", phase), []).append(size(op, "flops") * times)
+        terms.setdefault(("matmul_executed", phase), []).append(size(op, executed) * times)
 
 
 def _count_collective(counts: Counts, op: Operation, times: Expr, size: Size) -> None:

@@ -19,8 +19,10 @@ from stagec.analysis.count import (
 )
 from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.memory import staged_memory
+from stagec.analysis.model_flops import step_flops
 from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Env, Expr, evaluate, expand, total
+from stagec.ir.kernel import EXTENTS
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size, index_name
@@ -37,9 +39,10 @@ def analysis(
     *,
     symbolic: bool = False,
     worst: Mapping[int, Mapping[str, Any]] | None = None,
+    forward: Expr | None = None,
 ) -> dict[str, Any]:
     """Counts per rank and training step of a lowered module; `worst` are the `worst_moments` of
-    its plan.
+    its plan, `forward` the `model_flops` of its text.
 
     With `symbolic` every number is the text of an expression. Raises `DiagnosticError` if a size is
     open otherwise.
@@ -61,6 +64,7 @@ def analysis(
         "ranks": show(axis_size(axes)),
         "mesh": axes,
         "parameters": show(parameters if isinstance(parameters, Expr) else ZERO),
+        "model_flops": None if forward is None else show(step_flops(forward, graphs)),
         "classes": sorted(classes, key=lambda c: list(c["coords"].values())),
     }
 
@@ -141,6 +145,7 @@ def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
         "coords": {},
         "flops": {p: show(expand(counts.flops.get(p, ZERO))) for p in FLOP_PHASES},
         "matmul_flops": {p: show(expand(counts.matmul.get(p, ZERO))) for p in MATMUL_PHASES},
+        "bytes_touched": {k: show(expand(counts.bytes.get(k, ZERO))) for k in EXTENTS},
         "collectives": _collectives(counts, show, symbolic),
         "p2p": _messages(counts, show),
         "memory": {},

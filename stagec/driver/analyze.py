@@ -13,7 +13,7 @@ from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.options import job_options, take_options
-from stagec.driver.planned import Planned
+from stagec.driver.planned import TYPED, Planned
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.support.diagnostics import error
 
@@ -45,12 +45,17 @@ def command(**given: Any) -> int:
         write_output(builder.strategy(), given["output"])
         return 0
     from stagec.analysis.footprint import worst_moments
+    from stagec.analysis.model_flops import model_flops
     from stagec.analysis.report import analysis
 
-    worst = Planned(worst_moments)
-    module = builder.lower(watching=[worst])
+    worst, forward = Planned(worst_moments), Planned(model_flops, after=TYPED)
+    module = builder.lower(watching=[worst, forward])
     result = analysis(
-        module, builder.model_name, symbolic=given["symbolic"], worst=worst.found or {}
+        module,
+        builder.model_name,
+        symbolic=given["symbolic"],
+        worst=worst.found or {},
+        forward=forward.found,
     )
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -78,6 +78,14 @@ def _print_machine(machine: Machine) -> None:
         adds = "its switches add" if level.reductions else ""
         levels.add_row(level.name, level.kind, ranks, f"{level.oversubscription:g}", adds)
     out.print(levels)
-    for name, constants in machine.efficiency.network.items():
-        told = constants.fitted or "not fitted: no measurements of this machine; published defaults"
+    for name, fitted in _records(machine):
+        told = fitted or "not fitted: no measurements of this machine; defaults"
         out.print(f"efficiency of {name}: {told}")
+
+
+def _records(machine: Machine) -> Iterator[tuple[str, str]]:
+    """What the constants of each kind of kernels and of each level were fitted on."""
+    efficiency = machine.efficiency
+    for name in ("matmul", "attention", "memory", "interference"):
+        yield name, getattr(efficiency, name).fitted
+    yield from ((name, constants.fitted) for name, constants in efficiency.network.items())

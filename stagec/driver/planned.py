@@ -1,4 +1,5 @@
-"""A look at the memory plan of a compilation, whose later passes lower it away."""
+"""A look at a module in the middle of a compilation, such as its memory plan: later passes lower it
+away."""
 
 from __future__ import annotations
 
@@ -10,28 +11,28 @@ from stagec.pipeline.instrument import Hooks
 from stagec.pipeline.passes import Pass
 from stagec.support.diagnostics import error
 
-PLAN = "plan-memory"
+PLAN, TYPED = "plan-memory", "infer-shapes"
 Found = TypeVar("Found")
 
 
 class Planned(Hooks, Generic[Found]):
-    """Calls `look` right after the planner, and keeps what it finds; None if nothing was
-    planned."""
+    """Calls `look` right after a pass, the planner by default, and keeps what it finds; None if the
+    pass was not run."""
 
-    def __init__(self, look: Callable[[Module], Found]) -> None:
-        self._look = look
+    def __init__(self, look: Callable[[Module], Found], after: str = PLAN) -> None:
+        self._look, self._after = look, after
         self.found: Found | None = None
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
-        """Right after the planner."""
-        if pass_.name == PLAN:
+        """Right after that pass."""
+        if pass_.name == self._after:
             self.found = self._look(module)
 
     def needed(self, option: str) -> Found:
-        """What was found. Raises `DiagnosticError` if nothing was planned."""
+        """What was found. Raises `DiagnosticError` if the pass was not run."""
         if self.found is None:
             raise error(
-                f"{option} needs the pass '{PLAN}', which was not run",
-                remedy=f"put {PLAN} before lower-to-trace in --pipeline",
+                f"{option} needs the pass '{self._after}', which was not run",
+                remedy=f"put {self._after} before lower-to-trace in --pipeline",
             )
         return self.found

@@ -55,7 +55,7 @@ def check_names(module: Module, values: Mapping[str, int]) -> None:
                 module.root.loc,
                 remedy=did_you_mean(name, known) or f"the names are: {', '.join(sorted(known))}",
             )
-        if not isinstance(value, int) or value < 1:
+        if not str(value).isdecimal() or value < 1:  # whoever calls may give 2.0
             problems.error(
                 f"cannot bind '{name}' to {value}: sizes are positive whole numbers",
                 remedy="use 1 or more",

@@ -82,7 +82,7 @@ class Expr:
         return Expr(_distribute_terms(_node(other) - self.node))
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, int):
+        if type(other) is int:  # a size of 1 is not the flag True
             return bool(self.node == other)
         return isinstance(other, Expr) and bool(self.node == other.node)
 

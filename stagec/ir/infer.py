@@ -9,7 +9,7 @@ import sys
 from traceback import extract_tb
 
 from stagec.ir.core import NotATensorError, Operation, Region, Value
-from stagec.ir.expr import same
+from stagec.ir.expr import Expr, same
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
@@ -18,6 +18,8 @@ from stagec.ir.traits import Terminates
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
 from stagec.support.source import FileLoc
+
+Shape = tuple[Expr, ...]
 
 
 def infer_module(module: Module) -> None:
@@ -58,8 +60,16 @@ def _infer_region(region: Region, problems: DiagnosticList, sound: Sound | None 
 def infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None = None) -> None:
     """Infer the results of one op (and its region); problems are appended. Where all is typed,
     this compares; it does not do so again for what is `sound`."""
-    if sound is not None and sound.knows(op, "inferred"):
-        return
+    if sound is None:
+        _infer_op(op, problems, sound)
+    elif not sound.knows(op, "inferred"):
+        before = len(problems.items)
+        _infer_op(op, problems, sound)
+        if len(problems.items) == before:
+            sound.passed(op, "inferred")
+
+
+def _infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None) -> None:
     if any(v.type is None for v in op.operands):
         return  # reported where that value is made
     try:
@@ -151,8 +161,7 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
     found = value.type
     if not isinstance(found, TensorType) or not isinstance(inferred, TensorType):
         return
-    fits = found.dtype == inferred.dtype and found.rank == inferred.rank
-    if not fits or not all(same(a, b) for a, b in zip(found.shape, inferred.shape, strict=True)):
+    if found.dtype != inferred.dtype or not _same_shape(found.shape, inferred.shape):
         problems.error(
             f"'{op.name}' gives %{value.name}: {inferred.unplaced()}, but it is written as "
             f"{found.unplaced()}",
@@ -160,3 +169,7 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
             remedy="correct the type, or leave it out",
             notes=[note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]],
         )
+
+
+def _same_shape(a: Shape, b: Shape) -> bool:
+    return a == b or (len(a) == len(b) and all(map(same, a, b)))

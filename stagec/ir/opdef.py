@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from stagec.ir.core import PHASES, Operation, Value
 from stagec.ir.expr import ZERO, Expr, product, same
+from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.param import Arity, Param
@@ -28,7 +29,10 @@ Array = Any
 Sizes = Mapping[str, Expr]
 _T = TypeVar("_T", bound=Trait)
 _K = TypeVar("_K")
-_PHASE = Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES)
+_COMMON = (
+    Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES),
+    Param("fused", "int", "computations of a region with the same number are one kernel"),
+)
 
 
 class OpDef:
@@ -49,7 +53,7 @@ class OpDef:
     declares: ClassVar[str] = ""  # what its trait `Declares` says
     takes: ClassVar[Arity] = Arity()  # how many operands
     gives: ClassVar[Arity] = Arity()  # how many results
-    params_by_name: ClassVar[Mapping[str, Param]] = {}  # the declared parameters, and `phase`
+    params_by_name: ClassVar[Mapping[str, Param]] = {}  # the declared ones and `_COMMON`
 
     def __init_subclass__(cls) -> None:
         # a base that makes, say, params of its own does so before it calls this
@@ -58,7 +62,7 @@ class OpDef:
         cls.declares = next((t.what for t in traits if isinstance(t, Declares)), "")
         cls.takes = Arity.of(_all_of(str, cls.operands))
         cls.gives = Arity.of(_all_of(str, cls.results))
-        cls.params_by_name = {p.name: p for p in (_PHASE, *_all_of(Param, cls.params))}
+        cls.params_by_name = {p.name: p for p in (*_COMMON, *_all_of(Param, cls.params))}
 
     def has(self, trait: type[Trait]) -> bool:
         """Whether the op has the trait, or one that refines it."""
@@ -147,6 +151,14 @@ class OpDef:
         gathered = {g.operand: g.whole(op) for g in own_gathers(op, rule)} if rule else {}
         read = [gathered.get(i, v.tensor.local_bytes) for i, v in enumerate(op.operands)]
         return sum((v.tensor.local_bytes for v in op.results), sum(read, ZERO))
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
+        """The matrix product or attention that its kernel computes; None for a kernel that is
+        bound by memory. By default a matrix product, if it has FLOPs of one and its rule is one."""
+        rule = self.rule(op)
+        if rule is None or self.matmul_flops(op, n) == ZERO:
+            return None
+        return matrix_product(rule, n, op.operands[0].tensor.dtype)
 
     def active(self, op: Operation) -> Expr | None:
         """In a repeat: the number of its first iterations in which a rank runs the op. None: in
@@ -276,22 +288,21 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
             f"'{op.name}' expects {len(rule.operands)} operands, found {len(op.operands)}", op.loc
         )
     for value, shape in zip(op.operands, rule.operands, strict=True):
-        dims = value.tensor.dims
-        if len(dims) != len(shape):
+        type_ = value.tensor
+        if len(type_.dims) != len(shape):
             raise error(
                 f"'{op.name}' expects %{value.name} to have {len(shape)} dimensions "
-                f"({shape_text(shape) or 'a scalar'}), found {len(dims)}: {value.type}",
+                f"({shape_text(shape) or 'a scalar'}), found {len(type_.dims)}: {type_}",
                 op.loc,
                 remedy="give an operand of that rank, or change the rule",
                 notes=[note(f"%{value.name} is defined here", value.loc)],
             )
-        sizes_here = value.tensor.local_shape if local else value.tensor.shape
-        for size, group in zip(sizes_here, shape, strict=True):
-            factor = "".join(group)
-            if local and factor in rule.gathered:
-                continue  # it works on more than the operand has: on what the result has
+        for size, group in zip(type_.local_shape if local else type_.shape, shape, strict=True):
+            factor = group[0]
             if len(group) > 1:
                 compound.append((group, size, value))
+            elif local and factor in rule.gathered:
+                continue  # it works on more than the operand has: on what the result has
             elif factor not in found:
                 found[factor] = (size, value.loc, value.name)
             else:

@@ -53,13 +53,11 @@ class Rule:
     @property
     def factors(self) -> tuple[str, ...]:
         """All factors, in order of appearance."""
-        shapes = (*self.operands, *self.results)
-        return tuple(dict.fromkeys(f for shape in shapes for group in shape for f in group))
+        return _factors((*self.operands, *self.results))
 
     def contracted(self, result: int) -> frozenset[str]:
         """Factors that are not in result `result`."""
-        kept = {f for group in self.results[result] for f in group}
-        return frozenset(self.factors) - kept
+        return frozenset(self.factors).difference(_factors((self.results[result],)))
 
     def occurrences(self, factor: str) -> Iterator[tuple[int, int]]:
         """The (operand, dimension) pairs in which the factor appears."""
@@ -67,6 +65,11 @@ class Rule:
             for d, group in enumerate(shape):
                 if factor in group:
                     yield i, d
+
+
+@lru_cache(maxsize=4096)
+def _factors(shapes: tuple[Shape, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f for shape in shapes for group in shape for f in group))
 
 
 def make_rule(

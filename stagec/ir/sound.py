@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from stagec.ir.core import Attr, Operation
-from stagec.ir.facts import Relation
+from collections.abc import Iterable, Iterator
+
+from stagec.ir.core import Attr, Operation, Value
+from stagec.ir.facts import Facts, Relation
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType, Type
+from stagec.support.diagnostics import DiagnosticList
 
 _Key = tuple[object, ...]
+#: What an operation is like but for its attributes, these, and its number.
+_State = tuple[_Key, dict[str, Attr], int | None]
 
 
 class Sound:
     """Operations that passed their checks in earlier verifications of one module.
 
-    Whether an operation without a region is in order by itself depends on its definition, its
-    attributes, the types of its operands and results, and what its module declares: `OpDef.verify`
-    and `OpDef.infer` may read nothing else. One that is the same in all of these is not asked
-    again. What depends on its place (visibility, uses, order) is no part of this.
+    Each verification first looks at every operation once, and gives it a number. Operations of one
+    number are alike, so what one of them has passed all have passed:
+
+    | the operation                    | its number                                                |
+    |----------------------------------|-----------------------------------------------------------|
+    | without a region                 | is that of all with the same definition, attributes and   |
+    |                                  | types: `OpDef.verify` and `OpDef.infer` read nothing else |
+    | with a region, not changed in it | is that of the verification before                        |
+    | with a region, changed in it     | is a new one: its definition may read all that is inside  |
+    | with a value without a type      | is None: it is checked each time                          |
+
+    So an operation with a region that has passed its checks need not be entered. What depends on
+    the place of an operation (which values are visible, the order) is no part of this.
     """
 
     def __init__(self) -> None:
+        self.facts = Facts()  # of the module, as they are in this verification
         self._declared: _Key = ()
         self._relations: set[Relation] = set()
-        self._keys: dict[Operation, _Key | None] = {}
-        self._numbers: dict[int, tuple[int, object]] = {}
+        self._states: dict[Operation, _State] = {}
+        self._before: dict[Operation, _State] = {}
+        self._changed: set[Operation] = set()
+        self._outer: dict[Operation, set[Value]] = {}
+        self._ids: dict[int, int] = {}
+        self._held: list[object] = []  # while a thing is held, its id is its own
         self._equal: dict[object, int] = {}
         self._known: set[_Key] = set()
         self._found: set[_Key] = set()
@@ -36,46 +55,104 @@ class Sound:
             self._known.clear()
         elif self._relations != relations:
             self._known = {key for key in self._known if isinstance(key[0], str)}
+        if declared != self._declared or self._relations != relations:
+            self.facts = module.facts
         self._declared, self._relations = declared, relations
         self._found.clear()
-        self._keys.clear()
+        self._changed.clear()
+        self._before, self._states = self._states, {}
+        self._look(module.root)
+        self._outer = {op: values for op, values in self._outer.items() if op in self._states}
 
     def knows(self, op: Operation, check: object) -> bool:
-        """Whether the like of this operation has passed the check; if not, it may do so now."""
-        if op not in self._keys:
-            self._keys[op] = self._key(op)
-        key = self._keys[op]
-        return key is not None and self._is_known((check, key))
+        """Whether the like of this operation has passed the check."""
+        return self._is_known((check, self._states[op][2]))
+
+    def passed(self, op: Operation, check: object) -> None:
+        """Nothing was found wrong with the operation, or with one inside it."""
+        number = self._states[op][2]
+        if number is not None:
+            self._found.add((check, number))
+
+    def unknown(
+        self, ops: Iterable[Operation], check: object, problems: DiagnosticList
+    ) -> Iterator[Operation]:
+        """The operations, outer before inner, that have not passed the check. Those for which the
+        caller appends no problem have passed it then."""
+        for op in ops:
+            if self.knows(op, check):
+                continue
+            before = len(problems.items)
+            yield op
+            if op.region is not None:
+                yield from self.unknown(op.region.ops, check, problems)
+            if len(problems.items) == before:
+                self.passed(op, check)
 
     def knows_type(self, type_: TensorType) -> bool:
-        """Whether an equal type has passed its checks; if not, it may do so now."""
+        """Whether an equal type has passed its checks."""
         return self._is_known(("type", self._number(type_)))
 
-    def _is_known(self, key: _Key) -> bool:
-        if key in self._known:
-            return True
-        self._found.add(key)
-        return False
+    def passed_type(self, type_: TensorType) -> None:
+        """Nothing was found wrong with the type."""
+        self._found.add(("type", self._number(type_)))
 
-    def _key(self, op: Operation) -> _Key | None:
-        values = [v.type for v in (*op.operands, *op.results)]
-        if op.region is not None or None in values:
-            return None
-        number = self._number
-        attrs = [(name, number(value)) for name, value in op.attrs.items()]
-        return (op.definition, op.symbol, len(op.operands), *attrs, *map(number, values))
-
-    def _number(self, thing: Attr | Type | None) -> int:
-        """The same number for what is equal; the hash of a type or an expression is a long way."""
-        found = self._numbers.get(id(thing))
-        if found is None:
-            number = self._equal.setdefault(thing, len(self._equal))
-            found = self._numbers[id(thing)] = number, thing  # while it is held, its id is its own
-        return found[0]
+    def uses(self, op: Operation) -> Iterable[Value]:
+        """The values from outside that an operation and those in its region use."""
+        return op.operands if op.region is None else self._outer[op]
 
     def keep(self) -> None:
         """The verification found nothing wrong."""
         self._known |= self._found
+
+    def _is_known(self, key: _Key) -> bool:
+        return key in self._known or key in self._found
+
+    # -- numbers -----------------------------------------------------------------------------------
+
+    def _look(self, op: Operation) -> None:
+        """Give an operation, and all inside, its number; most are as they were the last time."""
+        operands, region = op.operands, op.region
+        types = [v.type for v in operands]
+        types += [v.type for v in op.results]
+        inside: _Key = ()
+        same = True
+        if region is not None:
+            for inner in region.ops:
+                self._look(inner)
+            same = self._changed.isdisjoint(region.ops)
+            types += [v.type for v in region.args]
+            inside = (*region.ops, *region.args, *region.returns)
+        like = (op.definition, op.symbol, len(operands), *operands, *op.results, *types, *inside)
+        before = self._before.get(op)
+        if before is not None and same and before[0] == like and before[1] == op.attrs:
+            self._states[op] = before
+            return
+        self._changed.add(op)
+        self._states[op] = like, dict(op.attrs), self._number_of(op, types)
+        if region is not None:
+            used = set(operands).union(*map(self.uses, region.ops))
+            self._outer[op] = used.difference(region.args, *(o.results for o in region.ops))
+
+    def _number_of(self, op: Operation, types: list[Type | None]) -> int | None:
+        number = self._number
+        if None in types:
+            return None
+        if op.region is not None:
+            unknown = any(self._states[inner][2] is None for inner in op.region.ops)
+            return None if unknown else number(object())
+        values = map(number, op.attrs.values())
+        key = (number(op.definition), op.symbol, len(op.operands), *op.attrs, *values)
+        key += tuple(map(number, types))
+        return self._equal.setdefault(key, len(self._equal))
+
+    def _number(self, thing: object) -> int:
+        """The same number for what is equal; the hash of a type or an expression is a long way."""
+        found = self._ids.get(id(thing))
+        if found is None:
+            found = self._ids[id(thing)] = self._equal.setdefault(thing, len(self._equal))
+            self._held.append(thing)
+        return found
 
 
 def _declarations(module: Module) -> _Key:

@@ -62,6 +62,24 @@ class CopiesMemory(Trait):
     """
 
 
+@dataclass(frozen=True)
+class Fusible(Trait):
+    """A compiler computes it in one kernel with its neighbours: an element of its results takes one
+    or a few elements of each operand. With `rows` it takes a row along the last dimension.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.add`       | yes |
+    | `stg.swiglu`    | yes: two elements of its operand |
+    | `stg.rmsnorm`   | yes: rows |
+    | `stg.sum`       | no: it may sum over any dimension |
+    | `stg.embedding` | no: which elements it takes is known at run time |
+    | `stg.adamw`     | no: each parameter has its update |
+    """
+
+    rows: bool = False
+
+
 # -- buffers ---------------------------------------------------------------------------------------
 
 

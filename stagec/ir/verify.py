@@ -33,14 +33,13 @@ def verify_module(module: Module, *, typed: bool = False) -> None:
     With `typed`, every value must have a type, and the types must follow from each other. Raises
     `DiagnosticError` with every error.
     """
-    problems = DiagnosticList()
-    check_module(module, problems, typed=typed)
+    problems, sound = DiagnosticList(), Sound()
+    sound.start(module)
+    check_module(module, problems, typed=typed, sound=sound)
     problems.check()
 
 
-def check_module(
-    module: Module, problems: DiagnosticList, *, typed: bool, sound: Sound | None = None
-) -> None:
+def check_module(module: Module, problems: DiagnosticList, *, typed: bool, sound: Sound) -> None:
     """Append everything that is wrong with the module, in the order of its text.
 
     Sizes come first: with one that is not positive, nothing else can be computed. Operations that
@@ -52,7 +51,7 @@ def check_module(
             _check_definition(op, declared)
     problems.add(*declared.items)
     if not declared.errors:
-        _Checker(module, problems, typed, sound or Sound()).run()
+        _Checker(module, problems, typed, sound).run()
 
 
 class _Checker:
@@ -65,14 +64,14 @@ class _Checker:
         loads = {name for load in module.loads for name in load.names}
         self._declared = frozenset(module.symbols) | self._axes | indices | loads
         self._env = module.env
-        self._types = TypeChecker(module, problems)
+        self._types = TypeChecker(module, problems, sound.facts)
         self._visible: set[Value] = set()
         self._disordered: frozenset[Operation] = frozenset()
 
     def run(self) -> None:
         """All checks that the state of the module allows."""
         self._relations()
-        self._disordered = check_structure(self._module, self._problems)
+        self._disordered = check_structure(self._module, self._problems, self._sound)
         self._op(self._module.root)
         if self._typed and not self._problems.errors:
             self._infer_again()
@@ -116,6 +115,10 @@ class _Checker:
         A definition verifies only such an operation: it reads parameters and regions without
         asking whether they are there.
         """
+        if self._sound.knows(op, self._check) and self._visible.issuperset(self._sound.uses(op)):
+            self._visible.update(op.results)
+            return True
+        before = len(self._problems.items)
         for value in op.operands:
             if value not in self._visible:
                 self._problems.error(
@@ -123,9 +126,6 @@ class _Checker:
                     op.loc,
                     remedy="define it before its use, in this region or around it",
                 )
-        if self._sound.knows(op, self._check):
-            self._visible.update(op.results)
-            return True
         sound = check_signature(op, self._problems)
         if self._typed and not isinstance(op.definition, UnregisteredOp):
             self._tensors(op)
@@ -139,6 +139,8 @@ class _Checker:
         if sound and not foreign and _has_types(op):
             _check_definition(op, self._problems)
             self._memory(op)
+        if len(self._problems.items) == before:
+            self._sound.passed(op, self._check)
         return sound
 
     def _tensors(self, op: Operation) -> None:
@@ -169,9 +171,13 @@ class _Checker:
     def _value(self, op: Operation, value: Value) -> None:
         self._visible.add(value)
         if isinstance(value.type, TensorType):
-            if not self._sound.knows_type(value.type):
-                self._symbols_of_type(value.type, value.loc)
-                self._types.check(value.type, op, value, value.loc)
+            if self._sound.knows_type(value.type):
+                return
+            before = len(self._problems.items)
+            self._symbols_of_type(value.type, value.loc)
+            self._types.check(value.type, op, value, value.loc)
+            if len(self._problems.items) == before:
+                self._sound.passed_type(value.type)
         elif value.type is None and self._typed and not isinstance(op.definition, UnregisteredOp):
             self._problems.error(
                 f"%{value.name} has no type, but the module is {self._module.phase}",
@@ -184,7 +190,8 @@ class _Checker:
     def _symbols_of_type(self, type_: TensorType, loc: Loc) -> None:
         for dim in type_.dims:
             self._declared_symbols(dim.size.symbols, loc)
-            self._declared_symbols(frozenset({dim.load.of} if dim.load else ()), loc)
+            if dim.load is not None:
+                self._declared_symbols(frozenset({dim.load.of}), loc)
         for axis in type_.axes:
             self._axis(axis, loc)
         if type_.stage is not None:
@@ -206,7 +213,7 @@ class _Checker:
                 self._dimension(attr, op.loc)
 
     def _declared_symbols(self, names: frozenset[str], loc: Loc) -> None:
-        for name in sorted(names - self._declared):
+        for name in () if names <= self._declared else sorted(names - self._declared):
             self._problems.error(
                 f"'{name}' is neither a declared symbol nor a mesh axis",
                 loc,

@@ -5,23 +5,25 @@ from __future__ import annotations
 from stagec.ir.core import Operation, Region
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
+from stagec.ir.sound import Sound
 from stagec.ir.traits import Holds, Lowered, Terminates
 from stagec.ir.types import index_name
 from stagec.support.diagnostics import DiagnosticList, note
 from stagec.support.source import Loc
 
 
-def check_structure(module: Module, problems: DiagnosticList) -> frozenset[Operation]:
+def check_structure(module: Module, problems: DiagnosticList, sound: Sound) -> frozenset[Operation]:
     """Append every operation that stands where it may not, and names that are declared twice.
 
     Returns the owners of the regions in which something is wrong.
     """
     _check_names(module, problems)
     disordered: set[Operation] = set()
-    for op in (module.root, *module.walk()):
+    for op in sound.unknown([module.root], "structure", problems):
+        if op.region is None:
+            continue
         found = DiagnosticList()
-        if op.region is not None:
-            _check_region(op, op.region, found)
+        _check_region(op, op.region, found)
         if found.items:
             disordered.add(op)
             problems.add(*found.items)

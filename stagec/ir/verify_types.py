@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, evaluate, numerator_and_denominator
-from stagec.ir.facts import divisible
+from stagec.ir.facts import Facts, divisible
 from stagec.ir.module import Module
 from stagec.ir.rule import Rule
 from stagec.ir.types import Dim, TensorType, axis_size
@@ -23,9 +23,9 @@ from stagec.support.source import Loc
 class TypeChecker:
     """Checks types against the facts of one module; the same dimension is reported once."""
 
-    def __init__(self, module: Module, problems: DiagnosticList) -> None:
+    def __init__(self, module: Module, problems: DiagnosticList, facts: Facts) -> None:
         self._problems = problems
-        self._facts = module.facts
+        self._facts = facts
         self._env = module.env
         self._declared = frozenset(module.symbols).union(module.mesh.axes if module.mesh else ())
         self._seen: set[tuple[Expr, tuple[str, ...]]] = set()
@@ -42,6 +42,8 @@ class TypeChecker:
             elif d.split and len(set(d.axes)) == len(d.axes):
                 self._check_split(d, loc)
         axes = type_.axes
+        if len(set(axes)) == len(axes):
+            return
         for axis in dict.fromkeys(a for a in axes if axes.count(a) > 1):
             self._problems.add(_used_twice(axis, type_, op, value, loc))
 

@@ -47,6 +47,19 @@ class NetworkEfficiency(Text):
     fitted: str = ""
 
 
+class Interference(Text):
+    """What collectives and computations that run at once cost each other.
+
+    `computations`: the share of a computation's speed that a collective beside it takes (processors
+    and memory bandwidth). `collectives`: how many times as long a collective takes that is issued
+    to run beside computations.
+    """
+
+    computations: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    collectives: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    fitted: str = ""
+
+
 class Efficiency(Text):
     """Constants by kind of work.
 
@@ -60,6 +73,7 @@ class Efficiency(Text):
     matmul: MatmulEfficiency = MatmulEfficiency()
     attention: AttentionEfficiency = AttentionEfficiency()
     memory: MemoryEfficiency = MemoryEfficiency()
+    interference: Interference = Interference()
     collectives: tuple[Algorithm, ...]
     network: dict[str, NetworkEfficiency]
 

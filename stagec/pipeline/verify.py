@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.sound import Sound
 from stagec.ir.types import TensorType
@@ -26,6 +26,8 @@ def verify_module(module: Module, sound: Sound | None = None) -> None:
     """
     sound = sound or Sound()
     sound.start(module)
+    if sound.knows(module.root, "all"):
+        return
     problems = DiagnosticList()
     phase = phase_named(module.phase)
     if phase is None:
@@ -38,9 +40,12 @@ def verify_module(module: Module, sound: Sound | None = None) -> None:
     row = phase.row if phase else PhaseRow(0)
     check_module(module, problems, typed=row.typed, sound=sound)
     if row.arguments:
-        _check_placed(module, (arg for f in module.functions for arg in f.body.args), problems)
+        for func in module.functions:
+            _check_placed(module, func.body.args, problems)
     if row.placed:
-        _check_placed(module, values(module), problems)
+        for op in sound.unknown(module.functions, "placed", problems):
+            args = op.region.args if op.region is not None else ()
+            _check_placed(module, (*args, *op.results), problems)
     if row.explicit and not problems.errors:
         _check_explicit(module, problems, sound)
     if row.lowered:
@@ -48,6 +53,7 @@ def verify_module(module: Module, sound: Sound | None = None) -> None:
     if not problems.errors:
         check_stages(module, problems)
     problems.check()
+    sound.passed(module.root, "all")
     sound.keep()
 
 
@@ -62,21 +68,22 @@ def _check_placed(module: Module, checked: Iterable[Value], problems: Diagnostic
 
 
 def _check_explicit(module: Module, problems: DiagnosticList, sound: Sound) -> None:
-    facts, deferred = module.facts, read_strategy(module).deferred
-    for op in computations(module):
-        known = sound.knows(op, ("explicit", deferred))
-        for message in () if known else implicit_moves(op, facts, deferred):
+    facts, order, deferred = sound.facts, module.zigzag, read_strategy(module).deferred
+    for op in sound.unknown(module.functions, ("explicit", deferred), problems):
+        if op.definition.declares:
+            continue  # the function itself
+        for message in implicit_moves(op, facts, deferred):
             problems.error(
                 f"'{op.name}' {message}",
                 op.loc,
                 remedy="insert the collective that moves it, or run 'insert-collectives' before",
             )
-    for op, message in misordered(module):
-        problems.error(
-            f"'{op.name}' {message}",
-            op.loc,
-            remedy="use plain order: stg.ring[S, order = plain], or --cp-order plain",
-        )
+        for message in misordered(op, order):
+            problems.error(
+                f"'{op.name}' {message}",
+                op.loc,
+                remedy="use plain order: stg.ring[S, order = plain], or --cp-order plain",
+            )
 
 
 def _check_lowered(module: Module, problems: DiagnosticList) -> None:
@@ -88,18 +95,3 @@ def _check_lowered(module: Module, problems: DiagnosticList) -> None:
             module.root.loc,
             remedy="run 'lower-to-trace', or correct the phase of the module",
         )
-
-
-def computations(module: Module) -> Iterator[Operation]:
-    """All operations inside functions, outer before inner."""
-    for func in module.functions:
-        if func.region is not None:
-            yield from func.region.walk()
-
-
-def values(module: Module) -> Iterator[Value]:
-    """All values of all functions: arguments of regions and results, in order of definition."""
-    for func in module.functions:
-        for op in (func, *(func.region.walk() if func.region else ())):
-            yield from op.region.args if op.region else ()
-            yield from op.results

@@ -71,7 +71,8 @@ def _check_schedule(module: Module, op: Operation, count: int, problems: Diagnos
 
 def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str, Operation]]:
     """Ends of messages for which there is no other end, once for each program."""
-    ends = {stage: _ends(op) for stage, op in by_stage.items()}
+    of_program = {op: _ends(op) for op in dict.fromkeys(by_stage.values())}
+    ends = {stage: of_program[op] for stage, op in by_stage.items()}
     told: set[tuple[str, _End]] = set()
     for stage, op in by_stage.items():
         for (kind, by, channel), number in ends[stage].items():
@@ -93,8 +94,7 @@ def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str
 def _ends(program: Operation) -> Counter[_End]:
     found: Counter[_End] = Counter()
     for op in program.body.walk():
-        ends = (kind for kind, ops in _ENDS.items() if isinstance(op.definition, ops))
-        kind = next(ends, None)
-        if kind is not None and op.text("over") == program.text("over"):
-            found[kind, op.integer("by"), op.integer("channel", 0)] += 1
+        for kind, ops in _ENDS.items():
+            if isinstance(op.definition, ops) and op.text("over") == program.text("over"):
+                found[kind, op.integer("by"), op.integer("channel", 0)] += 1
     return found

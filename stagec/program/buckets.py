@@ -106,26 +106,26 @@ def with_buckets(order: Ints, buckets: Sequence[tuple[int, int | None]]) -> Ints
 
     Nodes are integers; `buckets` are pairs of a bucket and what completes it, if anything does.
     """
-    waiting: dict[int, list[int]] = {}
-    for bucket, ready in buckets:
-        waiting.setdefault(_FIRST if ready is None else ready, []).append(bucket)
-    cut = {bucket for bucket, _ in buckets}
-    roots = [ready for ready in waiting if ready not in cut]
     place = np.zeros(int(order.max(initial=0)) + 1, dtype=np.int64)
     place[order] = np.arange(1, len(order) + 1)
     where: list[int] = []
     what: list[int] = []
-    for root in roots:
-        following = list(_following(root, waiting))
-        where += [int(place[root]) if root != _FIRST else 0] * len(following)
+    for ready, following in completed_by(buckets).items():
+        where += [0 if ready is None else int(place[ready])] * len(following)
         what += following
     return np.insert(order, where, what) if what else order
 
 
-_FIRST = -1
+def completed_by(buckets: Sequence[tuple[int, int | None]]) -> dict[int | None, list[int]]:
+    """The buckets that follow each node, in order; those of None stand first."""
+    waiting: dict[int | None, list[int]] = {}
+    for bucket, ready in buckets:
+        waiting.setdefault(ready, []).append(bucket)
+    cut = {bucket for bucket, _ in buckets}
+    return {ready: [*_following(ready, waiting)] for ready in waiting if ready not in cut}
 
 
-def _following(root: int, waiting: Mapping[int, Sequence[int]]) -> Iterator[int]:
+def _following(root: int | None, waiting: Mapping[int | None, Sequence[int]]) -> Iterator[int]:
     """The buckets that are complete with a node: one may in turn complete another one."""
     pending = [*reversed(waiting.get(root, ()))]
     while pending:

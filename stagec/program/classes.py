@@ -21,18 +21,23 @@ from stagec.ir.module import Module
 from stagec.ir.types import index_name
 from stagec.program.groups import Channel, GroupAxes, channel_of, coordinate, group_axes
 from stagec.program.nodes import Program
-from stagec.program.stepper import Order
-from stagec.program.unroll import unroll
+from stagec.program.runs import Run
+from stagec.program.stepper import Order, Templates
+from stagec.program.unroll import unroll, unrolled
 from stagec.program.unroller import Layered
 from stagec.schedule.attached import actions_of, receives_of, stages_of
 from stagec.support.diagnostics import error
+
+#: What a graph is unrolled with.
+_Given = tuple[Mapping[str, int], Order, Mapping[Channel, int], Layered | None, Templates]
 
 
 @dataclass(frozen=True)
 class RankClass:
     """The ranks at these coordinates run this graph.
 
-    `env` are the known sizes, `channels` the numbers of all streams of messages of the job.
+    `env` are the known sizes, `channels` the numbers of all streams of messages of the job,
+    `templates` what is unrolled already of this graph with these sizes.
     """
 
     module: Module
@@ -41,6 +46,7 @@ class RankClass:
     env: Mapping[str, int]
     channels: Mapping[Channel, int]
     loads: Loads
+    templates: Templates
 
     @property
     def name(self) -> str:
@@ -57,18 +63,36 @@ class RankClass:
     def program(self) -> Program:
         """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
         many."""
+        return unroll(self.graph, self.name, *self._given())
+
+    def issued(self) -> list[Run]:
+        """The same nodes in runs, see `Stepper.runs`. Raises `DiagnosticError` for far too many."""
+        return unrolled(self.graph, *self._given()).runs()
+
+    def _given(self) -> _Given:
         where = self.module, self.graph, self.stage
         order = Order(actions_of(*where), receives_of(*where))
         stages = stages_of(self.graph)
         slot = stages.index(self.stage) if stages else 0
         loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None
-        return unroll(self.graph, self.name, self.env, order, self.channels, loads)
+        return self.env, order, self.channels, loads, self.templates
 
     @cached_property
     def groups(self) -> list[GroupAxes]:
         """The axes over which its collectives go, in program order."""
         found = (group_axes(op) for op in self.graph.body.walk() if op.name == "et.coll")
         return list(dict.fromkeys(found))
+
+    @cached_property
+    def ways(self) -> list[tuple[str, str, int]]:
+        """The ways of its messages: `send` or `recv`, the axis, and the coordinate of the receiver
+        less that of the sender, modulo the axis."""
+        found = (
+            (op.name.removeprefix("et."), *channel_of(op)[:2])
+            for op in self.graph.body.walk()
+            if op.name in ("et.send", "et.recv")
+        )
+        return list(dict.fromkeys((kind, over, by % self.env[over]) for kind, over, by in found))
 
     def members(self, mesh: Mapping[str, int]) -> npt.NDArray[np.int64]:
         """Its ranks, in order."""
@@ -94,9 +118,12 @@ def rank_classes(module: Module) -> list[RankClass]:
     for graph in graphs:
         indices = index_axes(module, graph)
         _check_known(module, graph, {**env, **{index_name(a): 0 for a in indices}})
+        shared: dict[tuple[int, ...], Templates] = {}
         for coords in class_coordinates(module, graph):
             given = {**env, **{index_name(a): i for a, i in coords.items()}}
-            found.append(RankClass(module, graph, coords, given, channels, loads))
+            sizes = tuple(i for a, i in coords.items() if loads or a in indices)
+            templates = shared.setdefault(sizes, {})
+            found.append(RankClass(module, graph, coords, given, channels, loads, templates))
     return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
 
 

@@ -8,7 +8,8 @@ collectives, copies in each direction, sends to one rank and receives from one r
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Columns:
         self._plain: dict[int, tuple[Node, int]] = {}
         self._bases: list[int] = []
         self._instances: list[Instance] = []
+        self._uses: dict[Template, _Use] = {}
         self._next = 0
 
     def add_node(self, node: Node) -> None:
@@ -48,7 +50,9 @@ class Columns:
         base, count = self._next, len(template.nodes)
         table = np.concatenate([outside, np.arange(base, base + count)])
         instance = Instance(template, base, table, microbatches, tags)
-        template.instances.append(instance)
+        if template not in self._uses:
+            self._uses[template] = _Use(self.add_prototypes(template.nodes))
+        self._uses[template].instances.append(instance)
         self._bases.append(base)
         self._instances.append(instance)
         self._next += count
@@ -66,16 +70,15 @@ class Columns:
         name: str,
         order: Sequence[Node | Instance],
         bucketed: Sequence[Bucketed | Instance],
-        templates: Iterable[Template],
         channels: Mapping[tuple[str, int, int], int],
     ) -> Program:
         """The program, in its final order."""
         facts = _Facts(self._next)
         for node, number in self._plain.values():
             facts.put_node(node, number)
-        for template in templates:
-            facts.put_instances(template, channels)
-        issued = with_buckets(_issued(order), list(_cut(bucketed)))
+        for template, use in self._uses.items():
+            facts.put_instances(template, use, channels)
+        issued = with_buckets(_issued(order), list(cut_buckets(bucketed)))
         place = np.zeros(self._next, dtype=np.int64)
         place[issued] = np.arange(1, len(issued) + 1)
         prototype = facts.prototype[issued]
@@ -89,6 +92,14 @@ class Columns:
         )
         columns = prototype, facts.microbatch[issued], facts.tag[issued]
         return Program(name, self._prototypes, *columns, starts, middle, edges)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Where a template's nodes stand among the prototypes, and its instances."""
+
+    first_prototype: int
+    instances: list[Instance] = field(default_factory=list[Instance])
 
 
 class _Facts:
@@ -108,17 +119,17 @@ class _Facts:
         self._plain += [(node.id, a.id, 1) for a in node.after]
 
     def put_instances(
-        self, template: Template, channels: Mapping[tuple[str, int, int], int]
+        self, template: Template, use: _Use, channels: Mapping[tuple[str, int, int], int]
     ) -> None:
         """All instances of a template at once."""
-        nodes, instances = template.nodes, template.instances
+        nodes, instances = template.nodes, use.instances
         if not nodes or not instances:
             return
         bases = np.array([i.base for i in instances], dtype=np.int64)[:, None]
         handles = bases + np.arange(len(nodes))
-        self.prototype[handles] = template.first_prototype + np.arange(len(nodes))
+        self.prototype[handles] = use.first_prototype + np.arange(len(nodes))
         tags = np.array([n.tag for n in nodes], dtype=np.int64)
-        self.tag[handles] = tags + _tag_offsets(template, channels)
+        self.tag[handles] = tags + _tag_offsets(template, instances, channels)
         numbers = np.array([[*i.microbatches, 0] for i in instances], dtype=np.int64)
         marks = [marker_of(n.name) for n in nodes]
         slots = np.array([MICROBATCH.index(m) if m else -1 for m in marks], dtype=np.int64)
@@ -139,14 +150,18 @@ class _Facts:
         return sources, targets, control
 
 
-def _tag_offsets(template: Template, channels: Mapping[tuple[str, int, int], int]) -> Ints:
+def _tag_offsets(
+    template: Template,
+    instances: Sequence[Instance],
+    channels: Mapping[tuple[str, int, int], int],
+) -> Ints:
     """What is added to the tags of each instance's messages."""
     column = {(kind, channels[c]): i for i, (kind, c) in enumerate(template.sent)}
     streams = [
         column[n.kind, n.tag % len(channels)] if n.is_message else len(column)
         for n in template.nodes
     ]
-    rows = [[*(i.tags[s] for s in template.sent), 0] for i in template.instances]
+    rows = [[*(i.tags[s] for s in template.sent), 0] for i in instances]
     offsets: Ints = np.array(rows, dtype=np.int64)[:, streams]
     return offsets
 
@@ -159,7 +174,10 @@ def _issued(order: Sequence[Node | Instance]) -> Ints:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
-def _cut(bucketed: Sequence[Bucketed | Instance]) -> Iterator[tuple[int, int | None]]:
+def cut_buckets(
+    bucketed: Sequence[Bucketed | Instance],
+) -> Iterator[tuple[int, int | None]]:
+    """Handles of buckets, and of what completes them."""
     for cut in bucketed:
         if isinstance(cut, Instance):
             yield from cut.buckets()

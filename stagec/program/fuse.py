@@ -98,5 +98,6 @@ def _fused(nodes: Sequence[Node]) -> Node:
         flops=sum(max(1, n.flops) for n in nodes),
         matmul=sum(n.matmul for n in nodes),
         out=sum(n.out for n in nodes),
+        kernel=None,
         parts=tuple((n.flops, n.size) for n in nodes),
     )

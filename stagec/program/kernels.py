@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stagec.ir.kernel import EXTENTS
+
+__all__ = ("EXTENTS", "Kernel")
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one launch on a device computes: what a cost model and measured tables need to know."""
+    """What one launch on a device computes: what a cost model and measured tables need to know.
+
+    `kind` is `matmul`, `attention`, `attention_backward` or `memory`, `extents` are those of
+    `EXTENTS[kind]`. `dtype` is the element type of the operands of products (bf16, f32, f8e4m3),
+    '' for the others. `flops` are all that are executed, `bytes` those read and written. `op` is
+    what it computes: einsum, rmsnorm, softmax, adamw, or several joined by +. With `causal` a mask
+    leaves half of the pairs of queries and keys.
+    """
 
     kind: str
     dtype: str
@@ -16,12 +27,3 @@ class Kernel:
     bytes: int
     op: str = ""
     causal: bool = False
-
-
-_ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")
-EXTENTS = {
-    "matmul": ("batch", "m", "n", "k"),
-    "attention": _ATTENTION,
-    "attention_backward": _ATTENTION,
-    "memory": (),
-}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from stagec.ir.core import Operation
 from stagec.program.groups import NO_GROUP, GroupAxes
+from stagec.program.kernels import Kernel
 
 Names = Literal["full", "short", "none"]
 Ints = npt.NDArray[np.int64]
@@ -25,11 +26,12 @@ class Node:
     bytes of the full buffer), one end of a message of `size` bytes, or a copy of `size` bytes `to`
     the host or the device (`kind` is then `store` or `load`).
 
-    Computations that were merged into one are its `parts`, FLOPs and bytes of each. Computations
-    wait for a `blocking` collective in the order of issue. A `bucket` is one call of a reduction in
-    several, issued when its gradients are complete. `scope` is the leading part of the name: phase,
-    microbatch and layer. A message goes along the axis `over` to the coordinate that is `by` more;
-    `kind` is then `send` or `recv`, and both ends have the same `tag`. `alloc` and `free` are its
+    A computation is one launch of a `kernel`; computations that were merged into one are its
+    `parts` instead, FLOPs and bytes of each. Computations wait for a `blocking` collective in the
+    order of issue. A `bucket` is one call of a reduction in several, issued when its gradients are
+    complete. `scope` is the leading part of the name: phase, microbatch and layer. A message goes
+    along the axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and
+    both ends have the same `tag`. `alloc` and `free` are its
     bytes in `Events`, `op` is what it is a run of.
     """
 
@@ -40,6 +42,7 @@ class Node:
     flops: int = 0
     matmul: int = 0
     out: int = 0
+    kernel: Kernel | None = None
     parts: tuple[tuple[int, int], ...] = ()
     group: GroupAxes = NO_GROUP
     blocking: bool = False

@@ -9,9 +9,10 @@ Nodes are known by handles: an instance owns a range of them, in the order of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, cast
+from functools import cached_property
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -46,29 +47,49 @@ class Made:
 Held = Ref | Made
 
 
-@dataclass(frozen=True, slots=True)
-class TemplatePart:
-    """One region of a step without the operations to `skip`: what it takes from outside, the values
-    that it makes, and what it `yielded` for each.
-
-    `slot` tells the microbatches of a step apart, `action` the actions.
-    """
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A region without the operations to `skip`, that is run again and again: the values that it
+    makes, and what it yields for each."""
 
     body: Region
-    skip: frozenset[Operation]
     results: Sequence[Value]
     yielded: Sequence[Value]
-    captured: Sequence[Value]
+    skip: frozenset[Operation] = frozenset()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self.results) or any(op not in self.skip for op in self.body.ops[:-1])
+
+    @cached_property
+    def captured(self) -> tuple[Value, ...]:
+        """What it takes from outside."""
+        return captured(self.body, self.skip)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TemplatePart:
+    """One run of a region in a step. `slot` tells the microbatches of the step apart, `action` the
+    actions."""
+
+    seen: Seen
     prefix: str
     slot: int
     action: int
-    microbatch: int
+
+    @property
+    def key(self) -> Hashable:
+        """What tells it from the parts of other templates of the graph."""
+        seen = self.seen
+        return seen.body.owner, seen.skip, self.prefix, self.slot, self.action
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Template:
-    """A step unrolled once. Nodes are identified by their place; `nodes[:ordered]` are in the order
-    of issue, the rest are buckets, whose place comes later.
+    """A step unrolled once, whatever class runs it.
+
+    Nodes are identified by their place; `nodes[:ordered]` are in the order of issue, the rest are
+    buckets, whose place comes later.
 
     Edges lead to places in the table of an instance: what comes from outside, then the nodes.
     """
@@ -79,17 +100,36 @@ class Template:
     made: list[dict[Value, tuple[Shape, Ints]]]
     buckets: list[tuple[int, int | None]]
     sent: Mapping[Stream, int]
-    first_prototype: int = 0
     computations: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
-    instances: list[Instance] = field(default_factory=list["Instance"])
+    front: list[tuple[int, bool]] | None = None
 
     def __post_init__(self) -> None:
         ordered = enumerate(self.nodes[: self.ordered])
         self.computations = [(i, bool(n.matmul)) for i, n in ordered if n.is_computation][::-1]
+        found, complete = front_of(iter(self.computations))
+        self.front = found if complete else None
 
     def place(self, node: Node) -> int:
         """Where a node, or a placeholder, is in the table."""
         return -node.id - 1 if node.id < 0 else self.outside + node.id
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a part of an instance made."""
+
+    instance: Instance
+    part: int
+
+    @property
+    def template(self) -> Template:
+        """What it is an instance of."""
+        return self.instance.template
+
+    def value(self, value: Value) -> Made | None:
+        """A value of it, if it makes it."""
+        found = self.instance.template.made[self.part].get(value)
+        return None if found is None else Made(found[0], self.instance.table, found[1])
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +159,22 @@ class Instance:
         """Handles of its buckets, and of what completes them."""
         for place, ready in self.template.buckets:
             yield self.base + place, None if ready is None else int(self.table[ready])
+
+
+T = TypeVar("T")
+
+
+def front_of(computations: Iterator[tuple[T, bool]]) -> tuple[list[tuple[T, bool]], bool]:
+    """What later nodes refer to of computations that are given last one first: the last one, the
+    last matrix product and the one right before that, in order; and whether all were found."""
+    found: list[tuple[T, bool]] = []
+    for which, product in computations:
+        after_product = bool(found) and found[-1][1]
+        if not found or product or after_product:
+            found.append((which, product))
+        if after_product:
+            return found[::-1], True
+    return found[::-1], False
 
 
 def captured(body: Region, skip: frozenset[Operation] = frozenset()) -> tuple[Value, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, partial
 from itertools import islice
 
 import numpy as np
@@ -18,23 +18,37 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
 from stagec.program.groups import Channel
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, Ref
+from stagec.program.runs import Run, issued_runs
 from stagec.program.stamp import (
     INSIDE,
     NO_NODES,
-    Held,
-    Made,
+    Instance,
     Placeholders,
+    Seen,
     Shape,
+    Stamp,
     Template,
     TemplatePart,
     build,
-    captured,
     flat,
+    front_of,
     make_template,
 )
 from stagec.program.unroller import Layered, Unroller, handle_of
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
+
+#: Templates by what they are known by: classes that run a graph with the same sizes share them.
+Templates = dict[Hashable, Template]
+
+
+#: The regions of an action, its chunk, and which of the step's microbatches it is for.
+_Kind = tuple[tuple[tuple[str, int], ...], int, int]
+#: What made a value: nothing in the accumulation (None), the step itself (INSIDE), or a part.
+Source = Stamp | str | None
+#: A template, and where its inputs come from: the index of the source (None: the handles are the
+#: same every time), where they go, and their places in the table of the source.
+_Known = tuple[Template, list[tuple[int | None, Ints, Ints]]]
 
 
 @dataclass(frozen=True)
@@ -55,16 +69,18 @@ class Stepper(Unroller):
         order: Order,
         channels: Mapping[Channel, int],
         loads: Layered | None,
+        templates: Templates,
     ) -> None:
         super().__init__(env, channels, loads)
-        self._steps = order
-        self._templates: dict[Hashable, Template] = {}
+        self._steps, self._templates = order, templates
 
     def finish(self, name: str) -> Program:
         """All nodes in their final order, with identifiers and control dependencies."""
-        return self._columns.program(
-            name, self._order, self._bucketed, self._templates.values(), self._channels
-        )
+        return self._columns.program(name, self._order, self._bucketed, self._channels)
+
+    def runs(self) -> list[Run]:
+        """All nodes in the order of issue, what repeats said once."""
+        return issued_runs(self._order, self._bucketed)
 
     def accumulate(self, op: Operation, region: Region) -> list[Ref]:
         """Run the step of each microbatch, or the actions of a schedule, from templates."""
@@ -72,110 +88,127 @@ class Stepper(Unroller):
             return super().accumulate(op, region)
         inputs = [self._ref(v) for v in op.operands]
         self._refs.update(zip(region.args, inputs, strict=True))
-        latest: dict[Value, Held] = {}
         if "schedule" in op.attrs:
-            self._scheduled(region, latest)
+            made = self._scheduled(region)
         else:
-            seen = _Seen(region, region.terminator.operands)
+            ends = region.terminator.operands
+            seen = Seen(region, ends, ends)
+            made = _Stamps([seen])
+            part = TemplatePart(seen, f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0)
             for i in range(self._number(op, "count")):
-                part = seen.part(f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0, i)
-                self._step([part], {}, latest)
+                self._step((part,), (i,), made)
         # sums are complete with the last microbatch
-        self._refs.update(latest)
+        for seen, stamp in made.latest.items():
+            self._refs.update((value, stamp.value(value)) for value in seen.results)
         return [self._ref(v) for v in region.terminator.operands]
 
     # -- actions of a pipeline schedule ------------------------------------------------------------
 
-    def _scheduled(self, region: Region, latest: dict[Value, Held]) -> None:
+    def _scheduled(self, region: Region) -> _Stamps:
         """Run the actions as ordered. What an action makes is there for later ones of its
         microbatch; what the region yields is complete with the last action that adds to it."""
-        actions: dict[tuple[str, int], _Seen] = {}
-        receives: dict[tuple[str, int], _Seen] = {}
+        actions: dict[tuple[str, int], Seen] = {}
+        receives: dict[tuple[str, int], Seen] = {}
         for op in region.ops[:-1]:
             which, got = (op.text("kind"), op.integer("chunk")), receives_in(op.body)
-            actions[which] = _Seen(op.body, op.results, skip=got)
-            receives[which] = _Seen.receives(op.body, got)
-        held: dict[int, dict[Value, Held]] = {}
+            actions[which] = Seen(op.body, op.results, op.body.terminator.operands, got)
+            values = [o.result for o in op.body.ops if o in got]
+            receives[which] = Seen(op.body, values, values, frozenset(op.body.ops) - got)
+        made = _Stamps([*actions.values(), *receives.values()])
+        parts = cache(partial(self._parts, actions))
+        posted = cache(partial(self._parts, receives))
         place = 0
         for step in steps(self._steps.actions):
             for action in self._steps.receives.get(place, ()):
-                for part in self._parts([action], receives):
-                    self._step([part], held, latest)
+                for part in posted((_kind(action, 0),)):
+                    self._step((part,), (action.microbatch,), made)
             place += len(step)
-            if parts := self._parts(step, actions):
-                self._step(parts, held, latest)
+            numbers = tuple(dict.fromkeys(action.microbatch for action in step))
+            kinds = tuple(_kind(action, numbers.index(action.microbatch)) for action in step)
+            if mine := parts(kinds):
+                self._step(mine, numbers, made)
+        return made
 
     def _parts(
-        self, step: Sequence[Action], regions: Mapping[tuple[str, int], _Seen]
-    ) -> list[TemplatePart]:
-        """The regions that a step runs."""
-        numbers = list(dict.fromkeys(action.microbatch for action in step))
+        self, regions: Mapping[tuple[str, int], Seen], kinds: Sequence[_Kind]
+    ) -> tuple[TemplatePart, ...]:
+        """The regions that a step of such actions runs."""
         parts: list[TemplatePart] = []
-        for which, action in enumerate(step):
-            slot = numbers.index(action.microbatch)
-            chunk = f"c{action.chunk}/" if action.chunk else ""
-            prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{chunk}"
-            for seen in filter(None, map(regions.get, regions_of(action))):
-                parts.append(seen.part(prefix, slot, which, action.microbatch))
-        return parts
+        for which, (runs, chunk, slot) in enumerate(kinds):
+            scope = f"c{chunk}/" if chunk else ""
+            prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{scope}"
+            seen = filter(None, map(regions.get, runs))
+            parts += [TemplatePart(s, prefix, slot, which) for s in seen]
+        return tuple(parts)
 
     def _step(
-        self,
-        parts: Sequence[TemplatePart],
-        held: dict[int, dict[Value, Held]],
-        latest: dict[Value, Held],
+        self, parts: tuple[TemplatePart, ...], microbatches: Sequence[int], made: _Stamps
     ) -> None:
         """Run the regions of one step: stamp what it was when it was first seen."""
-        inputs = self._inputs(parts, held)
-        shapes = [shape for shape, _ in inputs]
-        handles = [h for _, h in inputs if len(h)]
+        sources, key = made.sources(parts, microbatches)
         front = self._front()
-        before = np.array([handle for handle, _ in front], dtype=np.int64)
-        outside = np.concatenate([*handles, before])
+        key = parts, key, tuple(product for _, product in front)
+        known = made.known.get(key)
+        if known is None:
+            known = made.known[key] = self._template(parts, sources, front, made)
+        template, inputs = known
+        outside = np.empty(template.outside, dtype=np.int64)
+        for which, where, places in inputs:
+            stamp = None if which is None else sources[which]
+            table = stamp.instance.table if isinstance(stamp, Stamp) else None
+            outside[where] = places if table is None else table[places]
+        outside[template.outside - len(front) :] = [handle for handle, _ in front]
+        made.put(parts, microbatches, self._stamp(template, microbatches, outside))
+
+    def _template(
+        self,
+        parts: Sequence[TemplatePart],
+        sources: Sequence[Source],
+        front: Sequence[tuple[int, bool]],
+        made: _Stamps,
+    ) -> _Known:
+        """The template of a step, and where what it takes from outside comes from."""
+        shapes: list[Shape] = []
+        taken: dict[int | None, list[tuple[int, int]]] = {}
+        count, first = 0, 0
+        for part in parts:
+            makers = made.makers(part.seen)
+            for value in part.seen.captured:
+                which = makers.index(made.owner[value]) + first if value in made.owner else None
+                source = None if which is None else sources[which]
+                if source == INSIDE:
+                    shapes.append(INSIDE)
+                    continue
+                if isinstance(source, Stamp):
+                    shape, places = source.template.made[source.part].get(value, (None, NO_NODES))
+                else:
+                    which = None
+                    shape, places = flat(self._refs.get(value))
+                shapes.append(shape)
+                taken.setdefault(which, []).extend(enumerate(places.tolist(), count))
+                count += len(places)
+            first += len(makers)
         fronts = tuple(product for _, product in front)
-        key = (
-            *((p.body.owner, p.skip, p.prefix, p.slot, p.action) for p in parts),
-            *shapes,
-            fronts,
-        )
+        key = (*(part.key for part in parts), *shapes, fronts)
         template = self._templates.get(key)
         if template is None:
-            template = self._unrolled(parts, shapes, fronts)
-            self._templates[key] = template
-        for part, made in zip(parts, self._stamp(template, parts, outside), strict=True):
-            self._refs.update(made)
-            latest.update(made)
-            held.setdefault(part.microbatch, {}).update(made)
-
-    def _inputs(
-        self, parts: Sequence[TemplatePart], held: dict[int, dict[Value, Held]]
-    ) -> list[tuple[Shape, Ints]]:
-        """Shapes and nodes of what the parts of a step take from outside, part by part."""
-        made: set[Value] = set()
-        mine_made: set[tuple[Value, int]] = set()
-        found: list[tuple[Shape, Ints]] = []
-        for part in parts:
-            mine = held.setdefault(part.microbatch, {})
-            self._refs.update(mine)
-            for value in part.captured:
-                own = (value, part.slot) in mine_made
-                inside = own or (value in made and value not in mine)
-                found.append((INSIDE, NO_NODES) if inside else flat(self._refs.get(value)))
-            made.update(part.results)
-            mine_made.update((value, part.slot) for value in part.results)
-        return found
+            template = self._templates[key] = self._unrolled(parts, shapes, fronts)
+        inputs = [
+            (w, *np.array(pairs, dtype=np.int64).reshape(-1, 2).T) for w, pairs in taken.items()
+        ]
+        return template, inputs
 
     def _front(self) -> list[tuple[int, bool]]:
         """What is seen of the computations before a step: the last one, the last matrix product
         and the one right before that; in order, and whether they are matrix products."""
-        found: list[tuple[int, bool]] = []
-        for thing, place, product in self._computations():
-            after_product = bool(found) and found[-1][1]
-            if not found or product or after_product:
-                found.append((handle_of(thing, place), product))
-            if after_product:
+        for thing in reversed(self._order):
+            if not isinstance(thing, Instance):
                 break
-        return found[::-1]
+            if thing.template.front is not None:
+                return [(thing.base + place, product) for place, product in thing.template.front]
+            if thing.template.computations:
+                break
+        return front_of((handle_of(t, i), product) for t, i, product in self._computations())[0]
 
     def _unrolled(
         self,
@@ -198,7 +231,7 @@ class Stepper(Unroller):
             mine = by_slot.setdefault(part.slot, {})
             self._refs.update(mine)
             for value, (shape, ref) in zip(
-                part.captured, islice(given, len(part.captured)), strict=True
+                part.seen.captured, islice(given, len(part.seen.captured)), strict=True
             ):
                 if shape != INSIDE:
                     self._refs[value] = ref
@@ -208,74 +241,76 @@ class Stepper(Unroller):
                 del self._order[start:]
             before = len(self._order)
             self._prefix = part.prefix
-            self.region(part.body, part.skip)
-            values = {v: self._ref(y) for v, y in zip(part.results, part.yielded, strict=False)}
+            self.region(part.seen.body, part.seen.skip)
+            ends = zip(part.seen.results, part.seen.yielded, strict=False)
+            values = {v: self._ref(y) for v, y in ends}
             self._refs.update(values)
             mine.update(values)
             made.append(values)
             pieces[-1] += [n for n in self._order[before:] if isinstance(n, Node)]
         cut = [b for b in self._bucketed if isinstance(b, Bucketed)]
-        ordered = _interleaved(pieces, {part.body for part in parts})
+        ordered = _interleaved(pieces, {part.seen.body for part in parts})
         template = make_template(ordered, cut, made, len(source.given), dict(self._sent))
-        template.first_prototype = self._columns.add_prototypes(template.nodes)
         self._refs, self._order, self._bucketed, self._sent, self._prefix = kept
         self._in_template = False
         return template
 
-    def _stamp(
-        self, template: Template, parts: Sequence[TemplatePart], outside: Ints
-    ) -> list[dict[Value, Held]]:
-        """Add an instance; the values that each of its parts makes."""
-        slots = {p.slot: p.microbatch for p in parts}
+    def _stamp(self, template: Template, microbatches: Sequence[int], outside: Ints) -> Instance:
+        """Add an instance."""
         tags = {stream: self._sent[stream] * len(self._channels) for stream in template.sent}
-        instance = self._columns.add_instance(template, outside, list(slots.values()), tags)
+        instance = self._columns.add_instance(template, outside, microbatches, tags)
         self._sent.update(template.sent)
         self._order.append(instance)
         if template.buckets:
             self._bucketed.append(instance)
-        return [
-            {v: Made(shape, instance.table, places) for v, (shape, places) in values.items()}
-            for values in template.made
-        ]
+        return instance
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A region, or a part of it, that is run again and again, and what there is to know of it."""
+class _Stamps:
+    """What the regions of an accumulation have made so far, for each microbatch and at last.
 
-    body: Region
-    results: Sequence[Value]
-    skip: frozenset[Operation] = frozenset()
-    own: Sequence[Value] | None = None
+    A step takes what was made for its microbatch, else what was made last. What it takes is the
+    same in all steps of the same parts if the same templates made it: these are `known`.
+    """
 
-    @staticmethod
-    def receives(body: Region, got: frozenset[Operation]) -> _Seen:
-        """Only the receives of an action."""
-        values = [op.result for op in body.ops if op in got]
-        return _Seen(body, values, frozenset(body.ops) - got, values)
+    def __init__(self, regions: Sequence[Seen]) -> None:
+        self.latest: dict[Seen, Stamp] = {}
+        self.known: dict[Hashable, _Known] = {}
+        self.owner = {value: seen for seen in regions for value in seen.results}
+        self._of: dict[int, dict[Seen, Stamp]] = {}
+        self.makers = cache(self._makers_of)
 
-    def __bool__(self) -> bool:
-        """Whether there is anything to run."""
-        return bool(self.results) or any(op not in self.skip for op in self.body.ops[:-1])
+    def _makers_of(self, seen: Seen) -> tuple[Seen, ...]:
+        """The regions that make what a region takes."""
+        return tuple(dict.fromkeys(self.owner[v] for v in seen.captured if v in self.owner))
 
-    @cached_property
-    def captured(self) -> tuple[Value, ...]:
-        return captured(self.body, self.skip)
+    def sources(
+        self, parts: Sequence[TemplatePart], microbatches: Sequence[int]
+    ) -> tuple[list[Source], Hashable]:
+        """What made the things that each part takes, maker by maker; and what tells them apart."""
+        found: list[Source] = []
+        for i, part in enumerate(parts):
+            mine = self._of.setdefault(microbatches[part.slot], {})
+            for maker in self.makers(part.seen):
+                before = [p.slot for p in parts[:i] if p.seen is maker]
+                if before and (part.slot in before or maker not in mine):
+                    found.append(INSIDE)
+                else:
+                    found.append(mine.get(maker) or self.latest.get(maker))
+        key = tuple((s.template, s.part) if isinstance(s, Stamp) else s for s in found)
+        return found, key
 
-    def part(self, prefix: str, slot: int, action: int, microbatch: int) -> TemplatePart:
-        """One run of it."""
-        yielded = self.body.terminator.operands if self.own is None else self.own
-        return TemplatePart(
-            self.body,
-            self.skip,
-            self.results,
-            yielded,
-            self.captured,
-            prefix,
-            slot,
-            action,
-            microbatch,
-        )
+    def put(
+        self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: Instance
+    ) -> None:
+        """What the parts of a step made."""
+        for i, part in enumerate(parts):
+            stamp = Stamp(instance, i)
+            self.latest[part.seen] = self._of[microbatches[part.slot]][part.seen] = stamp
+
+
+def _kind(action: Action, slot: int) -> _Kind:
+    return tuple(regions_of(action)), action.chunk, slot
 
 
 def receives_in(body: Region) -> frozenset[Operation]:

@@ -13,7 +13,7 @@ from stagec.ir.core import Operation, Region
 from stagec.ir.expr import evaluate
 from stagec.program.groups import Channel
 from stagec.program.nodes import Program
-from stagec.program.stepper import Order, Stepper
+from stagec.program.stepper import Order, Stepper, Templates
 from stagec.program.unroller import Layered
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_ITERATIONS
@@ -29,13 +29,31 @@ def unroll(
     order: Order | None = None,
     channels: Mapping[Channel, int] | None = None,
     loads: Layered | None = None,
+    templates: Templates | None = None,
 ) -> Program:
     """Unroll an et.graph with the known sizes.
 
     `order` is that of its pipeline stage, `channels` the numbers of all streams of
-    messages, `loads` sizes that differ from layer to layer. Raises `DiagnosticError` if there are
-    no nodes, or far too many.
+    messages, `loads` sizes that differ from layer to layer, `templates` what was unrolled of the
+    graph for other stages. Raises `DiagnosticError` if there are no nodes, or far too many.
     """
+    program = unrolled(graph, env, order, channels, loads, templates).finish(name)
+    if not len(program):
+        raise error(
+            "the program has no nodes", graph.loc, remedy="compute something in the function"
+        )
+    return program
+
+
+def unrolled(
+    graph: Operation,
+    env: Mapping[str, int],
+    order: Order | None = None,
+    channels: Mapping[Channel, int] | None = None,
+    loads: Layered | None = None,
+    templates: Templates | None = None,
+) -> Stepper:
+    """The same before its nodes are put into columns. Raises `DiagnosticError` for far too many."""
     count = _count(graph.body, env)
     if count > MOST_NODES:
         raise error(
@@ -51,14 +69,11 @@ def unroll(
             graph.loc,
             remedy="choose smaller counts, and repeat what computes",
         )
-    unroller = Stepper(env, order or Order(), channels or {}, loads)
-    unroller.region(graph.body)
-    program = unroller.finish(name)
-    if not len(program):
-        raise error(
-            "the program has no nodes", graph.loc, remedy="compute something in the function"
-        )
-    return program
+    found = Stepper(
+        env, order or Order(), channels or {}, loads, {} if templates is None else templates
+    )
+    found.region(graph.body)
+    return found
 
 
 def _count(region: Region, env: Mapping[str, int]) -> int:

@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
+from math import ceil
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
+from stagec.ir.kernel import MEMORY
 from stagec.ir.replay import replays
 from stagec.program.buckets import Bucketed, BucketPiece, filled, label, pieces, readiness
 from stagec.program.columns import Columns
 from stagec.program.groups import Channel, channel_of, group_axes
+from stagec.program.kernels import EXTENTS, Kernel
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
 from stagec.program.stamp import Held, Instance, Made, Stream, build
+from stagec.support.diagnostics import NotAnIntegerError
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Unroller:
         self._prefix = ""
         self._replays = True
         self._costs: dict[tuple[Operation, int], dict[str, int]] = {}
+        self._kernels: dict[tuple[Operation, int], Kernel] = {}
         self._sent: Counter[Stream] = Counter()
         self._columns = Columns()
         self._in_template = False
@@ -206,6 +211,28 @@ class Unroller:
         self._issue(node)
         return node
 
+    def _kernel(self, op: Operation) -> Kernel:
+        key = op, self._layer
+        if key not in self._kernels:
+            kind = op.text("kernel", MEMORY)
+            self._kernels[key] = Kernel(
+                kind,
+                op.text("dtype"),
+                tuple(self._extent(op, name) for name in EXTENTS[kind]),
+                self._number(op, "flops"),
+                self._number(op, "bytes"),
+                "+".join(op.names("fuses")) or op.text("kind"),
+                op.flag("causal"),
+            )
+        return self._kernels[key]
+
+    def _extent(self, op: Operation, name: str) -> int:
+        """An extent of a kernel, rounded up: the rows of an expert are those of the mean one."""
+        try:
+            return self._number(op, name)
+        except NotAnIntegerError as found:
+            return ceil(found.value)
+
     def _computation(self, op: Operation) -> Node:
         node = Node(
             op.text("kind"),
@@ -215,6 +242,7 @@ class Unroller:
             self._number(op, "flops"),
             self._number(op, "matmul"),
             self._number(op, "out"),
+            self._kernel(op),
             scope=self._scope(op),
             op=op,
             deps=self._deps(op),

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation
-from stagec.ir.module import Module
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.comm import Collective
@@ -14,9 +13,9 @@ from stagec.ir_spec.ops.comm import Collective
 Axes = tuple[str, ...]
 
 
-def misordered(module: Module) -> Iterator[tuple[Operation, str]]:
-    """Operations that assume another order of positions than the module states, each with a
-    message.
+def misordered(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
+    """Messages for an operation that assumes another order of positions than the module states, in
+    `Module.zigzag`.
 
     | operation, with `stg.zigzag[S, over = cp]`            | wrong                               |
     |-------------------------------------------------------|-------------------------------------|
@@ -25,26 +24,23 @@ def misordered(module: Module) -> Iterator[tuple[Operation, str]]:
     | `stg.reshape["b(ps)->bps"]` of `S@cp`                 | yes: a part is no run of positions  |
     | `stg.attention_block[over = cp, order = plain]`       | yes: stated otherwise               |
     """
-    order = module.zigzag
-    for func in module.functions:
-        for op in func.body.walk():
-            if "order" in op.attrs:
-                yield from _steps(op, order)
-            elif order:
-                yield from _permuted(op, order)
-                yield from _cut(op, order)
+    if "order" in op.attrs:
+        yield from _steps(op, order)
+    elif order:
+        yield from _permuted(op, order)
+        yield from _cut(op, order)
 
 
-def _steps(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, str]]:
+def _steps(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
     """A step of a ring says its order itself."""
     over = op.names("over")
     dims = [d for v in op.operands for d in v.tensor.dims if set(over) <= set(d.axes)]
     stated = "zigzag" if any(_ordered(d, order) == over for d in dims) else "plain"
     if op.text("order") != stated:
-        yield op, f"is for {op.text('order')} order, but the module states {stated} order"
+        yield f"is for {op.text('order')} order, but the module states {stated} order"
 
 
-def _cut(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, str]]:
+def _cut(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
     """A rule that cuts a dimension, or joins others to it, assumes that a rank has one piece of
     it. An op that gathers it assumes that the parts follow each other."""
     rule = op.definition.rule(op)
@@ -55,19 +51,19 @@ def _cut(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, 
     for value, shape in values:
         for d, group in zip(value.tensor.dims, shape, strict=False):
             if len(group) > 1 and set(_ordered(d, order)) & set(d.axes):
-                yield op, f"cuts {d.size}, {_parts(d, order)}"
+                yield f"cuts {d.size}, {_parts(d, order)}"
                 return
     for own in own_gathers(op, rule):
         d = op.operands[own.operand].tensor.dims[own.dim]
         if set(_ordered(d, order)) & set(own.over):
-            yield op, f"gathers {d.size}, {_parts(d, order)}"
+            yield f"gathers {d.size}, {_parts(d, order)}"
 
 
 def _parts(d: Dim, order: Mapping[str, Axes]) -> str:
     return f"whose parts on the ranks of {', '.join(_ordered(d, order))} are in zigzag order"
 
 
-def _permuted(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operation, str]]:
+def _permuted(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
     """An op that joins or cuts the parts of ranks does this in the order of the ranks."""
     if not isinstance(op.definition, Collective) or "dim" not in op.attrs:
         return
@@ -75,7 +71,7 @@ def _permuted(op: Operation, order: Mapping[str, Axes]) -> Iterator[tuple[Operat
     for value in (*op.operands, *op.results):
         for d in value.tensor.dims:
             if over & set(_ordered(d, order)) & set(d.axes):
-                yield op, f"moves {d.size}, {_parts(d, order)}"
+                yield f"moves {d.size}, {_parts(d, order)}"
                 return
 
 

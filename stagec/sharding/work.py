@@ -1,23 +1,27 @@
-"""The work of an operation on one rank."""
+"""The work of an operation on one rank, and of operations that are one kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from stagec.ir.core import Operation
-from stagec.ir.expr import Expr
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, same, total
+from stagec.ir.kernel import KernelShape
 from stagec.ir.opdef import factor_sizes
-from stagec.ir.traits import CopiesMemory, Free
+from stagec.ir.traits import CopiesMemory, EndsLifetime, Free, Recalls, View
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 
 
 class Work(NamedTuple):
-    """What a computation does on one rank: FLOPs, those of matrix products, bytes touched."""
+    """What a computation does on one rank: FLOPs, those of matrix products, bytes touched; and its
+    kernel, if that is a matrix product or attention."""
 
     flops: Expr
     matmul: Expr
     bytes: Expr
+    kernel: KernelShape | None
 
 
 def work_of(op: Operation) -> Work:
@@ -25,7 +29,68 @@ def work_of(op: Operation) -> Work:
     definition, rule = op.definition, op.definition.rule(op)
     sizes = factor_sizes(op, rule, local=True) if rule is not None else {}
     flops, matmul = definition.flops(op, sizes), definition.matmul_flops(op, sizes)
-    return Work(flops, matmul, definition.bytes_touched(op))
+    kernel = definition.kernel(op, sizes)
+    return Work(flops, matmul, definition.bytes_touched(op), kernel)
+
+
+def part_of_kernel(op: Operation, factor: str, part: Callable[[Expr], Expr]) -> KernelShape | None:
+    """The kernel of a step that works on a part of a factor, local sizes."""
+    rule = op.definition.rule(op)
+    if rule is None:
+        return None
+    sizes = factor_sizes(op, rule, local=True)
+    return op.definition.kernel(op, {**sizes, factor: part(sizes[factor])})
+
+
+def fused_work(ops: Sequence[Operation]) -> Work:
+    """The work of operations that run as one kernel, in their order.
+
+    It executes the FLOPs of all. It reads each operand once, and neither writes nor reads again
+    what only its own operations use. The first one may be a matrix product: its kernel is theirs.
+    """
+    works = [work_of(op) for op in ops]
+    seen = {result for op in ops for result in op.results}
+    saved = [r.tensor.local_bytes for op in ops for r in op.results if not is_left(r, ops)]
+    for value in (v for op in ops for v in op.operands):
+        if viewed(value) in seen or data_of(value) in seen:
+            saved.append(value.tensor.local_bytes)
+        seen.add(data_of(value))
+    flops, matmul = total(w.flops for w in works), total(w.matmul for w in works)
+    return Work(flops, matmul, total(w.bytes for w in works) - total(saved), works[0].kernel)
+
+
+def is_left(value: Value, ops: Sequence[Operation]) -> bool:
+    """Whether a result of one of these operations is there after them: something else uses it, or
+    nothing does."""
+    users = [user for user in _users(value) if not user.has(EndsLifetime)]
+    return not users or any(user not in ops for user in users)
+
+
+def _users(value: Value) -> Iterator[Operation]:
+    """The operations that use a value, or a view of it."""
+    for user, _ in value.uses:
+        if user.has(View):
+            yield from (u for result in user.results for u in _users(result))
+        else:
+            yield user
+
+
+def viewed(value: Value) -> Value:
+    """The value that a view shows, or a part of which it shows."""
+    op = value.producer
+    if op is None or not op.has(View) or op.has(Recalls):
+        return value
+    return viewed(op.operands[min(value.index, len(op.operands) - 1)])
+
+
+def data_of(value: Value) -> Value:
+    """The same, through views that show all of it."""
+    op = value.producer
+    if op is None or not op.has(View) or len(op.operands) != 1 or len(op.results) != 1:
+        return value
+    (inner,) = op.operands
+    same_size = same(inner.tensor.local_bytes, value.tensor.local_bytes)
+    return data_of(inner) if same_size else value
 
 
 def is_computation(op: Operation) -> bool:

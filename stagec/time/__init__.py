@@ -1,1 +1,1 @@
-"""Seconds: of kernels, of communication, and of a step."""
+"""How long a step takes: from the nodes of programs and a machine to times, and why."""

@@ -47,6 +47,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+#: Like another one; those that stay in all runs hold every model, an open mesh, stages, and each
+#: third of the dumps.
+MORE = ("deepseek-open", "gpt", "gpt-kept", "llama-stages")
+
+
 def renamed(module: Module) -> str:
     """The text of a module whose values are numbered in the order in which they are made."""
     numbers = count()
@@ -57,7 +62,7 @@ def renamed(module: Module) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=EXHAUSTIVE if n == "deepseek-open" else ()) for n in CASES]
+    "name", [pytest.param(n, marks=EXHAUSTIVE if n in MORE else ()) for n in CASES]
 )
 def test_compiling_on_from_any_dump_gives_the_same(name: str, tmp_path: Path) -> None:
     model, options = CASES[name]

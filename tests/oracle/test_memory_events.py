@@ -99,12 +99,12 @@ def checked(directory: Path, what: str, *more: str) -> list[tuple[int, int]]:
     return found
 
 
-#: Like others that stay in all runs, but for the order of actions.
-MORE_ORDERS = ("gpipe", "looped-bfs", "interleaved-zb")
+#: Like others that stay in all runs, but for the order of actions, or with less at once.
+MORE = ("gpipe", "looped-bfs", "interleaved-zb", "zb-h1", "offload")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=EXHAUSTIVE if n in MORE_ORDERS else ()) for n in JOBS]
+    "name", [pytest.param(n, marks=EXHAUSTIVE if n in MORE else ()) for n in JOBS]
 )
 def test_a_replay_comes_to_the_peak(name: str, tmp_path: Path) -> None:
     for found, planned in checked(tmp_path / "out", JOBS[name]):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.footprint import timelines
+from stagec.analysis.report import analysis
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.core import Operation, Region, Value
@@ -31,10 +32,10 @@ from tests.support import (
     GPT,
     LLAMA,
     MIXTRAL,
-    analyse,
     compiled,
     crossed,
     examples,
+    one_of_each_kind,
     operations,
     run_passes,
     tiny_options,
@@ -285,9 +286,9 @@ PLANNED = (
 
 def check(model: str, **options: Any) -> None:
     job = tiny_options(model, **options)
-    module = run_passes(JobBuilder(job).module, PLANNED)
+    module = JobBuilder(job).lower("plan-memory")
     expected = list(brute_force(module, options.get("fsdp_prefetch", 1)))
-    found = analyse(model, **{**options, "sizes": job.sizes})
+    found = analysis(run_passes(module, "lower-to-trace"), model)
     assert [c["memory"]["peak"] for c in found["classes"]] == expected
 
 
@@ -326,7 +327,7 @@ def test_a_step(model: str, name: str) -> None:
     check(model, **CASES[name])
 
 
-@crossed(name=STAGED, more=({}, {"zero": 1, "dp": 2, "recompute": "selective"}))
+@crossed(one_of_each_kind, name=STAGED, more=({}, {"zero": 1, "dp": 2, "recompute": "selective"}))
 def test_a_scheduled_step(name: str, more: dict[str, Any]) -> None:
     sizes = {"L": 16, "B": 16, "S": 8}
     check(GPT, pp=2, microbatches=8, tp=2, sp=True, sizes=sizes, **STAGED[name], **more)

@@ -18,6 +18,7 @@ from tests.support import (
     GPT,
     LLAMA,
     STEP,
+    crossed,
     each_value,
     inputs_of,
     kinds_of_schedules,
@@ -128,8 +129,7 @@ def test_parameters_that_are_kept_for_all_microbatches(schedule: tuple[str, int,
     assert_same({**row, "reshard_after_forward": "never", "recompute": "selective"})
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT])
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
+@crossed(schedule=["1f1b", "zbv", "dualpipe"], model=[LLAMA, GPT])
 def test_messages_in_parts(schedule: str, model: str) -> None:
     """Each of the ranks that hold the same sends a part, and the receivers put them together."""
     chunks = 1 if schedule == "1f1b" else 2

@@ -357,3 +357,64 @@ def test_a_ring_may_send_a_fraction_of_a_byte() -> None:
     row = next(r for r in result["classes"][0]["collectives"] if r["bytes"] == 4)
     assert row["wire_bytes"] == 7
     assert Fraction(4 * 2 * 7, 8) == 7
+
+
+@pytest.mark.parametrize(
+    ("model", "sequence", "low", "high"),
+    [
+        ("llama3-405b", 8192, "2521", "2525"),
+        ("llama3-70b", 8192, "448.97", "449.48"),
+        ("qwen3-30b-a3b", 4096, "22.99", "23.10"),
+        ("deepseek-v3-mtp", 4096, "260.64", "260.65"),
+    ],
+)
+def test_model_flops_are_those_of_papers(model: str, sequence: int, low: str, high: str) -> None:
+    """NVIDIA's TFLOP/s over tokens/s; of DeepSeek-V3 with the products of the routers, which are
+    0.24% of the 260.02 published."""
+    flops = counted(model, "--set", f"S={sequence},B=1")["model_flops"]
+    assert Fraction(low) <= Fraction(flops, sequence * 10**9) <= Fraction(high)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "--dp 2 --zero 3 --microbatches 2 --recompute full",
+        "--tp 4 --dp 2 --sp --fusion epilogue",
+        "--cp 2 --cp-mode ring --pp 4 --schedule zb-h1",
+        "--cp 2 --cp-mode all-gather --dp 4",
+    ],
+)
+def test_model_flops_do_not_depend_on_the_strategy(strategy: str) -> None:
+    sizes = ("--set", "L=4,B=16")
+    alone = counted(LLAMA, *sizes)["model_flops"]
+    assert counted(LLAMA, *sizes, *strategy.split())["model_flops"] == alone
+
+
+def test_model_flops_of_inference_are_those_of_forward(tmp_path: Path) -> None:
+    path = tmp_path / "m.stg"
+    path.write_text(
+        "stg.module @m {\n  stg.symbols[B, D = 4]\n"
+        "  stg.func @f(%x: bf16[B, D], %w: bf16[D, D]) {\n"
+        '    %y = stg.einsum["bd,de->be"](%x, %w)\n    stg.return(%y)\n  }\n}\n'
+    )
+    assert counted(str(path), "--set", "B=3")["model_flops"] == 2 * 3 * 4 * 4
+
+
+def counted(*words: str) -> dict[str, Any]:
+    """What `stagec analyze --json` prints."""
+    ran = stagec("analyze", *words, "--json")
+    assert ran.code == 0, ran.err
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+@pytest.mark.parametrize("fusion", ["none", "elementwise", "epilogue"])
+@pytest.mark.parametrize("model", [LLAMA, GPT])
+def test_bytes_by_kind_are_those_of_the_nodes(model: str, fusion: str) -> None:
+    options = {"tp": 2, "sp": True, "fusion": fusion, "sizes": {"L": 2, "B": 2}}
+    (entry,) = analyse(model, **options)["classes"]
+    found: Counter[str] = Counter(dict.fromkeys(entry["bytes_touched"], 0))
+    for node in only_program(JobBuilder(JobOptions(model, **options)).lower()).nodes:
+        if node.kernel is not None:
+            found[node.kernel.kind] += node.kernel.bytes
+    assert entry["bytes_touched"] == found

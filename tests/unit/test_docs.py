@@ -25,6 +25,7 @@ from stagec.support.diagnostics import DiagnosticError
 from stagec.testing import golden
 from stagec.testing.runner import guarded, stagec_command
 from stagec.text.build import parse_op
+from tests.support import EXHAUSTIVE
 from tools import gen_docs, markup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +164,15 @@ SESSIONS = [page for page in PAGES if any(blocks(page, "console"))]
 VALIDATES = "stagec validate"
 
 
-@pytest.mark.parametrize("page", SESSIONS, ids=name_of)
+#: Pages of many commands, or of large jobs, on what other pages show too.
+LONG = ("docs/memory.md", "docs/strategies.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=EXHAUSTIVE if name_of(p) in LONG else ()) for p in SESSIONS],
+    ids=name_of,
+)
 def test_commands_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

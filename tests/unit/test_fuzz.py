@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import tries
 from tools import fuzz
 from tools.fuzzing.families import FAMILIES, Family, FaultError
 
 CORPUS = sorted(p for p in fuzz.CORPUS.rglob("*") if p.is_file())
-#: Inputs of each family: as many as take a second or two.
+#: Inputs of each family: as many as take a second or two; `make test` tries a part of them.
 SHORT = {
     "parser": 1500,
     "verifier": 1500,
@@ -35,7 +36,7 @@ def test_what_was_found_is_repaired(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_short_run(name: str, tmp_path: Path) -> None:
     found: Counter[str] = Counter()
-    for number in range(SHORT[name]):
+    for number in range(tries(SHORT[name])):
         data = fuzz.made(FAMILIES[name], 0, number)
         found[fuzz.fault_of(FAMILIES[name], data, tmp_path, 0)] += 1
     assert not +Counter({fault: n for fault, n in found.items() if fault}), "see tools/fuzz.py"

@@ -65,7 +65,13 @@ def test_lit_inputs(name: str, locations: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "stages"), [(LLAMA, 1), pytest.param(GPT, 1, marks=EXHAUSTIVE), (GPT, 2)]
+    ("model", "stages"),
+    [
+        (LLAMA, 2),
+        pytest.param(LLAMA, 1, marks=EXHAUSTIVE),
+        pytest.param(GPT, 1, marks=EXHAUSTIVE),
+        pytest.param(GPT, 2, marks=EXHAUSTIVE),
+    ],
 )
 def test_every_dump_of_a_whole_pipeline(model: str, stages: int, tmp_path: Path) -> None:
     module = tiny_module(model, "", tp=2, dp=2, pp=stages)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
-from tests.support import LLAMA, stagec
+from tests.support import LLAMA, crossed, stagec
 
 SIZES = "L=4,B=16,S=8,D=8,H=4,G=4,K=2,F=8,V=16"
 JOB = ["compile", LLAMA, "--set", SIZES, "--quiet"]
@@ -44,10 +44,9 @@ def before(nodes: list[TraceNode]) -> dict[str, frozenset[str]]:
     return found
 
 
-@pytest.mark.parametrize("granularity", ["block", "layer"])
-@pytest.mark.parametrize(
-    "strategy",
-    [
+@crossed(
+    granularity=["block", "layer"],
+    strategy=[
         "--dp 2 --zero 3 --microbatches 2",
         "--tp 2 --sp --pp 2 --microbatches 4 --offload activations --memory-nodes",
         "--pp 2 --microbatches 8 --schedule dualpipe",

@@ -147,7 +147,8 @@ def test_members_of_a_node_send_by_links_of_their_own() -> None:
 def test_spans_hold_for_machines_with_other_figures() -> None:
     machine = machines()["h100-llama3"]
     over = spans(machine, np.array([0, 8, 3072]))
-    changes = {"network.bandwidth": "1 GB/s", "network.spine.oversubscription": 1.0}
+    changes: dict[str, float | str] = {"network.bandwidth": "1 GB/s"}
+    changes["network.spine.oversubscription"] = 1.0
     other = machine.changed({**changes, "network.latency": "1 us"})
     for kind in KINDS:
         own = collective_seconds(other, kind, SIZE, spans(other, np.array([0, 8, 3072])))

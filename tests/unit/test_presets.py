@@ -54,10 +54,8 @@ def test_the_text_of_a_preset_is_a_strategy_file(tmp_path: Path) -> None:
     text = stagec("presets", "megatron-gpt-1t").out
     file = tmp_path / "mine.stg"
     file.write_text(text)
-    sizes = "S=2048,B=3072"
-    ours = stagec("analyze", "gpt-1008b", file, "--set", sizes, "--json")
-    theirs = stagec("analyze", "--preset", "megatron-gpt-1t", "--json")
-    assert json.loads(ours.out) == json.loads(theirs.out)
+    ours = analyse("gpt-1008b", strategy=str(file), sizes={"S": 2048, "B": 3072})
+    assert ours == analyse("", preset="megatron-gpt-1t")
 
 
 def test_sizes_of_a_preset_can_be_changed() -> None:

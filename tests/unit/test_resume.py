@@ -20,10 +20,10 @@ from stagec.job import writer
 from stagec.job.emit import Job, make_job, write_job
 from stagec.job.folder import MANIFEST
 from stagec.job.writer import Emission, parse_ranges, ranges_text
-from tests.support import LLAMA, stagec, tiny_options
+from tests.support import LLAMA, stagec, tiny_options, tries
 
 ROOT = Path(__file__).parents[2]
-KILLS = 50
+KILLS = tries(50)
 
 
 def job(**options: Any) -> Job:

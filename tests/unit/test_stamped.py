@@ -15,7 +15,7 @@ from stagec.job.emit import Job, make_job
 from stagec.program.roofline import Roofline
 from stagec.schedule.registry import SCHEDULES
 from tests.plain_writer import plain_trace, program_of
-from tests.support import GPT, LLAMA, crossed, tiny_options
+from tests.support import GPT, LLAMA, crossed, one_of_each_kind, tiny_options
 
 
 def job(model: str = LLAMA, **options: Any) -> Job:
@@ -52,7 +52,7 @@ MORE: list[dict[str, Any]] = [
 ]
 
 
-@crossed(more=MORE, schedule=SCHEDULES)
+@crossed(one_of_each_kind, more=MORE, schedule=SCHEDULES)
 def test_schedules(schedule: str, more: dict[str, Any]) -> None:
     options: dict[str, Any] = {"pp": 2, "microbatches": 12, "schedule": schedule, **more}
     assert_same_as_plain(job(sizes={"B": 24, "L": 8}, **options))

@@ -1,0 +1,222 @@
+"""fuse-kernels: computations that follow each other on the same elements become one kernel, as a
+compiler for devices does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from stagec.api import (
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Value,
+    const,
+    product,
+    read_strategy,
+)
+from stagec.ir.expr import same
+from stagec.ir.own_gathers import own_gathers
+from stagec.ir.traits import CopiesMemory, Free, Fusible, Repeats
+from stagec.ir_spec.ops.policies import FusionRule
+from stagec.sharding.work import data_of, is_computation, viewed, work_of
+
+
+@dataclass(frozen=True)
+class FuseKernels(Pass):
+    """Number the computations that run as one kernel, as `stg.fusion` says.
+
+    Computations become one kernel if they follow each other in one phase, with no collective,
+    message or copy between them, and each takes what one before it makes, or reads what one before
+    it reads. All that the kernel waits for is there when its first computation could start: so it
+    waits for nothing more. It may contain reductions over rows, such as norms, if all are over the
+    same rows; with `epilogue` it may start with a matrix product, and then contains none. Without
+    the statement nothing happens.
+
+    FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
+    a kernel uses has a buffer in the plan all the same.
+
+    Before:
+        stg.strategy @s {
+          stg.fusion[elementwise]
+        }
+        stg.func @f(%h: bf16[B, D | rep], %o: bf16[B, D | rep], %w: bf16[D | rep]) {
+          %r = stg.add(%h, %o) : bf16[B, D | rep]
+          %n = stg.rmsnorm(%r, %w) : bf16[B, D | rep]
+          stg.return(%r, %n)
+        }
+    After:
+        stg.strategy @s {
+          stg.fusion[elementwise]
+        }
+        stg.func @f (%h: bf16[B, D | rep], %o: bf16[B, D | rep], %w: bf16[D | rep]) {
+          %r = stg.add[fused = 1](%h, %o) : bf16[B, D | rep]
+          %n = stg.rmsnorm[fused = 1](%r, %w) : bf16[B, D | rep]
+          stg.return(%r, %n)
+        }
+    """
+
+    name = "fuse-kernels"
+    needs = Phase.PARTITIONED
+    until = Phase.PLANNED
+
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).all(FusionRule))
+
+    def run(self, module: Module) -> None:
+        epilogue = read_strategy(module).one(FusionRule).kind == "epilogue"
+        for func in module.functions:
+            fuse_kernels(func, epilogue=epilogue)
+
+
+def fuse_kernels(func: Operation, *, epilogue: bool) -> None:
+    """Number the kernels of several computations in a function, from 1."""
+    numbers = count(1)
+    for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
+        if any(op.definition.active(op) is not None for op in region.ops):
+            continue  # some of its iterations leave some of its computations out
+        for kernel in list(_Fuser(region, epilogue=epilogue).kernels()):
+            number = next(numbers)
+            for op in kernel:
+                op.attrs["fused"] = const(number)
+
+
+class _Fuser:
+    """Puts the computations of a region together, in their order."""
+
+    def __init__(self, region: Region, *, epilogue: bool) -> None:
+        self._region, self._epilogue = region, epilogue
+        self._places = {op: i for i, op in enumerate(region.ops)}
+        self._kernel: list[Operation] = []
+        #: Transfers that computations so far wait for; apart those of phase recompute, which some
+        #: iterations leave out.
+        self._arrived: set[Operation] = set()
+        self._replayed: set[Operation] = set()
+        self._awaited: set[Operation] = set()  # of those, what the kernel's first one waits for
+
+    def kernels(self) -> Iterator[list[Operation]]:
+        """The kernels of several computations."""
+        for op in self._region.ops[:-1]:
+            if op.has(Free) and op.region is None:
+                continue
+            if self._kernel and self._joins(op):
+                self._kernel.append(op)
+                continue
+            if len(self._kernel) > 1:
+                yield self._kernel
+            self._kernel = [op] if self._starts(op) else []
+            self._awaited = set(_transfers(op.operands))
+            if is_computation(op):
+                arrived = self._replayed if op.phase == "recompute" else self._arrived
+                arrived |= self._awaited
+        if len(self._kernel) > 1:
+            yield self._kernel
+
+    def _starts(self, op: Operation) -> bool:
+        return op.has(Fusible) or (self._epilogue and _is_product(op))
+
+    def _joins(self, op: Operation) -> bool:
+        """Whether an op can run in the kernel at hand, and has to do with it."""
+        first = self._kernel[0]
+        fusible = op.definition.trait(Fusible)
+        if fusible is None or op.phase != first.phase:
+            return False
+        if fusible.rows and not (first.has(Fusible) and self._has_its_rows(op)):
+            return False
+        made = [v for v in op.operands if viewed(v).producer in self._kernel]
+        given = [v for v in op.operands if v not in made]
+        linked = bool(made) or (first.has(Fusible) and self._reads_the_same(op))
+        return (
+            linked
+            and all(self._is_at_hand(v, op) for v in made)
+            and all(self._is_there(v) for v in given)
+            and all(map(self._has_arrived, _transfers(given)))
+        )
+
+    def _has_its_rows(self, op: Operation) -> bool:
+        """Whether an op reduces the rows that the kernel reduces, if it does."""
+        others = (o for o in self._kernel if _by_rows(o))
+        return all(_same_rows(op.results[0], other.results[0]) for other in others)
+
+    def _reads_the_same(self, op: Operation) -> bool:
+        """Whether an op with as many elements reads an operand of the kernel's."""
+        mine = {data_of(v) for v in op.operands}
+        return any(
+            not mine.isdisjoint(map(data_of, other.operands))
+            and _same_elements(op.results[0], other.results[0])
+            for other in self._kernel
+        )
+
+    def _is_at_hand(self, value: Value, op: Operation) -> bool:
+        """Whether what the kernel makes is at hand where an op uses it: before and behind what
+        works on rows, each element for one of the result."""
+        maker = viewed(value).producer
+        by_rows = _by_rows(op) or (maker is not None and _by_rows(maker))
+        return not by_rows or _same_elements(value, op.results[0])
+
+    def _is_there(self, value: Value) -> bool:
+        """Whether a value is made before the kernel."""
+        op = viewed(value).producer
+        return self._places.get(op, -1) < self._places[self._kernel[0]] if op else True
+
+    def _has_arrived(self, transfer: Operation) -> bool:
+        """Whether something is there when the kernel's first computation starts."""
+        again = self._kernel[0].phase == "recompute" and transfer in self._replayed
+        return again or transfer in self._arrived or transfer in self._awaited
+
+
+def _is_product(op: Operation) -> bool:
+    """Whether the op is one matrix product: it does not gather an operand step by step."""
+    if not is_computation(op):
+        return False
+    kernel, rule = work_of(op).kernel, op.definition.rule(op)
+    plain = rule is not None and not own_gathers(op, rule)
+    return plain and kernel is not None and kernel.kind == "matmul"
+
+
+def _by_rows(op: Operation) -> bool:
+    fusible = op.definition.trait(Fusible)
+    return fusible is not None and fusible.rows
+
+
+def _same_elements(left: Value, right: Value) -> bool:
+    return same(left.tensor.local_elements, right.tensor.local_elements)
+
+
+def _same_rows(left: Value, right: Value) -> bool:
+    return _same_elements(left, right) and same(
+        product(left.tensor.local_shape[-1:]), product(right.tensor.local_shape[-1:])
+    )
+
+
+def _transfers(values: Sequence[Value]) -> Iterator[Operation]:
+    """The collectives, messages and copies that bring these values, or those that they are bound to
+    where a region starts."""
+    seen, waiting = set[Value](), list(values)
+    while waiting:
+        value = viewed(waiting.pop())
+        if value in seen:
+            continue
+        seen.add(value)
+        op = value.producer
+        if op is None:
+            waiting += _bound(value)
+        elif op.region is not None:
+            waiting.append(op.region.terminator.operands[value.index])
+        elif op.has(CopiesMemory) or not (op.has(Free) or is_computation(op)):
+            yield op
+
+
+def _bound(arg: Value) -> list[Value]:
+    """The values that an argument of an inner region stands for: from outside, and from the
+    iteration before."""
+    region = arg.region
+    owner = region.owner
+    if arg.index >= len(owner.operands):
+        return []
+    again = owner.has(Repeats) and arg.index < owner.integer("carry", 1)
+    return [owner.operands[arg.index], *([region.terminator.operands[arg.index]] if again else [])]

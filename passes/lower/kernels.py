@@ -1,0 +1,76 @@
+"""Computations as they stand in a trace: attributes of their costs and kernels, and which of them
+are one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.api import Operation, Region, Value, error, total
+from stagec.ir.builder import RawAttr
+from stagec.ir.kernel import EXTENTS, KernelShape
+from stagec.ir.traits import Free
+from stagec.sharding.work import Work, fused_work, is_left, viewed
+
+
+def attributes(name: str, work: Work, left: Sequence[Value]) -> dict[str, RawAttr]:
+    """What an `et.comp` says of an op of this name that does this work, and leaves these values."""
+    attrs: dict[str, RawAttr] = {"kind": name.partition(".")[2], "flops": work.flops}
+    if work.matmul != 0:
+        attrs["matmul"] = work.matmul
+    attrs["bytes"] = work.bytes
+    attrs["out"] = total(r.tensor.local_bytes for r in left)
+    return attrs | kernel_attributes(work.kernel)
+
+
+def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
+    """What says which kernel it is, nothing for one that is bound by memory."""
+    if kernel is None:
+        return {}
+    extents = zip(EXTENTS[kernel.kind], kernel.extents, strict=True)
+    causal: dict[str, RawAttr] = {"causal": True} if kernel.causal else {}
+    return {"kernel": kernel.kind, **causal, "dtype": kernel.dtype, **dict(extents)}
+
+
+def fused_attributes(ops: Sequence[Operation]) -> dict[str, RawAttr]:
+    """The same of several ops that run as one kernel."""
+    left = [r for op in ops for r in op.results if is_left(r, ops)]
+    kinds = tuple(op.name.partition(".")[2] for op in ops)
+    return {**attributes(ops[0].name, fused_work(ops), left), "fuses": kinds}
+
+
+def fused_operations(region: Region) -> dict[Operation, list[Operation]]:
+    """The computations that run as one kernel, by each of them, in their order.
+
+    Raises `DiagnosticError` if something runs between them, or makes what a later one takes.
+    """
+    kernels: dict[int, list[Operation]] = {}
+    last = 0
+    for op in region.ops:
+        number = op.integer("fused", 0)
+        if number in kernels and number != last:
+            raise _apart(op, kernels[number][0], "something else runs between them")
+        if number:
+            kernels.setdefault(number, []).append(op)
+        last = last if op.has(Free) and op.region is None else number
+    for kernel in kernels.values():
+        _check_operands(region, kernel)
+    return {op: kernel for kernel in kernels.values() for op in kernel}
+
+
+def _check_operands(region: Region, kernel: Sequence[Operation]) -> None:
+    """All operands are made before the kernel, or in it."""
+    places = {op: i for i, op in enumerate(region.ops)}
+    for op in kernel:
+        for maker in (viewed(v).producer for v in op.operands):
+            behind = maker is not None and places.get(maker, -1) > places[kernel[0]]
+            if maker is not None and behind and maker not in kernel:
+                raise _apart(op, kernel[0], f"takes what '{maker.name}' makes between them")
+
+
+def _apart(op: Operation, first: Operation, but: str) -> Exception:
+    return error(
+        f"'{op.name}' runs in one kernel with '{first.name}', but {but}",
+        op.loc,
+        remedy="leave out 'fused', or let 'fuse-kernels' say what is one kernel",
+    )

@@ -1,0 +1,68 @@
+"""Kernels of computations: what one launch on a device computes, as far as its time depends on it.
+
+A computation is a matrix product, fused attention, or bound by memory. The first two have extents,
+symbolic here as all sizes are; `stagec.program.kernels` has those of a program, as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from stagec.ir.expr import Expr, product
+from stagec.ir.rule import Rule
+
+MEMORY = "memory"
+_ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")
+#: The extents of each kind of kernel, in elements of one rank.
+EXTENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "matmul": ("batch", "m", "n", "k"),
+        "attention": _ATTENTION,
+        "attention_backward": _ATTENTION,
+        MEMORY: (),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """A matrix product or fused attention with its extents, those of `EXTENTS[kind]`.
+
+    `dtype` is the element type of its operands. With `causal` a mask leaves half of the pairs of
+    queries and keys.
+    """
+
+    kind: str
+    dtype: str
+    extents: tuple[Expr, ...]
+    causal: bool = False
+
+
+def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape | None:
+    """The product that a rule of two operands is, from the size of each factor; None if it is none.
+
+    | factors                          | are        |
+    |----------------------------------|------------|
+    | of both operands and the result  | the batch  |
+    | of the left one and the result   | m          |
+    | of the right one and the result  | n          |
+    | not of the result                | k          |
+
+    `2 * batch * m * n * k` are its FLOPs, for every factor is in one of the four. A sum of products
+    of equal elements, such as `sd,sd->s`, has neither m nor n: it is no matrix product.
+    """
+    if len(rule.operands) != 2 or len(rule.results) != 1:
+        return None
+    left, right = ({f for g in shape for f in g} for shape in rule.operands)
+    contracted = rule.contracted(0)
+    kept = [f for f in rule.factors if f not in contracted]
+    rows = [f for f in kept if f in left and f not in right]
+    columns = [f for f in kept if f in right and f not in left]
+    batch = [f for f in kept if f in left and f in right]
+    if not contracted or not (rows or columns):
+        return None
+    inner = [f for f in rule.factors if f in contracted]
+    extents = tuple(product(n[f] for f in group) for group in (batch, rows, columns, inner))
+    return KernelShape("matmul", dtype, extents)

@@ -1,0 +1,107 @@
+"""The nodes of a rank in the order of issue, as runs: what is the same again and again is said
+once.
+
+A run is a part of a template at one place of the program, or a node that stands alone. Programs of
+hundreds of thousands of nodes have a few thousand runs, of a few dozen kinds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stagec.program.buckets import Bucketed, completed_by
+from stagec.program.columns import cut_buckets
+from stagec.program.groups import channel_of
+from stagec.program.nodes import Node
+from stagec.program.stamp import Instance, Template
+
+
+class RunKind(NamedTuple):
+    """What a run is a run of: `nodes[first:last]` of a template, or one node without a template."""
+
+    template: Template | None
+    alone: Node | None
+    first: int
+    last: int
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """Its nodes, in the order of issue."""
+        if self.template is None:
+            return [self.alone] if self.alone is not None else []
+        return self.template.nodes[self.first : self.last]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of a kind. Its nodes have the handles `start`, `start + 1`, ..."""
+
+    kind: RunKind
+    start: int
+    instance: Instance | None = None
+
+    def handle(self, node: Node) -> int:
+        """The handle of what a node of the run waits for."""
+        if self.instance is None:
+            return node.id
+        return int(self.instance.table[self.instance.template.place(node)])
+
+    def tag(self, node: Node) -> int:
+        """The tag of a message of the run; both of its ends have the same."""
+        if self.instance is None or node.op is None:
+            return node.tag
+        return node.tag + self.instance.tags[node.kind, channel_of(node.op)]
+
+    def part(self, first: int, last: int) -> Run:
+        """A part of it, counted in the nodes of its kind."""
+        kind = self.kind._replace(first=self.kind.first + first, last=self.kind.first + last)
+        return Run(kind, self.start + first, self.instance)
+
+
+def issued_runs(
+    order: Sequence[Node | Instance], bucketed: Sequence[Bucketed | Instance]
+) -> list[Run]:
+    """The runs of a rank. Buckets stand right after what completes them, so they divide runs."""
+    found = [_whole(thing) for thing in order]
+    found = [run for run in found if run.kind.first < run.kind.last]
+    calls = {run.start: run for run in _calls(bucketed)}
+    cuts: dict[int, list[tuple[int, list[Run]]]] = {}
+    starts = [run.start for run in found]
+    for ready, handles in completed_by(list(cut_buckets(bucketed))).items():
+        mine = [calls[h] for h in handles]
+        at = 0 if ready is None else bisect_right(starts, ready) - 1
+        offset = 0 if ready is None else ready + 1 - starts[at]
+        cuts.setdefault(at, []).append((offset, mine))
+    result: list[Run] = []
+    for i, run in enumerate(found):
+        at = 0
+        for offset, mine in sorted(cuts.get(i, ()), key=lambda cut: cut[0]):
+            if offset > at:
+                result.append(run.part(at, offset))
+                at = offset
+            result += mine
+        if at < run.kind.last - run.kind.first:
+            result.append(run.part(at, run.kind.last - run.kind.first) if at else run)
+    return result
+
+
+def _whole(thing: Node | Instance) -> Run:
+    if isinstance(thing, Node):
+        return _alone(thing)
+    return Run(RunKind(thing.template, None, 0, thing.template.ordered), thing.base, thing)
+
+
+def _alone(node: Node) -> Run:
+    return Run(RunKind(None, node, 0, 1), node.id)
+
+
+def _calls(bucketed: Sequence[Bucketed | Instance]) -> Iterator[Run]:
+    for cut in bucketed:
+        if isinstance(cut, Instance):
+            for place, _ in cut.template.buckets:
+                yield Run(RunKind(cut.template, None, place, place + 1), cut.base + place, cut)
+        else:
+            yield from map(_alone, cut.nodes)

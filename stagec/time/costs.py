@@ -1,0 +1,135 @@
+"""What each node costs on a machine: kernels by their extents, collectives and messages by the
+levels of the network that lie between the ranks that they join.
+
+All ranks of a class are one rank for the clock, so a collective costs what it costs the group of
+the class that it costs most, and a message what it costs the two ranks that are furthest apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagec.machines import Level, Machine
+from stagec.program.groups import GroupAxes, Groups, neighbours
+from stagec.program.nodes import Ints, Node
+from stagec.time.kernels import kernel_seconds
+from stagec.time.network import Span, collective_seconds, level_between, message_seconds, spans
+from stagec.time.streams import PICOSECONDS, Cost
+
+#: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
+ClassCosts = tuple[int, Callable[[Node], Cost]]
+
+
+#: `send` or `recv`, the axis, and the coordinate of the receiver less that of the sender.
+Way = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Distances:
+    """How far the members of the groups of a class, and its neighbours, are apart: examples of
+    groups that differ in the levels that they cross, and the outermost level of messages."""
+
+    groups: Mapping[GroupAxes, tuple[tuple[Span, ...], ...]]
+    messages: Mapping[Way, Level]
+
+
+class CostTable:
+    """The costs of the nodes of a job on a machine, each found once."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        mesh: Mapping[str, int],
+        *,
+        overlap: bool = True,
+        communicates: bool = True,
+    ) -> None:
+        self._communicates = communicates
+        self._machine, self._mesh, self._overlap = machine, mesh, overlap
+        self._launch = picoseconds(machine.compute.launch.value)
+        self._known: dict[Hashable, Cost] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def prepare(self, nodes: Iterable[Node]) -> None:
+        """Find the costs of all computations at once."""
+        kernels = list({n.kernel for n in nodes if n.kernel is not None} - self._known.keys())
+        for kernel, seconds in zip(kernels, kernel_seconds(self._machine, kernels), strict=True):
+            self._known[kernel] = Cost(picoseconds(float(seconds)), self._launch)
+
+    def of_class(
+        self, ranks: Ints, groups: Groups, used: Iterable[GroupAxes], ways: Iterable[Way]
+    ) -> ClassCosts:
+        """The costs of the nodes of a class with these ranks, whose collectives go over the axes
+        `used` and messages the `ways`."""
+        far = _Distances(
+            {axes: self._groups(ranks, groups, axes) for axes in used},
+            {way: self._furthest(ranks, *way) for way in ways},
+        )
+        key = tuple(far.groups.items()), tuple((w, at.name) for w, at in far.messages.items())
+        number = self._numbers.setdefault(key, len(self._numbers))
+        known: dict[Node, Cost] = {}
+
+        def cost(node: Node) -> Cost:
+            if node not in known:
+                known[node] = self._cost(node, far)
+            return known[node]
+
+        return number, cost
+
+    def _cost(self, node: Node, far: _Distances) -> Cost:
+        if node.is_computation:
+            return self._known[node.kernel]
+        if node.is_copy:
+            host = self._machine.host
+            return Cost(picoseconds(host.latency.value + node.size / host.bandwidth.value))
+        if not self._communicates:
+            return Cost(0)
+        if node.is_message:
+            level = far.messages[node.kind, node.over, node.by]
+            key: Hashable = "message", node.size, level.name
+            if key not in self._known:
+                self._known[key] = Cost(
+                    picoseconds(message_seconds(self._machine, node.size, level))
+                )
+            return self._known[key]
+        groups = far.groups[node.group]
+        beside = self._overlap and not node.blocking
+        key = node.kind, node.size, groups, beside
+        if key not in self._known:
+            times = (collective_seconds(self._machine, node.kind, node.size, g) for g in groups)
+            factor = self._machine.efficiency.interference.collectives if beside else 1.0
+            self._known[key] = Cost(picoseconds(max(times) * factor))
+        return self._known[key]
+
+    # -- distances ---------------------------------------------------------------------------------
+
+    def _groups(self, ranks: Ints, groups: Groups, axes: GroupAxes) -> tuple[tuple[Span, ...], ...]:
+        """The levels that the groups of these ranks cross: once for all that cross alike."""
+        numbers = np.unique(groups.number[axes][ranks]) - groups.first[axes]
+        rows = np.sort(groups.members[axes][numbers], axis=1)
+        alike = [rows[:, 1:] - rows[:, :-1]]
+        for level in self._machine.network:
+            if level.ranks is not None:
+                units = rows // level.ranks
+                alike.append(units - units[:, :1])
+        _, first = np.unique(np.concatenate(alike, axis=1), axis=0, return_index=True)
+        found = (spans(self._machine, rows[i]) for i in sorted(first.tolist()))
+        return tuple(dict.fromkeys(found))
+
+    def _furthest(self, ranks: Ints, kind: str, over: str, by: int) -> Level:
+        """The outermost level between any of these ranks and its neighbour."""
+        peers = neighbours(self._mesh, over, by if kind == "send" else -by, ranks)
+        levels = (
+            level
+            for level in self._machine.network
+            if level.ranks is None or bool((ranks // level.ranks == peers // level.ranks).all())
+        )
+        return next(levels, None) or level_between(self._machine, int(ranks[-1]), int(peers[-1]))
+
+
+def picoseconds(seconds: float) -> int:
+    """Seconds as whole picoseconds, of which clocks count."""
+    return round(seconds * PICOSECONDS)

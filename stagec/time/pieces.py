@@ -1,0 +1,258 @@
+"""Pieces of programs: nodes that need nothing of other classes in their midst, replayed once for
+every state in which they are met.
+
+The state is what came before, relative to when the first computation can start. The same relative
+times give the same relative ends, so what was found once is looked up: a step of thousands of
+actions has a few dozen states.
+
+    at 900: product 900..940, all_gather 940..950, product 950..990      replayed, and kept
+    at 990: product 990..1030, ...                                       looked up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stagec.program.groups import Channel, channel_of
+from stagec.program.nodes import Node
+from stagec.time.streams import (
+    COMPUTE,
+    INTERFERENCE,
+    LAUNCH,
+    Cost,
+    Part,
+    Stream,
+    merged,
+    part_of,
+    streams_of,
+    stretched,
+)
+
+Intervals = tuple[tuple[int, int], ...]
+
+
+class Cause(NamedTuple):
+    """Why a node started when it did: the `place` of a node in the piece, the number of an `input`,
+    or else what was on a stream before."""
+
+    place: int = -1
+    input: int = -1
+    stream: Stream = COMPUTE
+
+
+class State(NamedTuple):
+    """How a piece is met, relative to its base: when its inputs are there, when its streams are
+    free, and the collectives that still run beside computations."""
+
+    inputs: tuple[int, ...]
+    streams: tuple[int, ...]
+    busy: Intervals
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """What happens in a piece that is met in a state, relative to its base.
+
+    `compute` is the end of its last computation. Of the streams that it used, `streams` has the
+    end and the place of the last node. `busy` is what still runs beside later computations. `parts`
+    is what the compute stream spent from the base to `compute`, `waits` how long it waited for
+    inputs, by their number, beside that.
+    """
+
+    compute: int
+    starts: Sequence[int]
+    ends: Sequence[int]
+    streams: Mapping[Stream, tuple[int, int]]
+    busy: Intervals
+    parts: Mapping[Part, int]
+    waits: Sequence[tuple[int, int]]
+    causes: Sequence[Cause]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A node of a piece, and what it waits for: places in the piece, and numbers of inputs.
+
+    `beside` says that computations after it are slower while it runs."""
+
+    node: Node
+    streams: tuple[Stream, ...]
+    inner: tuple[int, ...]
+    inputs: tuple[int, ...]
+    beside: bool
+    part: Part
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is on the stream of computations."""
+        return self.streams[0] == COMPUTE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Nodes that are replayed together, whatever they cost.
+
+    `gates` are the inputs of the first computation. What is `late` matters only as far as it comes
+    after the base: whatever waits for it starts after the base anyway. `sends` are places of
+    messages, with the channel of each. What `joins` classes is one node.
+    """
+
+    steps: Sequence[Step]
+    joins: bool
+    computes: bool
+    gates: tuple[int, ...]
+    late_inputs: tuple[bool, ...]
+    streams: tuple[Stream, ...]
+    late_streams: tuple[bool, ...]
+    sends: tuple[tuple[int, Channel], ...]
+
+    @property
+    def node(self) -> Node:
+        """The first node."""
+        return self.steps[0].node
+
+
+class Piece:
+    """A shape with costs, and what is known of it."""
+
+    def __init__(self, shape: Shape, costs: Callable[[Node], Cost]) -> None:
+        self.shape = shape
+        self.costs = [costs(step.node) for step in shape.steps]
+        self._known: dict[State, Entry] = {}
+
+    def entry(self, state: State, slowdown: int) -> Entry:
+        """What happens in a state, found at the first time."""
+        found = self._known.get(state)
+        if found is None:
+            found = self._known[state] = _replayed(self, state, slowdown)
+        return found
+
+
+def make_shape(
+    nodes: Sequence[Node],
+    inner: Sequence[Sequence[int]],
+    inputs: Sequence[Sequence[int]],
+    *,
+    overlap: bool,
+    joins: bool,
+) -> Shape:
+    """The shape of nodes, with the places and the inputs that each waits for. Without overlap
+    collectives are blocking, other than what joins classes."""
+    steps: list[Step] = []
+    after_base: list[bool] = []
+    late_streams: dict[Stream, bool] = {}
+    late_inputs = [True] * (1 + max((i for row in inputs for i in row), default=-1))
+    for i, node in enumerate(nodes):
+        streams = streams_of(node, overlap=overlap or joins)
+        others = [stream for stream in streams if stream != COMPUTE]
+        late = COMPUTE in streams or any(after_base[j] for j in inner[i])
+        late = late or any(late_streams.get(stream, False) for stream in others)
+        for stream in others:
+            late_streams.setdefault(stream, late)
+        for number in inputs[i]:
+            late_inputs[number] = late_inputs[number] and late
+        after_base.append(late)
+        beside = node.is_collective and COMPUTE not in streams and not joins
+        own, given = tuple(inner[i]), tuple(inputs[i])
+        steps.append(Step(node, streams, own, given, beside, part_of(node)))
+    first = next((step for step in steps if step.computes), None)
+    sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
+    return Shape(
+        steps,
+        joins,
+        first is not None,
+        first.inputs if first is not None else (),
+        tuple(late_inputs),
+        tuple(late_streams),
+        tuple(late_streams.values()),
+        tuple((i, channel_of_node(node)) for i, node in sends),
+    )
+
+
+def channel_of_node(node: Node) -> Channel:
+    """The channel of a message."""
+    if node.op is None:
+        raise ValueError(f"{node.name} is a run of no operation")
+    return channel_of(node.op)
+
+
+def _replayed(piece: Piece, state: State, slowdown: int) -> Entry:
+    return _Run(piece, state, slowdown).entry()
+
+
+class _Run:
+    """Runs a piece node by node."""
+
+    def __init__(self, piece: Piece, state: State, slowdown: int) -> None:
+        self._piece, self._state, self._slowdown = piece, state, slowdown
+        self._free: dict[Stream, int] = dict(zip(piece.shape.streams, state.streams, strict=True))
+        self._free[COMPUTE] = 0
+        self._last: dict[Stream, int] = {}
+        self._busy = list(state.busy)
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._causes: list[Cause] = []
+        self._parts: dict[Part, int] = {}
+        self._waits: list[tuple[int, int]] = []
+
+    def entry(self) -> Entry:
+        """What happened."""
+        for place, (step, cost) in enumerate(
+            zip(self._piece.shape.steps, self._piece.costs, strict=True)
+        ):
+            start, cause = self._start(step)
+            begun = start + cost.launch
+            slow = self._slowdown if step.node.is_computation else 0
+            end = stretched(begun, cost.time, self._busy, slow)
+            if step.computes:
+                self._account(step, cost, cause, start, end)
+            if step.beside:
+                self._busy = merged([*self._busy, (start, end)])
+            for stream in step.streams:
+                self._free[stream], self._last[stream] = end, place
+            self._starts.append(start)
+            self._ends.append(end)
+            self._causes.append(cause)
+        compute = self._free[COMPUTE]
+        left = tuple((max(first, compute), end) for first, end in self._busy if end > compute)
+        used = {stream: (self._free[stream], place) for stream, place in self._last.items()}
+        used.pop(COMPUTE, None)
+        found = self._parts, self._waits, self._causes
+        return Entry(compute, self._starts, self._ends, used, left, *found)
+
+    def _start(self, step: Step) -> tuple[int, Cause]:
+        start, cause = -_FOREVER, Cause()
+        for stream in step.streams:
+            if self._free[stream] > start:
+                start = self._free[stream]
+                known = self._last.get(stream)
+                cause = Cause(stream=stream) if known is None else Cause(known)
+        for i in step.inner:
+            if self._ends[i] > start:
+                start, cause = self._ends[i], Cause(i)
+        for i in step.inputs:
+            if self._state.inputs[i] > start:
+                start, cause = self._state.inputs[i], Cause(input=i)
+        return start, cause
+
+    def _account(self, step: Step, cost: Cost, cause: Cause, start: int, end: int) -> None:
+        waited = start - self._free[COMPUTE]
+        if waited and cause.input >= 0:
+            self._waits.append((cause.input, waited))
+            waited = 0
+        # else for a node in the piece, or for the communicator
+        awaited = self._piece.shape.steps[cause.place].part if cause.place >= 0 else step.part
+        spent = (
+            (awaited, waited),
+            (LAUNCH, cost.launch),
+            (step.part, cost.time),
+            (INTERFERENCE, end - start - cost.launch - cost.time),
+        )
+        for part, time in spent:
+            if time:
+                self._parts[part] = self._parts.get(part, 0) + time
+
+
+_FOREVER = 1 << 62

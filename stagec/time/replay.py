@@ -1,0 +1,304 @@
+"""The replay of a step: one rank of each class stands for all of its ranks.
+
+Classes run until they wait for another one: for a message, or for a collective that joins them.
+Between these points they run pieces (`stagec.time.pieces`), so the cost grows with the number of
+actions, not with their nodes. `stagec.time.clock` says what the times mean, node by node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+from stagec.program.groups import Channel, GroupAxes
+from stagec.support.diagnostics import error
+from stagec.time.join import Joined
+from stagec.time.pieces import Entry, Intervals, Piece, Shape, State, channel_of_node
+from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream
+
+
+class At(NamedTuple):
+    """A node of a class: the number of its piece, and its place there."""
+
+    owner: ClassReplay
+    piece: int
+    place: int
+
+
+class ClassReplay:
+    """The replay of a class: where it is, and what it has spent.
+
+    Piece i ran at `bases[i]`, its nodes ended `ends[i]` later. `causes` has what pieces that join
+    classes waited for last.
+    """
+
+    def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
+        self.number, self.name, self.joined = number, joined.name, joined
+        self.plan = joined.plan
+        self.pieces = [pieces(planned.shape) for planned in joined.plan]
+        self.bases = [0] * len(self.plan)
+        self.ends: list[Sequence[int]] = [()] * len(self.plan)
+        self.entries: list[Entry | None] = [None] * len(self.plan)
+        self.causes: dict[int, At | None] = {}
+        self.position = 0
+        self.compute = 0
+        self.computed = -1
+        self.streams: dict[Stream, tuple[int, int, int]] = {}
+        self.busy: Intervals = ()
+        self.waited: Counter[Part] = Counter()
+        self.uses: Counter[Entry] = Counter()
+
+    @property
+    def end(self) -> int:
+        """When its last node ends."""
+        return max([self.compute, *(end for end, _, _ in self.streams.values())])
+
+    def busy_time(self, step: int) -> int:
+        """Picoseconds of a step that it does not spend on waiting for other classes."""
+        return step - self.parts(step).get(BUBBLE, 0)
+
+    def parts(self, step: int) -> dict[Part, int]:
+        """Where the time of a step goes on the compute stream; adds up to the step."""
+        found = Counter(self.waited)
+        for entry, times in self.uses.items():
+            for part, time in entry.parts.items():
+                found[part] += time * times
+        last = max(self.streams.values(), key=lambda s: s[0], default=None)
+        if last is not None and last[0] > self.compute:
+            end, piece, place = last
+            self.account(found, piece, place, end - self.compute)
+        found[BUBBLE] += step - self.end
+        return {part: time for part, time in found.items() if time}
+
+    def account(self, found: Counter[Part], piece: int, place: int, amount: int) -> None:
+        """Account for time in which computations waited for a node. Of what joins classes, no more
+        than it takes is communication: the rest is spent on waiting for the other classes."""
+        shape, own = self.plan[piece].shape, amount
+        if shape.joins and not (shape.node.is_message and self._from_itself(shape)):
+            own = min(amount, self.pieces[piece].costs[place].time)
+        found[shape.steps[place].part] += own
+        found[BUBBLE] += amount - own
+
+    def _from_itself(self, shape: Shape) -> bool:
+        return self.joined.senders[channel_of_node(shape.node)] == [self.number]
+
+
+def replay(classes: Sequence[ClassReplay], slowdown: int = 0) -> int:
+    """Replay classes together; the end of the step, in picoseconds. Collectives take `slowdown`
+    1024ths of the speed of computations beside them. Raises `DiagnosticError` if classes wait for
+    each other in a ring."""
+    return _Replay(classes, slowdown).run()
+
+
+class _Call:
+    """A collective of several classes: who is there, and since when."""
+
+    def __init__(self) -> None:
+        self.there: list[tuple[ClassReplay, int, int, At | None]] = []
+
+
+class _Replay:
+    def __init__(self, classes: Sequence[ClassReplay], slowdown: int) -> None:
+        self._classes, self._slowdown = classes, slowdown
+        self._ready = deque(classes)
+        self._waiting: dict[Hashable, list[ClassReplay]] = {}
+        self._sent: dict[tuple[int, Channel], list[tuple[int, At]]] = {}
+        self._calls: dict[Hashable, _Call] = {}
+        self._count: Counter[tuple[int, GroupAxes]] = Counter()
+        self._received: Counter[tuple[int, Channel]] = Counter()
+        self._posted: dict[tuple[int, Stream], deque[tuple[int, Channel, int]]] = {}
+        self._called: dict[tuple[int, int], Hashable] = {}
+
+    def run(self) -> int:
+        while self._ready:
+            mine = self._ready.popleft()
+            while mine.position < len(mine.plan) and self._place(mine):
+                mine.position += 1
+            if mine.position == len(mine.plan):
+                self._receive_all(mine)
+        late = [c.name for c in self._classes if not all(c.ends)]
+        if late:
+            raise error(
+                f"the replay stands still: {', '.join(late)} wait for each other",
+                remedy="see what 'stagec check' says of the order of messages",
+            )
+        return max((c.end for c in self._classes), default=0)
+
+    def _place(self, mine: ClassReplay) -> bool:
+        """Run the next piece; False if something that it waits for has not happened yet."""
+        shape = mine.plan[mine.position].shape
+        if not shape.joins:
+            return self._run(mine, mine.position)
+        if not shape.node.is_message:
+            return self._call(mine, mine.position)
+        channel = channel_of_node(shape.node)
+        queue = self._posted.setdefault((mine.number, shape.streams[0]), deque())
+        queue.append((mine.position, channel, self._received[mine.number, channel]))
+        self._received[mine.number, channel] += 1
+        return True
+
+    def _inputs(self, mine: ClassReplay, piece: int) -> list[int] | None:
+        """When the inputs of a piece are there; None if one has not happened yet."""
+        times: list[int] = []
+        for source, place in mine.plan[piece].inputs:
+            if not mine.ends[source] and not self._happens(mine, source):
+                return None
+            times.append(mine.bases[source] + mine.ends[source][place])
+        return times
+
+    # -- pieces ------------------------------------------------------------------------------------
+
+    def _run(self, mine: ClassReplay, number: int) -> bool:
+        shape, streams = mine.plan[number].shape, mine.streams
+        times = self._inputs(mine, number)
+        if times is None:
+            return False
+        base = mine.compute
+        for gate in shape.gates:
+            if times[gate] > base:
+                base = times[gate]
+        free = [streams[s][0] if s in streams else 0 for s in shape.streams]
+        state = State(
+            _relative(times, shape.late_inputs, base),
+            _relative(free, shape.late_streams, base),
+            tuple((max(first - base, 0), end - base) for first, end in mine.busy if end > base),
+        )
+        entry = mine.pieces[number].entry(state, self._slowdown)
+        mine.bases[number], mine.entries[number], mine.ends[number] = base, entry, entry.ends
+        if shape.computes:
+            if base > mine.compute:
+                gate = max(shape.gates, key=times.__getitem__)
+                self._waited(mine, number, gate, base - mine.compute)
+            for which, amount in entry.waits:
+                self._waited(mine, number, which, amount)
+            mine.uses[entry] += 1
+            mine.compute, mine.computed = base + entry.compute, number
+        if self._slowdown:
+            mine.busy = tuple((base + first, base + end) for first, end in entry.busy)
+        for stream, (end, place) in entry.streams.items():
+            streams[stream] = base + end, number, place
+        for place, channel in shape.sends:
+            key = mine.number, channel
+            sent = base + entry.ends[place], At(mine, number, place)
+            self._sent.setdefault(key, []).append(sent)
+            self._wake(key)
+        return True
+
+    def _waited(self, mine: ClassReplay, piece: int, which: int, amount: int) -> None:
+        if amount:
+            mine.account(mine.waited, *mine.plan[piece].inputs[which], amount)
+
+    # -- what joins classes ------------------------------------------------------------------------
+
+    def _happens(self, mine: ClassReplay, wanted: int) -> bool:
+        """Whether what joins classes can be known now: it is then."""
+        shape = mine.plan[wanted].shape
+        if shape.node.is_message:
+            return self._receive(mine, wanted, shape.streams[0])
+        self._wait(self._called[mine.number, wanted], mine)
+        return False
+
+    def _receive(self, mine: ClassReplay, wanted: int, stream: Stream) -> bool:
+        """Complete the receives of a stream in order, up to this one; False if a message has not
+        been sent yet."""
+        queue = self._posted[mine.number, stream]
+        while not mine.ends[wanted]:
+            piece, channel, number = queue[0]
+            arrivals: list[tuple[int, At]] = []
+            for sender in mine.joined.senders[channel]:
+                sent = self._sent.get((sender, channel), ())
+                if number >= len(sent):
+                    self._wait((sender, channel), mine)
+                    return False
+                arrivals.append(sent[number])
+            times = self._inputs(mine, piece)
+            if times is None:
+                return False
+            ready, cause = self._latest(mine, piece, times, (stream,))
+            end, sender_at = max(arrivals, key=lambda a: a[0])
+            mine.bases[piece], mine.ends[piece] = max(ready, end), (0,)
+            mine.causes[piece] = sender_at if end >= ready else cause
+            mine.streams[stream] = mine.bases[piece], piece, 0
+            queue.popleft()
+        return True
+
+    def _receive_all(self, mine: ClassReplay) -> None:
+        """Complete what nothing waits for."""
+        for (number, stream), queue in self._posted.items():
+            if number == mine.number and queue and not self._receive(mine, queue[-1][0], stream):
+                return
+
+    def _call(self, mine: ClassReplay, piece: int) -> bool:
+        """A collective of several classes starts when the last one is there; only a blocking one
+        keeps the class waiting."""
+        step = mine.plan[piece].shape.steps[0]
+        blocks, group = step.computes, step.node.group
+        members = mine.joined.members[group]
+        if (mine.number, piece) not in self._called:
+            times = self._inputs(mine, piece)
+            if times is None:
+                return False
+            ready, cause = self._latest(mine, piece, times, (COMPUTE,) if blocks else ())
+            key = group, members, self._count[mine.number, group]
+            self._count[mine.number, group] += 1
+            self._called[mine.number, piece] = key
+            call = self._calls.setdefault(key, _Call())
+            call.there.append((mine, piece, ready, cause))
+            if len(call.there) == len(members):
+                _start(call, ("group", group))
+                self._wake(key)
+        if not blocks:
+            return True
+        if not mine.ends[piece]:
+            self._wait(self._called[mine.number, piece], mine)
+            return False
+        mine.waited[BUBBLE] += mine.bases[piece] - mine.compute
+        mine.waited[step.part] += mine.ends[piece][0]
+        mine.compute, mine.computed = mine.bases[piece] + mine.ends[piece][0], piece
+        return True
+
+    def _latest(
+        self, mine: ClassReplay, piece: int, times: Sequence[int], streams: Iterable[Stream]
+    ) -> tuple[int, At | None]:
+        """When a node is ready, and what it waited for last: an input, or what was on a stream."""
+        ready, cause = 0, None
+        for time, (source, place) in zip(times, mine.plan[piece].inputs, strict=True):
+            if time >= ready:
+                ready, cause = time, At(mine, source, place)
+        for stream in streams:
+            if stream == COMPUTE:
+                before = mine.compute, mine.computed, -1
+            else:
+                before = mine.streams.get(stream, (0, -1, 0))
+            if before[1] >= 0 and before[0] > ready:
+                ready, cause = before[0], At(mine, *before[1:])
+        return ready, cause
+
+    def _wait(self, key: Hashable, mine: ClassReplay) -> None:
+        waiting = self._waiting.setdefault(key, [])
+        if mine not in waiting:
+            waiting.append(mine)
+
+    def _wake(self, key: Hashable) -> None:
+        self._ready.extend(self._waiting.pop(key, ()))
+
+
+def _start(call: _Call, stream: Stream) -> None:
+    """Start a collective on all members; calls of a group follow each other."""
+    last, _, start, cause = max(call.there, key=lambda there: there[2])
+    before = last.streams.get(stream)
+    if before is not None and before[0] > start:
+        start, cause = before[0], At(last, *before[1:])
+    time = max(each.pieces[piece].costs[0].time for each, piece, _, _ in call.there)
+    for each, piece, _, _ in call.there:
+        each.bases[piece], each.ends[piece], each.causes[piece] = start, (time,), cause
+        each.streams[stream] = start + time, piece, 0
+
+
+def _relative(times: Sequence[int], late: Sequence[bool], base: int) -> tuple[int, ...]:
+    """Times after a base; those that matter only if they are late, from 0."""
+    return tuple(
+        time - base if time > base or not after else 0
+        for time, after in zip(times, late, strict=True)
+    )
