@@ -236,8 +236,8 @@ class Stepper(Unroller):
             ):
                 if shape != INSIDE:
                     self._refs[value] = ref
-                if value.producer is not None and value.producer.name == "et.recv":
-                    received += [ref] if isinstance(ref, Node) else []
+                if value.producer in part.seen.skip and isinstance(ref, Node):
+                    received.append(ref)
             if part.action != last:
                 pieces.append([])
                 last = part.action

@@ -30,7 +30,6 @@ from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, LAUNCH, Cost, merged, stretched
 from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, each_value, tiny_options, tries
 
-
 Costs = Callable[[Node], Cost]
 
 #: Strategies and schedules of every kind: what has streams of its own, or joins classes.
