@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from stagec.ir.module import Module
 from stagec.machines import Machine
@@ -12,7 +12,7 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
-from stagec.time.costs import CostTable, Measurements
+from stagec.time.costs import ClassCosts, CostTable, Measurements, picoseconds
 from stagec.time.join import Joined, joined
 from stagec.time.pieces import Piece, Shape
 from stagec.time.replay import ClassReplay, replay
@@ -102,6 +102,9 @@ def step_time(
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
 
+    There are two clocks, that of the devices and that of the hosts, which issue one computation
+    after the other and wait for each other where the devices do. The step is the longer one.
+
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
@@ -109,17 +112,48 @@ def step_time(
         machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
     )
     table.prepare(issued.nodes)
+    costs = [
+        table.of_class(ranks, issued.groups, each.groups, each.ways)
+        for each, ranks in zip(issued.classes, issued.members, strict=True)
+    ]
+    slowdown = round(machine.efficiency.interference.computations * 1024)
+    plans = issued.plans(overlap=overlap)
+    devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
+    issue = picoseconds(machine.efficiency.host.issue)
+    if not issue or _is_ahead(devices, issue):
+        return devices
+    alike = [(0, partial(_issued, issue))] * len(costs)
+    hosts = StepTime(*_replayed(plans, alike, 0), table.ways)
+    return max(devices, hosts, key=lambda step: step.picoseconds)
+
+
+def _replayed(
+    plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int
+) -> tuple[int, list[ClassReplay]]:
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
-    for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True)):
-        key, costs = table.of_class(ranks, issued.groups, each.groups, each.ways)
+    for i, (key, of_node) in enumerate(costs):
 
-        def piece(shape: Shape, key: int = key, costs: Costs = costs) -> Piece:
+        def piece(shape: Shape, key: int = key, of_node: Costs = of_node) -> Piece:
             found = known.get((key, shape))
             if found is None:
-                found = known[key, shape] = Piece(shape, costs)
+                found = known[key, shape] = Piece(shape, of_node)
             return found
 
-        classes.append(ClassReplay(i, issued.plans(overlap=overlap)[i], piece))
-    slowdown = round(machine.efficiency.interference.computations * 1024)
-    return StepTime(replay(classes, slowdown), classes, table.ways)
+        classes.append(ClassReplay(i, plans[i], piece))
+    return replay(classes, slowdown), classes
+
+
+def _issued(issue: int, node: Node) -> Cost:
+    """What a node costs its host. Optimizers launch few kernels, each for many parameters."""
+    return Cost(0, issue if node.is_computation and node.phase != "optimizer" else 0)
+
+
+def _is_ahead(devices: StepTime, issue: int) -> bool:
+    """Whether hosts are through with every piece before the devices: then they hold up nothing."""
+    pieces = {id(p): p for each in devices.classes for p in each.pieces}
+    return all(
+        sum(_issued(issue, s.node).launch for s in p.shape.steps)
+        <= sum(c.launch + c.time for s, c in zip(p.shape.steps, p.costs, strict=True) if s.computes)
+        for p in pieces.values()
+    )
