@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stagec.time.costs import Measurements
     from stagec.time.tables import Table
 
-#: Replays of more pieces than these take long enough that levers, a dozen of them, wait to be asked.
+#: Replays of more pieces than these take so long that levers, a dozen of them, wait to be asked.
 _MANY = 5_000
 
 

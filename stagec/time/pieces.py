@@ -59,7 +59,8 @@ class Entry:
     `compute` is the end of its last computation. Of the streams that it used, `streams` has the
     end and the place of the last node. `busy` is what still runs beside later computations. `parts`
     is what the compute stream spent from the base to `compute`, `waits` how long it waited beside
-    that until inputs came, by their number.
+    that until inputs came, or what was before the piece on a stream was done. `before` are the
+    streams that such nodes were on.
     """
 
     compute: int
@@ -68,8 +69,9 @@ class Entry:
     streams: Mapping[Stream, tuple[int, int]]
     busy: Intervals
     parts: Mapping[Part, int]
-    waits: Sequence[tuple[int, int]]
+    waits: Sequence[tuple[Cause, int]]
     causes: Sequence[Cause]
+    before: tuple[Stream, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class _Run:
         self._ends: list[int] = []
         self._causes: list[Cause] = []
         self._parts = Counter(piece.spent)
-        self._waits: list[tuple[int, int]] = []
+        self._waits: list[tuple[Cause, int]] = []
 
     def entry(self) -> Entry:
         """What happened."""
@@ -226,7 +228,7 @@ class _Run:
                 self._spend(INTERFERENCE, slowed - end)
                 end = slowed
             if step.computes and start > free[COMPUTE]:
-                self._waited(step, cause, start)
+                self._waited(cause, start)
             if step.beside and self._slowdown:
                 self._busy = merged([*self._busy, (start, end)])
             for stream in step.streams:
@@ -239,7 +241,11 @@ class _Run:
         used = {stream: (free[stream], place) for stream, place in last.items()}
         used.pop(COMPUTE, None)
         parts = {part: time for part, time in self._parts.items() if time}
-        return Entry(compute, starts, ends, used, left, parts, self._waits, causes)
+        before = (c.stream for c in causes if c.place < 0 and c.input < 0 and c.stream != COMPUTE)
+        waits = self._waits
+        return Entry(
+            compute, starts, ends, used, left, parts, waits, causes, tuple(dict.fromkeys(before))
+        )
 
     def _start(self, step: Step) -> tuple[int, Cause]:
         start, cause = -_FOREVER, Cause()
@@ -256,16 +262,13 @@ class _Run:
                 start, cause = self._state.inputs[i], Cause(input=i)
         return start, cause
 
-    def _waited(self, step: Step, cause: Cause, until: int) -> None:
+    def _waited(self, cause: Cause, until: int) -> None:
         """Account for the wait of the compute stream: for what ran then, and for what that had
         waited for before."""
-        since, waiting = self._free[COMPUTE], step
+        since = self._free[COMPUTE]
         while until > since:
-            if cause.input >= 0:
-                self._waits.append((cause.input, until - since))
-                return
-            if cause.place < 0:  # for its communicator
-                self._spend(waiting.part, until - since)
+            if cause.place < 0:
+                self._waits.append((cause, until - since))
                 return
             waiting, start = self._piece.shape.steps[cause.place], self._starts[cause.place]
             self._spend(waiting.part, until - max(start, since))
