@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,14 +55,17 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
 def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
     from stagec.time.kineto import read_trace
 
-    sizes = [path.stat().st_size for path in traces]
+    before, whole = 0, sum(path.stat().st_size for path in traces)
+    found: list[Reading] = []
     with _progress(quiet) as progress:
-        return [
-            read_trace(
-                path, lambda at, i=i: progress((sum(sizes[:i]) + at) >> 20, sum(sizes) >> 20)
-            )
-            for i, path in enumerate(traces)
-        ]
+        for path in traces:
+            found.append(read_trace(path, partial(_tell_bytes, progress, before, whole)))
+            before += path.stat().st_size
+    return found
+
+
+def _tell_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
+    progress((before + at) >> 20, whole >> 20)
 
 
 @contextmanager

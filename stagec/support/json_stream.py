@@ -17,6 +17,8 @@ from stagec.support.source import FileLoc
 _CHUNK = 1 << 20
 #: The longest element of a list, and the longest other value.
 _LONGEST = 1 << 25
+#: So near to what is not read yet, a number may be cut in two, as in 12.5e+3 before the last 3.
+_CUT = 3
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -38,20 +40,23 @@ class JsonStream:
         self._last = 0  # where in the buffer the last value begins
         self._ended = False
         self._line, self._column = 1, 1  # where the buffer begins
+        self.found = False  # whether the list was there
 
     def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
         """Names and values of the object; of the list named `streamed` each element, one by one.
 
         Raises `DiagnosticError` with the place of what is no JSON object.
         """
-        if self._peek() != "{":
-            raise self.error("expects a JSON object" if self._buffer else "the file is empty")
+        first = self._peek()
+        if first != "{":
+            raise self.error("expects a JSON object" if first else "the file is empty")
         self._at += 1
         if self._peek() == "}":
             return
         while True:
             name = self._name_of_member()
             if name == streamed and self._peek() == "[":
+                self.found = True
                 yield from ((name, value) for value in self._elements())
             else:
                 yield name, self._value()
@@ -112,7 +117,7 @@ class JsonStream:
                 raise self._error(f"no JSON: {problem.msg}", problem.pos) from None
             except (RecursionError, ValueError) as problem:
                 raise self._error(f"no JSON: {problem}", self._at) from None
-            if end == len(self._buffer) and self._fill():
+            if len(self._buffer) - end < _CUT and self._fill():
                 continue  # a number may go on
             self._last, self._at = self._at, end
             return value
@@ -121,15 +126,17 @@ class JsonStream:
         """Read on; whether there was more."""
         if self._ended:
             return False
+        data = self._stream.read(max(_CHUNK, len(self._buffer) - self._at))
+        self._ended = not data
+        more = self._text.decode(data, final=self._ended)
+        if self._ended and not more:
+            return False
         read = self._buffer[: self._at]
         lines = read.count("\n")
         self._line += lines
         self._column = len(read) - read.rfind("\n") if lines else self._column + len(read)
-        data = self._stream.read(max(_CHUNK, len(self._buffer) - self._at))
-        self._ended = not data
-        more = self._text.decode(data, final=self._ended)
         self._buffer, self._at, self._last = self._buffer[self._at :] + more, 0, 0
-        return bool(more) or not self._ended
+        return True
 
     def _error(self, message: str, at: int) -> DiagnosticError:
         read = self._buffer[:at]

@@ -97,12 +97,10 @@ def read_trace(path: Path, progress: Progress | None = None) -> Reading:
 
 def _read(stream: BinaryIO, result: Reading, columns: _Columns, tell: Callable[[], None]) -> None:
     text = JsonStream(stream, str(result.path), REMEDY)
-    found = False
     for name, value in text.members(_EVENTS):
-        if name != _EVENTS:
+        if name != _EVENTS or not text.found:
             _note(result, name, value)
             continue
-        found = True
         result.events += 1
         if result.events % _EVERY == 0:
             tell()
@@ -110,7 +108,7 @@ def _read(stream: BinaryIO, result: Reading, columns: _Columns, tell: Callable[[
             columns.add(value)
         except ValueError as problem:
             raise text.error(str(problem)) from None
-    if not found:
+    if not text.found:
         place = FileLoc(str(result.path), 1, 1)
         raise error(f"no '{_EVENTS}' in it: this is no trace", place, remedy=REMEDY)
 
@@ -183,8 +181,10 @@ class _Columns:
     def _distinct(self, event: dict[str, Any], args: dict[str, Any]) -> int:
         recorded = Recorded(
             _name(event),
-            *(args.get(n) for n in ("Input Dims", "Input Strides", "Input type")),
-            args.get("Concrete Inputs"),
+            dims=args.get("Input Dims"),
+            strides=args.get("Input Strides"),
+            types=args.get("Input type"),
+            values=args.get("Concrete Inputs"),
         )
         if _COLLECTIVE in args:
             return self._collective(recorded.name, args)
@@ -256,7 +256,7 @@ def _name(event: dict[str, Any]) -> str:
 
 
 def _number(event: dict[str, Any], name: str) -> float:
-    value = event.get(name)
+    value: Any = event.get(name)
     if type(value) not in (int, float) or not abs(value) < 1e18 or (name == "dur" and value < 0):
         raise ValueError(f"'{name}': expects microseconds, found {value!r:.40}")
     return float(value)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from stagec.time.measured import Key
 
@@ -61,22 +61,17 @@ class Recorded:
 
     def value(self, i: int) -> str:
         """The text of an argument that is no tensor; '' if it is not recorded."""
-        values = self.values
-        given = isinstance(values, list) and i < len(values) and isinstance(values[i], str)
-        return str(values[i]) if given else ""
+        found = _item(self.values, i)
+        return found if isinstance(found, str) else ""
 
     def tensor(self, i: int) -> Tensor:
         """An argument. Raises `ValueError` if it is no tensor whose shape is recorded."""
-        dims, types = self.dims, self.types
-        if not isinstance(dims, list) or not isinstance(types, list) or i >= len(dims):
-            raise ValueError(NO_SHAPES)
-        shape = dims[i]
-        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        shape, width = _list(_item(self.dims, i)), TYPES.get(str(_item(self.types, i)))
+        if any(isinstance(n, list) for n in shape or ()):
             raise ValueError("the types of lists of tensors are not recorded")
-        if i >= len(types) or types[i] not in TYPES:
+        if shape is None or width is None or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(NO_SHAPES)
-        strides = self.strides[i] if isinstance(self.strides, list) and i < len(self.strides) else 0
-        return Tensor(tuple(shape), *TYPES[types[i]], strides if isinstance(strides, list) else [])
+        return Tensor(tuple(shape), *width, _list(_item(self.strides, i)) or [])
 
     def has(self, i: int) -> bool:
         """Whether an argument is a tensor."""
@@ -101,6 +96,16 @@ class Tensor:
         """The bytes that are in memory: what is broadcast stands there once."""
         strides = self.strides if len(self.strides) == len(self.shape) else [1] * len(self.shape)
         return math.prod(n for n, s in zip(self.shape, strides, strict=True) if s) * self.width
+
+
+def _list(value: Any) -> list[Any] | None:
+    return cast("list[Any]", value) if isinstance(value, list) else None
+
+
+def _item(values: Any, i: int) -> Any:
+    """An element of a list; None if there is none."""
+    known = _list(values) or ()
+    return known[i] if i < len(known) else None
 
 
 def row_of(op: Recorded) -> Key | str | None:
@@ -222,6 +227,12 @@ def _elementwise(op: Recorded, operands: int) -> Key:
     return _memory(sum(t.size for t in tensors) + math.prod(shape) * width)
 
 
+def _dropout(op: Recorded) -> Key:
+    """Writes beside the result a mask of one byte an element."""
+    x = op.tensor(0)
+    return _memory(2 * x.size + x.size // x.width, "dropout")
+
+
 def _copy(op: Recorded) -> Key:
     """To the first argument from the second."""
     return _memory(math.prod(op.tensor(0).shape) * op.tensor(0).width + op.tensor(1).size)
@@ -236,10 +247,9 @@ def _triton(op: Recorded) -> Key | str | None:
 
 
 _UNARY = """neg abs exp exp2 log sqrt rsqrt reciprocal sin cos tanh sigmoid silu gelu relu pow clamp
-    clamp_min bitwise_not logical_not native_dropout isnan softplus square log_softmax"""
+    clamp_min square softplus _log_softmax"""
 _BINARY = """add sub rsub mul div maximum minimum silu_backward gelu_backward sigmoid_backward
-    tanh_backward threshold_backward native_dropout_backward masked_fill eq ne lt le gt ge
-    bitwise_and bitwise_or logical_and logical_or"""
+    tanh_backward threshold_backward native_dropout_backward masked_fill"""
 _TERNARY = "where addcmul addcdiv lerp"
 
 _BATCHED = ("aten::baddbmm", "aten::baddbmm_")
@@ -253,6 +263,7 @@ _OPS: Mapping[str, Callable[[Recorded], Key]] = MappingProxyType(
             for place in ("", "_")
         },
         "aten::copy_": _copy,
+        "aten::native_dropout": _dropout,
         "aten::fill_": lambda op: _memory(op.tensor(0).size),
         "aten::zero_": lambda op: _memory(op.tensor(0).size),
         "aten::sum": lambda op: _memory(op.tensor(0).size),
