@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -114,10 +114,10 @@ def _read(stream: BinaryIO, result: Reading, columns: _Columns, tell: Callable[[
 
 
 def _note(result: Reading, name: str, value: Any) -> None:
-    if name == "distributedInfo" and isinstance(value, dict) and type(value.get("rank")) is int:
-        result.rank = value["rank"]
+    if name == "distributedInfo" and type(rank := _object(value).get("rank")) is int:
+        result.rank = rank
     if name == "deviceProperties" and isinstance(value, list):
-        names = (d.get("name") for d in value if isinstance(d, dict))
+        names = (_object(device).get("name") for device in cast("list[Any]", value))
         result.device = next((n for n in names if isinstance(n, str)), "")
 
 
@@ -149,9 +149,10 @@ class _Columns:
         """Note an event. Raises `ValueError` for what is none."""
         if not isinstance(event, dict):
             raise ValueError("expects an event, an object")
+        event = _object(event)
         if event.get("ph") != "X":
             return
-        category = event.get("cat")
+        category = str(event.get("cat"))
         if category == "cpu_op":
             self._add_op(event)
         elif category in _GPU:
@@ -241,11 +242,14 @@ def _work(name: str, category: str, size: Any) -> _Op:
     return _Op(name, Key("memory", "", (2 * size,)) if inside else "a copy to or from the host")
 
 
+def _object(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def _args(event: dict[str, Any]) -> dict[str, Any]:
-    args = event.get("args", {})
-    if not isinstance(args, dict):
+    if not isinstance(event.get("args", {}), dict):
         raise ValueError("'args': expects an object")
-    return args
+    return _object(event.get("args"))
 
 
 def _name(event: dict[str, Any]) -> str:
