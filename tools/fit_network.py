@@ -33,6 +33,8 @@ TABLES = {
     "gb200-nvl72": ("gb200", "2.29.2"),
     "gb300-nvl72": ("gb300", "2.29.2"),
 }
+#: Machines with the links of another one.
+ALIKE = {"a100-40g": "a100-80g", "h100-500w": "h100-sxm"}
 KINDS = {"alltoall": "all_to_all"}
 #: start in microseconds, hops, share of ll, ll128, simple; copy of rings; start, share of
 #: multicast; start, hops, share of ll, simple between pairs; copy of pairs.
@@ -43,6 +45,8 @@ FIRST = (
 SHARES = np.array([2, 5, 8, 11, 14, 17])
 #: Relative errors beyond this one count by their size, not by its square.
 OUTLIER = 0.1
+#: Training moves large buffers: errors from this size on count so often.
+LARGE, WEIGHT = 1 << 24, 3.0
 TRIALS = 8
 
 
@@ -102,12 +106,18 @@ def with_constants(machine: Machine, found: NetworkEfficiency) -> Machine:
     return machine.model_copy(update={"efficiency": old.model_copy(update={"network": network})})
 
 
+def parity(row: Case) -> NDArray[np.bool_]:
+    """Which sizes are 4^k: these are fitted."""
+    even: NDArray[np.bool_] = np.round(np.log2(row.size)).astype(int) % 2 == 0
+    return even
+
+
 def errors(machine: Machine, x: Floats, rows: Sequence[Case], odd: bool) -> Floats:
     """Logarithms of time over measured time, of the sizes 4^k or of the others."""
     tried = with_constants(machine, constants(x))
     found: list[Floats] = []
     for row in rows:
-        chosen = (np.round(np.log2(row.size)).astype(int) % 2 == 1) == odd
+        chosen = parity(row) != odd
         time = collective_seconds(tried, row.kind, row.size[chosen], row.over)
         found.append(np.log(time / row.seconds[chosen]))
     return np.concatenate(found)
@@ -151,7 +161,13 @@ def fit(machine: Machine, rows: Sequence[Case]) -> Floats:
     first[SHARES] /= 1 - first[SHARES]
     start = np.log(first)
     starts = [start, *(start + rng.normal(0, 0.3, len(start)) for _ in range(TRIALS - 1))]
-    found = [least_squares(lambda x: errors(machine, x, rows, odd=False), s) for s in starts]
+    weights = np.concatenate([np.where(c.size[parity(c)] < LARGE, 1, WEIGHT) for c in rows])
+
+    def weighted(x: Floats) -> Floats:
+        result: Floats = errors(machine, x, rows, odd=False) * weights
+        return result
+
+    found = [least_squares(weighted, s) for s in starts]
     return min(found, key=lambda pair: pair[0])[1]
 
 
@@ -208,14 +224,21 @@ def main(names: tuple[str, ...], tables: Path | None, write: bool) -> None:
             f"rows of aiconfigurator-core; every second size fitted; on the others {told(outside)}"
         )
         click.echo(f"{name}: fitted {told(inside)}; left out {told(outside)}")
+        sizes = np.concatenate([c.size[~parity(c)] for c in rows])
+        click.echo(f"  16 MiB and more: left out {told(outside[sizes >= LARGE])}")
         for kind in sorted({c.kind for c in rows}):
             some = [c for c in rows if c.kind == kind]
             click.echo(f"  {kind}: left out {told(errors(machine, x, some, odd=True))}")
         if write:
             level = machine.network[0].name
-            path = Path(f"stagec/machines/{name}.toml")
-            new = section(level, constants(x, record))
-            path.write_text(replaced(path.read_text("utf-8"), level, new), "utf-8")
+            _write(name, level, constants(x, record))
+            for other in (o for o, of in ALIKE.items() if of == name):
+                _write(other, level, constants(x, f"as {name}, which has the same links: {record}"))
+
+
+def _write(name: str, level: str, found: NetworkEfficiency) -> None:
+    path = Path(f"stagec/machines/{name}.toml")
+    path.write_text(replaced(path.read_text("utf-8"), level, section(level, found)), "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ Attention that a text writes as products and a softmax counts with all its score
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import ZERO, Expr, const, total
 from stagec.ir.module import Module
@@ -24,6 +26,12 @@ def model_flops(module: Module) -> Expr:
     """FLOPs of forward by a module with types, of all ranks together: matrix products, and
     attention with half of the pairs if it is causal."""
     return total(_of_region(func.body) for func in module.functions)
+
+
+def step_flops(forward: Expr, graphs: Sequence[Operation]) -> Expr:
+    """Those of a step: with backward three times those of forward."""
+    trains = any(op.phase == "backward" for graph in graphs for op in graph.body.walk())
+    return forward * TRAINING if trains else forward
 
 
 def _of_region(region: Region) -> Expr:

@@ -3,7 +3,7 @@ expressions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -19,9 +19,9 @@ from stagec.analysis.count import (
 )
 from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.memory import staged_memory
-from stagec.analysis.model_flops import TRAINING
+from stagec.analysis.model_flops import step_flops
 from stagec.ir.core import Operation
-from stagec.ir.expr import ONE, ZERO, Env, Expr, evaluate, expand, total
+from stagec.ir.expr import ZERO, Env, Expr, evaluate, expand, total
 from stagec.ir.kernel import EXTENTS
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
@@ -64,15 +64,9 @@ def analysis(
         "ranks": show(axis_size(axes)),
         "mesh": axes,
         "parameters": show(parameters if isinstance(parameters, Expr) else ZERO),
-        "model_flops": None if forward is None else show(forward * _passes(graphs)),
+        "model_flops": None if forward is None else show(step_flops(forward, graphs)),
         "classes": sorted(classes, key=lambda c: list(c["coords"].values())),
     }
-
-
-def _passes(graphs: Sequence[Operation]) -> Expr:
-    """What model FLOPs of a step are those of forward times."""
-    trains = any(op.phase == "backward" for graph in graphs for op in graph.body.walk())
-    return TRAINING if trains else ONE
 
 
 def _classes(

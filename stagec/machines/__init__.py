@@ -12,11 +12,23 @@ from importlib.resources import files
 from pathlib import Path
 
 from stagec.machines import reading
+from stagec.machines.figures import figure_text
+from stagec.machines.reading import file_text
 from stagec.machines.schema import Level, Machine
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
-__all__ = ["Level", "Machine", "find_machine", "load_machine", "machines", "read_machine"]
+__all__ = [
+    "Level",
+    "Machine",
+    "figure_text",
+    "file_text",
+    "find_machine",
+    "is_file",
+    "load_machine",
+    "machines",
+    "read_machine",
+]
 
 
 @cache
@@ -44,9 +56,9 @@ def read_machine(name: str, text: str, file: str | None = None) -> Machine:
     folder = Path(file).parent
 
     def base(wanted: str) -> tuple[str, str]:
-        if _is_file(wanted):
+        if is_file(wanted):
             path = folder / wanted
-            return str(path), reading.file_text(path)
+            return str(path), file_text(path)
         found = wanted if wanted in _texts() else _name_of(wanted)
         return f"{found}.toml", _texts()[found]
 
@@ -57,13 +69,14 @@ def read_machine(name: str, text: str, file: str | None = None) -> Machine:
 def load_machine(given: str) -> Machine:
     """The machine of a name, an alias or a file (what has a slash or ends in `.toml`). Raises
     `DiagnosticError` for a name that there is not and for a file that is none."""
-    if _is_file(given):
+    if is_file(given):
         path = Path(given)
-        return read_machine(path.stem, reading.file_text(path), given)
+        return read_machine(path.stem, file_text(path), given)
     return machines()[_name_of(given)]
 
 
-def _is_file(given: str) -> bool:
+def is_file(given: str) -> bool:
+    """Whether `--machine` means a file."""
     return given.endswith(".toml") or "/" in given
 
 

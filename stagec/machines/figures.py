@@ -80,7 +80,7 @@ class Text(BaseModel):
 class Figure(Text):
     """A figure and where it is from: a document and the place in it."""
 
-    source: Annotated[str, Field(min_length=3)]
+    source: Annotated[str, Field(min_length=1)]
 
 
 Seconds = Annotated[float, BeforeValidator(_floating("time"))]
@@ -128,3 +128,21 @@ class Count(Figure):
 KINDS: Mapping[type[Figure], str] = MappingProxyType(
     {Size: "bytes", Bandwidth: "bandwidth", Rate: "rate", Frequency: "frequency", Duration: "time"}
 )
+_BASES: Mapping[str, str] = MappingProxyType(
+    {"bytes": "B", "bandwidth": "B/s", "rate": "FLOP/s", "frequency": "Hz", "time": "s"}
+)
+_SHOWN = ("P", "T", "G", "M", "k", "", "m", "u", "n")
+
+
+def figure_text(figure: Figure) -> str:
+    """A figure with its unit: `3.35 TB/s`; bytes in powers of 1024."""
+    value: float = getattr(figure, "value")  # noqa: B009
+    kind = KINDS.get(type(figure))
+    if kind is None:
+        return str(value)
+    scales = {n.removesuffix(base): s for base in [_BASES[kind]] for n, s in UNITS[kind][0].items()}
+    chosen = ("Ti", "Gi", "Mi", "Ki", "") if kind == "bytes" else _SHOWN
+    fitting = [n for n in chosen if n in scales and value >= scales[n]]
+    if not fitting:
+        return f"{value:g} {_BASES[kind]}"
+    return f"{float(value / scales[fitting[0]]):.6g} {fitting[0]}{_BASES[kind]}"

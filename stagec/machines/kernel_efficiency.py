@@ -61,14 +61,16 @@ class AttentionEfficiency(Rates):
     """Constants of fused attention.
 
     `rate` and `overlap` are as in products. `exponentials` are those that one processor computes
-    a clock, `backward` is the rate of the backward kernel relative to that of the forward one.
+    a clock (16: NVIDIA, CUDA C++ Programming Guide, "Throughput of Native Arithmetic
+    Instructions", devices 8.0, 9.0 and 10.0). `backward` is the rate of the backward kernel
+    relative to the forward one; no table has it, 0.87 is what fits arXiv 2407.08608, figure 6.
     `uneven` is the share of the longest block that is waited for at the end, `tile` what a block
     of queries adds, `start` the time of a kernel that does nothing.
     """
 
-    exponentials: _Many = 14.0
+    exponentials: _Many = 16.0
     overlap: Overlap = 0.3
-    backward: Share = 0.85
+    backward: Share = 0.87
     uneven: Overlap = 0.5
     start: Seconds = 5e-6
     tile: Seconds = 1e-6

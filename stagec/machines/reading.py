@@ -6,9 +6,10 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from stagec.machines.efficiency import collective_defaults, network_defaults
 from stagec.machines.figures import is_table, listed
@@ -74,7 +75,7 @@ def bases(tables: Tables, file: str, text: str, read: Callable[[str], tuple[str,
         chain.append((parsed(next_text, next_file), next_file, next_text))
     result = chain.pop()[0]
     for above, _, _ in reversed(chain):
-        result = merged(result, above)
+        result = on_base(result, above)
     return result
 
 
@@ -86,19 +87,35 @@ def _base(tables: Tables, file: str, text: str) -> str:
     return base
 
 
-def merged(base: Mapping[str, Any], tables: Mapping[str, Any]) -> Tables:
+def on_base(base: Tables, tables: Tables) -> Tables:
     """The tables of a base with those of a text over them.
 
-    A figure replaces a figure, value and source together. Levels of the network that the base has
-    are changed; a list with any other name replaces the base's.
+    A figure replaces a figure, value and source together, and the constants of a level those of a
+    level, which were fitted together. Levels of the network that the base has are changed; a list
+    with any other name replaces the base's, and levels that are gone take their constants along.
     """
+    result = _merged(base, tables)
+    kept = {level.get("name") for level in listed(result.get("network")) if is_table(level)}
+    given = tables.get("efficiency")
+    own = given.get("network") if is_table(given) else None
+    kept |= set(own) if is_table(own) else set()
+    efficiency = result.get("efficiency")
+    if is_table(efficiency) and is_table(efficiency.get("network")):
+        network = {n: v for n, v in efficiency["network"].items() if n in kept}
+        result["efficiency"] = {**efficiency, "network": network}
+    return result
+
+
+def _merged(base: Tables, tables: Tables) -> Tables:
     result = {n: v for n, v in base.items() if n not in ("aliases", "base")}
     for name, value in tables.items():
         old = result.get(name)
-        if name == "network" and listed(old):
+        if name == "network" and is_table(old) and is_table(value):
+            result[name] = {**old, **value}
+        elif name == "network" and listed(old):
             result[name] = _levels(listed(old), value)
         elif is_table(old) and is_table(value) and "value" not in value:
-            result[name] = merged(old, value)
+            result[name] = _merged(old, value)
         elif name != "base":
             result[name] = value
     return result
@@ -109,16 +126,47 @@ def _levels(old: tuple[Any, ...], new: object) -> object:
     known = [level for level in old if is_table(level)]
     if not set(changed) <= {level.get("name") for level in known}:
         return new
-    return [merged(level, changed.get(level.get("name"), {})) for level in known]
+    return [_merged(level, changed.get(level.get("name"), {})) for level in known]
 
 
 def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
     """The machine of tables. Raises `DiagnosticError` with a place for every mistake."""
+    known = lines_of(text)
+    _check_levels(tables, known, file)
     try:
         return Machine.model_validate({**_completed(tables), "name": name})
     except ValidationError as e:
-        known = lines_of(text)
-        raise DiagnosticError(*(_diagnostic(found, known, file) for found in e.errors())) from None
+        own = _names_of_levels(parsed(text, file))
+        merged = _names_of_levels(tables)
+
+        def place(way: tuple[Any, ...]) -> Loc:
+            """Levels of a base have other numbers than those of the text."""
+            if way[:1] == ("network",) and len(way) > 1 and merged[way[1]] in own:
+                way = ("network", own.index(merged[way[1]]), *way[2:])
+            return _place(known, way, file)
+
+        raise DiagnosticError(*(_diagnostic(d, place(d["loc"])) for d in e.errors())) from None
+
+
+def _names_of_levels(tables: Tables) -> list[object]:
+    return [t.get("name") if is_table(t) else None for t in listed(tables.get("network"))]
+
+
+def _check_levels(
+    tables: Tables, known: Mapping[tuple[Any, ...], tuple[int, int]], file: str
+) -> None:
+    """Constants belong to a level that there is."""
+    efficiency = tables.get("efficiency")
+    given = efficiency.get("network") if is_table(efficiency) else None
+    names = [str(name) for name in _names_of_levels(tables)]
+    for name in given if is_table(given) and names else ():
+        if name not in names:
+            way = ("efficiency", "network", name)
+            raise error(
+                f"efficiency.network has no level '{name}'",
+                _place(known, way, file),
+                remedy=did_you_mean(name, names) or f"the levels are: {', '.join(names)}",
+            )
 
 
 def _completed(tables: Tables) -> Tables:
@@ -136,9 +184,7 @@ def _completed(tables: Tables) -> Tables:
     return {**tables, "efficiency": {**first, **efficiency, "network": network}}
 
 
-def _diagnostic(
-    found: Any, known: Mapping[tuple[Any, ...], tuple[int, int]], file: str
-) -> Diagnostic:
+def _diagnostic(found: Any, place: Loc) -> Diagnostic:
     way = tuple(found["loc"])
     told = ".".join(map(str, way))
     message = found["msg"].removeprefix("Value error, ")
@@ -152,7 +198,6 @@ def _diagnostic(
         remedy = f"write it, with its source; {_REMEDY}"
     elif found["type"] == "model_type":
         message = 'expects a figure, { value = "...", source = "..." }, or a table'
-    place = _place(known, way, file)
     return Diagnostic(f"{f'{told}: ' if told else ''}{message}", place, "error", remedy)
 
 
@@ -160,18 +205,15 @@ def _names(way: tuple[Any, ...]) -> list[str]:
     """The names of the schema at this place of a text."""
     here: Any = Machine
     for step in way:
-        if isinstance(here, type) and issubclass(here, BaseModel):
-            here = here.model_fields[step].annotation
-        here = _model(here)
-    names = here.model_fields if isinstance(here, type) and issubclass(here, BaseModel) else ()
-    return [n for n in names if n != "name" or way]
-
-
-def _model(annotation: Any) -> Any:
-    """The model that an annotation is about."""
-    inner = [a for a in getattr(annotation, "__args__", ()) if a is not type(None)]
-    models = [m for m in map(_model, inner) if isinstance(m, type) and issubclass(m, BaseModel)]
-    return models[0] if models else annotation
+        fields = getattr(here, "model_fields", None)
+        if fields is not None:
+            here = fields[step].annotation if step in fields else None
+        else:
+            here = next((a for a in reversed(get_args(here)) if a is not Ellipsis), None)
+        while get_origin(here) in (Annotated, Union, UnionType):
+            here = get_args(here)[0]
+    fields = getattr(here, "model_fields", {})
+    return [f.alias or n for n, f in fields.items() if n != "name" or way]
 
 
 def _place(

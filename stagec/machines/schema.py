@@ -95,7 +95,7 @@ class Machine(Text):
 
     @model_validator(mode="after")
     def _levels(self) -> Machine:
-        """Levels grow outwards, and constants belong to one of them."""
+        """Levels grow outwards, and have a protocol in common."""
         names = [level.name for level in self.network]
         if len(set(names)) != len(names):
             raise ValueError(f"network: two levels have one name: {', '.join(names)}")
@@ -114,11 +114,6 @@ class Machine(Text):
         first, *others = (set(e.protocols) for e in self.efficiency.network.values())
         if not first.intersection(*others):
             raise ValueError("efficiency.network: no protocol is the same on all levels")
-        unknown = sorted(set(self.efficiency.network) - set(names))
-        if unknown:
-            raise ValueError(
-                f"efficiency.network: no level '{unknown[0]}'; the levels are: {', '.join(names)}"
-            )
         return self
 
     def left(self, communicators: int) -> int:

@@ -38,6 +38,8 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
 )
 _TYPES = MappingProxyType({"bfloat16": "bf16", "fp8": "f8e4m3", "nvfp4": "f4e2m1", "half": "f16"})
 Columns: TypeAlias = Mapping[str, NDArray[Any]]
+#: Of the columns of a file: kind, type, mask, the rows, and their extents; an op may be the last.
+Reader: TypeAlias = Callable[[Columns], Iterator[tuple[Any, ...]]]
 
 
 def read_tables(machine: str, folder: Path | None = None) -> list[Table]:
@@ -67,9 +69,7 @@ def _installed() -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def _read(
-    place: Path, pattern: str, read: Callable[[Columns], Iterator[tuple[Any, ...]]]
-) -> Iterator[Table]:
+def _read(place: Path, pattern: str, read: Reader) -> Iterator[Table]:
     room, name = pattern.split("/")
     for framework in sorted(f for f in (place / room).glob("*") if f.is_dir()):
         files = [v / f"{name}_perf.parquet" for v in framework.iterdir()]
@@ -77,11 +77,12 @@ def _read(
         if files:
             columns = _columns(max(files, key=lambda f: _version(f.parent.name)))
             for kind, dtype, causal, chosen, *extents in read(columns):
+                op = extents.pop() if isinstance(extents[-1], str) else ""
                 seconds = np.asarray(columns["latency"], float)[chosen] * 1e-3
                 rows = np.stack(np.broadcast_arrays(*extents), axis=1)[chosen].astype(np.int64)
                 good = np.isfinite(seconds) & (seconds > 0) & (rows > 0).all(axis=1)
                 if good.any():
-                    yield Table(kind, dtype, causal, rows[good], seconds[good], framework.name)
+                    yield Table(kind, dtype, causal, rows[good], seconds[good], framework.name, op)
 
 
 def _version(name: str) -> list[int]:
@@ -152,20 +153,38 @@ def _encoder(c: Columns) -> Iterator[tuple[Any, ...]]:
         )
 
 
+def _experts(c: Columns) -> Iterator[tuple[Any, ...]]:
+    """Gated experts with balanced loads, all on one rank, by experts, tokens of each, width and
+    inner width: both products and what is between them, so no kernel of its own."""
+    rows = c["num_tokens"] * c["topk"] // c["num_experts"]
+    shape = c["num_experts"], rows, c["hidden_size"], c["inter_size"] // c["moe_tp_size"]
+    plain = (c["distribution"] == "balanced") & (c["moe_ep_size"] == 1)
+    for dtype, chosen in _by_type(c["moe_dtype"]):
+        yield "experts", dtype, False, chosen & plain, *shape
+
+
 def _latent(c: Columns) -> Iterator[tuple[Any, ...]]:
-    """Multi-head latent attention of DeepSeek-V3, expanded: heads of 128 + 64 and 128 elements."""
+    """Multi-head latent attention of DeepSeek-V3: expanded to heads of 128 + 64 and 128 elements,
+    but where FlashAttention computes it absorbed, on one latent head of 512 + 64 and 512."""
     heads, queries = c["num_heads"], c["isl"]
+    absorbed = c["kernel_source"] == "flash_attention"
+    shared = np.where(absorbed, 1, heads)
+    qk, v = np.where(absorbed, 576, 192), np.where(absorbed, 512, 128)
     plain = _plain(c, "mla_dtype") & (c["step"] == 0)
     for dtype, chosen in _by_type(c["mla_dtype"]):
         yield (
             *("attention", dtype, True, chosen & plain),
-            *(c["batch_size"], heads, heads, queries, queries, 192, 128),
+            *(c["batch_size"], heads, shared, queries, queries, qk, v),
         )
 
 
-def _quantization(c: Columns) -> Iterator[tuple[Any, ...]]:
-    """From bf16 to f8e4m3 with a scale that is there: three bytes an element."""
-    yield "memory", "", False, c["quant_dtype"] == "fp8", 3 * c["m"] * c["k"]
+def _quantization(op: str) -> Reader:
+    """From bf16 to f8e4m3, three bytes an element: by a scale that is there, or to find it."""
+
+    def read(c: Columns) -> Iterator[tuple[Any, ...]]:
+        yield "memory", "", False, c["quant_dtype"] == "fp8", 3 * c["m"] * c["k"], op
+
+    return read
 
 
 def _nccl(c: Columns) -> Iterator[tuple[Any, ...]]:
@@ -176,14 +195,16 @@ def _nccl(c: Columns) -> Iterator[tuple[Any, ...]]:
         yield kind, "", False, c["op_name"] == name, c["num_gpus"], size
 
 
-_READERS: Mapping[str, Callable[[Columns], Iterator[tuple[Any, ...]]]] = MappingProxyType(
+_READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "gemm/gemm": _products,
         "attention/context_attention": _context,
         "attention/generation_attention": _decoding,
         "encoder_attention/encoder_attention": _encoder,
         "mla/context_mla": _latent,
-        "quantize/scale_matrix": _quantization,
+        "moe/moe": _experts,
+        "quantize/scale_matrix": _quantization("quantize"),
+        "quantize/computescale": _quantization("find_scale"),
         "comm/nccl": _nccl,
     }
 )

@@ -63,6 +63,7 @@ class _Clock:
         self._slowdown, self._overlap = slowdown, overlap
         self._waits: dict[Hashable, set[Hashable]] = {}
         self._members: dict[Hashable, list[Key]] = {}
+        self._messages: set[Hashable] = set()
         self._beside: dict[Hashable, list[Hashable]] = {}
 
     def times(self) -> dict[Key, tuple[int, int]]:
@@ -116,7 +117,9 @@ class _Clock:
             waits.add(("message", key[0], node.over, node.by, node.tag))
         else:
             peer = self._peers[key[0], node.over, node.by]
-            self._waits["message", peer, node.over, node.by, node.tag] = {key}
+            message = "message", peer, node.over, node.by, node.tag
+            self._messages.add(message)
+            self._waits[message] = {key}
 
     def _one_class(self, rank: int, node: Node) -> bool:
         """Whether a collective joins ranks of one class only."""
@@ -127,9 +130,9 @@ class _Clock:
     def _end(self, thing: Hashable, start: int, times: Mapping[Hashable, tuple[int, int]]) -> int:
         if thing in self._members:
             return start + max(self._ranks[r].costs[i].time for r, i in self._members[thing])
-        rank, i, *others = cast("tuple[int, int]", thing)
-        if rank == "message":
+        if thing in self._messages:
             return start
+        rank, i = cast("Key", thing)
         node, cost = self._ranks[rank].program.nodes[i], self._ranks[rank].costs[i]
         if node.is_collective or node.kind == "recv":  # ends with the call, or with the message
             return start

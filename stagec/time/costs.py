@@ -17,9 +17,8 @@ from stagec.program.groups import GroupAxes, Groups, neighbours
 from stagec.program.nodes import Ints, Node
 from stagec.time.kernels import kernel_seconds
 from stagec.time.network import Span, collective_seconds, level_between, message_seconds, spans
-from stagec.time.streams import Cost
+from stagec.time.streams import PICOSECONDS, Cost
 
-PICOSECONDS = 1e12
 #: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
 ClassCosts = tuple[int, Callable[[Node], Cost]]
 
@@ -40,7 +39,15 @@ class _Distances:
 class CostTable:
     """The costs of the nodes of a job on a machine, each found once."""
 
-    def __init__(self, machine: Machine, mesh: Mapping[str, int], *, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        mesh: Mapping[str, int],
+        *,
+        overlap: bool = True,
+        communicates: bool = True,
+    ) -> None:
+        self._communicates = communicates
         self._machine, self._mesh, self._overlap = machine, mesh, overlap
         self._launch = picoseconds(machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
@@ -78,6 +85,8 @@ class CostTable:
         if node.is_copy:
             host = self._machine.host
             return Cost(picoseconds(host.latency.value + node.size / host.bandwidth.value))
+        if not self._communicates:
+            return Cost(0)
         if node.is_message:
             level = far.messages[node.kind, node.over, node.by]
             key: Hashable = "message", node.size, level.name

@@ -1,5 +1,5 @@
-"""The plans of the classes of a job, joined: each knows which classes send to it, and which ones its
-collectives join."""
+"""The plans of the classes of a job, joined: each knows which classes send to it, and which ones
+its collectives join."""
 
 from __future__ import annotations
 

@@ -25,8 +25,10 @@ Numbers: TypeAlias = Any
 #: Rows and columns of the tiles of products that a library chooses among (NVIDIA/cutlass,
 #: media/docs/efficient_gemm.md: threadblock tiles of 256 x 128 and less).
 _TILES = np.array(
-    [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
-    + [(128, 32), (32, 128), (128, 16), (16, 128)],
+    [
+        *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)),
+        *((128, 32), (32, 128), (128, 16), (16, 128)),
+    ],
     dtype=float,
 )
 #: What is added to k to fill one step of the main loop, and the shortest part of a split.
@@ -57,12 +59,16 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
         return _roofline(machine, kind, dtype, np.array([k.flops for k in kernels], float), size)
     if kind == "memory":
         return memory_seconds(machine, size)
-    extents = np.array([k.extents for k in kernels], dtype=float).T
+    extents: tuple[Floats, ...] = tuple(np.array([k.extents for k in kernels], dtype=float).T)
     if kind == "matmul":
-        return matmul_seconds(machine, dtype, *extents, size)
-    causal = np.array([k.causal for k in kernels])
-    backward = kind == "attention_backward"
-    return attention_seconds(machine, dtype, *extents, size, causal=causal, backward=backward)
+        batch, m, n, k = extents
+        return matmul_seconds(machine, dtype, batch, m, n, k, size)
+    batch, heads, kv_heads, queries, keys, qk, v = extents
+    return attention_seconds(
+        *(machine, dtype, batch, heads, kv_heads, queries, keys, qk, v, size),
+        causal=np.array([kernel.causal for kernel in kernels]),
+        backward=kind == "attention_backward",
+    )
 
 
 def matmul_seconds(
@@ -93,23 +99,15 @@ def matmul_seconds(
     "Parallelized Reductions". That compute and movement hide each other in part, and how few
     processors still fill the memory, are fitted forms.
     """
-    with_tiles = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
-    least = [_tiled(machine, dtype, *with_tiles, split).min(axis=-1) for split in (False, True)]
-    found: Floats = np.minimum(*least) + machine.efficiency.matmul.start
+    by_tile = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
+    whole, parts = (_tiled(machine, dtype, by_tile, split).min(axis=-1) for split in (False, True))
+    found: Floats = np.minimum(whole, parts) + machine.efficiency.matmul.start
     return found
 
 
-def _tiled(
-    machine: Machine,
-    dtype: str,
-    batch: Floats,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    size: Floats,
-    split: bool,
-) -> Floats:
+def _tiled(machine: Machine, dtype: str, extents: Sequence[Floats], split: bool) -> Floats:
     """Seconds after the start, by tile along the last axis."""
+    batch, m, n, k, size = extents
     c = machine.efficiency.matmul
     processors = machine.compute.processors.value
     rows, columns = _TILES.T
@@ -156,8 +154,8 @@ def attention_seconds(
     mean of a processor and `uneven` of the longest block. Where there is one block of queries only,
     keys are split over idle processors. Moving hides as in products, with their bandwidth.
 
-    Backward has five products in place of two, `3 qk + 2 v` in place of `qk + v`, at `backward`
-    times the rate.
+    Backward has five products in place of two, so its tiles last `(3 qk + 2 v) / (qk + v)` times
+    as long, at `backward` times the rate.
 
     Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; exponentials as the second
     bound: arXiv 2407.08608, section 3; keys split: PyTorch, "Flash-Decoding for long-context
@@ -165,24 +163,28 @@ def attention_seconds(
     """
     c = machine.efficiency.attention
     given = (batch, heads, kv_heads, queries, keys, qk, v, size)
-    batch, heads, kv_heads, queries, keys, qk, v, size = (np.asarray(a, float) for a in given)
+    floats: list[Floats] = [np.asarray(a, dtype=float) for a in given]
+    batch, heads, kv_heads, queries, keys, qk, v, size = floats
     processors = machine.compute.processors.value
-    rate = peak(machine, dtype) * c.of(dtype) * (c.backward if backward else 1)
-    wide = 3 * qk + 2 * v if backward else qk + v
-    products = 2 * _QUERIES * _KEYS * wide * processors / rate
+    rate = peak(machine, dtype) * c.of(dtype)
+    products = 2 * _QUERIES * _KEYS * (qk + v) * processors / rate
     softmax = _QUERIES * _KEYS / (c.exponentials * machine.compute.clock.value)
+    one = _hidden(products, np.full_like(products, softmax), c.overlap)
+    one = one * ((3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1)
 
     in_head = np.ceil(queries * heads / kv_heads / _QUERIES)
     blocks = batch * kv_heads * in_head
     longest = np.ceil(keys / _KEYS)
-    parts = np.clip(np.floor(processors / blocks), 1, longest)
-    parts = np.where(in_head == 1, parts, 1)
+    most: Floats = np.clip(np.floor(processors / blocks), 1, longest)
+    parts: Floats = np.where(in_head == 1, most, 1)
     longest = np.ceil(longest / parts)
-    waves = np.ceil(blocks * parts / processors)
-    mean = longest - np.where(causal, (np.ceil(queries / _QUERIES) - 1) / 2 / parts, 0)
+    waves: Floats = np.ceil(blocks * parts / processors)
+    masked: Floats = (np.ceil(queries / _QUERIES) - 1) / 2 / parts
+    mean = longest - np.where(causal, masked, 0)
     uneven = blocks * parts * mean / processors + c.uneven * longest
-    tiles = np.maximum(np.where(causal, uneven, waves * longest), longest)
-    compute = tiles * _hidden(products, np.asarray(softmax), c.overlap) + waves * c.tile
+    dealt: Floats = np.where(causal, uneven, waves * longest)
+    tiles = np.maximum(dealt, longest)
+    compute = tiles * one + waves * c.tile
     return c.start + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)
 
 

@@ -285,7 +285,7 @@ def _join(result: Reading, c: _Columns) -> None:
     first = min(c.steps) if len(c.steps) > 1 else -np.inf
     result.first_left_out = min(launched) < first <= max(launched)
     totals: dict[int, float] = {}
-    for i in np.argsort(np.array(c.work_start), kind="stable").tolist():
+    for i in sorted(range(len(launch)), key=c.work_start.__getitem__):
         if result.first_left_out and launched[i] < first:
             continue
         seconds = c.duration[i] * 1e-6

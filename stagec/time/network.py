@@ -13,7 +13,7 @@ A worked example: an all_reduce of B bytes over 32 ranks, 8 in each of 4 nodes, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, inf, log2, prod
 from typing import TypeAlias, overload
@@ -42,7 +42,10 @@ class Span:
     `units`: how many units inside this level hold members, in one unit of it. `inner`: the members
     in each of these (the fewest, where they differ). `parts`: such units in the whole group.
     `size`: the members in one unit of the level.
-    `share`: the part of the bandwidth of a rank that the group gets when all groups like it run.
+    `share`: the part of the links of a rank that the group gets when all groups like it run.
+
+    The spans of a group hold for all machines whose levels have the same ranks and kinds: costs
+    take the figures of the machine that they are asked for.
     """
 
     level: Level
@@ -55,7 +58,7 @@ class Span:
     @property
     def rate(self) -> float:
         """Bytes/s of one direction between the units: each member sends by its own link."""
-        return self.level.bandwidth.value * self.share * self.inner
+        return self.level.bandwidth.value * self.share * self.inner / self.level.oversubscription
 
 
 def level_between(machine: Machine, a: int, b: int) -> Level:
@@ -116,10 +119,8 @@ def _share(level: Level, units: NDArray[np.int64], length: int) -> float:
     if level.kind == "ring":
         stride = max(1, int(units[-1] - units[0]) // max(1, len(units) - 1))
         closed = len(units) * stride == length and len(units) > 1 and length > 2
-        return (1.0 if closed else 0.5) / stride / level.oversubscription
-    if level.kind == "mesh":
-        return (len(units) - 1) / (length - 1) / level.oversubscription
-    return 1.0 / level.oversubscription
+        return (1.0 if closed else 0.5) / stride
+    return (len(units) - 1) / (length - 1) if level.kind == "mesh" else 1.0
 
 
 def _lanes(machine: Machine, over: Sequence[Span]) -> Iterable[tuple[Protocol, ...]]:
@@ -333,6 +334,7 @@ def collective_seconds(
     `ROUNDS` and `SINGLE`.
     """
     sizes = np.asarray(size, dtype=np.float64)
+    over = [replace(span, level=_own(machine, span.level)) for span in over]
     if not over:
         ways = [np.zeros_like(sizes)]
     elif kind in SINGLE:
@@ -357,8 +359,13 @@ def message_seconds(machine: Machine, size: Bytes, level: Level) -> float | Floa
     A pair has one of the two links of a ring, and one link in a mesh. Source: the alpha-beta model,
     Hockney 1994; constants of each protocol as in `all_to_all`.
     """
-    time = _message(machine, np.asarray(size, dtype=np.float64), level)
+    time = _message(machine, np.asarray(size, dtype=np.float64), _own(machine, level))
     return time if time.ndim else float(time)
+
+
+def _own(machine: Machine, level: Level) -> Level:
+    """The level of this machine that has the name of a level of another one."""
+    return next(own for own in machine.network if own.name == level.name)
 
 
 def _message(machine: Machine, size: Floats, level: Level) -> Floats:

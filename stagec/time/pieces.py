@@ -55,9 +55,10 @@ class State(NamedTuple):
 class Entry:
     """What happens in a piece that is met in a state, relative to its base.
 
-    `compute` is the end of its last computation. Of the streams that it used, `streams` has the end,
-    and the place of the last node. `busy` is what still runs beside later computations. `parts` is what the compute stream spent
-    from the base to `compute`; it waited so long for `inputs` by their number beside that.
+    `compute` is the end of its last computation. Of the streams that it used, `streams` has the
+    end and the place of the last node. `busy` is what still runs beside later computations. `parts`
+    is what the compute stream spent from the base to `compute`, `waits` how long it waited beside
+    that until inputs came, by their number.
     """
 
     compute: int
@@ -178,59 +179,88 @@ def channel_of_node(node: Node) -> Channel:
 
 
 def _replayed(piece: Piece, state: State, slowdown: int) -> Entry:
-    """Run a piece node by node."""
-    starts: list[int] = []
-    ends: list[int] = []
-    causes: list[Cause] = []
-    parts: dict[Part, int] = {}
-    waits: list[tuple[int, int]] = []
-    shape = piece.shape
-    free: dict[Stream, int] = dict(zip(shape.streams, state.streams, strict=True))
-    free[COMPUTE] = 0
-    last: dict[Stream, int] = {}
-    busy = list(state.busy)
-    for place, (step, cost) in enumerate(zip(shape.steps, piece.costs, strict=True)):
-        compute = free[COMPUTE]
+    return _Run(piece, state, slowdown).entry()
+
+
+class _Run:
+    """Runs a piece node by node."""
+
+    def __init__(self, piece: Piece, state: State, slowdown: int) -> None:
+        self._piece, self._state, self._slowdown = piece, state, slowdown
+        self._free: dict[Stream, int] = dict(zip(piece.shape.streams, state.streams, strict=True))
+        self._free[COMPUTE] = 0
+        self._last: dict[Stream, int] = {}
+        self._busy = list(state.busy)
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._causes: list[Cause] = []
+        self._parts: dict[Part, int] = {}
+        self._waits: list[tuple[int, int]] = []
+
+    def entry(self) -> Entry:
+        """What happened."""
+        for place, (step, cost) in enumerate(
+            zip(self._piece.shape.steps, self._piece.costs, strict=True)
+        ):
+            start, cause = self._start(step)
+            begun = start + cost.launch
+            slow = self._slowdown if step.node.is_computation else 0
+            end = stretched(begun, cost.time, self._busy, slow)
+            if step.computes:
+                self._account(step, cost, cause, start, end)
+            if step.beside:
+                self._busy = merged([*self._busy, (start, end)])
+            for stream in step.streams:
+                self._free[stream], self._last[stream] = end, place
+            self._starts.append(start)
+            self._ends.append(end)
+            self._causes.append(cause)
+        compute = self._free[COMPUTE]
+        left = tuple((max(first, compute), end) for first, end in self._busy if end > compute)
+        used = {stream: (self._free[stream], place) for stream, place in self._last.items()}
+        used.pop(COMPUTE, None)
+        found = self._parts, self._waits, self._causes
+        return Entry(compute, self._starts, self._ends, used, left, *found)
+
+    def _start(self, step: Step) -> tuple[int, Cause]:
         start, cause = -_FOREVER, Cause()
         for stream in step.streams:
-            if free[stream] > start:
-                start = free[stream]
-                cause = Cause(last[stream]) if stream in last else Cause(stream=stream)
+            if self._free[stream] > start:
+                start = self._free[stream]
+                known = self._last.get(stream)
+                cause = Cause(stream=stream) if known is None else Cause(known)
         for i in step.inner:
-            if ends[i] > start:
-                start, cause = ends[i], Cause(i)
+            if self._ends[i] > start:
+                start, cause = self._ends[i], Cause(i)
         for i in step.inputs:
-            if state.inputs[i] > start:
-                start, cause = state.inputs[i], Cause(input=i)
-        begun = start + cost.launch
-        slow = slowdown if step.node.is_computation else 0
-        end = stretched(begun, cost.time, busy, slow)
-        if step.computes:
-            spent = {
-                LAUNCH: cost.launch,
-                step.part: cost.time,
-                INTERFERENCE: end - begun - cost.time,
-            }
+            if self._state.inputs[i] > start:
+                start, cause = self._state.inputs[i], Cause(input=i)
+        return start, cause
+
+    def _account(self, step: Step, cost: Cost, cause: Cause, start: int, end: int) -> None:
+        self._waited(step, cause, start)
+        self._spend(LAUNCH, cost.launch)
+        self._spend(step.part, cost.time)
+        self._spend(INTERFERENCE, end - start - cost.launch - cost.time)
+
+    def _waited(self, step: Step, cause: Cause, until: int) -> None:
+        """Account for the wait of the compute stream: for what ran then, and for what that had
+        waited for before."""
+        since, waiting = self._free[COMPUTE], step
+        while until > since:
             if cause.input >= 0:
-                waits.append((cause.input, start - compute))
-            elif start > compute:  # for a node in the piece, or for the communicator
-                awaited = shape.steps[cause.place].part if cause.place >= 0 else step.part
-                parts[awaited] = parts.get(awaited, 0) + start - compute
-            for part, time in spent.items():
-                if time:
-                    parts[part] = parts.get(part, 0) + time
-        if step.beside:
-            busy = merged([*busy, (start, end)])
-        for stream in step.streams:
-            free[stream], last[stream] = end, place
-        starts.append(start)
-        ends.append(end)
-        causes.append(cause)
-    compute = free[COMPUTE]
-    left = tuple((max(first, compute), end) for first, end in busy if end > compute)
-    used = {stream: (free[stream], place) for stream, place in last.items()}
-    used.pop(COMPUTE, None)
-    return Entry(compute, starts, ends, used, left, parts, waits, causes)
+                self._waits.append((cause.input, until - since))
+                return
+            if cause.place < 0:  # for its communicator
+                self._spend(waiting.part, until - since)
+                return
+            waiting, start = self._piece.shape.steps[cause.place], self._starts[cause.place]
+            self._spend(waiting.part, until - max(start, since))
+            until, cause = start, self._causes[cause.place]
+
+    def _spend(self, part: Part, time: int) -> None:
+        if time:
+            self._parts[part] = self._parts.get(part, 0) + time
 
 
 _FOREVER = 1 << 62

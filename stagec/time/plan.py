@@ -35,8 +35,8 @@ class Planned(NamedTuple):
 class _Cut:
     """A part of a kind of run, and what its nodes wait for outside of it.
 
-    `places` are where the table of an instance has the inputs. `always` tells those that collectives
-    and messages wait for; computations need no word of computations before them.
+    `places` are where the table of an instance has the inputs. `always` tells those that
+    collectives and messages wait for: computations follow the computations before them anyway.
     """
 
     first: int

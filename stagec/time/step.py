@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from stagec.ir.module import Module
 from stagec.machines import Machine
-from stagec.program.classes import RankClass
+from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
@@ -15,7 +16,7 @@ from stagec.time.costs import CostTable
 from stagec.time.join import Joined, joined
 from stagec.time.pieces import Piece, Shape
 from stagec.time.replay import ClassReplay, replay
-from stagec.time.streams import Cost, Part
+from stagec.time.streams import PICOSECONDS, Cost, Part
 
 Costs = Callable[[Node], Cost]
 
@@ -27,6 +28,12 @@ class Issued:
     classes: Sequence[RankClass]
     mesh: Mapping[str, int]
     _plans: dict[bool, list[Joined]] = field(default_factory=dict[bool, list[Joined]])
+
+    @classmethod
+    def of(cls, module: Module) -> Issued:
+        """What the ranks of a lowered module issue. Raises `DiagnosticError` if a size is open."""
+        mesh = module.mesh
+        return cls(rank_classes(module), {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {})
 
     @cached_property
     def runs(self) -> list[list[Run]]:
@@ -68,7 +75,7 @@ class StepTime:
     @property
     def seconds(self) -> float:
         """The time of the step."""
-        return self.picoseconds / 1e12
+        return self.picoseconds / PICOSECONDS
 
     @cached_property
     def slowest(self) -> ClassReplay:
@@ -82,13 +89,16 @@ class StepTime:
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
-def step_time(issued: Issued, machine: Machine, *, overlap: bool = True) -> StepTime:
-    """Replay a job on a machine. Without overlap all collectives are blocking.
+def step_time(
+    issued: Issued, machine: Machine, *, overlap: bool = True, communicates: bool = True
+) -> StepTime:
+    """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
+    communicates, collectives and messages take no time.
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
-    table = CostTable(machine, issued.mesh, overlap=overlap)
+    table = CostTable(machine, issued.mesh, overlap=overlap, communicates=communicates)
     table.prepare(issued.nodes)
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []

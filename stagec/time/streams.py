@@ -13,6 +13,8 @@ from typing import Final
 
 from stagec.program.nodes import Node
 
+#: Clocks count picoseconds: so many in a second.
+PICOSECONDS: Final = 10**12
 #: The stream of computations.
 COMPUTE: Final = "compute"
 Stream = Hashable

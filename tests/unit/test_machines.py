@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import suppress
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stagec.driver.limit import LimitType
-from stagec.machines import machines, find_machine, read_machine
-from stagec.support.diagnostics import DiagnosticError
+from stagec.machines import figure_text, find_machine, load_machine, machines, read_machine
+from stagec.machines.figures import KINDS, is_table, listed, quantity
+from stagec.support.diagnostics import DiagnosticError, render
+from tests.support import examples, stagec
+
+ROOT = Path(__file__).resolve().parents[2]
 
 GIB, MIB = 2**30, 2**20
 
 
 def test_each_figure_has_a_source() -> None:
-    for device in machines().values():
-        reserve = device.memory.reserve
-        figures = device.memory.capacity, reserve.driver, reserve.context, reserve.communicator
-        known = [f for f in figures if f is not None]
-        assert known
-        assert all(len(f.source) > 10 for f in known), device.name
-        assert 0 < device.left(8) <= device.memory.capacity.value
+    for machine in machines().values():
+        known = dict(machine.figures())
+        assert {"compute.clock", "memory.bandwidth", "host.latency"} <= known.keys()
+        assert all(len(f.source) > 10 for f in known.values()), machine.name
+        assert 0 < machine.left(8) <= machine.memory.capacity.value
 
 
 def test_capacities_as_published() -> None:
@@ -61,23 +72,238 @@ def test_what_is_left_of_a_device() -> None:
     assert h100.left(2) == h100.left(0) - 2 * 392 * MIB
 
 
+TEXT = (ROOT / "stagec/machines/h100-sxm.toml").read_text("utf-8")
+
+
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("old", "new", "told"),
     [
-        ("title = 3", "title: Input should be a valid string"),
-        ('[memory.capacity]\nvalue = "80 GBi"\nsource = "s"', "memory.capacity.value: "),
-        ('[memory.capacity]\nvalue = "80 GiB"', "memory.capacity.source: is missing"),
+        ("[compute]", "[", "no TOML"),
+        ("title = ", "name = ", "title: is missing"),
+        ("80 GiB", "80 GBi", "memory.capacity.value: expects a unit among B, "),
+        ("3.35 TB/s", "3.35", "expects a text such as '3.35 TB/s', found '3.35'"),
+        ("3.35 TB/s", "-1 TB/s", "expects a text such as"),
+        ("3.35 TB/s", "0 TB/s", "expects more than zero, such as '3.35 TB/s'"),
+        ("3.35 TB/s", "inf TB/s", "expects a text such as"),
+        ("3.35 TB/s", "3.35 TFLOP/s", "expects a unit among B/s, "),
+        ("value = 132", "value = true", "expects a number such as 132, found True"),
+        ("value = 132", "value = 0", "expects a number such as 132, found 0"),
+        ("value = 132", "value = nan", "expects a number such as 132, found nan"),
+        ("processors = ", "procesors = ", "compute.procesors: is not in the schema"),
+        ("bf16 = ", "bf61 = ", "compute.matrix.bf61"),
+        ('kind = "switch"', 'kind = "bus"', "network.0.kind"),
+        ("ranks = 8", "ranks = 8.5", "network.0.ranks"),
+        ("ranks = 8", "ranks = 1", "network.0.ranks"),
+        ("ranks = 8", "", "level 'nvlink' joins any number of ranks, so it is the last"),
+        ('name = "infiniband"', 'name = "nvlink"', "two levels have one name"),
+        ("network.nvlink]", "network.nvlnk]", "has no level 'nvlnk'"),
+        ("hops = 0,", "hops = -1,", "multicast.hops"),
         (
-            '[memory]\nspeed = 3\n[memory.capacity]\nvalue = 1\nsource = "s"',
-            "memory.speed: is not in the schema",
+            'value = "50 GB/s", source = ',
+            'value = "50 GB/s", s = ',
+            "bandwidth.s: is not in the schema",
         ),
-        ("[", "no TOML: "),
     ],
 )
-def test_what_is_no_device(text: str, told: str) -> None:
+def test_a_mistake_is_told_with_its_line(old: str, new: str, told: str) -> None:
+    """Where the text has no such line, the table that lacks it or the whole text is named."""
+    before, _, after = TEXT.partition(old)
+    assert after
+    with pytest.raises(DiagnosticError) as caught:
+        read_machine("x", f"{before}{new}{after}", "dir/x.toml")
+    said = [render(d, {}) for d in caught.value.diagnostics]
+    line = before.count("\n") + 1
+    found = [s for s in said if told in s]
+    assert found, said
+    whole = "is missing" in told or told.startswith(("level", "two"))
+    assert found[0].startswith("dir/x.toml:1:1: " if whole else f"dir/x.toml:{line}:"), said
+
+
+def test_a_name_that_is_nearly_right_is_suggested() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_machine("x", TEXT.replace("bandwidth = ", "bandwith = "))
+    (first, *_) = [d.remedy for d in caught.value.diagnostics if "not in the schema" in d.message]
+    assert first == "did you mean 'bandwidth'?"
+
+
+@given(st.data())
+@examples(150)
+def test_hostile_texts_are_errors(data: st.DataObject) -> None:
+    """Lines that are dropped, doubled or spoiled end in a machine or in an error."""
+    lines = TEXT.splitlines()
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        spoiled = data.draw(
+            st.sampled_from(["", "[efficiency]\nnetwork = 3", "base = 3", "network = 1", "[[x]]"])
+            | st.text(max_size=8)
+            | st.just(lines[at] * 2)
+            | st.just("[" * 5000)
+            | st.just("x = " + "9" * 5000)
+        )
+        lines[at] = spoiled
+    with suppress(DiagnosticError):
+        read_machine("x", "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "title: is missing"),
+        (b"\xff", "byte 0 is no UTF-8"),
+        (b"#" * (1 << 21), "longer than 1,048,576 bytes"),
+        (b'base = "m.toml"', "leads back to the text"),
+        (b'base = "h10"', "no machine 'h10'"),
+        (b"base = 3", "'base' expects a name or a file"),
+        (b'base = "nothing.toml"', "No such file"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, content: bytes, told: str) -> None:
+    file = tmp_path / "m.toml"
+    file.write_bytes(content)
+    ran = stagec("machines", str(file))
+    assert (ran.code, told in ran.err, "Traceback" in ran.err) == (1, True, False), ran.err
+    assert stagec("machines", str(tmp_path / "none.toml")).code == 1
+    assert stagec("machines", f"{tmp_path}/").code == 1
+
+
+def test_a_text_on_a_base_changes_single_figures(tmp_path: Path) -> None:
+    base, file = tmp_path / "base.toml", tmp_path / "mine.toml"
+    base.write_text('base = "h100"\n[memory]\nbandwidth = { value = "2 TB/s", source = "me" }\n')
+    file.write_text(
+        'base = "base.toml"\ntitle = "mine"\n[[network]]\nname = "infiniband"\n'
+        'bandwidth = { value = "25 GB/s", source = "me" }\n'
+    )
+    mine, h100 = load_machine(str(file)), machines()["h100-sxm"]
+    told = {p: (f.source, getattr(f, "value")) for p, f in mine.figures()}  # noqa: B009
+    known = {p: (f.source, getattr(f, "value")) for p, f in h100.figures()}  # noqa: B009
+    differ = {p: told[p] for p in told if told[p] != known[p]}
+    assert differ == {
+        "memory.bandwidth": ("me", 2e12),
+        "network.infiniband.bandwidth": ("me", 25e9),
+    }
+    assert (mine.name, mine.title, mine.aliases) == ("mine", "mine", ())
+    assert mine.efficiency == h100.efficiency
+
+
+def test_a_mistake_in_a_level_of_a_base_is_told_with_its_line() -> None:
+    text = 'base = "h100-sxm"\n[[network]]\nname = "infiniband"\nkind = "bus"\n'
     with pytest.raises(DiagnosticError) as caught:
         read_machine("x", text)
-    assert told in str(caught.value)
+    assert render(caught.value.diagnostics[0], {}).startswith("x.toml:4:1: error: network.1.kind")
+
+
+def test_levels_replaced_by_a_text_take_their_constants_along() -> None:
+    llama, h100 = machines()["h100-llama3"], machines()["h100-sxm"]
+    assert [level.name for level in llama.network] == ["nvlink", "pod", "spine"]
+    assert list(llama.efficiency.network) == ["nvlink", "pod", "spine"]
+    assert llama.efficiency.network["nvlink"] == h100.efficiency.network["nvlink"]
+
+
+def test_every_figure_has_a_path_that_changes_it_alone() -> None:
+    """Of every machine, against a dump of all of it."""
+    for machine in machines().values():
+        before = _flat(machine.model_dump())
+        for path in machine.paths():
+            after = _flat(machine.scaled(path, 2).model_dump())
+            own = {path, f"{path}.value"} & before.keys()
+            assert {p for p in before if before[p] != after[p]} <= {*own, f"{path}.source"}
+            assert {p: after[p] for p in own} == {p: before[p] * 2 for p in own}
+        assert _flat(machine.model_dump()) == before
+
+
+def _flat(node: Any, way: str = "") -> dict[str, Any]:
+    """Every leaf of a dump, by its path; levels by their names."""
+    levels = [part for part in listed(node) if is_table(part)]
+    parts = {str(part["name"]): part for part in levels} if levels else node
+    if not is_table(parts):
+        return {way: node}
+    inner = [_flat(part, f"{way}.{name}" if way else name) for name, part in parts.items()]
+    return {path: leaf for found in inner for path, leaf in found.items()}
+
+
+def test_changes() -> None:
+    h100 = machines()["h100-sxm"]
+    assert h100.changed({"memory.bandwidth": "2 TB/s"}).memory.bandwidth.value == 2e12
+    fast = h100.scaled("compute.matrix", 2).compute
+    assert {n: r.value / h100.compute.matrix[n].value for n, r in fast.matrix.items()} == (
+        dict.fromkeys(fast.matrix, 2)
+    )
+    still = h100.changed(
+        {"network.latency": 0, "compute.launch": "0 us", "network.nvlink.ranks": 4}
+    )
+    assert [level.latency.value for level in still.network] == [0, 0]
+    assert (still.compute.launch.value, still.network[0].ranks) == (0, 4)
+    assert h100.changed({"network.bandwidth": inf}).network[1].bandwidth.value == inf
+    assert type(h100.scaled("memory.capacity", 0.5).memory.capacity.value) is int
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("memory.bandwith", 1, "has no figure 'memory.bandwith'"),
+        ("memory", 1, "has no figure 'memory'"),
+        ("", 1, "has no figure ''"),
+        ("title", 1, "has no figure 'title'"),
+        ("network.kind", 1, "has no figure 'network.kind'"),
+        ("memory.bandwidth.value", 1, "has no figure"),
+        ("memory.bandwidth", -1, "cannot be -1"),
+        ("memory.bandwidth", 0, "cannot be 0"),
+        ("memory.bandwidth", nan, "cannot be nan"),
+        ("memory.bandwidth", "2 TB", "expects a unit among"),
+        ("memory.capacity", inf, "cannot be inf"),
+        ("network.nvlink.ranks", 0, "cannot be 0"),
+        ("network.nvlink.oversubscription", "x", "could not convert"),
+    ],
+)
+def test_changes_that_are_none(path: str, value: float | str, told: str) -> None:
+    with pytest.raises(DiagnosticError, match=re.escape(told)):
+        machines()["h100-sxm"].changed({path: value})
+
+
+def test_figures_as_published() -> None:
+    """BF16 TFLOP/s, TB/s, GB/s of the inner network, processors."""
+    published = {
+        "a100-80g": (312, 2.039, 300, 108),
+        "h100-sxm": (989, 3.35, 450, 132),
+        "h100-500w": (989, 2.4, 450, 132),
+        "h200": (989, 4.8, 450, 132),
+        "b200": (2250, 7.7, 900, 148),
+        "b300": (2250, 7.75, 900, 148),
+        "gb200-nvl72": (2500, 8, 900, 148),
+        "gb300-nvl72": (2500, 8, 900, 148),
+        "mi300x": (1307, 5.3, 448, 304),
+        "mi355x": (2500, 8, 535.5, 256),
+        "tpu-v4": (275, 1.2, 90, 8),
+        "tpu-v5p": (459, 2.8, 180, 8),
+    }
+    for name, figures in published.items():
+        m = machines()[name]
+        rate, bandwidth = m.compute.matrix["bf16"].value, m.memory.bandwidth.value
+        inner = m.network[0].bandwidth.value
+        found = rate / 1e12, bandwidth / 1e12, inner / 1e9, m.compute.processors.value
+        assert found == pytest.approx(figures), name
+
+
+@pytest.mark.parametrize("name", machines())
+def test_texts_of_quantities_are_what_they_say(name: str) -> None:
+    """`figure_text` and reading are inverse, up to six digits."""
+    for path, figure in machines()[name].figures():
+        text, value = figure_text(figure), getattr(figure, "value")  # noqa: B009
+        if type(figure) in KINDS:
+            assert float(quantity(KINDS[type(figure)], text)) == pytest.approx(value, 1e-5), path
+
+
+def test_the_command() -> None:
+    listed = stagec("machines").out
+    assert all(name in listed for name in machines())
+    one = stagec("machines", "H100").out
+    assert "memory.bandwidth" in one
+    assert "3.35 TB/s" in one
+    dumped = json.loads(stagec("machines", "mi300x", "--json").out)
+    assert dumped["network"][0]["bandwidth"]["value"] == 448e9
+    assert [m["name"] for m in json.loads(stagec("machines", "--json").out)] == list(machines())
+    ran = stagec("machines", "h10")
+    assert (ran.code, ran.err) == (1, "error: no machine 'h10'\n  help: did you mean 'h100'?\n")
 
 
 @pytest.mark.parametrize(
@@ -120,3 +346,13 @@ def test_what_is_not_known_of_a_device_is_told() -> None:
     assert told.message == (
         "mi300x has 191.98 GiB; not known, and not counted: driver, context, communicators"
     )
+
+
+def test_texts_of_the_page_are_machines() -> None:
+    page = (ROOT / "docs/machines.md").read_text("utf-8")
+    ours, simulator = (
+        read_machine("x", text) for text in re.findall(r"```toml\n(.*?)```", page, re.S)
+    )
+    assert [(m.ranks, m.oversubscription) for m in ours.network] == [(8, 1), (256, 1), (None, 2)]
+    assert simulator.efficiency.collectives == ("ring",)
+    assert {p.start for e in simulator.efficiency.network.values() for p in e.pairs.values()} == {0}

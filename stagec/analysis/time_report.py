@@ -1,0 +1,167 @@
+"""The time of a step as plain data: the object that `stagec time --json` prints."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stagec.machines import Machine
+from stagec.program.nodes import Node
+from stagec.time.levers import Lever
+from stagec.time.path import critical_path
+from stagec.time.replay import ClassReplay
+from stagec.time.step import Issued, StepTime
+from stagec.time.streams import PICOSECONDS
+
+SCHEMA = 1
+#: Element types by whose peak utilizations are counted, as papers do: the first that there is.
+_PEAKS = ("bf16", "f16", "f32")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTime:
+    """A class of ranks: when it ends, and where its time goes; `breakdown` adds up to the step."""
+
+    name: str
+    ranks: int
+    seconds: float
+    breakdown: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PathPart:
+    """Nodes of one kind on the critical path: what they are of, how many, and their seconds with
+    the waits before them."""
+
+    cls: str
+    phase: str
+    op: str
+    part: str
+    nodes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeverTime:
+    """The step on a machine that is better in one respect."""
+
+    name: str
+    step_seconds: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeReport:
+    """The time of a step, and why.
+
+    `breakdown` is that of the slowest class, seconds by part; it adds up to `step_seconds`. `mfu`
+    and `hfu` are model FLOPs and executed FLOPs of products and attention over what all ranks
+    could do at the peak `peak_flops`. None is what a job does not have: tokens, or model FLOPs.
+    """
+
+    model: str
+    machine: str
+    ranks: int
+    mesh: Mapping[str, int]
+    step_seconds: float
+    tokens: int | None
+    tokens_per_second: float | None
+    tokens_per_second_per_rank: float | None
+    model_flops: int | None
+    executed_flops: int
+    peak_flops: float
+    mfu: float | None
+    hfu: float
+    slowest: str
+    breakdown: Mapping[str, float]
+    classes: tuple[ClassTime, ...]
+    critical_path: tuple[PathPart, ...]
+    levers: tuple[LeverTime, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        found = asdict(self)
+        found["critical_path"] = [
+            {"class" if n == "cls" else n: v for n, v in entry.items()}
+            for entry in found["critical_path"]
+        ]
+        return {"schema": SCHEMA, **found}
+
+
+def time_report(
+    model: str,
+    issued: Issued,
+    machine: Machine,
+    step: StepTime,
+    *,
+    model_flops: int | None = None,
+    tokens: int | None = None,
+    levers: Iterable[Lever] = (),
+) -> TimeReport:
+    """The report of a step. `model_flops` and `tokens` are those of a step of all ranks."""
+    seconds, ranks = step.seconds, sum(len(m) for m in issued.members)
+    rates = machine.compute.matrix
+    peak = next((rates[d].value for d in _PEAKS if d in rates), 0.0)
+    could = ranks * peak * seconds
+    executed = sum(
+        len(members) * _executed(each)
+        for each, members in zip(step.classes, issued.members, strict=True)
+    )
+    classes = tuple(
+        ClassTime(c.name, len(members), c.end / PICOSECONDS, _seconds(step.parts(c)))
+        for c, members in zip(step.classes, issued.members, strict=True)
+    )
+    return TimeReport(
+        model,
+        machine.name,
+        ranks,
+        dict(issued.mesh),
+        seconds,
+        tokens,
+        None if tokens is None else tokens / seconds,
+        None if tokens is None else tokens / seconds / ranks,
+        model_flops,
+        executed,
+        peak,
+        None if model_flops is None else model_flops / could,
+        executed / could,
+        step.slowest.name,
+        _seconds(step.parts(step.slowest)),
+        classes,
+        _path(step),
+        tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in levers),
+    )
+
+
+def _seconds(parts: Mapping[str, int]) -> dict[str, float]:
+    return {part: time / PICOSECONDS for part, time in parts.items()}
+
+
+def _executed(each: ClassReplay) -> int:
+    """FLOPs of products and attention that a rank executes."""
+    of_shape: dict[object, int] = {}
+    found = 0
+    for planned in each.plan:
+        shape = planned.shape
+        if shape not in of_shape:
+            of_shape[shape] = sum(map(_product_flops, (s.node for s in shape.steps)))
+        found += of_shape[shape]
+    return found
+
+
+def _product_flops(node: Node) -> int:
+    return node.flops if node.kernel is not None and node.kernel.kind != "memory" else 0
+
+
+def _path(step: StepTime) -> tuple[PathPart, ...]:
+    """The critical path by class, phase and op, the longest first."""
+    nodes: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
+    times: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
+    for link in critical_path(step):
+        key = link.owner.name, link.node.phase, link.node.kind, link.part
+        nodes[key] += 1
+        times[key] += link.time
+    order = sorted(times, key=lambda key: (-times[key], key))
+    return tuple(PathPart(*key, nodes[key], times[key] / PICOSECONDS) for key in order)

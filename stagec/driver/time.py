@@ -1,0 +1,105 @@
+"""`stagec time`: how long a training step takes on a machine, why, and what would help."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagec.driver.common import write_output
+from stagec.driver.job import JobBuilder
+from stagec.driver.machine import machine_option
+from stagec.driver.options import JobOptions, job_options, take_options
+from stagec.driver.planned import TYPED, Planned
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.ir.module import Module
+    from stagec.machines import Machine
+
+#: More pieces than these make a replay take more than about half a second: levers are a dozen.
+_MANY = 40_000
+
+
+@click.command("time")
+@job_options
+@machine_option("The machine that the job runs on: a name that 'stagec machines' lists, or a file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--no-overlap", is_flag=True, help="All collectives are blocking.")
+@click.option(
+    "--levers/--no-levers",
+    default=None,
+    help="Whether to try what would help. By default if it takes no more than seconds.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+def command(**given: Any) -> int:
+    """Tell how long one training step takes on a machine, where the time goes, and what would help.
+
+    MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
+    """
+    options = take_options(given)
+    if given["machine"] is None:
+        raise error("a time needs a machine", remedy="add --machine h100-sxm, for example")
+    found = time_of(
+        options, given["machine"], overlap=not given["no_overlap"], levers=given["levers"]
+    )
+    if given["as_json"]:
+        write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
+        return 0
+    from stagec.driver.time_table import print_time
+
+    table = StringIO()
+    print_time(found, table if given["output"] else sys.stdout)
+    if given["output"]:
+        write_output(table.getvalue(), given["output"])
+    return 0
+
+
+def time_of(
+    options: JobOptions, machine: Machine, *, overlap: bool = True, levers: bool | None = None
+) -> TimeReport:
+    """The time of a job's step. Raises `DiagnosticError`."""
+    from stagec.analysis.model_flops import model_flops, step_flops
+    from stagec.analysis.time_report import time_report
+    from stagec.ir.expr import evaluate
+    from stagec.time.levers import levers as all_levers
+    from stagec.time.step import Issued, step_time
+
+    builder = JobBuilder(options)
+    tokens = tokens_of(builder.module)
+    forward = Planned(model_flops, after=TYPED)
+    module = builder.lower(watching=[forward])
+    issued = Issued.of(module)
+    step = step_time(issued, machine, overlap=overlap)
+    pieces = sum(len(each.plan) for each in step.classes)
+    tried = levers if levers is not None else pieces <= _MANY
+    flops = None if forward.found is None else step_flops(forward.found, module.graphs)
+    return time_report(
+        builder.model_name,
+        issued,
+        machine,
+        step,
+        model_flops=None if flops is None else evaluate(flops, module.env),
+        tokens=tokens,
+        levers=all_levers(issued, machine, overlap=overlap) if tried else (),
+    )
+
+
+def tokens_of(module: Module) -> int | None:
+    """Tokens of a step: elements of the first input of whole numbers that has at least two
+    dimensions; None without one, or if a size is open."""
+    from stagec.ir.expr import UnboundError, evaluate
+    from stagec.ir.types import TensorType
+
+    for arg in module.main.body.args:
+        type_ = arg.type
+        if isinstance(type_, TensorType) and type_.rank >= 2 and type_.dtype.startswith(("i", "u")):
+            try:
+                return evaluate(type_.elements, module.env)
+            except UnboundError:
+                return None
+    return None

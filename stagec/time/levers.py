@@ -1,0 +1,33 @@
+"""What would help: the time of a step on machines that are better in one respect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stagec.machines import Machine
+from stagec.time.step import Issued, StepTime, step_time
+
+
+class Lever(NamedTuple):
+    """A machine that is better in a respect, and the step on it."""
+
+    name: str
+    step: StepTime
+
+
+def levers(issued: Issued, machine: Machine, *, overlap: bool = True) -> Iterator[Lever]:
+    """Twice each rate, no latency, no launch gaps, and communication that is all hidden."""
+    for name, changed in _changed(machine):
+        yield Lever(name, step_time(issued, changed, overlap=overlap))
+    hidden = step_time(issued, machine, overlap=overlap, communicates=False)
+    yield Lever("communication all hidden", hidden)
+
+
+def _changed(machine: Machine) -> Iterator[tuple[str, Machine]]:
+    yield "2 x matrix rate", machine.scaled("compute.matrix", 2)
+    yield "2 x memory bandwidth", machine.scaled("memory.bandwidth", 2)
+    for level in machine.network:
+        yield f"2 x {level.name}", machine.scaled(f"network.{level.name}.bandwidth", 2)
+    yield "no latency", machine.changed({"network.latency": 0.0, "host.latency": 0.0})
+    yield "no launch gaps", machine.changed({"compute.launch": 0.0})

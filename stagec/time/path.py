@@ -1,0 +1,87 @@
+"""The critical path of a step: the chain of nodes of which each starts when the one before ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stagec.program.nodes import Node
+from stagec.time.replay import At, ClassReplay
+from stagec.time.step import StepTime
+from stagec.time.streams import COMPUTE, Part
+
+
+class Link(NamedTuple):
+    """A node of the path, of this class, and the picoseconds from the end of the one before to its
+    own end. The links of a path add up to the step."""
+
+    owner: ClassReplay
+    node: Node
+    part: Part
+    time: int
+
+
+def critical_path(step: StepTime) -> Iterator[Link]:
+    """The path, from the end of the step to its start."""
+    at = _last(step)
+    while at is not None:
+        cause = _cause(at)
+        before = 0 if cause is None else _end(cause)
+        inside = at.owner.plan[at.piece].shape.steps[at.place]
+        yield Link(at.owner, inside.node, inside.part, _end(at) - before)
+        at = cause
+
+
+def _last(step: StepTime) -> At | None:
+    """The node that ends the step."""
+    for each in step.classes:
+        if each.end == step.picoseconds:
+            for end, piece, place in each.streams.values():
+                if end == each.end:
+                    return At(each, piece, place)
+            if each.computed >= 0:
+                return At(each, each.computed, _last_computation(each, each.computed))
+    return None
+
+
+def _end(at: At) -> int:
+    return at.owner.bases[at.piece] + at.owner.ends[at.piece][at.place]
+
+
+def _last_computation(mine: ClassReplay, piece: int) -> int:
+    steps = mine.plan[piece].shape.steps
+    return next(i for i in range(len(steps) - 1, -1, -1) if steps[i].computes)
+
+
+def _cause(at: At) -> At | None:
+    """What a node waited for last; None for what starts with the step."""
+    mine, piece, place = at
+    entry = mine.entries[piece]
+    if entry is None:  # it joins classes
+        found = mine.causes[piece]
+        if found is not None and found.place < 0:
+            return found._replace(place=_last_computation(found.owner, found.piece))
+        return found
+    cause = entry.causes[place]
+    if cause.place >= 0:
+        return At(mine, piece, cause.place)
+    if cause.input >= 0:
+        return At(mine, *mine.plan[piece].inputs[cause.input])
+    if cause.stream != COMPUTE:
+        return _before_on(mine, piece, cause.stream)
+    shape, base = mine.plan[piece].shape, mine.bases[piece]
+    for gate in shape.gates:
+        source, where = mine.plan[piece].inputs[gate]
+        if mine.bases[source] + mine.ends[source][where] == base:
+            return At(mine, source, where)
+    return _before_on(mine, piece, COMPUTE)
+
+
+def _before_on(mine: ClassReplay, piece: int, stream: object) -> At | None:
+    """What was last on a stream before a piece."""
+    for number in range(piece - 1, -1, -1):
+        steps = mine.plan[number].shape.steps
+        for place in range(len(steps) - 1, -1, -1):
+            if stream in steps[place].streams:
+                return At(mine, number, place)
+    return None
