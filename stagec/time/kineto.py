@@ -117,7 +117,7 @@ def _note(result: Reading, name: str, value: Any) -> None:
     if name == "distributedInfo" and type(rank := _object(value).get("rank")) is int:
         result.rank = rank
     if name == "deviceProperties" and isinstance(value, list):
-        names = (_object(device).get("name") for device in cast("list[Any]", value))
+        names = (_object(device).get("name") for device in cast("list[object]", value))
         result.device = next((n for n in names if isinstance(n, str)), "")
 
 

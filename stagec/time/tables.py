@@ -80,13 +80,13 @@ class Measured:
         whose seconds are NaN.
 
         A product is the transposed product of the same operands too: where it was not measured, but
-        that one was, its time counts. Frameworks compute the gradients of weights that way.
+        that very one was, its time counts. Frameworks compute the gradients of weights that way.
         """
         seconds, ways = self._seconds(kernels)
         missed = [i for i, k in enumerate(kernels) if k.kind == "matmul" and ways[i] != MATCHED]
         if missed:
             turned, how = self._seconds([_transposed(kernels[i]) for i in missed])
-            better = how < ways[missed]
+            better = how == MATCHED
             chosen = np.array(missed)[better]
             seconds[chosen], ways[chosen] = turned[better], how[better]
         return seconds, ways
@@ -108,8 +108,8 @@ class Measured:
 
 
 def _transposed(kernel: Kernel) -> Kernel:
-    batch, m, n, k = kernel.extents
-    return replace(kernel, extents=(batch, n, m, k))
+    *batch, m, n, k = kernel.extents
+    return replace(kernel, extents=(*batch, n, m, k))
 
 
 def _extents(kernel: Kernel) -> tuple[int, ...]:

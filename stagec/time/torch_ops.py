@@ -99,7 +99,7 @@ class Tensor:
 
 
 def _list(value: Any) -> list[Any] | None:
-    return cast("list[Any]", value) if isinstance(value, list) else None
+    return cast("list[object]", value) if isinstance(value, list) else None
 
 
 def _item(values: Any, i: int) -> Any:
