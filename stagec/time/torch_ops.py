@@ -190,13 +190,13 @@ def _memory(size: int, op: str = "") -> Key:
 
 
 def _normalized(op: Recorded, name: str, *parameters: int, backward: bool = False) -> Key:
-    """Reads x and its parameters and writes y; backward reads dy and x and writes dx, and the
-    gradients of the parameters."""
+    """Reads x and its parameters, the scale first, and writes y; backward reads dy, x and the scale
+    and writes dx and the gradients of the parameters."""
     x = op.tensor(int(backward))
-    of_parameters = sum(op.tensor(i).size for i in parameters if op.has(i))
+    sizes = [op.tensor(i).size for i in parameters if op.has(i)]
     if backward:
-        return _memory(op.tensor(0).size + 2 * x.size + 2 * of_parameters, f"{name}_grad")
-    return _memory(2 * x.size + of_parameters, name)
+        return _memory(op.tensor(0).size + 2 * x.size + sum(sizes[:1] + sizes), f"{name}_grad")
+    return _memory(2 * x.size + sum(sizes), name)
 
 
 def _softmax(op: Recorded) -> Key:

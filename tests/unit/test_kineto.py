@@ -293,7 +293,7 @@ OPS: dict[str, tuple[str, Any, Any, Any, Key | str | None]] = {
         [[128, 48], [128, 48], [], [128, 1], [128, 1], [48], [48], []],
         [BF16, BF16, "ScalarList", F32, F32, BF16, BF16, "ScalarList"],
         None,
-        memory(3 * 128 * 48 * 2 + 2 * (96 + 96), "layernorm_grad"),
+        memory(3 * 128 * 48 * 2 + 96 + 2 * 96, "layernorm_grad"),
     ),
     "softmax to f32": (
         "aten::_softmax",
