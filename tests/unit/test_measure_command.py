@@ -143,7 +143,11 @@ def test_how_a_text_is_cut_in_pieces_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setattr(json_stream, "_CHUNK", chunk)
-    value: dict[str, Any] = {"a": [1, {"b": "\u00e9\n\u4e2d"}], "list": [-12.5e3, "x,]", {}, [], None], "n": 1234}
+    value: dict[str, Any] = {
+        "a": [1, {"b": "\u00e9\n\u4e2d"}],
+        "list": [-12.5e3, "x,]", {}, [], None],
+        "n": 1234,
+    }
     for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
         path = tmp_path / "value.json"
         path.write_text(text, encoding="utf-8")
