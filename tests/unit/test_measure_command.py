@@ -173,3 +173,17 @@ def test_the_place_of_a_mistake_does_not_depend_on_the_pieces(
                 except DiagnosticError as problem:
                     told.append(str(problem.diagnostics[0].loc))
         assert len(set(told)) <= 1
+
+
+def test_what_a_trace_measured_is_found_in_a_job(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "docs" / "examples" / "trace.json"
+    table = tmp_path / "table.csv"
+    assert stagec("measure", example, "-o", table, "--quiet").code == 0
+    job = ("time", "llama3-8b", "--set", "L=1,S=4096,B=2", "--machine", "h100-sxm", "--json")
+    modelled, told = (
+        json.loads(stagec(*job, *more).out) for more in ((), ("--measured", str(table)))
+    )
+    assert modelled["found"]["matched"] == 0
+    assert told["found"]["matched"] > 1
+    assert sum(modelled["found"].values()) == sum(told["found"].values())
+    assert told["step_seconds"] != modelled["step_seconds"]
