@@ -182,8 +182,8 @@ def attention_seconds(
     masked: Floats = (np.ceil(queries / _QUERIES) - 1) / 2 / parts
     mean = longest - np.where(causal, masked, 0)
     uneven = blocks * parts * mean / processors + c.uneven * longest
-    dealt: Floats = np.where(causal, uneven, waves * longest)
-    tiles = np.maximum(dealt, longest)
+    dealt = np.where(causal, uneven, waves * longest).astype(np.float64)
+    tiles: Floats = np.maximum(dealt, longest)
     compute = tiles * one + waves * c.tile
     return c.start + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)
 
