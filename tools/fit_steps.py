@@ -20,6 +20,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+import stagec.machines
 from stagec.analysis.measured import MeasuredStep, measured_steps
 from stagec.driver.measured import issued_of, machine_of
 from stagec.machines import Machine
@@ -41,10 +42,16 @@ DEVICES: Final[Mapping[str, tuple[Mapping[str, tuple[float, float]], Sequence[st
         ("mcore", "nanotron"),
     ),
     "h100-500w": ({PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)}, ("torchtitan",)),
-    "b200": ({PRODUCTS: (0.4, 1.0), ISSUE: (2e-5, 3e-4)}, ("b200",)),
+    "b200": ({PRODUCTS: (0.4, 1.0)}, ("b200",)),
+}
+#: Devices without steps of their own, and those of the same processors.
+ALIKE: Final[Mapping[str, Sequence[str]]] = {
+    "a100-80g": ("a100-40g",),
+    "h100-sxm": ("h200", "h800"),
+    "b200": ("b300", "gb200-nvl72", "gb300-nvl72"),
 }
 #: A source of many rows counts as one of so many.
-_MOST: Final = 40
+_MOST: Final = 24
 #: Errors beyond this count by their size, not by its square.
 _OUTLIER: Final = 0.1
 _STEPS, _NUDGE = 8, 0.02
@@ -84,8 +91,8 @@ class Fit:
         return np.array(self._pool.map(_error, [(i, values) for i in chosen], chunksize=1))
 
     def fit(self, chosen: Sequence[int], bounds: Mapping[str, tuple[float, float]]) -> Values:
-        """The constants of least loss for these rows, each source of the same weight: steps of Gauss
-        and Newton on logarithms, in which outliers count less."""
+        """The constants of least loss for these rows: steps of Gauss and Newton on logarithms, in
+        which each source has the same weight and outliers count less."""
         names = list(bounds)
         low, high = np.log(np.array(list(bounds.values()))).T
 
@@ -152,35 +159,36 @@ def main(names: Sequence[str], write: bool) -> None:
             shown = ", ".join(f"{n.split('.')[-1]} {v:g}" for n, v in without.items())
             print(f"  without {source} ({shown}): {told(fit.errors(mine, without))}", flush=True)
         if write:
-            _write(name, values, f"every second row of measured steps; left out: {'; '.join(record)}")
+            told_of = f"every second row of measured steps; left out: {'; '.join(record)}"
+            write_constants(name, values, told_of)
+            for other in ALIKE.get(name, ()):
+                same = {n: values[n] for n in (PRODUCTS, ISSUE) if n in values}
+                write_constants(other, same, f"no steps of its own, constants of {name}")
 
 
-_PATHS = {PRODUCTS: ("sustained", "products"), ISSUE: ("host", "issue")}
-
-
-def _write(name: str, values: Values, record: str) -> None:
-    """Replace the sections of constants that steps give."""
-    from stagec import machines
-
-    path = Path(str(machines.__file__)).parent / f"{name}.toml"
+def write_constants(name: str, values: Values, record: str) -> None:
+    """Put constants into a machine's text, each section with the record of the fit."""
+    path = Path(str(stagec.machines.__file__)).parent / f"{name}.toml"
     text = path.read_text(encoding="utf-8")
     for constant, value in values.items():
-        if constant not in _PATHS:
-            section = constant.split(".")[1]
-            key = constant.split(".")[2]
-            pattern = rf"(?ms)^(\[efficiency\.{section}\]\n(?:(?!^\[).)*?)^{key} = [^\n]*\n"
-            line = f"{key} = {value:g}\n" if key != "rate" else f"rate = {{ bf16 = {value:g} }}\n"
-            if re.search(pattern, text):
-                text = re.sub(pattern, lambda m, line=line: m[1] + line, text)
-            elif f"[efficiency.{section}]\n" in text:
-                text = text.replace(f"[efficiency.{section}]\n", f"[efficiency.{section}]\n{line}")
-            else:
-                text = text.rstrip() + f'\n\n[efficiency.{section}]\n{line}fitted = "{record}"\n'
+        _, section, key, *_ = constant.split(".")
+        if constant in (PRODUCTS, ISSUE):
+            text = re.sub(rf"(?ms)^\[efficiency\.{section}\]\n.*?(?=^\[|\Z)", "", text).rstrip()
+            shown = f'"{value * 1e6:.4g} us"' if constant == ISSUE else f"{value:g}"
+            text += f'\n\n[efficiency.{section}]\n{key} = {shown}\nfitted = "{record}"\n'
             continue
-        section, key = _PATHS[constant]
-        text = re.sub(rf"(?ms)^\[efficiency\.{section}\]\n.*?(?=^\[|\Z)", "", text).rstrip()
-        shown = f'"{value * 1e6:g} us"' if key == "issue" else f"{value:g}"
-        text += f'\n\n[efficiency.{section}]\n{key} = {shown}\nfitted = "{record}"\n'
+        head, found, tail = text.partition(f"[efficiency.{section}]\n")
+        own, rest = re.split(r"(?m)^(?=\[)|\Z", tail, maxsplit=1)
+        if constant == ATTENTION:
+            own = re.sub(r"\bbf16 = [0-9.]+", f"bf16 = {value:g}", own, count=1)
+        else:
+            own = f"{key} = {value:g}\n" + re.sub(rf"(?m)^{key} = .*\n", "", own)
+        own = re.sub(
+            r'(?m)^(fitted = ".*?)(; .* on measured steps)?"$',
+            rf'\1; {key} on measured steps"',
+            own,
+        )
+        text = head + found + own + rest
     path.write_text(text, encoding="utf-8")
 
 

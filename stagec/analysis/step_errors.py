@@ -1,4 +1,4 @@
-"""How far predicted steps are from measured ones: by row, by source, and in the order of a sweep."""
+"""How far predicted steps are from measured ones: by row, by source, in the order of a sweep."""
 
 from __future__ import annotations
 

@@ -39,7 +39,14 @@ def validate_time(given: Mapping[str, Any]) -> int:
 
     out = console(sys.stdout, 160)
     shown = table(
-        "Measured and predicted seconds", "source", "row", "GPUs", "measured", "ours", "error", "",
+        "Measured and predicted seconds",
+        "source",
+        "row",
+        "GPUs",
+        "measured",
+        "ours",
+        "error",
+        "",
         text_columns=2,
     )
     for each in found:
@@ -52,16 +59,30 @@ def validate_time(given: Mapping[str, Any]) -> int:
             shown.add_row(*cells, f"{each.predicted:.3f}", f"{each.error:+.1%}", told)
     out.print(shown)
     total = table(
-        "Errors by source", "source", "rows", "median", "p90", "left out", "bias", "Spearman",
+        "Errors by source",
+        "source",
+        "rows",
+        "median",
+        "p90",
+        "left out",
+        "bias",
+        "Spearman",
         "regret",
     )
     for each in sums:
-        ranking = ("", "") if each.spearman is None or each.regret is None else (
-            f"{each.spearman:.2f}", f"{each.regret:.1%}"
+        ranking = (
+            ("", "")
+            if each.spearman is None or each.regret is None
+            else (f"{each.spearman:.2f}", f"{each.regret:.1%}")
         )
         total.add_row(
-            each.source, str(each.rows), f"{each.median:.1%}", f"{each.p90:.1%}",
-            "" if each.left_out is None else f"{each.left_out:.1%}", f"{each.bias:+.1%}", *ranking,
+            each.source,
+            str(each.rows),
+            f"{each.median:.1%}",
+            f"{each.p90:.1%}",
+            "" if each.left_out is None else f"{each.left_out:.1%}",
+            f"{each.bias:+.1%}",
+            *ranking,
         )
     out.print(total)
     return 0
@@ -113,10 +134,17 @@ def seconds_or_problem(step: MeasuredStep) -> float | str:
 def _row(found: StepError) -> dict[str, Any]:
     step = found.step
     row: dict[str, Any] = {
-        **{"source": step.source, "row": step.row, "sweep": step.sweep, "gpus": step.ranks},
-        **{"machine": step.machine, "model": step.model, "sizes": dict(step.sizes)},
-        **{"flags": {n: v if isinstance(v, int | str) else str(v) for n, v in step.flags.items()}},
-        **{"fitted": step.fitted, "judged": step.judged, "measured_seconds": step.seconds},
+        "source": step.source,
+        "row": step.row,
+        "sweep": step.sweep,
+        "gpus": step.ranks,
+        "machine": step.machine,
+        "model": step.model,
+        "sizes": dict(step.sizes),
+        "flags": {n: v if isinstance(v, int | str) else str(v) for n, v in step.flags.items()},
+        "fitted": step.fitted,
+        "judged": step.judged,
+        "measured_seconds": step.seconds,
     }
     if found.predicted is None:
         return {**row, "problem": found.problem}

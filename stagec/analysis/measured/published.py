@@ -19,8 +19,11 @@ from stagec.analysis.measured import MeasuredStep, Source, read
 #: not. Tensor-parallel ranks send a part each of what they hold alike
 #: (`scatter_gather_tensors_in_pipeline`).
 MEGATRON: Final[Mapping[str, Any]] = {
-    **{"param_dtype": "f16", "grad_dtype": "f16", "reduce_dtype": "f16"},
-    **{"ddp_bucket": 0, "fusion": "elementwise"},
+    "param_dtype": "f16",
+    "grad_dtype": "f16",
+    "reduce_dtype": "f16",
+    "ddp_bucket": 0,
+    "fusion": "elementwise",
 }
 #: Before `async_tensor_model_parallel_allreduce` (arXiv 2205.05198, section 4.2.2, has it).
 BLOCKING: Final[Mapping[str, Any]] = {"async_tp": False}
@@ -62,9 +65,14 @@ def narayanan() -> Iterator[MeasuredStep]:
 
 def mcore() -> Iterator[MeasuredStep]:
     """README of NVIDIA/Megatron-LM, 2024: weak scaling on H100. Untied embeddings give the number
-    of parameters in the names of the rows."""
-    for name, gpus, seconds, given, sizes in _rows("mcore"):
+    of parameters in the names of the rows.
+
+    The rows `dp64` have the published throughput of a GPU on as many GPUs as 64 data-parallel ranks
+    are: with those of the README (768 and 3,072) the batch does not divide.
+    """
+    for name, _, seconds, given, sizes in _rows("mcore"):
         flags = {**MEGATRON_CORE, **given}
+        gpus = given["dp"] * given["tp"] * given["pp"]
         machine, model = "h100-sxm", "gpt_rope.stg"
         yield MeasuredStep("mcore", name, seconds, gpus, machine, model, sizes, flags)
 
@@ -73,8 +81,8 @@ _TITAN: Final[Mapping[str, str]] = {"8B": "llama3-8b", "70B": "llama3-70b", "405
 
 
 def torchtitan() -> Iterator[MeasuredStep]:
-    """pytorch/torchtitan, docs/performance.md and benchmarks, 2024 and 2025, compiled: TorchInductor
-    fuses element-wise computations.
+    """pytorch/torchtitan, docs/performance.md and benchmarks, 2024 and 2025, compiled:
+    TorchInductor fuses element-wise computations.
 
     Selective recompute repeats every second product of a block and keeps attention
     (torchtitan/models/llama/parallelize_llama.py, `selective_ac_option = "op"`): of the separate
