@@ -30,7 +30,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = dict[str, float]
 
 PRODUCTS, ISSUE = "efficiency.sustained.products", "efficiency.host.issue"
-BACKWARD, ATTENTION = "efficiency.attention.backward", "efficiency.attention.rate.bf16"
+ATTENTION = "efficiency.attention.rate.bf16"
 #: The constants of a device with their bounds, and the sources that they are fitted on.
 DEVICES: Final[Mapping[str, tuple[Mapping[str, tuple[float, float]], Sequence[str]]]] = {
     "a100-80g": (
@@ -38,7 +38,7 @@ DEVICES: Final[Mapping[str, tuple[Mapping[str, tuple[float, float]], Sequence[st
         ("korthikanti", "narayanan", "deepspeed-multi", "deepspeed-single"),
     ),
     "h100-sxm": (
-        {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4), BACKWARD: (0.45, 1.0)},
+        {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
         ("mcore", "nanotron"),
     ),
     "h100-500w": ({PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)}, ("torchtitan",)),

@@ -87,7 +87,8 @@ class Efficiency(Text):
     """Constants by kind of work.
 
     `kernels` says how kernels cost: by `tiles` and the constants here, or by the `roofline` alone,
-    the larger of FLOPs over the peak and bytes over the bandwidth, which has no constants.
+    the larger of FLOPs over the peak and bytes over the bandwidth, without constants: nor those of
+    hosts and of what is sustained.
     `collectives` are the algorithms that the communication library has, `network` the constants of
     each level of the network, by its name.
     """

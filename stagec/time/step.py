@@ -116,10 +116,11 @@ def step_time(
         table.of_class(ranks, issued.groups, each.groups, each.ways)
         for each, ranks in zip(issued.classes, issued.members, strict=True)
     ]
-    slowdown = round(machine.efficiency.interference.computations * 1024)
+    efficiency = machine.efficiency
+    slowdown = round(efficiency.interference.computations * 1024)
     plans = issued.plans(overlap=overlap)
     devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
-    issue = picoseconds(machine.efficiency.host.issue)
+    issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
     if not issue or _is_ahead(devices, issue):
         return devices
     alike = [(0, partial(_issued, issue))] * len(costs)
