@@ -143,7 +143,7 @@ def main(names: Sequence[str], write: bool) -> None:
         others = [i for i, row in enumerate(rows) if not row.fitted]
         values = fit.fit(fitted, bounds)
         print(f"{name}: {', '.join(f'{n} = {v:g}' for n, v in values.items())}", flush=True)
-        record = []
+        record: list[str] = []
         for source in sources:
             for title, chosen in (("fitted", fitted), ("left out", others)):
                 mine = [i for i in chosen if rows[i].source == source]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagec.analysis.measured import MeasuredStep
 
@@ -95,12 +96,13 @@ def spearman(rows: Sequence[StepError]) -> float:
     return float(np.cov(measured, ours, bias=True)[0, 1]) / spread if spread else 0.0
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     """The place of each value in their order; equal ones have the mean of their places."""
     array = np.array(values)
     below = (array[:, None] > array[None, :]).sum(axis=1)
     equal = (array[:, None] == array[None, :]).sum(axis=1)
-    return below + (equal - 1) / 2
+    places: NDArray[np.float64] = below + (equal - 1) / 2
+    return places
 
 
 def regret(rows: Sequence[StepError]) -> float:

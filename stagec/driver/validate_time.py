@@ -69,19 +69,19 @@ def validate_time(given: Mapping[str, Any]) -> int:
         "Spearman",
         "regret",
     )
-    for each in sums:
+    for summary in sums:
         ranking = (
             ("", "")
-            if each.spearman is None or each.regret is None
-            else (f"{each.spearman:.2f}", f"{each.regret:.1%}")
+            if summary.spearman is None or summary.regret is None
+            else (f"{summary.spearman:.2f}", f"{summary.regret:.1%}")
         )
         total.add_row(
-            each.source,
-            str(each.rows),
-            f"{each.median:.1%}",
-            f"{each.p90:.1%}",
-            "" if each.left_out is None else f"{each.left_out:.1%}",
-            f"{each.bias:+.1%}",
+            summary.source,
+            str(summary.rows),
+            f"{summary.median:.1%}",
+            f"{summary.p90:.1%}",
+            "" if summary.left_out is None else f"{summary.left_out:.1%}",
+            f"{summary.bias:+.1%}",
             *ranking,
         )
     out.print(total)

@@ -91,7 +91,7 @@ def torchtitan() -> Iterator[MeasuredStep]:
     (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`): that is ZeRO-1.
     """
     for name, gpus, seconds, given, sizes in _rows("torchtitan"):
-        flags = {"fusion": "elementwise", **given}
+        flags: dict[str, Any] = {"fusion": "elementwise", **given}
         if flags["recompute"] == "selective":
             flags |= {"recompute": "full", "recompute_every": 3}
         if flags.get("pp", 1) > 1:
