@@ -221,12 +221,16 @@ class _Issue:
     def _schedule(self, region: Region, at: Iterations) -> None:
         """Actions as ordered, messages received before the action that the schedule says."""
         actions = {(op.text("kind"), op.integer("chunk")): op for op in region.ops[:-1]}
+
+        def received(action: Action) -> list[Operation]:
+            ops = filter(None, map(actions.get, regions_of(action)))
+            return [o for op in ops for o in op.body.ops if _posted(o)]
+
         place = 0
         for step in steps(self._actions):
             for action in self._receives.get(place, ()):
-                for op in filter(None, map(actions.get, regions_of(action))):
-                    for received in filter(_posted, op.body.ops):
-                        self._run(Run(received, (*at, action.microbatch)))
+                for op in received(action):
+                    self._run(Run(op, (*at, action.microbatch)))
             place += len(step)
             parts: list[list[Run]] = []
             for action in step:
@@ -237,7 +241,21 @@ class _Issue:
                             self._op(inner, (*at, action.microbatch))
                 parts.append(self.runs[start:])
                 del self.runs[start:]
-            self.runs += parts[0] if len(parts) == 1 else _overlapped(parts, region)
+            if len(parts) == 1:
+                self.runs += parts[0]
+                continue
+            pair = _overlapped(parts, region)
+            self._tie(pair, [Run(o, (*at, a.microbatch)) for a in step for o in received(a)])
+            self.runs += pair
+
+    def _tie(self, pair: Sequence[Run], received: Sequence[Run]) -> None:
+        """A pair starts when all is there that both actions need, and sends at its end."""
+        computations = [run for run in pair if _computes(run)]
+        self.behind.setdefault(computations[0], []).extend(received)
+        for run in pair[::-1]:
+            if run.op.name != "et.send":
+                break
+            self.behind.setdefault(run, []).append(computations[-1])
 
     def _run(self, run: Run) -> None:
         before = filter(_computes, reversed(self.runs))

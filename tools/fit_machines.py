@@ -72,7 +72,7 @@ ATTENTION = {"bf16": "vllm", "f8e4m3": "sglang"}
 NARROW = "trtllm"
 MEMORY = "vllm"
 #: Machines of the same processors and bandwidth share, whose tables there are not.
-ALIKE = {"h100-sxm": ("h800",), "a100-80g": ("a100-40g",)}
+ALIKE = {"h100-sxm": ("h800", "h100-500w"), "a100-80g": ("a100-40g",)}
 PACKAGE = "aiconfigurator-core 0.12.0"
 _TIMES = ("start", "tile", "reduction")
 _SAMPLE = 3000
@@ -212,7 +212,8 @@ def _other_rates(
     kind: str,
 ) -> tuple[dict[str, float], list[str]]:
     """The rates of narrower types, all other constants as they are."""
-    rates, told = {}, []
+    rates: dict[str, float] = {}
+    told: list[str] = []
     for dtype in ("f8e4m3", "f4e2m1"):
         table = tables.get((kind, dtype, kind == "attention"))
         if table is None:
@@ -232,6 +233,9 @@ def _other_rates(
 
 def _predicted(machine: Machine, tables: Sequence[Table], values: Values) -> None:
     """Kinds and frameworks that no fit has seen."""
+    for table in (t for t in tables if (t.kind, t.dtype) == ("experts", "bf16")):
+        rows = _experts(table)
+        report(machine, rows, values, f"experts of {table.source}, none fitted")
     for source in ("sglang", "trtllm", "vllm"):
         fitted_on = source == ATTENTION["bf16"]
         found = [t for t in tables if (t.kind, t.dtype, t.source) == ("attention", "bf16", source)]
@@ -247,6 +251,21 @@ def _predicted(machine: Machine, tables: Sequence[Table], values: Values) -> Non
                     mask = "causal" if table.causal else "no mask"
                     rows = _attention_of(_where(table, chosen))
                     report(machine, rows, values, f"{title}, {mask}, none fitted")
+
+
+def _experts(table: Table) -> Rows:
+    """Both grouped products, and the rows that are sorted, gated and summed between them."""
+
+    def model(machine: Machine, values: Values, extents: NDArray[np.int64]) -> Floats:
+        e, m, d, f = extents.T.astype(float)
+        up = matmul_seconds(
+            machine, "bf16", e, m, 2 * f, d, 2 * e * (m * d + 2 * d * f + 2 * m * f)
+        )
+        down = matmul_seconds(machine, "bf16", e, m, d, f, 2 * e * (m * d + d * f + m * f))
+        moved = [4 * e * m * d, 6 * e * m * f, 4 * e * m * d]
+        return up + down + sum(memory_seconds(machine, b) for b in moved)
+
+    return Rows("experts", table.extents, table.seconds, model)
 
 
 def _latent(table: Table) -> Mask:

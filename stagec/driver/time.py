@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
+    from stagec.time.costs import Measurements
+    from stagec.time.tables import Table
 
 #: More pieces than these make a replay take more than about half a second: levers are a dozen.
 _MANY = 40_000
@@ -30,6 +34,18 @@ _MANY = 40_000
 @machine_option("The machine that the job runs on: a name that 'stagec machines' lists, or a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--no-overlap", is_flag=True, help="All collectives are blocking.")
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
+)
+@click.option(
+    "--kernels-from",
+    type=click.Choice(["aiconfigurator"]),
+    help="Measured tables of a package: pip install 'stagec\\[kernels]'.",
+)
 @click.option(
     "--levers/--no-levers",
     default=None,
@@ -45,7 +61,11 @@ def command(**given: Any) -> int:
     if given["machine"] is None:
         raise error("a time needs a machine", remedy="add --machine h100-sxm, for example")
     found = time_of(
-        options, given["machine"], overlap=not given["no_overlap"], levers=given["levers"]
+        options,
+        given["machine"],
+        overlap=not given["no_overlap"],
+        levers=given["levers"],
+        measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
     )
     if given["as_json"]:
         write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
@@ -59,8 +79,31 @@ def command(**given: Any) -> int:
     return 0
 
 
+def measurements(
+    files: Sequence[Path], package: str | None, machine: Machine
+) -> Measurements | None:
+    """What was measured: files of users, and the tables of a package for a machine. Raises
+    `DiagnosticError`."""
+    if not files and package is None:
+        return None
+    from stagec.time.costs import Measurements
+    from stagec.time.measured import read_measured
+
+    others: list[Table] = []
+    if package is not None:
+        from stagec.time.aiconfigurator import read_tables
+
+        others = read_tables(machine.name)
+    return Measurements([table for file in files for table in read_measured(file)], others)
+
+
 def time_of(
-    options: JobOptions, machine: Machine, *, overlap: bool = True, levers: bool | None = None
+    options: JobOptions,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
 ) -> TimeReport:
     """The time of a job's step. Raises `DiagnosticError`."""
     from stagec.analysis.model_flops import model_flops, step_flops
@@ -74,7 +117,7 @@ def time_of(
     forward = Planned(model_flops, after=TYPED)
     module = builder.lower(watching=[forward])
     issued = Issued.of(module)
-    step = step_time(issued, machine, overlap=overlap)
+    step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
     tried = levers if levers is not None else pieces <= _MANY
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)

@@ -224,6 +224,7 @@ class Stepper(Unroller):
         self._in_template = True
         self._refs, self._order, self._bucketed, self._sent = {}, [*front], [], Counter()
         pieces: list[list[Node]] = []
+        received: list[Node] = []
         made: list[Mapping[Value, Ref]] = []
         start, given, last = len(front), iter(zip(shapes, refs, strict=True)), -1
         by_slot: dict[int, dict[Value, Ref]] = {}
@@ -235,6 +236,8 @@ class Stepper(Unroller):
             ):
                 if shape != INSIDE:
                     self._refs[value] = ref
+                if value.producer in part.seen.skip and isinstance(ref, Node):
+                    received.append(ref)
             if part.action != last:
                 pieces.append([])
                 last = part.action
@@ -250,6 +253,8 @@ class Stepper(Unroller):
             pieces[-1] += [n for n in self._order[before:] if isinstance(n, Node)]
         cut = [b for b in self._bucketed if isinstance(b, Bucketed)]
         ordered = _interleaved(pieces, {part.seen.body for part in parts})
+        if len(pieces) > 1:
+            _tie(ordered, received)
         template = make_template(ordered, cut, made, len(source.given), dict(self._sent))
         self._refs, self._order, self._bucketed, self._sent, self._prefix = kept
         self._in_template = False
@@ -328,6 +333,21 @@ def _interleaved(parts: Sequence[list[Node]], bodies: Collection[Region]) -> lis
     queues = [_between_collectives([n for n in part if n not in leaves]) for part in parts]
     longest = max(len(q) for q in queues)
     return [n for i in range(longest) for q in queues if i < len(q) for n in q[i]] + last
+
+
+def _tie(pair: Sequence[Node], received: Sequence[Node]) -> None:
+    """An overlapped pair starts when all is there that both of its actions need, and what it sends
+    leaves at its end: as DualPipe does (github.com/deepseek-ai/DualPipe, dualpipe/dualpipe.py,
+    `_forward_backward_chunk`)."""
+    computations = [n for n in pair if n.is_computation]
+    if not computations:
+        return
+    first, last = computations[0], computations[-1]
+    first.after += [n for n in received if n not in first.deps]
+    for node in reversed(pair):
+        if node.kind != "send":
+            break
+        node.after += [last] if last not in node.deps else []
 
 
 def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:

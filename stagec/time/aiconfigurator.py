@@ -153,6 +153,16 @@ def _encoder(c: Columns) -> Iterator[tuple[Any, ...]]:
         )
 
 
+def _experts(c: Columns) -> Iterator[tuple[Any, ...]]:
+    """Gated experts with balanced loads, all on one rank, by experts, tokens of each, width and
+    inner width: both products and what is between them, so no kernel of its own."""
+    rows = c["num_tokens"] * c["topk"] // c["num_experts"]
+    shape = c["num_experts"], rows, c["hidden_size"], c["inter_size"] // c["moe_tp_size"]
+    plain = (c["distribution"] == "balanced") & (c["moe_ep_size"] == 1)
+    for dtype, chosen in _by_type(c["moe_dtype"]):
+        yield "experts", dtype, False, chosen & plain, *shape
+
+
 def _latent(c: Columns) -> Iterator[tuple[Any, ...]]:
     """Multi-head latent attention of DeepSeek-V3: expanded to heads of 128 + 64 and 128 elements,
     but where FlashAttention computes it absorbed, on one latent head of 512 + 64 and 512."""
@@ -192,6 +202,7 @@ _READERS: Mapping[str, Reader] = MappingProxyType(
         "attention/generation_attention": _decoding,
         "encoder_attention/encoder_attention": _encoder,
         "mla/context_mla": _latent,
+        "moe/moe": _experts,
         "quantize/scale_matrix": _quantization("quantize"),
         "quantize/computescale": _quantization("find_scale"),
         "comm/nccl": _nccl,

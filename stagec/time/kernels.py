@@ -163,24 +163,27 @@ def attention_seconds(
     """
     c = machine.efficiency.attention
     given = (batch, heads, kv_heads, queries, keys, qk, v, size)
-    batch, heads, kv_heads, queries, keys, qk, v, size = (np.asarray(a, float) for a in given)
+    floats: list[Floats] = [np.asarray(a, dtype=float) for a in given]
+    batch, heads, kv_heads, queries, keys, qk, v, size = floats
     processors = machine.compute.processors.value
     rate = peak(machine, dtype) * c.of(dtype)
     products = 2 * _QUERIES * _KEYS * (qk + v) * processors / rate
     softmax = _QUERIES * _KEYS / (c.exponentials * machine.compute.clock.value)
-    one = _hidden(products, np.asarray(softmax), c.overlap)
+    one = _hidden(products, np.full_like(products, softmax), c.overlap)
     one = one * ((3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1)
 
     in_head = np.ceil(queries * heads / kv_heads / _QUERIES)
     blocks = batch * kv_heads * in_head
     longest = np.ceil(keys / _KEYS)
-    parts = np.clip(np.floor(processors / blocks), 1, longest)
-    parts = np.where(in_head == 1, parts, 1)
+    most: Floats = np.clip(np.floor(processors / blocks), 1, longest)
+    parts: Floats = np.where(in_head == 1, most, 1)
     longest = np.ceil(longest / parts)
-    waves = np.ceil(blocks * parts / processors)
-    mean = longest - np.where(causal, (np.ceil(queries / _QUERIES) - 1) / 2 / parts, 0)
+    waves: Floats = np.ceil(blocks * parts / processors)
+    masked: Floats = (np.ceil(queries / _QUERIES) - 1) / 2 / parts
+    mean = longest - np.where(causal, masked, 0)
     uneven = blocks * parts * mean / processors + c.uneven * longest
-    tiles = np.maximum(np.where(causal, uneven, waves * longest), longest)
+    dealt: Floats = np.where(causal, uneven, waves * longest)
+    tiles = np.maximum(dealt, longest)
     compute = tiles * one + waves * c.tile
     return c.start + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from stagec.machines.figures import is_table, listed
 from stagec.program.kernels import EXTENTS
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.source import FileLoc, Loc
@@ -39,6 +40,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 }
 _REQUIRED = ("kind", "extents", "microseconds")
 _NAMES = ("kind", "dtype", "extents", "causal", "op", "microseconds")
+_NO_NAMES: list[str] = []
 _MAX_BYTES = 1 << 28
 _MAX_FIELD = 1 << 12
 _LARGEST = 1 << 53
@@ -66,7 +68,7 @@ def read_measured(path: Path) -> list[Table]:
     return [
         Table(
             *(kind, dtype, causal),
-            *(np.array([e for e, _ in rows]), np.array([s for _, s in rows])),
+            *(np.array([e for e, _ in rows], np.int64), np.array([s for _, s in rows], float)),
             *(str(path), op),
         )
         for (kind, dtype, causal, op), rows in together.items()
@@ -92,7 +94,7 @@ def _csv(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
     csv.field_size_limit(_MAX_FIELD)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        names = [name.strip() for name in next(reader, [])]
+        names = [name.strip() for name in next(reader, _NO_NAMES)]
         _check_names(names, FileLoc(str(path), 1, 1))
         for fields in reader:
             place = FileLoc(str(path), reader.line_num, 1)
@@ -111,7 +113,7 @@ def _csv(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
 
 def _json(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
     try:
-        entries = json.loads(text)
+        entries: Any = json.loads(text)
     except json.JSONDecodeError as e:
         place = FileLoc(str(path), e.lineno, e.colno)
         raise error(f"no JSON: {e.msg}", place, remedy="write a list of objects") from None
@@ -120,8 +122,8 @@ def _json(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]
     place = FileLoc(str(path), 1, 1)
     if not isinstance(entries, list):
         raise error("expects a list of objects", place, remedy='[{"kind": "matmul", ...}]')
-    for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict):
+    for number, entry in enumerate(listed(entries), 1):
+        if not is_table(entry):
             raise error(f"entry {number}: expects an object", place, remedy=_REMEDY)
         try:
             _check_names(list(entry), place)
@@ -158,13 +160,12 @@ def _row(entry: Mapping[str, Any]) -> tuple[tuple[str, str, bool, str], list[int
 
 
 def _whole(value: Any, names: tuple[str, ...]) -> list[int]:
-    found = value
+    found: list[Any] = []
     if isinstance(value, str) and _EXTENTS.fullmatch(value):
         found = [int(part) for part in value.split("x")]
-    elif type(value) is int:
-        found = [value]
-    right = isinstance(found, list) and len(found) == len(names)
-    if not right or not all(type(n) is int and 0 < n < _LARGEST for n in found):
+    else:
+        found = [value] if type(value) is int else list(listed(value))
+    if len(found) != len(names) or not all(type(n) is int and 0 < n < _LARGEST for n in found):
         raise ValueError(f"extents: expects {'x'.join(names)} as numbers, found {value!r:.60}")
     return [int(n) for n in found]
 

@@ -57,8 +57,8 @@ class Entry:
 
     `compute` is the end of its last computation. Of the streams that it used, `streams` has the
     end and the place of the last node. `busy` is what still runs beside later computations. `parts`
-    is what the compute stream spent from the base to `compute`, `waits` how long it waited for
-    inputs, by their number, beside that.
+    is what the compute stream spent from the base to `compute`, `waits` how long it waited beside
+    that until inputs came, by their number.
     """
 
     compute: int
@@ -238,21 +238,29 @@ class _Run:
         return start, cause
 
     def _account(self, step: Step, cost: Cost, cause: Cause, start: int, end: int) -> None:
-        waited = start - self._free[COMPUTE]
-        if waited and cause.input >= 0:
-            self._waits.append((cause.input, waited))
-            waited = 0
-        # else for a node in the piece, or for the communicator
-        awaited = self._piece.shape.steps[cause.place].part if cause.place >= 0 else step.part
-        spent = (
-            (awaited, waited),
-            (LAUNCH, cost.launch),
-            (step.part, cost.time),
-            (INTERFERENCE, end - start - cost.launch - cost.time),
-        )
-        for part, time in spent:
-            if time:
-                self._parts[part] = self._parts.get(part, 0) + time
+        self._waited(step, cause, start)
+        self._spend(LAUNCH, cost.launch)
+        self._spend(step.part, cost.time)
+        self._spend(INTERFERENCE, end - start - cost.launch - cost.time)
+
+    def _waited(self, step: Step, cause: Cause, until: int) -> None:
+        """Account for the wait of the compute stream: for what ran then, and for what that had
+        waited for before."""
+        since, waiting = self._free[COMPUTE], step
+        while until > since:
+            if cause.input >= 0:
+                self._waits.append((cause.input, until - since))
+                return
+            if cause.place < 0:  # for its communicator
+                self._spend(waiting.part, until - since)
+                return
+            waiting, start = self._piece.shape.steps[cause.place], self._starts[cause.place]
+            self._spend(waiting.part, until - max(start, since))
+            until, cause = start, self._causes[cause.place]
+
+    def _spend(self, part: Part, time: int) -> None:
+        if time:
+            self._parts[part] = self._parts.get(part, 0) + time
 
 
 _FOREVER = 1 << 62

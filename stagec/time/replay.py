@@ -72,13 +72,30 @@ class ClassReplay:
         return {part: time for part, time in found.items() if time}
 
     def account(self, found: Counter[Part], piece: int, place: int, amount: int) -> None:
-        """Account for time in which computations waited for a node. Of what joins classes, no more
-        than it takes is communication: the rest is spent on waiting for the other classes."""
-        shape, own = self.plan[piece].shape, amount
-        if shape.joins and not (shape.node.is_message and self._from_itself(shape)):
-            own = min(amount, self.pieces[piece].costs[place].time)
-        found[shape.steps[place].part] += own
-        found[BUBBLE] += amount - own
+        """Account for time in which computations waited for a node: for the node while it ran, and
+        before that for what it waited for. Of what joins classes, no more than it takes is
+        communication: the rest is spent on waiting for the other classes."""
+        while amount > 0:
+            shape, entry = self.plan[piece].shape, self.entries[piece]
+            if entry is None:
+                sent = self.causes[piece] if shape.node.is_message else None
+                if sent is not None and sent.owner is self and self._from_itself(shape):
+                    piece, place = sent.piece, sent.place
+                    continue
+                own = min(amount, self.pieces[piece].costs[place].time)
+                found[shape.steps[place].part] += own
+                found[BUBBLE] += amount - own
+                return
+            own = min(amount, entry.ends[place] - entry.starts[place])
+            found[shape.steps[place].part] += own
+            amount, cause = amount - own, entry.causes[place]
+            if cause.input >= 0:
+                piece, place = self.plan[piece].inputs[cause.input]
+            elif cause.place >= 0:
+                place = cause.place
+            else:  # for its communicator, which was busy before
+                found[shape.steps[place].part] += amount
+                return
 
     def _from_itself(self, shape: Shape) -> bool:
         return self.joined.senders[channel_of_node(shape.node)] == [self.number]

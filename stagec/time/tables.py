@@ -10,12 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagec.program.kernels import Kernel
 
+#: Places along an axis.
+Places: TypeAlias = NDArray[np.intp]
 #: How a kernel was found.
 MATCHED, INTERPOLATED, NOT_FOUND = 0, 1, 2
 #: Neighbours are at most two octaves apart in each extent; further ones say little of what is
@@ -108,10 +111,7 @@ class _Grid:
         ]
         self._axes = [j for j, twin in enumerate(self._twin) if twin == j]
         self._values = [np.unique(columns[j]) for j in self._axes]
-        places = [
-            np.searchsorted(v, columns[j]) for v, j in zip(self._values, self._axes, strict=True)
-        ]
-        points = self._points(np.stack(places))
+        points = self._points(self._places(table.extents.T))
         order = np.argsort(points)
         self._known = points[order]
         self._logs = np.log(table.seconds[order])
@@ -119,11 +119,14 @@ class _Grid:
     def seconds(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
         """Seconds of kernels by their extents, and how each was found."""
         possible = (rows > 0).all(axis=1) & (rows == rows[:, self._twin]).all(axis=1)
-        below, above, weight = [], [], []
+        below: list[Places] = []
+        above: list[Places] = []
+        weight: list[NDArray[np.float64]] = []
         for values, axis in zip(self._values, self._axes, strict=True):
             wanted = rows[:, axis]
-            low = np.clip(np.searchsorted(values, wanted, side="right") - 1, 0, len(values) - 1)
-            high = np.clip(np.searchsorted(values, wanted), 0, len(values) - 1)
+            last = len(values) - 1
+            low: Places = np.clip(np.searchsorted(values, wanted, side="right") - 1, 0, last)
+            high: Places = np.clip(np.searchsorted(values, wanted), 0, last)
             inside = (values[low] <= wanted) & (wanted <= values[high])
             possible &= inside & (values[high] <= _APART * values[low])
             span = np.log(np.maximum(values[high] / values[low], 1))
@@ -150,7 +153,14 @@ class _Grid:
             np.where(possible, ways, NOT_FOUND).astype(np.int8),
         )
 
-    def _points(self, places: NDArray[np.intp]) -> NDArray[np.int64]:
+    def _places(self, columns: NDArray[np.int64]) -> Places:
+        """The place on each axis of rows that are in the table."""
+        result = np.zeros((len(self._axes), columns.shape[1]), dtype=np.intp)
+        for i, (values, axis) in enumerate(zip(self._values, self._axes, strict=True)):
+            result[i] = np.searchsorted(values, columns[axis])
+        return result
+
+    def _points(self, places: Places) -> NDArray[np.int64]:
         """One number for each point, from its place on each axis."""
         found = np.zeros(places.shape[1], dtype=np.int64)
         for place, values in zip(places, self._values, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,11 @@ def test_its_nodes_cost_what_the_plain_product_and_the_gather_cost(loaded: Loade
         assert sum_of(plain, "et.comp", cost) == sum_of(fused, "et.comp", cost), cost
     gather, first, last = fused[:3]
     assert first.integer("flops") == 2 * last.integer("flops")
+    product = next(op for op in plain if op.name == "et.comp")
+    assert first.integer("m") + last.integer("m") == product.integer("m")
+    for step in (first, last, product):
+        extents = prod(step.integer(n) for n in ("batch", "m", "n", "k"))
+        assert step.integer("flops") == 2 * extents
     assert gather.result in last.operands
     assert gather.result not in first.operands
 

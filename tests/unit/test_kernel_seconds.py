@@ -74,6 +74,24 @@ def test_without_losses_whole_waves_take_flops_over_the_peak() -> None:
     assert seconds == pytest.approx(2 * m * n * k / 989e12, rel=1e-12)
 
 
+def test_a_nearly_empty_last_wave_takes_as_long_as_a_full_one() -> None:
+    """132 tiles of 256 x 128 fill the processors once. One tile more takes a wave of the smallest
+    tiles more, 128 x 16, which without losses are as good: 17 waves in place of 16."""
+    machine = with_efficiency(PERFECT)
+    one, more = (
+        float(matmul_seconds(machine, "bf16", tiles, 256, 128, 512, 0)) for tiles in (132, 133)
+    )
+    assert one == pytest.approx(2 * 132 * 256 * 128 * 512 / 989e12)
+    assert more / one == pytest.approx(17 / 16)
+
+
+def test_few_processors_do_not_fill_the_memory() -> None:
+    """One tile that cannot be split: a processor gets its share of the bandwidth only."""
+    size, saturation = 10**7, PERFECT.matmul.saturation
+    seconds = matmul_seconds(with_efficiency(PERFECT), "bf16", 1, 16, 16, 64, size)
+    assert seconds == pytest.approx(size / 3.35e12 * 132 * saturation)
+
+
 def test_without_losses_a_row_times_a_matrix_takes_its_bytes_over_the_bandwidth() -> None:
     size = operands(1, 16384, 16384)
     seconds = matmul_seconds(with_efficiency(PERFECT), "bf16", 1, 1, 16384, 16384, size)

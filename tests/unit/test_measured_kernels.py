@@ -227,14 +227,14 @@ def test_a_file_that_is_no_text_or_not_there_is_told(tmp_path: Path) -> None:
 
 
 #: As the files of the package have them: ms, names of types, no key and value heads of their own.
-GEMM = {
+GEMM: dict[str, list[Any]] = {
     "gemm_dtype": ["bfloat16", "fp8", "int4_wo"],
     "m": [4096, 1, 1],
     "n": [8192, 8, 8],
     "k": [8192, 8, 8],
     "latency": [0.7, 0.5, 0.1],
 }
-CONTEXT = {
+CONTEXT: dict[str, list[Any]] = {
     "attn_dtype": ["bfloat16"] * 3,
     "kv_cache_dtype": ["bfloat16", "fp8", "bfloat16"],
     "batch_size": [1, 1, 1],
@@ -266,7 +266,7 @@ class _Parquet(dict[str, _Column]):
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the package with two files, read without pyarrow."""
     data = tmp_path / "systems" / "data" / "h100_sxm"
-    files = {
+    files: dict[Path, dict[str, list[Any]]] = {
         data / "gemm" / "vllm" / "0.9.1" / "gemm_perf.parquet": GEMM,
         data / "gemm" / "vllm" / "0.24.0" / "gemm_perf.parquet": {
             **GEMM,
@@ -307,7 +307,7 @@ def test_a_package_that_is_not_there_is_told(
     def nothing(name: str) -> None:
         return None
 
-    monkeypatch.setattr(aiconfigurator.importlib.util, "find_spec", nothing)
+    monkeypatch.setattr("importlib.util.find_spec", nothing)
     with pytest.raises(DiagnosticError) as caught:
         aiconfigurator.read_tables("h100-sxm")
     assert caught.value.diagnostics[0].remedy == "pip install 'stagec[kernels]'"
