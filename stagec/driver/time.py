@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,16 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_option
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import TYPED, Planned
+from stagec.driver.time_files import draw, draws, time_files
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
+    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs import Measurements
+    from stagec.time.step import Issued, StepTime
     from stagec.time.tables import Table
 
 #: More pieces than these make a replay take more than about half a second: levers are a dozen.
@@ -51,6 +55,7 @@ _MANY = 40_000
     default=None,
     help="Whether to try what would help. By default if it takes no more than seconds.",
 )
+@time_files
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
     """Tell how long one training step takes on a machine, where the time goes, and what would help.
@@ -60,13 +65,16 @@ def command(**given: Any) -> int:
     options = take_options(given)
     if given["machine"] is None:
         raise error("a time needs a machine", remedy="add --machine h100-sxm, for example")
-    found = time_of(
+    timed = time_job(
         options,
         given["machine"],
         overlap=not given["no_overlap"],
         levers=given["levers"],
         measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
+        memory=draws(given),
     )
+    draw(timed, given)
+    found = timed.report
     if given["as_json"]:
         write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
         return 0
@@ -97,6 +105,18 @@ def measurements(
     return Measurements([table for file in files for table in read_measured(file)], others)
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A job on a machine: its command line is of `options`; `plans` are those of its memory, if
+    they were asked for."""
+
+    options: JobOptions
+    report: TimeReport
+    issued: Issued
+    step: StepTime
+    plans: EventPlans | None
+
+
 def time_of(
     options: JobOptions,
     machine: Machine,
@@ -106,6 +126,21 @@ def time_of(
     measured: Measurements | None = None,
 ) -> TimeReport:
     """The time of a job's step. Raises `DiagnosticError`."""
+    return time_job(options, machine, overlap=overlap, levers=levers, measured=measured).report
+
+
+def time_job(
+    options: JobOptions,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
+    memory: bool = False,
+) -> Timed:
+    """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
+    Raises `DiagnosticError`."""
+    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import model_flops, step_flops
     from stagec.analysis.time_report import time_report
     from stagec.ir.expr import evaluate
@@ -115,13 +150,14 @@ def time_of(
     builder = JobBuilder(options)
     tokens = tokens_of(builder.module)
     forward = Planned(model_flops, after=TYPED)
-    module = builder.lower(watching=[forward])
+    plans = Planned(EventPlans)
+    module = builder.lower(watching=[forward, *([plans] if memory else ())])
     issued = Issued.of(module)
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
     tried = levers if levers is not None else pieces <= _MANY
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)
-    return time_report(
+    report = time_report(
         builder.model_name,
         issued,
         machine,
@@ -129,6 +165,9 @@ def time_of(
         model_flops=None if flops is None else evaluate(flops, module.env),
         tokens=tokens,
         levers=all_levers(issued, machine, overlap=overlap) if tried else (),
+    )
+    return Timed(
+        options, report, issued, step, plans.needed("memory over time") if memory else None
     )
 
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stagec.program.groups import GroupAxes
 from stagec.program.nodes import MICROBATCH, Ints, marker_of
 from stagec.program.runs import Run
 from stagec.time.pieces import Entry, Shape, Step
 from stagec.time.replay import ClassReplay
-from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream
+from stagec.time.streams import BUBBLE, Part, Stream
 
 #: Stands for no microbatch.
 NONE = -1
@@ -34,6 +35,23 @@ class NodeTimes(NamedTuple):
     tag: Ints
     start: Ints
     end: Ints
+
+    def rows(self) -> Iterator[Row]:
+        """The nodes one by one."""
+        columns = (self.step, self.microbatch, self.tag, self.start, self.end)
+        lists: list[list[int]] = [column.tolist() for column in columns]
+        for number, *others in zip(*lists, strict=True):
+            yield Row(self.steps[number], *others)
+
+
+class Row(NamedTuple):
+    """A node of `NodeTimes`."""
+
+    step: Step
+    microbatch: int
+    tag: int
+    start: int
+    end: int
 
 
 class Wait(NamedTuple):
@@ -167,15 +185,13 @@ def _gaps(shape: Shape, entry: Entry) -> list[tuple[int, int, int, Part]]:
 
 def stream_name(stream: Stream) -> str:
     """`compute`, `collectives over dp`, `copies to host`, `sends over pp +1`."""
-    if stream == COMPUTE:
-        return COMPUTE
     match stream:
-        case "group", group:
+        case "group", GroupAxes() as group:
             return f"collectives over {','.join(group.words)}"
-        case "copy", to:
+        case "copy", str(to):
             return f"copies to {to}"
-        case kind, over, by:
-            return f"{'sends' if kind == 'send' else 'receives'} over {over} {by:+d}"
+        case str(kind), str(over), int(by):
+            return f"{kind}s over {over} {by:+d}".replace("recvs", "receives")
         case _:
             return str(stream)
 

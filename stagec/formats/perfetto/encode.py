@@ -135,22 +135,17 @@ class _Writer:
     def _slices(self, each: RankTrace, tracks: Mapping[Stream, int]) -> Iterator[bytes]:
         """The beginnings and ends of the nodes, in the order of issue: a stream runs its own in
         that order."""
-        times = each.times
-        placed = [[_on_track(tracks[s]) for s in step.streams] for step in times.steps]
         numbered = self._labels.number("microbatch")
-        columns = (
-            column.tolist() for column in (times.step, times.microbatch, times.tag, *_whole(times))
-        )
-        for number, microbatch, tag, start, end in zip(*columns, strict=True):
-            step: Step = times.steps[number]
+        placed = {s: (_begins(track), _ends(track)) for s, track in tracks.items()}
+        for step, microbatch, tag, start, end in each.times.rows():
             body = self._body(step)
             if microbatch != NONE:
                 body += _annotated(DebugAnnotation(name_iid=numbered, uint_value=microbatch))
             if step.node.is_message:
                 body += self._flow(each.rank, step, tag)
-            for begins, ends in placed[number]:
-                yield _event(start, body + begins)
-                yield _event(end, ends)
+            for begins, ends in (placed[stream] for stream in step.streams):
+                yield _event(start // _PICOSECONDS, body + begins)
+                yield _event(end // _PICOSECONDS, ends)
 
     def _body(self, step: Step) -> bytes:
         """What all slices of a node say, wherever they are."""
@@ -208,15 +203,11 @@ class _Writer:
                 counter=CounterDescriptor(unit=CounterDescriptor.UNIT_SIZE_BYTES),
             )
         )
-        for time, size in zip((held.time // _PICOSECONDS).tolist(), held.bytes.tolist(), strict=True):
-            event = TrackEvent(
-                type=TrackEvent.TYPE_COUNTER, track_uuid=track, counter_value=size
-            )
+        for time, size in zip(
+            (held.time // _PICOSECONDS).tolist(), held.bytes.tolist(), strict=True
+        ):
+            event = TrackEvent(type=TrackEvent.TYPE_COUNTER, track_uuid=track, counter_value=size)
             yield _event(time, event.SerializeToString())
-
-
-def _whole(times: NodeTimes) -> tuple[np.ndarray, np.ndarray]:
-    return times.start // _PICOSECONDS, times.end // _PICOSECONDS
 
 
 def _streams(times: NodeTimes) -> list[Stream]:
@@ -225,11 +216,12 @@ def _streams(times: NodeTimes) -> list[Stream]:
     return sorted(found, key=lambda stream: stream != COMPUTE)
 
 
-def _on_track(track: int) -> tuple[bytes, bytes]:
-    """What begins and what ends a slice on a track."""
-    begins = TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN, track_uuid=track)
-    ends = TrackEvent(type=TrackEvent.TYPE_SLICE_END, track_uuid=track)
-    return begins.SerializeToString(), ends.SerializeToString()
+def _begins(track: int) -> bytes:
+    return TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN, track_uuid=track).SerializeToString()
+
+
+def _ends(track: int) -> bytes:
+    return TrackEvent(type=TrackEvent.TYPE_SLICE_END, track_uuid=track).SerializeToString()
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -237,9 +229,7 @@ def _on_track(track: int) -> tuple[bytes, bytes]:
 
 def _event(time: int, event: bytes) -> bytes:
     body = _delimited(TracePacket.TRACK_EVENT_FIELD_NUMBER, event)
-    return _delimited(
-        Trace.PACKET_FIELD_NUMBER, _TIMESTAMP + varint(time) + body + _SEQUENCE
-    )
+    return _delimited(Trace.PACKET_FIELD_NUMBER, _TIMESTAMP + varint(time) + body + _SEQUENCE)
 
 
 def _described(track: TrackDescriptor) -> bytes:
