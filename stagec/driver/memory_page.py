@@ -5,21 +5,23 @@ The data stand in the page as JSON; the script beside this file draws them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from itertools import pairwise
-from string import Template
 from typing import Any
 
 from stagec.analysis.picture import Band, Picture
+from stagec.driver.page import render
 from stagec.memory.timeline import ALL
 from stagec.program.roofline import Roofline
 
 #: Columns of all pictures of a page together, and those that each has at least and at most.
 ALL_COLUMNS, FEWEST, MOST = 24_000, 120, 1_500
+_SCRIPTS = "memory_chart.js", "memory_page.js"
+_BODY = """
+<form id="controls" autocomplete="off"></form>
+<main id="jobs"></main>"""
 _COLORS = (
     "#4e79a7", "#a0cbe8", "#59a14f", "#f28e2b", "#ffbe7d", "#b07aa1", "#8cd17d", "#d37295",
     "#e15759", "#ff9da7", "#9d7660",
@@ -52,17 +54,8 @@ def page(title: str, jobs: Sequence[Drawn], roofline: Roofline, limit: int | Non
         "colors": [_COLORS[ALL.index(c)] for c in categories],
         "jobs": [_job(job, categories) for job in jobs],
     }
-    return Template(_part("memory_page.html")).substitute(
-        title=escape(title),
-        about=escape(_about(roofline)),
-        style=_part("memory_page.css"),
-        script=_part("memory_chart.js") + "\n" + _part("memory_page.js"),
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-    )
-
-
-def _part(name: str) -> str:
-    return files("stagec.driver").joinpath(name).read_text("utf-8").rstrip()
+    about = f'<p class="about">{escape(_about(roofline))}</p>'
+    return render(title, about + _BODY, ("memory_page.css",), _SCRIPTS, data)
 
 
 def _about(roofline: Roofline) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from stagec.driver.command_line import job_words
 from stagec.driver.common import report
 from stagec.support.diagnostics import Diagnostic, error
-from stagec.support.files import new_file
+from stagec.support.files import new_file, write_file
 
 if TYPE_CHECKING:
     from stagec.driver.time import Timed
     from stagec.formats.perfetto.encode import RankTrace
+    from stagec.machines import Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: Nodes of all ranks of a trace together: a viewer takes about as many.
@@ -54,8 +57,21 @@ def draws(given: Mapping[str, Any]) -> bool:
 
 def draw(timed: Timed, given: Mapping[str, Any]) -> None:
     """Write the files that are asked for. Raises `DiagnosticError`."""
+    if given["html"] is not None:
+        write_file(given["html"], _page(timed, given["machine"], no_overlap=given["no_overlap"]))
     if given["perfetto"] is not None:
         write_perfetto(timed, given["perfetto"], given["perfetto_ranks"])
+
+
+def _page(timed: Timed, machine: Machine, *, no_overlap: bool) -> str:
+    from stagec.analysis.time_picture import time_picture
+    from stagec.driver.time_page import time_page
+
+    words = ["stagec", "time", *job_words(timed.options), "--machine", machine.name]
+    command = shlex.join([*words, *(["--no-overlap"] if no_overlap else [])])
+    picture = time_picture(timed.issued, timed.step, timed.plans)
+    capacity = machine.memory.capacity.value
+    return time_page(timed.report, picture, command, machine.title, capacity)
 
 
 # -- Perfetto --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ its class, written out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -116,10 +116,11 @@ def _tags(shape: Shape, run: Run) -> Ints:
 # -- waits -----------------------------------------------------------------------------------------
 
 
-def waits(each: ClassReplay, step: int) -> list[Wait]:
+def waits(each: ClassReplay, step: int, *, inside: bool = True) -> list[Wait]:
     """The times, in order, in which the compute stream of a class waits in a step that ends at
-    `step`. With what its nodes take they add up to `ClassReplay.parts`: where a class waits for
-    others it first idles, then the communication itself takes its time."""
+    `step`, but for those of `inner_waits` if not `inside`. With what its nodes take they add up to
+    `ClassReplay.parts`: where a class waits for others it first idles, then the communication
+    itself takes its time."""
     found: list[Wait] = []
     gaps = cache(_gaps)
     now = 0
@@ -137,7 +138,7 @@ def waits(each: ClassReplay, step: int) -> list[Wait]:
         for start, end, which, part in gaps(shape, entry):
             if which >= 0:
                 found += _split(each, *planned.inputs[which], base + start, base + end)
-            else:
+            elif inside:
                 found.append(Wait(base + start, base + end, part))
         now = base + entry.compute
     last = max(each.streams.values(), key=lambda s: s[0], default=None)
@@ -146,6 +147,12 @@ def waits(each: ClassReplay, step: int) -> list[Wait]:
         now = last[0]
     found.append(Wait(now, step, BUBBLE))
     return [wait for wait in found if wait.end > wait.start]
+
+
+def inner_waits(shape: Shape, entry: Entry) -> list[Wait]:
+    """The waits of a piece for what is in it, whenever it runs in this way, relative to its
+    base."""
+    return [Wait(a, b, part) for a, b, which, part in _gaps(shape, entry) if which < 0]
 
 
 def _latest(each: ClassReplay, number: int, gates: Sequence[int]) -> tuple[int, int]:
@@ -183,15 +190,18 @@ def _gaps(shape: Shape, entry: Entry) -> list[tuple[int, int, int, Part]]:
 # -- names -----------------------------------------------------------------------------------------
 
 
-def stream_name(stream: Stream) -> str:
-    """`compute`, `collectives over dp`, `copies to host`, `sends over pp +1`."""
+def stream_name(stream: Stream, mesh: Mapping[str, int]) -> str:
+    """`compute`, `collectives over dp`, `copies to host`, `sends over pp +1`; a way round the ring
+    is told by the shorter distance."""
     match stream:
         case "group", GroupAxes() as group:
             return f"collectives over {','.join(group.words)}"
         case "copy", str(to):
             return f"copies to {to}"
         case str(kind), str(over), int(by):
-            return f"{kind}s over {over} {by:+d}".replace("recvs", "receives")
+            by = by % mesh[over]
+            way = by if 2 * by <= mesh[over] else by - mesh[over]
+            return f"{kind}s over {over} {way:+d}".replace("recvs", "receives")
         case _:
             return str(stream)
 

@@ -130,7 +130,9 @@ def test_slices_are_the_nodes(timed: Timed, trace: Read) -> None:
             ns = start // 1000, end // 1000
             what = node.kind, node.size, node.flops, node.phase, max(0, microbatch)
             for stream in step.streams:
-                expected[stream_name(stream)].append((title_of(node.name), *ns, *what))
+                expected[stream_name(stream, timed.issued.mesh)].append(
+                    (title_of(node.name), *ns, *what)
+                )
         found = {
             track: [
                 (

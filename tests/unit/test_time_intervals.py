@@ -109,10 +109,14 @@ def test_pieces_belong_to_runs() -> None:
 def test_streams_have_names() -> None:
     job = Replayed("zb-h1", 0, overlap=True)
     names = {
-        stream_name(stream)
+        stream_name(stream, job.issued.mesh)
         for each in job.replays
         for planned in each.plan
         for step in planned.shape.steps
         for stream in step.streams
     }
-    assert {"compute", "sends over pp +1", "receives over pp +1"} <= names
+    assert names == {
+        "compute",
+        *(f"{end} over pp {by}" for end in ("sends", "receives") for by in ("+1", "-1")),
+        "collectives over pp",
+    }

@@ -110,7 +110,7 @@ class _Writer:
                 TrackDescriptor(
                     uuid=track,
                     parent_uuid=process,
-                    name=stream_name(stream),
+                    name=stream_name(stream, self._mesh),
                     sibling_order_rank=place,
                 )
             )
