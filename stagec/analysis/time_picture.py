@@ -42,8 +42,8 @@ def time_picture(issued: Issued, step: StepTime, plans: EventPlans | None) -> di
     tables = _Tables()
     order = sorted(step.classes, key=lambda each: -each.busy_time(step.picoseconds))
     drawn = {each.number: _pieces(tables, each, issued.runs[each.number]) for each in order}
-    memory = {} if plans is None else _memories(issued, step, order, plans)
-    classes = [
+    memory = _memories(issued, step, order, plans)
+    classes: list[dict[str, Any]] = [
         {
             "name": each.name,
             "ranks": len(issued.members[each.number]),
@@ -255,10 +255,12 @@ def _path(step: StepTime) -> list[int]:
 
 
 def _memories(
-    issued: Issued, step: StepTime, order: Sequence[ClassReplay], plans: EventPlans
+    issued: Issued, step: StepTime, order: Sequence[ClassReplay], plans: EventPlans | None
 ) -> Mapping[int, dict[str, Any]]:
     """What classes hold, the busiest first, as far as there is time to find out."""
     found: dict[int, dict[str, Any]] = {}
+    if plans is None:
+        return found
     room = MOST_PLANNED
     points = min(MOST_POINTS, max(FEWEST, ALL_POINTS // max(1, len(order))))
     for each in order:
@@ -284,12 +286,13 @@ def thinned(curve: Held, end: int, most: int) -> Held:
     """A curve of `most` points at most: of each column of the time the highest moment."""
     if len(curve.time) <= most:
         return curve
-    edges = np.linspace(0, end, most, endpoint=False).astype(np.int64)
-    after = np.searchsorted(curve.time, edges, side="right")
-    before = np.maximum(after - 1, 0)  # what is held when a column begins
-    starts = np.unique(before)
-    highest = np.maximum.reduceat(curve.bytes, starts)
-    return Held(np.maximum(edges[np.searchsorted(before, starts)], curve.time[0]), highest)
+    edges = np.linspace(0, end, most + 1).astype(np.int64)
+    edges = edges[np.searchsorted(edges, curve.time[0], side="right") - 1 :]
+    firsts = np.maximum(np.searchsorted(curve.time, edges[:-1], side="right") - 1, 0)
+    lasts = np.searchsorted(curve.time, edges[1:], side="left")
+    ends = np.stack([firsts, lasts], axis=1).ravel()
+    highest = np.maximum.reduceat(np.append(curve.bytes, 0), ends)[::2]
+    return Held(np.maximum(edges[:-1], curve.time[0]), highest)
 
 
 def _steps(numbers: Sequence[int]) -> list[int]:
