@@ -13,8 +13,8 @@ from typing import Any
 
 from stagec.analysis.picture import Band, Picture
 from stagec.driver.page import render
+from stagec.machines import Machine
 from stagec.memory.timeline import ALL
-from stagec.program.roofline import Roofline
 
 #: Columns of all pictures of a page together, and those that each has at least and at most.
 ALL_COLUMNS, FEWEST, MOST = 24_000, 120, 1_500
@@ -43,7 +43,7 @@ def columns_for(classes: int) -> int:
     return min(MOST, max(FEWEST, ALL_COLUMNS // classes))
 
 
-def page(title: str, jobs: Sequence[Drawn], roofline: Roofline, limit: int | None) -> str:
+def page(title: str, jobs: Sequence[Drawn], machine: Machine, limit: int | None) -> str:
     """The text of the page. Jobs are drawn one above the other, on the same scales; `limit`, in
     bytes, is a line in all of them."""
     used = {b.category for job in jobs for p in job.pictures for b in p.bands}
@@ -54,14 +54,15 @@ def page(title: str, jobs: Sequence[Drawn], roofline: Roofline, limit: int | Non
         "colors": [_COLORS[ALL.index(c)] for c in categories],
         "jobs": [_job(job, categories) for job in jobs],
     }
-    about = f'<p class="about">{escape(_about(roofline))}</p>'
+    about = f'<p class="about">{escape(_about(machine))}</p>'
     return render(title, about + _BODY, ("memory_page.css",), _SCRIPTS, data)
 
 
-def _about(roofline: Roofline) -> str:
+def _about(machine: Machine) -> str:
+    rate, bandwidth = machine.compute.vector["f32"].value, machine.memory.bandwidth.value
     return (
         f"What one rank holds over a training step. Times are a roofline of "
-        f"{roofline.flops / 1e12:g} TFLOP/s and {roofline.bandwidth / 1e9:g} GB/s; communication, "
+        f"{rate / 1e12:g} TFLOP/s and {bandwidth / 1e9:g} GB/s; communication, "
         "copies to the host and launches take none. Each column shows its highest moment. Point at "
         "the picture for a buffer, click for a list."
     )

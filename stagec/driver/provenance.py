@@ -21,6 +21,7 @@ _OF_TRACES: Mapping[str, object] = {
     "granularity": "op",
     "memory_events": False,
     "name": None,
+    "machine": None,
     "peak_tflops": None,
     "memory_gbps": None,
 }

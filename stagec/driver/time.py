@@ -17,6 +17,7 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_option
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import TYPED, Planned
+from stagec.driver.streams import tell
 from stagec.driver.time_files import draw, draws, time_files
 from stagec.support.diagnostics import error
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from stagec.time.step import Issued, StepTime
     from stagec.time.tables import Table
 
-#: More pieces than these make a replay take more than about half a second: levers are a dozen.
-_MANY = 40_000
+#: Replays of more pieces than these take so long that levers, a dozen of them, wait to be asked.
+_MANY = 5_000
 
 
 @click.command("time")
@@ -53,7 +54,7 @@ _MANY = 40_000
 @click.option(
     "--levers/--no-levers",
     default=None,
-    help="Whether to try what would help. By default if it takes no more than seconds.",
+    help="Whether to try what would help. By default for steps of few actions.",
 )
 @time_files
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
@@ -156,6 +157,8 @@ def time_job(
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
     tried = levers if levers is not None else pieces <= _MANY
+    if levers is None and not tried:
+        tell("--levers tries what would help")
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)
     report = time_report(
         builder.model_name,
