@@ -319,7 +319,7 @@ dict(figures.memory)
 class Names(Format):
     name, suffix = "names", "txt"
 
-    def encoder(self, program, layout, roofline):
+    def encoder(self, program, layout, durations):
         self.program = program  # an encoder has one method
         return self
 
