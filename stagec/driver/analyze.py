@@ -15,6 +15,7 @@ from stagec.driver.limit import limit_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import TYPED, Planned
 from stagec.driver.sweep import check_alone, sweep, sweep_options
+from stagec.driver.sweep_rows import Case
 from stagec.support.diagnostics import error
 
 
@@ -36,7 +37,7 @@ def command(**given: Any) -> int:
     if given["sweep"]:
         from stagec.driver.sweep_table import ANALYSIS
 
-        return sweep(options, given, ANALYSIS)
+        return sweep(Case(options), given, ANALYSIS)
     check_alone(given)
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")

@@ -11,9 +11,12 @@ import click
 
 from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
+from stagec.driver.limit import limit_option
 from stagec.driver.machine import machine_option
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import TYPED, Planned
+from stagec.driver.sweep import check_alone, sweep, sweep_options
+from stagec.driver.sweep_rows import Case
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -29,12 +32,18 @@ _MANY = 40_000
 @job_options
 @machine_option("The machine that the job runs on: a name that 'stagec machines' lists, or a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--no-overlap", is_flag=True, help="All collectives are blocking.")
+@click.option(
+    "--overlap/--no-overlap",
+    default=True,
+    help="Whether collectives run beside computations, or all of them are blocking.",
+)
 @click.option(
     "--levers/--no-levers",
     default=None,
     help="Whether to try what would help. By default if it takes no more than seconds.",
 )
+@sweep_options
+@limit_option("Of --sweep: say what holds no more, of a size or a device such as h100.")
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
     """Tell how long one training step takes on a machine, where the time goes, and what would help.
@@ -42,11 +51,17 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
-    if given["machine"] is None:
+    swept = {name for axis in given["sweep"] for name in axis.sets}
+    if given["machine"] is None and "machine" not in swept:
         raise error("a time needs a machine", remedy="add --machine h100-sxm, for example")
-    found = time_of(
-        options, given["machine"], overlap=not given["no_overlap"], levers=given["levers"]
-    )
+    if given["sweep"]:
+        from stagec.driver.sweep_table import TIME
+
+        return sweep(Case(options, given["machine"], given["overlap"]), given, TIME)
+    check_alone(given)
+    if given["limit"] is not None:
+        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+    found = time_of(options, given["machine"], overlap=given["overlap"], levers=given["levers"])
     if given["as_json"]:
         write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
         return 0
