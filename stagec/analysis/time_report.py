@@ -14,8 +14,10 @@ from stagec.time.path import critical_path
 from stagec.time.replay import ClassReplay
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import PICOSECONDS
+from stagec.time.tables import INTERPOLATED, MATCHED, NOT_FOUND
 
 SCHEMA = 1
+_FOUND = {"matched": MATCHED, "interpolated": INTERPOLATED, "modelled": NOT_FOUND}
 #: Element types by whose peak utilizations are counted, as papers do: the first that there is.
 _PEAKS = ("bf16", "f16", "f32")
 
@@ -58,7 +60,9 @@ class TimeReport:
 
     `breakdown` is that of the slowest class, seconds by part; it adds up to `step_seconds`. `mfu`
     and `hfu` are model FLOPs and executed FLOPs of products and attention over what all ranks
-    could do at the peak `peak_flops`. None is what a job does not have: tokens, or model FLOPs.
+    could do at the peak `peak_flops`. `found` counts distinct kernels and collectives by where
+    their times are from: `matched` and `interpolated` in measured tables, `modelled`. None is what
+    a job does not have: tokens, or model FLOPs.
     """
 
     model: str
@@ -79,6 +83,7 @@ class TimeReport:
     classes: tuple[ClassTime, ...]
     critical_path: tuple[PathPart, ...]
     levers: tuple[LeverTime, ...]
+    found: Mapping[str, int]
 
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -132,6 +137,7 @@ def time_report(
         classes,
         _path(step),
         tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in levers),
+        {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
     )
 
 

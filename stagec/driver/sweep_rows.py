@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.common import kept_reports
@@ -22,11 +23,13 @@ _one_at_a_time = threading.Lock()
 @dataclass(frozen=True, slots=True)
 class Case:
     """A configuration: a job, and where its time is asked for the machine. Without `overlap` all
-    collectives are blocking."""
+    collectives are blocking. Files and a package may have measured times."""
 
     options: JobOptions
     machine: Machine | None = None
     overlap: bool = True
+    measured: tuple[Path, ...] = ()
+    kernels_from: str | None = None
 
 
 def row(case: Case) -> SweepRow:

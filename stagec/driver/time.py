@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
+    from stagec.time.costs import Measurements
+    from stagec.time.tables import Table
 
 #: More pieces than these make a replay take more than about half a second: levers are a dozen.
 _MANY = 40_000
@@ -36,6 +40,18 @@ _MANY = 40_000
     "--overlap/--no-overlap",
     default=True,
     help="Whether collectives run beside computations, or all of them are blocking.",
+)
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
+)
+@click.option(
+    "--kernels-from",
+    type=click.Choice(["aiconfigurator"]),
+    help="Measured tables of a package: pip install 'stagec\\[kernels]'.",
 )
 @click.option(
     "--levers/--no-levers",
@@ -57,11 +73,19 @@ def command(**given: Any) -> int:
     if given["sweep"]:
         from stagec.driver.sweep_table import TIME
 
-        return sweep(Case(options, given["machine"], given["overlap"]), given, TIME)
+        files = tuple(path.resolve() for path in given["measured"])
+        case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
+        return sweep(case, given, TIME)
     check_alone(given)
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
-    found = time_of(options, given["machine"], overlap=given["overlap"], levers=given["levers"])
+    found = time_of(
+        options,
+        given["machine"],
+        overlap=given["overlap"],
+        levers=given["levers"],
+        measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
+    )
     if given["as_json"]:
         write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
         return 0
@@ -74,8 +98,31 @@ def command(**given: Any) -> int:
     return 0
 
 
+def measurements(
+    files: Sequence[Path], package: str | None, machine: Machine
+) -> Measurements | None:
+    """What was measured: files of users, and the tables of a package for a machine. Raises
+    `DiagnosticError`."""
+    if not files and package is None:
+        return None
+    from stagec.time.costs import Measurements
+    from stagec.time.measured import read_measured
+
+    others: list[Table] = []
+    if package is not None:
+        from stagec.time.aiconfigurator import read_tables
+
+        others = read_tables(machine.name)
+    return Measurements([table for file in files for table in read_measured(file)], others)
+
+
 def time_of(
-    options: JobOptions, machine: Machine, *, overlap: bool = True, levers: bool | None = None
+    options: JobOptions,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
 ) -> TimeReport:
     """The time of a job's step. Raises `DiagnosticError`."""
     from stagec.analysis.model_flops import model_flops, step_flops
@@ -89,7 +136,7 @@ def time_of(
     forward = Planned(model_flops, after=TYPED)
     module = builder.lower(watching=[forward])
     issued = Issued.of(module)
-    step = step_time(issued, machine, overlap=overlap)
+    step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
     tried = levers if levers is not None else pieces <= _MANY
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)

@@ -34,6 +34,9 @@ def print_time(found: TimeReport, stream: TextIO) -> None:
     facts.append(f"HFU {found.hfu:.1%}")
     facts.append(f"of {count_text(round(found.peak_flops), 'FLOP/s')}")
     out.print(", ".join(facts), markup=False)
+    if found.found["modelled"] < sum(found.found.values()):
+        counts = ", ".join(f"{count:,} {way}" for way, count in found.found.items())
+        out.print(f"kernels and collectives: {counts}", markup=False)
     _print_breakdown(found, stream)
     _print_path(found, stream)
     if found.levers:

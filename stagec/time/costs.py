@@ -7,17 +7,20 @@ the class that it costs most, and a message what it costs the two ranks that are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, neighbours
+from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
 from stagec.time.kernels import kernel_seconds
 from stagec.time.network import Span, collective_seconds, level_between, message_seconds, spans
 from stagec.time.streams import PICOSECONDS, Cost
+from stagec.time.tables import NOT_FOUND, Measured, Table
 
 #: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
 ClassCosts = tuple[int, Callable[[Node], Cost]]
@@ -25,6 +28,35 @@ ClassCosts = tuple[int, Callable[[Node], Cost]]
 
 #: `send` or `recv`, the axis, and the coordinate of the receiver less that of the sender.
 Way = tuple[str, str, int]
+
+
+class Measurements:
+    """Measured times that win over models: `own` those of the users' files, then `others`.
+
+    A collective of the users' files is taken for every group of as many ranks; one of the others,
+    which were measured within a node, for groups within the innermost level.
+    """
+
+    def __init__(self, own: Sequence[Table] = (), others: Sequence[Table] = ()) -> None:
+        mine = {(t.kind, t.dtype, t.causal, t.op) for t in own}
+        rest = [t for t in others if (t.kind, t.dtype, t.causal, t.op) not in mine]
+        self.kernels = Measured([*own, *rest])
+        self._collectives = Measured(own), Measured(rest)
+
+    def collective(
+        self, kind: str, size: int, over: Sequence[Span], machine: Machine
+    ) -> tuple[float, int] | None:
+        """Seconds of a collective of so many bytes in a group with these spans, and how they were
+        found; None if they were not."""
+        if not over:
+            return None
+        inside = over[-1].level.name == machine.network[0].name
+        asked = [Kernel(kind, "", (over[-1].size, size), 0, size)]
+        for table in self._collectives if inside else self._collectives[:1]:
+            seconds, ways = table.seconds(asked)
+            if ways[0] != NOT_FOUND:
+                return float(seconds[0]), int(ways[0])
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +78,11 @@ class CostTable:
         *,
         overlap: bool = True,
         communicates: bool = True,
+        measured: Measurements | None = None,
     ) -> None:
-        self._communicates = communicates
+        self._communicates, self._measured = communicates, measured or Measurements()
+        #: How many kernels and collectives were matched, interpolated, and modelled.
+        self.ways: Counter[int] = Counter()
         self._machine, self._mesh, self._overlap = machine, mesh, overlap
         self._launch = picoseconds(machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
@@ -56,8 +91,13 @@ class CostTable:
     def prepare(self, nodes: Iterable[Node]) -> None:
         """Find the costs of all computations at once."""
         kernels = list({n.kernel for n in nodes if n.kernel is not None} - self._known.keys())
-        for kernel, seconds in zip(kernels, kernel_seconds(self._machine, kernels), strict=True):
-            self._known[kernel] = Cost(picoseconds(float(seconds)), self._launch)
+        seconds, ways = self._measured.kernels.seconds(kernels)
+        modelled = ways == NOT_FOUND
+        unknown = [k for k, is_unknown in zip(kernels, modelled, strict=True) if is_unknown]
+        seconds[modelled] = kernel_seconds(self._machine, unknown)
+        for kernel, time in zip(kernels, seconds.tolist(), strict=True):
+            self._known[kernel] = Cost(picoseconds(time), self._launch)
+        self.ways.update(ways.tolist())
 
     def of_class(
         self, ranks: Ints, groups: Groups, used: Iterable[GroupAxes], ways: Iterable[Way]
@@ -99,10 +139,19 @@ class CostTable:
         beside = self._overlap and not node.blocking
         key = node.kind, node.size, groups, beside
         if key not in self._known:
-            times = (collective_seconds(self._machine, node.kind, node.size, g) for g in groups)
+            times = [self._collective(node.kind, node.size, over) for over in groups]
             factor = self._machine.efficiency.interference.collectives if beside else 1.0
             self._known[key] = Cost(picoseconds(max(times) * factor))
         return self._known[key]
+
+    def _collective(self, kind: str, size: int, over: Sequence[Span]) -> float:
+        measured = self._measured.collective(kind, size, over, self._machine)
+        if measured is not None:
+            seconds, way = measured
+            self.ways[way] += 1
+            return seconds
+        self.ways[NOT_FOUND] += 1
+        return collective_seconds(self._machine, kind, size, over)
 
     # -- distances ---------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ class Lever(NamedTuple):
 
 
 def levers(issued: Issued, machine: Machine, *, overlap: bool = True) -> Iterator[Lever]:
-    """Twice each rate, no latency, no launch gaps, and communication that is all hidden."""
+    """Twice each rate, no latency, no launch gaps, and communication that is all hidden; of models
+    alone, for nobody has measured such machines."""
     for name, changed in _changed(machine):
         yield Lever(name, step_time(issued, changed, overlap=overlap))
     hidden = step_time(issued, machine, overlap=overlap, communicates=False)

@@ -12,7 +12,7 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
-from stagec.time.costs import CostTable
+from stagec.time.costs import CostTable, Measurements
 from stagec.time.join import Joined, joined
 from stagec.time.pieces import Piece, Shape
 from stagec.time.replay import ClassReplay, replay
@@ -67,10 +67,12 @@ class Issued:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step: `picoseconds`, and the replays of all classes."""
+    """The time of a step: `picoseconds`, the replays of all classes, and how many kernels and
+    collectives were matched, interpolated and modelled (`stagec.time.tables`)."""
 
     picoseconds: int
     classes: Sequence[ClassReplay]
+    ways: Mapping[int, int]
 
     @property
     def seconds(self) -> float:
@@ -90,15 +92,22 @@ class StepTime:
 
 
 def step_time(
-    issued: Issued, machine: Machine, *, overlap: bool = True, communicates: bool = True
+    issued: Issued,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    communicates: bool = True,
+    measured: Measurements | None = None,
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
-    communicates, collectives and messages take no time.
+    communicates, collectives and messages take no time. What is `measured` wins over models.
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
-    table = CostTable(machine, issued.mesh, overlap=overlap, communicates=communicates)
+    table = CostTable(
+        machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
+    )
     table.prepare(issued.nodes)
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
@@ -113,4 +122,4 @@ def step_time(
 
         classes.append(ClassReplay(i, issued.plans(overlap=overlap)[i], piece))
     slowdown = round(machine.efficiency.interference.computations * 1024)
-    return StepTime(replay(classes, slowdown), classes)
+    return StepTime(replay(classes, slowdown), classes, table.ways)
