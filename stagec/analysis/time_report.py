@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -110,8 +110,9 @@ def time_report(
     rates = machine.compute.matrix
     peak = next((rates[d].value for d in _PEAKS if d in rates), 0.0)
     could = ranks * peak * seconds
+    flops = issued.each(_product_flops)
     executed = sum(
-        len(members) * _executed(each)
+        len(members) * _executed(each, flops)
         for each, members in zip(step.classes, issued.members, strict=True)
     )
     classes = tuple(
@@ -145,16 +146,10 @@ def _seconds(parts: Mapping[str, int]) -> dict[str, float]:
     return {part: time / PICOSECONDS for part, time in parts.items()}
 
 
-def _executed(each: ClassReplay) -> int:
+def _executed(each: ClassReplay, flops: Callable[[Node], int]) -> int:
     """FLOPs of products and attention that a rank executes."""
-    of_shape: dict[object, int] = {}
-    found = 0
-    for planned in each.plan:
-        shape = planned.shape
-        if shape not in of_shape:
-            of_shape[shape] = sum(map(_product_flops, (s.node for s in shape.steps)))
-        found += of_shape[shape]
-    return found
+    times = Counter(planned.shape for planned in each.plan)
+    return sum(n * sum(flops(s.node) for s in shape.steps) for shape, n in times.items())
 
 
 def _product_flops(node: Node) -> int:

@@ -140,7 +140,7 @@ def compare(
 def machine_costs(issued: Issued, machine: Machine) -> dict[int, Costs]:
     """What nodes cost on a machine."""
     table = CostTable(machine, issued.mesh)
-    table.prepare(issued.nodes)
+    table.prepare(issued.samples)
     return {
         i: table.of_class(ranks, issued.groups, each.groups, each.ways)[1]
         for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True))
