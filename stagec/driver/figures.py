@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from stagec.analysis.family import Compiles
+from stagec.analysis.family import Compiled, Compiles
 from stagec.analysis.figures import Figures
 from stagec.driver.common import report
 from stagec.driver.instruments import instruments
@@ -19,14 +19,19 @@ _MOST_KEPT = 256
 
 
 def figures(options: JobOptions) -> Figures:
-    """The figures of a job, whose structure is compiled once in a process. Raises
-    `DiagnosticError`."""
-    builder = JobBuilder(options)
+    """The figures of a job. Raises `DiagnosticError`."""
+    compiled, values = compiled_job(JobBuilder(options))
+    return compiled.at(values)
+
+
+def compiled_job(builder: JobBuilder) -> tuple[Compiled, dict[str, int]]:
+    """A job, whose structure is compiled once in a process, and the values of its symbols and axes.
+    Raises `DiagnosticError`."""
     values = dict(builder.module.env)
     compiled = _compiles(builder).find(values, lambda: builder.module)
     for diagnostic in compiled.diagnostics:
         report(diagnostic)
-    return compiled.at(values)
+    return compiled, values
 
 
 def _compiles(builder: JobBuilder) -> Compiles:

@@ -52,12 +52,14 @@ def refused(problem: DiagnosticError) -> SweepRow:
 
 
 def _summary(case: Case) -> SweepRow:
-    from stagec.driver.figures import figures
-    from stagec.driver.job import model_name
+    from stagec.driver.figures import compiled_job
+    from stagec.driver.job import JobBuilder
 
-    found = figures(case.options)
+    builder = JobBuilder(case.options)
+    compiled, values = compiled_job(builder)
+    found = compiled.at(values)
     counts = {
-        "model": model_name(case.options),
+        "model": builder.model_name,
         "ranks": found.ranks,
         "mesh": found.mesh,
         "parameters": found.parameters,
@@ -67,13 +69,16 @@ def _summary(case: Case) -> SweepRow:
         "host_bytes": found.host,
         "memory": found.memory,
     }
-    return counts if case.machine is None else counts | {"time": _time(case, case.machine)}
+    if case.machine is None:
+        return counts
+    from stagec.driver.time import measurements, time_of
 
-
-def _time(case: Case, machine: Machine) -> SweepRow:
-    from stagec.driver.time import time_of
-
-    return time_row(time_of(case.options, machine, overlap=case.overlap, levers=False))
+    measured = measurements(case.measured, case.kernels_from, case.machine)
+    with kept_reports():  # which the compile has told
+        time = time_of(
+            builder, case.machine, overlap=case.overlap, levers=False, measured=measured
+        )
+    return counts | {"time": time_row(time)}
 
 
 def time_row(found: TimeReport) -> SweepRow:

@@ -16,14 +16,12 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.machine import machine_option
 from stagec.driver.options import JobOptions, job_options, take_options
-from stagec.driver.planned import TYPED, Planned
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs import Measurements
     from stagec.time.tables import Table
@@ -80,7 +78,7 @@ def command(**given: Any) -> int:
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     found = time_of(
-        options,
+        JobBuilder(options),
         given["machine"],
         overlap=given["overlap"],
         levers=given["levers"],
@@ -117,7 +115,7 @@ def measurements(
 
 
 def time_of(
-    options: JobOptions,
+    builder: JobBuilder,
     machine: Machine,
     *,
     overlap: bool = True,
@@ -125,43 +123,22 @@ def time_of(
     measured: Measurements | None = None,
 ) -> TimeReport:
     """The time of a job's step. Raises `DiagnosticError`."""
-    from stagec.analysis.model_flops import model_flops, step_flops
     from stagec.analysis.time_report import time_report
-    from stagec.ir.expr import evaluate
+    from stagec.driver.figures import compiled_job
     from stagec.time.levers import levers as all_levers
-    from stagec.time.step import Issued, step_time
+    from stagec.time.step import step_time
 
-    builder = JobBuilder(options)
-    tokens = tokens_of(builder.module)
-    forward = Planned(model_flops, after=TYPED)
-    module = builder.lower(watching=[forward])
-    issued = Issued.of(module)
+    compiled, values = compiled_job(builder)
+    issued = compiled.issued(values)
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
     tried = levers if levers is not None else pieces <= _MANY
-    flops = None if forward.found is None else step_flops(forward.found, module.graphs)
     return time_report(
         builder.model_name,
         issued,
         machine,
         step,
-        model_flops=None if flops is None else evaluate(flops, module.env),
-        tokens=tokens,
+        model_flops=compiled.model_flops(values),
+        tokens=compiled.tokens(values),
         levers=all_levers(issued, machine, overlap=overlap) if tried else (),
     )
-
-
-def tokens_of(module: Module) -> int | None:
-    """Tokens of a step: elements of the first input of whole numbers that has at least two
-    dimensions; None without one, or if a size is open."""
-    from stagec.ir.expr import UnboundError, evaluate
-    from stagec.ir.types import TensorType
-
-    for arg in module.main.body.args:
-        type_ = arg.type
-        if isinstance(type_, TensorType) and type_.rank >= 2 and type_.dtype.startswith(("i", "u")):
-            try:
-                return evaluate(type_.elements, module.env)
-            except UnboundError:
-                return None
-    return None

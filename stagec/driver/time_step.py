@@ -12,6 +12,7 @@ import click
 
 from stagec.driver.common import kept_reports
 from stagec.driver.flags import FLAGS, type_of
+from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
 from stagec.driver.options import JobOptions, Sizes
 from stagec.support.diagnostics import NotAnIntegerError, error
@@ -49,7 +50,7 @@ def time_step(
     on = machine_of(machine) if isinstance(machine, str) else machine
     with kept_reports() as told:
         try:
-            found = time_of(options, on, overlap=overlap, levers=levers)
+            found = time_of(JobBuilder(options), on, overlap=overlap, levers=levers)
         except NotAnIntegerError as problem:
             raise error(str(problem), remedy="choose sizes that divide") from None
     for diagnostic in told:
