@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from stagec.machines import Machine
@@ -54,7 +55,7 @@ class LeverTime:
     speedup: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimeReport:
     """The time of a step, and why.
 
@@ -81,18 +82,26 @@ class TimeReport:
     slowest: str
     breakdown: Mapping[str, float]
     classes: tuple[ClassTime, ...]
-    critical_path: tuple[PathPart, ...]
     levers: tuple[LeverTime, ...]
     found: Mapping[str, int]
+    step: StepTime = field(repr=False, compare=False)
+
+    @cached_property
+    def critical_path(self) -> tuple[PathPart, ...]:
+        """The critical path by class, phase and op, the longest first."""
+        return _path(self.step)
 
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        found = asdict(self)
-        found["critical_path"] = [
-            {"class" if n == "cls" else n: v for n, v in entry.items()}
-            for entry in found["critical_path"]
+        told: dict[str, Any] = {"schema": SCHEMA}
+        told |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
+        told["classes"] = [asdict(each) for each in self.classes]
+        told["levers"] = [asdict(each) for each in self.levers]
+        told["critical_path"] = [
+            {"class" if n == "cls" else n: v for n, v in asdict(part).items()}
+            for part in self.critical_path
         ]
-        return {"schema": SCHEMA, **found}
+        return told
 
 
 def time_report(
@@ -136,9 +145,9 @@ def time_report(
         step.slowest.name,
         _seconds(step.parts(step.slowest)),
         classes,
-        _path(step),
         tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in levers),
         {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
+        step,
     )
 
 
@@ -157,7 +166,6 @@ def _product_flops(node: Node) -> int:
 
 
 def _path(step: StepTime) -> tuple[PathPart, ...]:
-    """The critical path by class, phase and op, the longest first."""
     nodes: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
     times: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
     for link in critical_path(step):

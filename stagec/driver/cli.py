@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "opt": ("stagec.driver.opt", "Run passes over a module, text in, text out."),
     "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),
     "show": ("stagec.driver.show", "Print an execution trace."),
+    "measure": ("stagec.driver.measure", "Read times of kernels from profiler traces."),
     "validate": ("stagec.driver.validate", "Print published figures beside those computed here."),
     "schedule": ("stagec.driver.schedule", "Draw a pipeline schedule, or list them."),
     "models": ("stagec.driver.models", "List the models of the library."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from stagec.analysis.family import Compiled, Compiles
 from stagec.analysis.figures import Figures
@@ -11,6 +12,11 @@ from stagec.driver.instruments import instruments
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.text.printer import print_op
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs import Measurements
 
 #: Structures that a process has compiled, the latest ones; what differs in sizes and degrees only
 #: is one of them.
@@ -32,6 +38,32 @@ def compiled_job(builder: JobBuilder) -> tuple[Compiled, dict[str, int]]:
     for diagnostic in compiled.diagnostics:
         report(diagnostic)
     return compiled, values
+
+
+def timed(
+    builder: JobBuilder,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    levers: bool = False,
+    measured: Measurements | None = None,
+) -> TimeReport:
+    """The time of a job's step on a machine. Raises `DiagnosticError`."""
+    from stagec.analysis.time_report import time_report
+    from stagec.time.levers import levers as all_levers
+    from stagec.time.step import step_time
+
+    compiled, values = compiled_job(builder)
+    issued = compiled.issued(values)
+    return time_report(
+        builder.model_name,
+        issued,
+        machine,
+        step_time(issued, machine, overlap=overlap, measured=measured),
+        model_flops=compiled.model_flops(values),
+        tokens=compiled.tokens(values),
+        levers=all_levers(issued, machine, overlap=overlap) if levers else (),
+    )
 
 
 def _compiles(builder: JobBuilder) -> Compiles:

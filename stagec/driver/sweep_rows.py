@@ -71,13 +71,12 @@ def _summary(case: Case) -> SweepRow:
     }
     if case.machine is None:
         return counts
-    from stagec.driver.time import measurements, time_of
+    from stagec.driver.figures import timed
+    from stagec.driver.measurements import measurements
 
     measured = measurements(case.measured, case.kernels_from, case.machine)
     with kept_reports():  # which the compile has told
-        time = time_of(
-            builder, case.machine, overlap=case.overlap, levers=False, measured=measured
-        )
+        time = timed(builder, case.machine, overlap=case.overlap, measured=measured)
     return counts | {"time": time_row(time)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,19 +14,22 @@ from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.machine import machine_option
+from stagec.driver.measurements import measurements
 from stagec.driver.options import JobOptions, job_options, take_options
+from stagec.driver.planned import TYPED, Planned
+from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
+    from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs import Measurements
-    from stagec.time.tables import Table
 
-#: More pieces than these make a replay take more than about half a second: levers are a dozen.
-_MANY = 40_000
+#: Replays of more pieces than these take so long that levers, a dozen of them, wait to be asked.
+_MANY = 5_000
 
 
 @click.command("time")
@@ -54,7 +56,7 @@ _MANY = 40_000
 @click.option(
     "--levers/--no-levers",
     default=None,
-    help="Whether to try what would help. By default if it takes no more than seconds.",
+    help="Whether to try what would help. By default for steps of few actions.",
 )
 @sweep_options
 @limit_option("Of --sweep: say what holds no more, of a size or a device such as h100.")
@@ -75,10 +77,8 @@ def command(**given: Any) -> int:
         case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
         return sweep(case, given, TIME)
     check_alone(given)
-    if given["limit"] is not None:
-        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     found = time_of(
-        JobBuilder(options),
+        options,
         given["machine"],
         overlap=given["overlap"],
         levers=given["levers"],
@@ -96,26 +96,8 @@ def command(**given: Any) -> int:
     return 0
 
 
-def measurements(
-    files: Sequence[Path], package: str | None, machine: Machine
-) -> Measurements | None:
-    """What was measured: files of users, and the tables of a package for a machine. Raises
-    `DiagnosticError`."""
-    if not files and package is None:
-        return None
-    from stagec.time.costs import Measurements
-    from stagec.time.measured import read_measured
-
-    others: list[Table] = []
-    if package is not None:
-        from stagec.time.aiconfigurator import read_tables
-
-        others = read_tables(machine.name)
-    return Measurements([table for file in files for table in read_measured(file)], others)
-
-
 def time_of(
-    builder: JobBuilder,
+    options: JobOptions,
     machine: Machine,
     *,
     overlap: bool = True,
@@ -123,22 +105,45 @@ def time_of(
     measured: Measurements | None = None,
 ) -> TimeReport:
     """The time of a job's step. Raises `DiagnosticError`."""
+    from stagec.analysis.model_flops import model_flops, step_flops
     from stagec.analysis.time_report import time_report
-    from stagec.driver.figures import compiled_job
+    from stagec.ir.expr import evaluate
     from stagec.time.levers import levers as all_levers
-    from stagec.time.step import step_time
+    from stagec.time.step import Issued, step_time
 
-    compiled, values = compiled_job(builder)
-    issued = compiled.issued(values)
+    builder = JobBuilder(options)
+    tokens = tokens_of(builder.module)
+    forward = Planned(model_flops, after=TYPED)
+    module = builder.lower(watching=[forward])
+    issued = Issued.of(module)
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
     tried = levers if levers is not None else pieces <= _MANY
+    if levers is None and not tried:
+        tell("--levers tries what would help")
+    flops = None if forward.found is None else step_flops(forward.found, module.graphs)
     return time_report(
         builder.model_name,
         issued,
         machine,
         step,
-        model_flops=compiled.model_flops(values),
-        tokens=compiled.tokens(values),
+        model_flops=None if flops is None else evaluate(flops, module.env),
+        tokens=tokens,
         levers=all_levers(issued, machine, overlap=overlap) if tried else (),
     )
+
+
+def tokens_of(module: Module) -> int | None:
+    """Tokens of a step: elements of the first input of whole numbers that has at least two
+    dimensions; None without one, or if a size is open."""
+    from stagec.ir.expr import UnboundError, evaluate
+    from stagec.ir.types import TensorType
+
+    for arg in module.main.body.args:
+        type_ = arg.type
+        if isinstance(type_, TensorType) and type_.rank >= 2 and type_.dtype.startswith(("i", "u")):
+            try:
+                return evaluate(type_.elements, module.env)
+            except UnboundError:
+                return None
+    return None

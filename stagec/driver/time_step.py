@@ -44,13 +44,13 @@ def time_step(
 
     Raises `DiagnosticError` for what the command refuses.
     """
-    from stagec.driver.time import time_of
+    from stagec.driver.figures import timed
 
     options = JobOptions(model).changed(**_checked(flags), explicit=frozenset(flags))
     on = machine_of(machine) if isinstance(machine, str) else machine
     with kept_reports() as told:
         try:
-            found = time_of(JobBuilder(options), on, overlap=overlap, levers=levers)
+            found = timed(JobBuilder(options), on, overlap=overlap, levers=levers)
         except NotAnIntegerError as problem:
             raise error(str(problem), remedy="choose sizes that divide") from None
     for diagnostic in told:

@@ -1,13 +1,15 @@
-"""Tables of measured kernels that users write: CSV or JSON, read with the place of every mistake.
+"""Tables of measured kernels, CSV or JSON: read with the place of every mistake, and written.
 
-    kind,dtype,extents,causal,op,microseconds
-    matmul,bf16,1x4096x8192x8192,,,738
-    attention,bf16,1x32x8x4096x4096x128x128,true,,410
-    memory,,67108864,,rmsnorm,24.1
-    all_reduce,,8x536870912,,,2112
+    # what was measured, and how
+    kind,dtype,extents,causal,op,microseconds,count
+    matmul,bf16,1x4096x8192x8192,,,738,120
+    attention,bf16,1x32x8x4096x4096x128x128,true,,410,40
+    memory,,67108864,,rmsnorm,24.1,40
+    all_reduce,,8x536870912,,,2112,20
 
-`causal` and `op` may be left out. JSON is a list of objects with the same names, extents a list of
-whole numbers. Times are medians; a kernel that stands there twice has the median of both.
+`causal`, `op` and `count` may be left out; `count`, how many were measured, is for people. CSV may
+begin with lines of remarks. JSON is a list of objects with the same names, extents a list of whole
+numbers. Times are medians; a kernel that stands there twice has the median of both.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +41,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(COLLECTIVES, ("ranks", "bytes")),
 }
 _REQUIRED = ("kind", "extents", "microseconds")
-_NAMES = ("kind", "dtype", "extents", "causal", "op", "microseconds")
+_NAMES = ("kind", "dtype", "extents", "causal", "op", "microseconds", "count")
 _NO_NAMES: list[str] = []
 _MAX_BYTES = 1 << 28
 _MAX_FIELD = 1 << 12
@@ -47,6 +49,37 @@ _LARGEST = 1 << 53
 _REMEDY = "a row is: matmul,bf16,1x4096x8192x8192,738 (kind,dtype,extents,microseconds)"
 _EXTENTS = re.compile(r"[0-9]{1,18}(x[0-9]{1,18})*")
 _CAUSAL: Mapping[Any, bool] = {"": False, "false": False, "true": True, False: False, True: True}
+
+
+class Key(NamedTuple):
+    """What a row of a table is of; the extents are those of `ROWS[kind]`."""
+
+    kind: str
+    dtype: str
+    extents: tuple[int, ...]
+    causal: bool = False
+    op: str = ""
+
+
+def table_text(rows: Iterable[tuple[Key, float, int]], *, as_json: bool = False) -> str:
+    """A table as a text, in the order of kinds, types and extents: of each row what it is of, its
+    seconds and how many were measured."""
+    kinds = list(ROWS)
+    rows = sorted(rows, key=lambda row: (kinds.index(row[0].kind), row[0]))
+    lines = [
+        (key.kind, key.dtype, key.extents, key.causal, key.op, float(f"{seconds * 1e6:.6g}"), count)
+        for key, seconds, count in rows
+    ]
+    if as_json:
+        entries = [json.dumps(dict(zip(_NAMES, line, strict=True))) for line in lines]
+        return "[\n" + ",\n".join(entries) + "\n]\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_NAMES)
+    for kind, dtype, extents, causal, *others in lines:
+        mask = "true" if causal else ""
+        writer.writerow((kind, dtype, "x".join(map(str, extents)), mask, *others))
+    return text.getvalue()
 
 
 def read_measured(path: Path) -> list[Table]:
@@ -92,12 +125,17 @@ def _text(path: Path) -> str:
 
 def _csv(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
     csv.field_size_limit(_MAX_FIELD)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    stream = io.StringIO(text, newline="")
+    remarks, start = 0, 0
+    while stream.readline().startswith("#"):
+        remarks, start = remarks + 1, stream.tell()
+    stream.seek(start)
+    reader = csv.reader(stream, strict=True)
     try:
         names = [name.strip() for name in next(reader, _NO_NAMES)]
-        _check_names(names, FileLoc(str(path), 1, 1))
+        _check_names(names, FileLoc(str(path), remarks + 1, 1))
         for fields in reader:
-            place = FileLoc(str(path), reader.line_num, 1)
+            place = FileLoc(str(path), remarks + reader.line_num, 1)
             if not fields:
                 continue
             if len(fields) != len(names):
@@ -108,7 +146,9 @@ def _csv(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
                 )
             yield place, "", {n: f.strip() for n, f in zip(names, fields, strict=True)}
     except csv.Error as e:
-        raise error(f"no CSV: {e}", FileLoc(str(path), reader.line_num, 1), remedy=_REMEDY) from e
+        raise error(
+            f"no CSV: {e}", FileLoc(str(path), remarks + reader.line_num, 1), remedy=_REMEDY
+        ) from e
 
 
 def _json(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
@@ -155,6 +195,9 @@ def _row(entry: Mapping[str, Any]) -> tuple[tuple[str, str, bool, str], list[int
     if not isinstance(causal, (bool, str)) or causal not in _CAUSAL:
         raise ValueError(f"causal: expects true or false, found {causal!r:.40}")
     extents = _whole(entry["extents"], ROWS[kind])
+    count = entry.get("count", "")
+    if count != "" and not re.fullmatch("[0-9]{1,18}", str(count)):
+        raise ValueError(f"count: expects a whole number, found {count!r:.40}")
     key = (kind, dtype, _CAUSAL[causal], op)
     return key, extents, _time(entry["microseconds"]) * 1e-6
 

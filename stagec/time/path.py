@@ -65,23 +65,15 @@ def _cause(at: At) -> At | None:
     cause = entry.causes[place]
     if cause.place >= 0:
         return At(mine, piece, cause.place)
-    if cause.input >= 0:
-        return At(mine, *mine.plan[piece].inputs[cause.input])
-    if cause.stream != COMPUTE:
-        return _before_on(mine, piece, cause.stream)
+    if cause.input >= 0 or cause.stream != COMPUTE:
+        source = mine.source(piece, cause)
+        return None if source is None else At(mine, *source)
     shape, base = mine.plan[piece].shape, mine.bases[piece]
     for gate in shape.gates:
-        source, where = mine.plan[piece].inputs[gate]
-        if mine.bases[source] + mine.ends[source][where] == base:
-            return At(mine, source, where)
-    return _before_on(mine, piece, COMPUTE)
-
-
-def _before_on(mine: ClassReplay, piece: int, stream: object) -> At | None:
-    """What was last on a stream before a piece."""
+        number, where = mine.plan[piece].inputs[gate]
+        if mine.bases[number] + mine.ends[number][where] == base:
+            return At(mine, number, where)
     for number in range(piece - 1, -1, -1):
-        steps = mine.plan[number].shape.steps
-        for place in range(len(steps) - 1, -1, -1):
-            if stream in steps[place].streams:
-                return At(mine, number, place)
+        if mine.plan[number].shape.computes:
+            return At(mine, number, _last_computation(mine, number))
     return None

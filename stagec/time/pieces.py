@@ -11,6 +11,7 @@ actions has a few dozen states.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -58,7 +59,8 @@ class Entry:
     `compute` is the end of its last computation. Of the streams that it used, `streams` has the
     end and the place of the last node. `busy` is what still runs beside later computations. `parts`
     is what the compute stream spent from the base to `compute`, `waits` how long it waited beside
-    that until inputs came, by their number.
+    that until inputs came, or what was before the piece on a stream was done. `before` are the
+    streams that such nodes were on.
     """
 
     compute: int
@@ -67,8 +69,9 @@ class Entry:
     streams: Mapping[Stream, tuple[int, int]]
     busy: Intervals
     parts: Mapping[Part, int]
-    waits: Sequence[tuple[int, int]]
+    waits: Sequence[tuple[Cause, int]]
     causes: Sequence[Cause]
+    before: tuple[Stream, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +118,17 @@ class Shape:
 
 
 class Piece:
-    """A shape with costs, and what is known of it."""
+    """A shape with costs, and what is known of it: `spent` is what its computations take by
+    themselves."""
 
     def __init__(self, shape: Shape, costs: Callable[[Node], Cost]) -> None:
         self.shape = shape
         self.costs = [costs(step.node) for step in shape.steps]
+        self.spent: Counter[Part] = Counter()
+        for step, cost in zip(shape.steps, self.costs, strict=True):
+            if step.computes:
+                self.spent[LAUNCH] += cost.launch
+                self.spent[step.part] += cost.time
         self._known: dict[State, Entry] = {}
 
     def entry(self, state: State, slowdown: int) -> Entry:
@@ -156,6 +165,8 @@ def make_shape(
         after_base.append(late)
         beside = node.is_collective and COMPUTE not in streams and not joins
         own, given = tuple(inner[i]), tuple(inputs[i])
+        if COMPUTE in streams:  # computations follow the computations before them anyway
+            own = tuple(j for j in own if not steps[j].computes)
         steps.append(Step(node, streams, own, given, beside, part_of(node)))
     first = next((step for step in steps if step.computes), None)
     sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
@@ -194,33 +205,47 @@ class _Run:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._causes: list[Cause] = []
-        self._parts: dict[Part, int] = {}
-        self._waits: list[tuple[int, int]] = []
+        self._parts = Counter(piece.spent)
+        self._waits: list[tuple[Cause, int]] = []
 
     def entry(self) -> Entry:
         """What happened."""
+        free, last, starts, ends, causes = (
+            self._free,
+            self._last,
+            self._starts,
+            self._ends,
+            self._causes,
+        )
         for place, (step, cost) in enumerate(
             zip(self._piece.shape.steps, self._piece.costs, strict=True)
         ):
             start, cause = self._start(step)
             begun = start + cost.launch
-            slow = self._slowdown if step.node.is_computation else 0
-            end = stretched(begun, cost.time, self._busy, slow)
-            if step.computes:
-                self._account(step, cost, cause, start, end)
-            if step.beside:
+            end = begun + cost.time
+            if self._slowdown and self._busy and step.node.is_computation:
+                slowed = stretched(begun, cost.time, self._busy, self._slowdown)
+                self._spend(INTERFERENCE, slowed - end)
+                end = slowed
+            if step.computes and start > free[COMPUTE]:
+                self._waited(cause, start)
+            if step.beside and self._slowdown:
                 self._busy = merged([*self._busy, (start, end)])
             for stream in step.streams:
-                self._free[stream], self._last[stream] = end, place
-            self._starts.append(start)
-            self._ends.append(end)
-            self._causes.append(cause)
-        compute = self._free[COMPUTE]
+                free[stream], last[stream] = end, place
+            starts.append(start)
+            ends.append(end)
+            causes.append(cause)
+        compute = free[COMPUTE]
         left = tuple((max(first, compute), end) for first, end in self._busy if end > compute)
-        used = {stream: (self._free[stream], place) for stream, place in self._last.items()}
+        used = {stream: (free[stream], place) for stream, place in last.items()}
         used.pop(COMPUTE, None)
-        found = self._parts, self._waits, self._causes
-        return Entry(compute, self._starts, self._ends, used, left, *found)
+        parts = {part: time for part, time in self._parts.items() if time}
+        before = (c.stream for c in causes if c.place < 0 and c.input < 0 and c.stream != COMPUTE)
+        waits = self._waits
+        return Entry(
+            compute, starts, ends, used, left, parts, waits, causes, tuple(dict.fromkeys(before))
+        )
 
     def _start(self, step: Step) -> tuple[int, Cause]:
         start, cause = -_FOREVER, Cause()
@@ -237,30 +262,20 @@ class _Run:
                 start, cause = self._state.inputs[i], Cause(input=i)
         return start, cause
 
-    def _account(self, step: Step, cost: Cost, cause: Cause, start: int, end: int) -> None:
-        self._waited(step, cause, start)
-        self._spend(LAUNCH, cost.launch)
-        self._spend(step.part, cost.time)
-        self._spend(INTERFERENCE, end - start - cost.launch - cost.time)
-
-    def _waited(self, step: Step, cause: Cause, until: int) -> None:
+    def _waited(self, cause: Cause, until: int) -> None:
         """Account for the wait of the compute stream: for what ran then, and for what that had
         waited for before."""
-        since, waiting = self._free[COMPUTE], step
+        since = self._free[COMPUTE]
         while until > since:
-            if cause.input >= 0:
-                self._waits.append((cause.input, until - since))
-                return
-            if cause.place < 0:  # for its communicator
-                self._spend(waiting.part, until - since)
+            if cause.place < 0:
+                self._waits.append((cause, until - since))
                 return
             waiting, start = self._piece.shape.steps[cause.place], self._starts[cause.place]
             self._spend(waiting.part, until - max(start, since))
             until, cause = start, self._causes[cause.place]
 
     def _spend(self, part: Part, time: int) -> None:
-        if time:
-            self._parts[part] = self._parts.get(part, 0) + time
+        self._parts[part] += time
 
 
 _FOREVER = 1 << 62

@@ -8,13 +8,13 @@ actions, not with their nodes. `stagec.time.clock` says what the times mean, nod
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
 from stagec.time.join import Joined
-from stagec.time.pieces import Entry, Intervals, Piece, Shape, State, channel_of_node
+from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State, channel_of_node
 from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream
 
 
@@ -30,7 +30,7 @@ class ClassReplay:
     """The replay of a class: where it is, and what it has spent.
 
     Piece i ran at `bases[i]`, its nodes ended `ends[i]` later. `causes` has what pieces that join
-    classes waited for last.
+    classes waited for last, `sources` what was before a piece on the streams that it waited for.
     """
 
     def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
@@ -41,6 +41,7 @@ class ClassReplay:
         self.ends: list[Sequence[int]] = [()] * len(self.plan)
         self.entries: list[Entry | None] = [None] * len(self.plan)
         self.causes: dict[int, At | None] = {}
+        self.sources: dict[int, Mapping[Stream, tuple[int, int]]] = {}
         self.position = 0
         self.compute = 0
         self.computed = -1
@@ -88,14 +89,22 @@ class ClassReplay:
                 return
             own = min(amount, entry.ends[place] - entry.starts[place])
             found[shape.steps[place].part] += own
-            amount, cause = amount - own, entry.causes[place]
-            if cause.input >= 0:
-                piece, place = self.plan[piece].inputs[cause.input]
-            elif cause.place >= 0:
+            amount -= own
+            cause = entry.causes[place]
+            if cause.place >= 0:
                 place = cause.place
-            else:  # for its communicator, which was busy before
-                found[shape.steps[place].part] += amount
+                continue
+            source = self.source(piece, cause)
+            if source is None:
                 return
+            piece, place = source
+
+    def source(self, piece: int, cause: Cause) -> tuple[int, int] | None:
+        """The piece and the place of what a node waited for that is outside of its piece; None for
+        what starts with the step."""
+        if cause.input >= 0:
+            return self.plan[piece].inputs[cause.input]
+        return self.sources.get(piece, {}).get(cause.stream)
 
     def _from_itself(self, shape: Shape) -> bool:
         return self.joined.senders[channel_of_node(shape.node)] == [self.number]
@@ -183,14 +192,10 @@ class _Replay:
         )
         entry = mine.pieces[number].entry(state, self._slowdown)
         mine.bases[number], mine.entries[number], mine.ends[number] = base, entry, entry.ends
+        if entry.before:
+            mine.sources[number] = {s: streams[s][1:] for s in entry.before if s in streams}
         if shape.computes:
-            if base > mine.compute:
-                gate = max(shape.gates, key=times.__getitem__)
-                self._waited(mine, number, gate, base - mine.compute)
-            for which, amount in entry.waits:
-                self._waited(mine, number, which, amount)
-            mine.uses[entry] += 1
-            mine.compute, mine.computed = base + entry.compute, number
+            _computed(mine, number, entry, times)
         if self._slowdown:
             mine.busy = tuple((base + first, base + end) for first, end in entry.busy)
         for stream, (end, place) in entry.streams.items():
@@ -201,10 +206,6 @@ class _Replay:
             self._sent.setdefault(key, []).append(sent)
             self._wake(key)
         return True
-
-    def _waited(self, mine: ClassReplay, piece: int, which: int, amount: int) -> None:
-        if amount:
-            mine.account(mine.waited, *mine.plan[piece].inputs[which], amount)
 
     # -- what joins classes ------------------------------------------------------------------------
 
@@ -299,6 +300,21 @@ class _Replay:
 
     def _wake(self, key: Hashable) -> None:
         self._ready.extend(self._waiting.pop(key, ()))
+
+
+def _computed(mine: ClassReplay, number: int, entry: Entry, times: Sequence[int]) -> None:
+    """Account for a piece with computations, whose inputs came at these times, and for the wait
+    before it."""
+    base, gates = mine.bases[number], mine.plan[number].shape.gates
+    waits = list(entry.waits)
+    if base > mine.compute:
+        waits.append((Cause(input=max(gates, key=times.__getitem__)), base - mine.compute))
+    for cause, amount in waits:
+        source = mine.source(number, cause)
+        if source is not None:
+            mine.account(mine.waited, *source, amount)
+    mine.uses[entry] += 1
+    mine.compute, mine.computed = base + entry.compute, number
 
 
 def _start(call: _Call, stream: Stream) -> None:

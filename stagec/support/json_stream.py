@@ -1,0 +1,146 @@
+"""A large JSON object, read piece by piece: one list of it element by element, the rest whole.
+
+What is held is one piece of the text and one element, however long the file is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.source import FileLoc
+
+_CHUNK = 1 << 20
+#: The longest element of a list, and the longest other value.
+_LONGEST = 1 << 25
+#: So near to what is not read yet, a number may be cut in two, as in 12.5e+3 before the last 3.
+_CUT = 3
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class JsonStream:
+    """The members of the JSON object in a stream of bytes.
+
+    Bytes that are no UTF-8 become the replacement character, and control characters in strings
+    are taken as they are: profilers write both in names.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str, remedy: str) -> None:
+        self._stream = stream
+        self._name = name
+        self._remedy = remedy
+        self._text = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        self._decode = json.JSONDecoder(strict=False).raw_decode
+        self._buffer = ""
+        self._at = 0  # where in the buffer reading goes on
+        self._last = 0  # where in the buffer the last value begins
+        self._ended = False
+        self._line, self._column = 1, 1  # where the buffer begins
+        self.found = False  # whether the list was there
+
+    def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
+        """Names and values of the object; of the list named `streamed` each element, one by one.
+
+        Raises `DiagnosticError` with the place of what is no JSON object.
+        """
+        first = self._peek()
+        if first != "{":
+            raise self.error("expects a JSON object" if first else "the file is empty")
+        self._at += 1
+        if self._peek() == "}":
+            return
+        while True:
+            name = self._name_of_member()
+            if name == streamed and self._peek() == "[":
+                self.found = True
+                yield from ((name, value) for value in self._elements())
+            else:
+                yield name, self._value()
+            if not self._another("}"):
+                return
+
+    def error(self, message: str) -> DiagnosticError:
+        """An error at the value that was read last."""
+        return self._error(message, self._last)
+
+    def _name_of_member(self) -> str:
+        if self._peek() != '"':
+            raise self._error("expects a name in quotes", self._at)
+        name = self._value()
+        if self._peek() != ":":
+            raise self._error(f"expects ':' after {name!r:.40}", self._at)
+        self._at += 1
+        return str(name)
+
+    def _elements(self) -> Iterator[Any]:
+        self._at += 1
+        if self._peek() == "]":
+            self._at += 1
+            return
+        while True:
+            yield self._value()
+            if not self._another("]"):
+                return
+
+    def _another(self, closing: str) -> bool:
+        found = self._peek()
+        if found not in (",", closing) or not found:
+            what = f"found {found!r}" if found else "the file ends"
+            raise self._error(f"expects ',' or '{closing}', {what}", self._at)
+        self._at += 1
+        return found == ","
+
+    def _peek(self) -> str:
+        """The next character that is no space; '' at the end of the file."""
+        while True:
+            found = _SPACE.match(self._buffer, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
+            if not self._fill():
+                return ""
+
+    def _value(self) -> Any:
+        self._peek()
+        while True:
+            try:
+                value, end = self._decode(self._buffer, self._at)
+            except json.JSONDecodeError as problem:
+                if len(self._buffer) - self._at <= _LONGEST and self._fill():
+                    continue  # the value may go on
+                if self._ended and problem.pos >= len(self._buffer.rstrip()) - 1:
+                    raise self._error("the file ends in a value", problem.pos) from None
+                raise self._error(f"no JSON: {problem.msg}", problem.pos) from None
+            except (RecursionError, ValueError) as problem:
+                raise self._error(f"no JSON: {problem}", self._at) from None
+            if len(self._buffer) - end < _CUT and self._fill():
+                continue  # a number may go on
+            self._last, self._at = self._at, end
+            return value
+
+    def _fill(self) -> bool:
+        """Read on; whether there was more."""
+        if self._ended:
+            return False
+        data = self._stream.read(max(_CHUNK, len(self._buffer) - self._at))
+        self._ended = not data
+        more = self._text.decode(data, final=self._ended)
+        if self._ended and not more:
+            return False
+        read = self._buffer[: self._at]
+        lines = read.count("\n")
+        self._line += lines
+        self._column = len(read) - read.rfind("\n") if lines else self._column + len(read)
+        self._buffer, self._at, self._last = self._buffer[self._at :] + more, 0, 0
+        return True
+
+    def _error(self, message: str, at: int) -> DiagnosticError:
+        read = self._buffer[:at]
+        lines = read.count("\n")
+        column = len(read) - read.rfind("\n") if lines else self._column + len(read)
+        place = FileLoc(self._name, self._line + lines, column)
+        return error(message, place, remedy=self._remedy)

@@ -1,0 +1,83 @@
+"""`stagec time`: its JSON against the schema, what adds up, and measured values that win."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stagec.driver.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/time.schema.json").read_text("utf-8"))
+LLAMA = "llama3-8b --set L=2,S=512 --machine h100-sxm"
+JOBS = (
+    LLAMA,
+    f"{LLAMA} --dp 2 --tp 2 --sp --zero 3",
+    f"{LLAMA} --pp 2 --microbatches 4 --no-overlap",
+    "docs/examples/product.stg --machine a100-80g",
+)
+
+
+def timed(job: str) -> dict[str, Any]:
+    """The object that is printed for a job."""
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(io.StringIO()) as stdout:
+        assert main(["time", *job.split(), "--json"]) == 0
+    found: dict[str, Any] = json.loads(stdout.getvalue())
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_object_is_that_of_the_schema(job: str) -> None:
+    found = timed(job)
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    step = found["step_seconds"]
+    for entry in (found, *found["classes"]):
+        assert sum(entry["breakdown"].values()) == pytest.approx(step, rel=1e-12)
+    assert sum(link["seconds"] for link in found["critical_path"]) == pytest.approx(step, rel=1e-12)
+    assert max(each["seconds"] for each in found["classes"]) == step
+    could = found["ranks"] * found["peak_flops"] * step
+    assert found["hfu"] == found["executed_flops"] / could
+    assert found["mfu"] == found["model_flops"] / could
+    if found["tokens"] is not None:
+        assert found["tokens_per_second"] == found["tokens"] / step
+
+
+def test_levers_are_never_slower() -> None:
+    """Twice a rate, or a time that is gone, makes no step slower: a step waits for fewer things."""
+    found = timed(f"{LLAMA} --pp 2 --tp 2 --dp 2 --microbatches 4 --levers")
+    assert len(found["levers"]) == 7
+    for lever in found["levers"]:
+        assert lever["step_seconds"] <= found["step_seconds"]
+        assert lever["speedup"] == found["step_seconds"] / lever["step_seconds"]
+
+
+def test_without_overlap_a_step_is_longer() -> None:
+    job = f"{LLAMA} --dp 4 --zero 3 --no-levers"
+    assert timed(f"{job} --no-overlap")["step_seconds"] > timed(job)["step_seconds"]
+
+
+def test_what_was_measured_wins(tmp_path: Path) -> None:
+    """A gather that was measured to take a second takes a second; the others are modelled."""
+    job = f"{LLAMA} --tp 2 --sp --no-levers"
+    modelled = timed(job)
+    size = 512 * 4096 * 2
+    table = tmp_path / "table.csv"
+    table.write_text(f"kind,extents,microseconds\nall_gather,2x{size},1000000\n")
+    found = timed(f"{job} --measured {table}")
+    assert modelled["found"]["matched"] == 0
+    assert found["found"]["matched"] == 1
+    gathers = 2 * (2 * 2 + 1)  # of a layer two in forward, two in backward, and those of the ends
+    assert found["step_seconds"] - modelled["step_seconds"] >= gathers * 0.99
+
+
+def test_fusion_makes_a_step_shorter() -> None:
+    plain = timed(f"{LLAMA} --no-levers")
+    fused = timed(f"{LLAMA} --no-levers --fusion elementwise")
+    assert fused["step_seconds"] < plain["step_seconds"]
+    assert fused["executed_flops"] == plain["executed_flops"]
