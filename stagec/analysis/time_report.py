@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from stagec.machines import Machine
 from stagec.program.nodes import Node
 from stagec.time.levers import Lever
 from stagec.time.path import critical_path
+from stagec.time.pieces import Shape
 from stagec.time.replay import ClassReplay
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import PICOSECONDS
@@ -155,10 +156,10 @@ def _seconds(parts: Mapping[str, int]) -> dict[str, float]:
     return {part: time / PICOSECONDS for part, time in parts.items()}
 
 
-def _executed(each: ClassReplay, flops: Callable[[Node], int]) -> int:
+def _executed(each: ClassReplay, flops: Callable[[Shape], Sequence[int]]) -> int:
     """FLOPs of products and attention that a rank executes."""
     times = Counter(planned.shape for planned in each.plan)
-    return sum(n * sum(flops(s.node) for s in shape.steps) for shape, n in times.items())
+    return sum(n * sum(flops(shape)) for shape, n in times.items())
 
 
 def _product_flops(node: Node) -> int:

@@ -86,5 +86,7 @@ def _value(name: str, value: Any) -> Any:
         return tuple(map(Path, value))
     if name not in FLAGS:
         return str(value)
+    if isinstance(value, int) and FLAGS[name].kind == "switch":
+        value = str(value)  # True and 1 are on
     listed = isinstance(value, list | tuple)
     return type_of(FLAGS[name])(",".join(map(str, value)) if listed else value)

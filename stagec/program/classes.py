@@ -37,8 +37,9 @@ _Given = tuple[Mapping[str, int], Order, Mapping[Channel, int], Layered | None, 
 class RankClass:
     """The ranks at these coordinates run this graph.
 
-    `env` are the known sizes, `inner` the coordinates that sizes depend on, `channels` the numbers of all streams of messages of the job,
-    `templates` what is unrolled already of this graph with these sizes.
+    `env` are the known sizes, `inner` the coordinates that sizes depend on, `channels` the numbers
+    of all streams of messages of the job, `templates` what is unrolled already of this graph with
+    these sizes.
     """
 
     module: Module

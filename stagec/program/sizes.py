@@ -7,7 +7,7 @@ other sizes, `resized` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
@@ -86,20 +86,16 @@ class Sizes:
 
 
 def resized(node: Node, sizes: Sizes) -> Node:
-    """The node in other sizes, with which it has the same place in the program."""
+    """What a node does, in other sizes with which it has the same place in the program; without its
+    edges."""
     op, layer = node.op, node.index
     if op is None:
         return node
-    if node.bucket:
-        return replace(node, size=sizes.buckets(op)[node.index])
-    size = sizes.number(op, "bytes", layer)
-    if not node.is_computation:
-        return replace(node, size=size)
-    return replace(
-        node,
-        size=size,
-        flops=sizes.number(op, "flops", layer),
-        matmul=sizes.number(op, "matmul", layer),
-        out=sizes.number(op, "out", layer),
-        kernel=sizes.kernel(op, layer),
-    )
+    flops, matmul, out, kernel = 0, 0, 0, None
+    size = sizes.buckets(op)[node.index] if node.bucket else sizes.number(op, "bytes", layer)
+    if node.is_computation:
+        flops, matmul, out = (sizes.number(op, name, layer) for name in ("flops", "matmul", "out"))
+        kernel = sizes.kernel(op, layer)
+    about = node.kind, node.name, node.phase, size, flops, matmul, out, kernel, node.parts
+    how = node.group, node.blocking, node.bucket, node.scope, node.over, node.by, node.tag, node.to
+    return Node(*about, *how, op=op, id=node.id, index=node.index)

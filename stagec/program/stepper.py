@@ -19,6 +19,7 @@ from stagec.program.buckets import Bucketed
 from stagec.program.groups import Channel
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, Ref
 from stagec.program.runs import Run, issued_runs
+from stagec.program.sizes import Layered
 from stagec.program.stamp import (
     INSIDE,
     NO_NODES,
@@ -34,7 +35,6 @@ from stagec.program.stamp import (
     front_of,
     make_template,
 )
-from stagec.program.sizes import Layered
 from stagec.program.unroller import Unroller, handle_of
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of

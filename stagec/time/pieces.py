@@ -12,7 +12,7 @@ actions has a few dozen states.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -58,9 +58,9 @@ class Entry:
 
     `compute` is the end of its last computation. Of the streams that it used, `streams` has the
     end and the place of the last node. `busy` is what still runs beside later computations. `parts`
-    is what the compute stream spent beside the time of its nodes, on what it waited for in the
-    piece and on interference, `waits` how long it waited until inputs came, or what was before the piece on a stream was done. `before` are the
-    streams that such nodes were on.
+    is what the compute stream spent beside what its nodes take: on waits for nodes of the piece,
+    and on interference. `waits` is how long it waited until inputs came, or until what was before
+    the piece on a stream was done; `before` are the streams that such nodes were on.
     """
 
     compute: int
@@ -91,7 +91,6 @@ class Step:
     follows: bool
 
 
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
     """Nodes that are replayed together, whatever they cost.
@@ -119,9 +118,8 @@ class Shape:
 class Piece:
     """A shape with costs, and what is known of it."""
 
-    def __init__(self, shape: Shape, costs: Callable[[Node], Cost]) -> None:
-        self.shape = shape
-        self.costs = [costs(step.node) for step in shape.steps]
+    def __init__(self, shape: Shape, costs: Sequence[Cost]) -> None:
+        self.shape, self.costs = shape, costs
         self._known: dict[State, Entry] = {}
 
     def entry(self, state: State, slowdown: int) -> Entry:
@@ -250,10 +248,10 @@ class _Run:
         used = {stream: (free[stream], place) for stream, place in last.items()}
         used.pop(COMPUTE, None)
         parts = {part: time for part, time in self._parts.items() if time}
-        before = (c.stream for c in causes if c.place < 0 and c.input < 0 and c.stream != COMPUTE)
+        others = (c.stream for c in causes if c.place < 0 and c.input < 0 and c.stream != COMPUTE)
         waits = self._waits
         return Entry(
-            compute, starts, ends, used, left, parts, waits, causes, tuple(dict.fromkeys(before))
+            compute, starts, ends, used, left, parts, waits, causes, tuple(dict.fromkeys(others))
         )
 
     def _start(self, step: Step, before: Cause) -> tuple[int, Cause]:

@@ -21,7 +21,7 @@ from stagec.time.pieces import Piece, Shape
 from stagec.time.replay import ClassReplay, replay
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
-Costs = Callable[[Node], Cost]
+Costs = Callable[[Shape], Sequence[Cost]]
 T = TypeVar("T")
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
@@ -54,6 +54,14 @@ class _Programs:
                     self.samples.append((inner, node))
                 self.number[node] = known[key]
         self._plans: dict[bool, list[Joined]] = {}
+        self._numbers: dict[Shape, list[int]] = {}
+
+    def numbers(self, shape: Shape) -> list[int]:
+        """The samples that the nodes of a shape are like."""
+        found = self._numbers.get(shape)
+        if found is None:
+            found = self._numbers[shape] = [self.number[step.node] for step in shape.steps]
+        return found
 
     def plans(self, mesh: Mapping[str, int], *, overlap: bool) -> list[Joined]:
         if overlap not in self._plans:
@@ -99,18 +107,20 @@ class Issued:
         """The runs of each class."""
         return self._programs.runs
 
-    def each(self, of: Callable[[Node], T]) -> Callable[[Node], T]:
-        """What a function finds of nodes, in the sizes of the job; found once for those alike."""
+    def each(self, of: Callable[[Node], T]) -> Callable[[Shape], list[T]]:
+        """What a function finds of the nodes of a shape, in the sizes of the job; found once for
+        nodes that are alike."""
         found: dict[int, T] = {}
-        number, samples = self._programs.number, self.samples
 
-        def known(node: Node) -> T:
-            i = number[node]
-            if i not in found:
-                found[i] = of(samples[i])
-            return found[i]
+        def of_shape(shape: Shape) -> list[T]:
+            numbers = self._programs.numbers(shape)
+            try:
+                return [found[i] for i in numbers]
+            except KeyError:
+                found.update((i, of(self.samples[i])) for i in {*numbers} - found.keys())
+                return [found[i] for i in numbers]
 
-        return known
+        return of_shape
 
     def plans(self, *, overlap: bool) -> list[Joined]:
         """The plans of all classes."""
@@ -181,7 +191,7 @@ def step_time(
         def piece(shape: Shape, key: int = key, costs: Costs = costs) -> Piece:
             found = known.get((key, shape))
             if found is None:
-                found = known[key, shape] = Piece(shape, costs)
+                found = known[key, shape] = Piece(shape, costs(shape))
             return found
 
         classes.append(ClassReplay(i, issued.plans(overlap=overlap)[i], piece))

@@ -91,7 +91,7 @@ def replayed(
     def pieces(number: int) -> Callable[[Shape], Piece]:
         def piece(shape: Shape) -> Piece:
             if (number, shape) not in known:
-                known[number, shape] = Piece(shape, costs[number])
+                known[number, shape] = Piece(shape, [costs[number](s.node) for s in shape.steps])
             return known[number, shape]
 
         return piece
