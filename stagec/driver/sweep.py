@@ -42,7 +42,6 @@ _ALONE = (
     "time_passes",
     "reproducer",
     "fit",
-    "html",
     "snapshot",
     "stage",
     "levers",
@@ -67,6 +66,11 @@ _OPTIONS = (
         metavar="KEY,...",
         help="Of --sweep: only rows that no other beats in these columns (time,memory).",
     ),
+    click.option(
+        "--plot",
+        metavar="X,Y",
+        help="Of --sweep with --html: the columns to draw (default: time or counts, and memory).",
+    ),
     click.option("--csv", "as_csv", is_flag=True, help="Of --sweep: print comma-separated values."),
 )
 
@@ -81,7 +85,7 @@ def sweep_options(function: F) -> F:
 
 def check_alone(given: Mapping[str, Any]) -> None:
     """Raise `DiagnosticError` for options of a sweep where there is none."""
-    wrong = [n for n in ("sort", "pareto", "as_csv", "jobs", "scheduler") if given[n]]
+    wrong = [n for n in ("sort", "pareto", "plot", "as_csv", "jobs", "scheduler") if given[n]]
     if wrong:
         flag = wrong[0].removeprefix("as_")
         raise error(f"--{flag} is for many configurations", remedy="add --sweep")
@@ -91,6 +95,7 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     """Print a row for each combination, in a table with these columns; 1 if none of them is a job,
     or holds no more than the limit. Raises `DiagnosticError`."""
     from stagec.driver.sweep_order import front, key_of
+    from stagec.driver.sweep_page import plotted, write_page
 
     axes: Sequence[Axis] = given["sweep"]
     _check(case.options, axes, given)
@@ -98,15 +103,25 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
         from stagec.driver.sweep_table import FITS
 
         columns = [*columns, FITS]
-    names = [axis.name for axis in axes]
-    key = key_of(given["sort"], names, columns) if given["sort"] is not None else None
-    best = front(given["pareto"], names, columns) if given["pareto"] is not None else None
+    swept = [axis.name for axis in axes]
+    key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
+    best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
+    names = plotted(given["plot"], axes, columns) if given["html"] is not None else None
     rows: list[SweepRow] = [
         {**found, **_judged(found, given["limit"])} for found in _rows(case, axes, given)
     ]
     shown = best(rows) if best is not None else rows
     _print(sorted(shown, key=key) if key is not None else shown, columns, given)
+    if names is not None:
+        title = f"{_title(case)}: {' x '.join(swept)}"
+        write_page(Path(given["html"]), title, rows, names, columns)
     return 0 if any(found.get("fits", "error" not in found) for found in rows) else 1
+
+
+def _title(case: Case) -> str:
+    from stagec.driver.job import model_name
+
+    return model_name(case.options) if case.options.model or case.options.preset else "a sweep"
 
 
 def _rows(case: Case, axes: Sequence[Axis], given: Mapping[str, Any]) -> Iterator[SweepRow]:

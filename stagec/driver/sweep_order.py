@@ -19,7 +19,7 @@ def key_of(
     """What rows are sorted by, those that are no jobs last: a column or a swept name, greatest
     first with a minus before it. Raises `DiagnosticError`."""
     downwards = wanted.startswith("-")
-    name = _known("sort", wanted.removeprefix("-"), swept, columns)
+    name = known("sort", wanted.removeprefix("-"), swept, columns)
 
     def key(found: SweepRow) -> tuple[bool, bool, Any]:
         if "error" in found:
@@ -48,7 +48,7 @@ def front(
 ) -> Callable[[Rows], list[SweepRow]]:
     """Keeps the jobs that no other beats: is as good in all of these columns, and better in one.
     With a limit, of those that fit. Raises `DiagnosticError`."""
-    names = [_known("pareto", part.strip(), swept, columns) for part in wanted.split(",")]
+    names = [known("pareto", part.strip(), swept, columns) for part in wanted.split(",")]
     signs = [-1 if any(c.more and c.is_named(n) for c in columns) else 1 for n in names]
 
     def keep(rows: Rows) -> list[SweepRow]:
@@ -75,7 +75,8 @@ def unbeaten(points: Sequence[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
     return set(kept)
 
 
-def _known(flag: str, name: str, swept: Sequence[str], columns: Sequence[SweepColumn]) -> str:
+def known(flag: str, name: str, swept: Sequence[str], columns: Sequence[SweepColumn]) -> str:
+    """The name of a column or of what is swept. Raises `DiagnosticError`."""
     names = [*swept, *(n for column in columns for n in (column.name, *column.aliases))]
     if name in names:
         return name

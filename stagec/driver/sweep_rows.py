@@ -52,14 +52,12 @@ def refused(problem: DiagnosticError) -> SweepRow:
 
 
 def _summary(case: Case) -> SweepRow:
-    from stagec.driver.figures import compiled_job
-    from stagec.driver.job import JobBuilder
+    from stagec.driver.figures import CompiledJob
 
-    builder = JobBuilder(case.options)
-    compiled, values = compiled_job(builder)
-    found = compiled.at(values)
+    job = CompiledJob.of(case.options)
+    found = job.figures()
     counts = {
-        "model": builder.model_name,
+        "model": job.name,
         "ranks": found.ranks,
         "mesh": found.mesh,
         "parameters": found.parameters,
@@ -71,13 +69,12 @@ def _summary(case: Case) -> SweepRow:
     }
     if case.machine is None:
         return counts
-    from stagec.driver.figures import timed
     from stagec.driver.measurements import measurements
 
     measured = measurements(case.measured, case.kernels_from, case.machine)
-    with kept_reports():  # which the compile has told
-        time = timed(builder, case.machine, overlap=case.overlap, measured=measured)
-    return counts | {"time": time_row(time)}
+    return counts | {
+        "time": time_row(job.time(case.machine, overlap=case.overlap, measured=measured))
+    }
 
 
 def time_row(found: TimeReport) -> SweepRow:

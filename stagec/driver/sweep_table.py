@@ -104,6 +104,11 @@ TIME = (
 )
 
 
+def chosen_text(value: object) -> str:
+    """A swept value: `on` and `off` for switches."""
+    return _SWITCH.get(str(value), str(value))
+
+
 def value_of(row: SweepRow, name: str, columns: Sequence[SweepColumn]) -> Any:
     """What a row that is a job has in a column, or what was chosen in it for a swept name."""
     if name in row["configuration"]:
@@ -127,7 +132,7 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
     made.columns[-1].justify = "left"
     for row in jobs:
         marks = " ".join(f"[{notes.setdefault(t, len(notes) + 1)}]" for t in row["warnings"])
-        chosen = (_SWITCH.get(str(v), str(v)) for v in row["configuration"].values())
+        chosen = map(chosen_text, row["configuration"].values())
         made.add_row(*chosen, *(c.text(c.value(row)) for c in columns), escape(marks))
     if jobs:
         out.print(made)

@@ -59,6 +59,9 @@ _MANY = 5_000
     help="Whether to try what would help. By default for steps of few actions.",
 )
 @sweep_options
+@click.option(
+    "--html", type=Path, metavar="FILE", help="Of --sweep: write a page, or FILE.svg, with a plot."
+)
 @limit_option("Of --sweep: say what holds no more, of a size or a device such as h100.")
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
@@ -77,6 +80,8 @@ def command(**given: Any) -> int:
         case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
         return sweep(case, given, TIME)
     check_alone(given)
+    if given["html"] is not None:
+        raise error("--html is for many configurations", remedy="add --sweep")
     found = time_of(
         options,
         given["machine"],

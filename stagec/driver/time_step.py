@@ -12,7 +12,6 @@ import click
 
 from stagec.driver.common import kept_reports
 from stagec.driver.flags import FLAGS, type_of
-from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
 from stagec.driver.options import JobOptions, Sizes
 from stagec.support.diagnostics import NotAnIntegerError, error
@@ -44,13 +43,13 @@ def time_step(
 
     Raises `DiagnosticError` for what the command refuses.
     """
-    from stagec.driver.figures import timed
+    from stagec.driver.figures import CompiledJob
 
     options = JobOptions(model).changed(**_checked(flags), explicit=frozenset(flags))
     on = machine_of(machine) if isinstance(machine, str) else machine
     with kept_reports() as told:
         try:
-            found = timed(JobBuilder(options), on, overlap=overlap, levers=levers)
+            found = CompiledJob.of(options).time(on, overlap=overlap, levers=levers)
         except NotAnIntegerError as problem:
             raise error(str(problem), remedy="choose sizes that divide") from None
     for diagnostic in told:

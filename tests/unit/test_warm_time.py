@@ -15,8 +15,8 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.driver.time import time_of
 from stagec.machines import load_machine
-from stagec.time import step
-from tests.support import DEEPSEEK, LLAMA, MIXTRAL, stagec
+from stagec.program.classes import rank_classes
+from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, MIXTRAL, stagec
 
 #: A job, and values of it that differ in sizes and degrees.
 GRIDS: Mapping[str, tuple[str, dict[str, Any], dict[str, tuple[Any, ...]]]] = {
@@ -49,9 +49,7 @@ GRIDS: Mapping[str, tuple[str, dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "counts of layers": (LLAMA, {"dp": 2}, {"sizes": ({"L": 2}, {"L": 4}, {"L": 2, "S": 64})}),
 }
 CASES = [
-    pytest.param(
-        name, overlap, id=f"{name}-{overlap}", marks=[pytest.mark.exhaustive] * (not first)
-    )
+    pytest.param(name, overlap, id=f"{name}-{overlap}", marks=() if first else EXHAUSTIVE)
     for i, name in enumerate(GRIDS)
     for overlap, first in ((True, i < 3), (False, i == 0))
 ]
@@ -76,13 +74,12 @@ def test_programs_are_unrolled_once_for_sizes_that_give_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unrolled: list[int] = []
-    rank_classes = step.rank_classes
 
     def spy(module: Any) -> Any:
         unrolled.append(1)
         return rank_classes(module)
 
-    monkeypatch.setattr(step, "rank_classes", spy)
+    monkeypatch.setattr("stagec.time.step.rank_classes", spy)
     monkeypatch.setattr(figures, "_structures", {})
     base: dict[str, Any] = {"pp": 2, "microbatches": 4, "ddp_bucket": 0}  # no buckets by bytes
     for tp, dp in ((2, 4), (4, 2), (8, 4)):
