@@ -107,9 +107,7 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
     best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
     names = plotted(given["plot"], axes, columns) if given["html"] is not None else None
-    rows: list[SweepRow] = [
-        {**found, **_judged(found, given["limit"])} for found in _rows(case, axes, given)
-    ]
+    rows = list(_rows(case, axes, given))
     shown = best(rows) if best is not None else rows
     _print(sorted(shown, key=key) if key is not None else shown, columns, given)
     if names is not None:
@@ -139,17 +137,17 @@ def _rows(case: Case, axes: Sequence[Axis], given: Mapping[str, Any]) -> Iterato
     numbers = list(cases)
     with workers(given) as run:
         for i, found in _with_progress(run(row, list(cases.values())), len(numbers)):
-            results[numbers[i]] = found
+            results[numbers[i]] = _judged(found, cases[numbers[i]], given["limit"])
     for number, choice in enumerate(choices):
         shown = {a.name: c.shown for a, c in zip(axes, choice, strict=True)}
         yield {"configuration": shown, **results[number]}
 
 
-def _judged(found: SweepRow, limit: Limit | None) -> SweepRow:
+def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
     """A row that says whether it fits, if there is a limit and it is a job."""
     if limit is None or "error" in found:
         return found
-    return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"])}
+    return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"], case.machine)}
 
 
 def _print(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from stagec.driver.sweep_order import known, unbeaten
 from stagec.driver.sweep_plot import PlotAxis, Point, plot
 from stagec.driver.sweep_rows import SweepRow
 from stagec.driver.sweep_table import SweepColumn, chosen_text, value_of
+from stagec.driver.tables import bytes_text
 from stagec.support.diagnostics import error
 from stagec.support.files import write_file
 
@@ -27,6 +30,7 @@ _PAGE = """<!doctype html>
 body {{ margin: 1.2rem auto; max-width: 70rem; padding: 0 1rem; }}
 body {{ font: 14px/1.4 system-ui, sans-serif; }}
 table {{ border-collapse: collapse; }} th, td {{ padding: .15rem .6rem; text-align: right; }}
+td {{ white-space: nowrap; }}
 th {{ border-bottom: 1px solid; }} .none {{ text-align: left; opacity: .6; }}
 </style>
 </head>
@@ -134,14 +138,18 @@ def _axis(name: str, columns: Sequence[SweepColumn]) -> PlotAxis:
     column = next((c for c in columns if c.is_named(name)), None)
     if column is None or name == "ranks":
         return PlotAxis(name.removeprefix("machine."), _number)
-    text = column.text
-    return PlotAxis(column.title, lambda value: text(_like(value)))
+    return PlotAxis(
+        column.title, partial(_mark, column), 1024 if column.text is bytes_text else 1000
+    )
 
 
 def _number(value: Any) -> str:
     return f"{value:,g}" if isinstance(value, float) else chosen_text(value)
 
 
-def _like(value: Any) -> Any:
-    """A mark of an axis as columns write their values: bytes and counts are whole."""
-    return round(value) if isinstance(value, float) and value >= 1000 else value
+def _mark(column: SweepColumn, value: float) -> str:
+    """A mark of an axis as the column writes its values, without zeros at the end."""
+    if not value:
+        return "0"
+    text = column.text(round(value) if value >= 1000 else value)  # bytes and counts are whole
+    return re.sub(r"\.0+(?!\d)|(\.\d*?)0+(?!\d)", r"\1", text)

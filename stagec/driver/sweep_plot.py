@@ -12,14 +12,15 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
-WIDTH, HEIGHT = 760, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 90, 190, 24, 52
+WIDTH, HEIGHT = 840, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 90, 260, 24, 52
 _COLORS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#9c755f", "#edc948",
 )  # fmt: skip
+_BINARY, _TWO = 1024, log10(2)
 #: From this ratio of the greatest to the least value on, an axis is logarithmic.
 _WIDE = 12
-_MOST_SERIES = 14
+_MOST_SERIES, _MOST_MARKS = 14, 10
 
 STYLE = """
 .plot { font: 12px system-ui, sans-serif; }
@@ -49,10 +50,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """An axis: its title, and how its values are written."""
+    """An axis: its title, how its values are written, and by which factor its units grow."""
 
     title: str
     text: Callable[[Any], str]
+    units: int = 1000
 
 
 def plot(
@@ -64,7 +66,7 @@ def plot(
     front: Sequence[tuple[Any, float]] = (),
 ) -> str:
     """The SVG. With `joined` the points of a series are; `front` are points to join by a line."""
-    across, up = _Scale([p.x for p in points], x, least=False), _Scale([p.y for p in points], y)
+    across, up = _Scale([p.x for p in points], x, given=joined), _Scale([p.y for p in points], y)
     series = list(dict.fromkeys(p.series for p in points))
     about = f"{escape(y.title)} over {escape(x.title)}"
     box = f'viewBox="0 0 {WIDTH} {HEIGHT}" class="plot" role="img" aria-label="{about}"'
@@ -112,20 +114,23 @@ def _y(share: float) -> float:
 class _Scale:
     """Values to shares of an axis: linear, logarithmic, or one after the other for texts."""
 
-    def __init__(self, values: Sequence[Any], axis: PlotAxis, *, least: bool = True) -> None:
+    def __init__(self, values: Sequence[Any], axis: PlotAxis, *, given: bool | None = None) -> None:
+        """The axis along which values stand: upwards from zero, or across, where values that were
+        `given` are marked."""
         self.axis = axis
         self._places: dict[Any, int] = {}
-        self._log = False
+        self._log, self._given = False, list[Any]()
         if any(isinstance(v, str | bool) for v in values):
             self._places = {v: i for i, v in enumerate(dict.fromkeys(values))}
             self._low, self._high = -0.5, len(self._places) - 0.5
             return
+        self._given = sorted(set(values)) if given else []
         low, high = min(values), max(values)
         self._log = low > 0 and high / low >= _WIDE
         if self._log:
             self._low, self._high = log10(low) - 0.05, log10(high) + 0.05
             return
-        if least:  # heights compare from zero
+        if given is None:  # heights compare from zero
             low = min(low, 0)
         room = 0.04 * (high - low) or abs(high) or 1
         self._low, self._high = low - (room if low else 0), high + room
@@ -142,20 +147,25 @@ class _Scale:
         """Values to mark."""
         if self._places:
             yield from self._places
+        elif 0 < len(self._given) <= _MOST_MARKS:
+            yield from self._given
+        elif self._log and self.axis.units == _BINARY:
+            yield from (2.0**p for p in range(ceil(self._low / _TWO), floor(self._high / _TWO) + 1))
         elif self._log:
             powers = range(floor(self._low), ceil(self._high) + 1)
             few = self._high - self._low < 2
             marks = [m * 10.0**p for p in powers for m in ((1, 2, 5) if few else (1,))]
             yield from (m for m in marks if self._low <= log10(m) <= self._high)
         else:
-            step = _round_step((self._high - self._low) / 5)
+            step = _round_step((self._high - self._low) / 5, self.axis.units)
             first = ceil(self._low / step)
             yield from (step * i for i in range(first, floor(self._high / step) + 1))
 
 
-def _round_step(about: float) -> float:
-    """1, 2 or 5 times a power of ten."""
-    power = 10.0 ** floor(log10(about))
+def _round_step(about: float, units: int) -> float:
+    """1, 2 or 5 times a power of ten of a unit."""
+    unit = float(units) ** floor(log10(about) / log10(units))
+    power = unit * 10.0 ** floor(log10(about / unit))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= about)
 
 

@@ -19,6 +19,8 @@ SweepRow = Mapping[str, Any]
 _SWITCH = {"True": "on", "False": "off"}
 _YES = {True: "yes", False: "no"}
 _MOST_REASONS = 3
+#: Columns of a table in a file or pipe.
+_WIDTH = 160
 _ERROR = "error"
 _NUMBERS = ("ranks", "parameters", "flops", "sent_bytes", "host_bytes", "peak_bytes")
 
@@ -120,7 +122,8 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
     """A line for each configuration that is a job; below, what there is to know, and in one line
     how many are none, and why."""
     jobs = [row for row in rows if "error" not in row]
-    out, notes = console(stream), dict[str, int]()
+    columns = [c for c in columns if not rows or c.name not in rows[0]["configuration"]]
+    out, notes = console(stream, _WIDTH), dict[str, int]()
     swept = (name.removeprefix("machine.").replace(".", "\n") for name in rows[0]["configuration"])
     titles = *swept, *(c.title for c in columns), ""
     title = "Configurations; the most of any rank and step"

@@ -62,7 +62,9 @@ _MANY = 5_000
 @click.option(
     "--html", type=Path, metavar="FILE", help="Of --sweep: write a page, or FILE.svg, with a plot."
 )
-@limit_option("Of --sweep: say what holds no more, of a size or a device such as h100.")
+@limit_option(
+    "Of --sweep: say what holds no more, of a size, a device, or 'machine': that of the row."
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
     """Tell how long one training step takes on a machine, where the time goes, and what would help.
