@@ -84,6 +84,8 @@ def command(**given: Any) -> int:
     check_alone(given)
     if given["html"] is not None:
         raise error("--html is for many configurations", remedy="add --sweep")
+    if given["limit"] is not None:
+        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     found = time_of(
         options,
         given["machine"],
