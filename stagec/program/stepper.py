@@ -6,11 +6,12 @@ computed right before; what it was when it was first seen is its template.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
+from typing import cast
 
 import numpy as np
 
@@ -170,7 +171,7 @@ class Stepper(Unroller):
     ) -> _Known:
         """The template of a step, and where what it takes from outside comes from."""
         shapes: list[Shape] = []
-        taken: dict[int | None, list[tuple[int, int]]] = {}
+        taken: defaultdict[int | None, list[tuple[int, int]]] = defaultdict(list)
         count, first = 0, 0
         for part in parts:
             makers = made.makers(part.seen)
@@ -186,7 +187,7 @@ class Stepper(Unroller):
                     which = None
                     shape, places = flat(self._refs.get(value))
                 shapes.append(shape)
-                taken.setdefault(which, []).extend(enumerate(places.tolist(), count))
+                taken[which] += enumerate(cast("list[int]", places.tolist()), count)
                 count += len(places)
             first += len(makers)
         fronts = tuple(product for _, product in front)
@@ -194,9 +195,10 @@ class Stepper(Unroller):
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = self._unrolled(parts, shapes, fronts)
-        inputs = [
-            (w, *np.array(pairs, dtype=np.int64).reshape(-1, 2).T) for w, pairs in taken.items()
-        ]
+        inputs: list[tuple[int | None, Ints, Ints]] = []
+        for which, pairs in taken.items():
+            table: Ints = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+            inputs.append((which, table[:, 0], table[:, 1]))
         return template, inputs
 
     def _front(self) -> list[tuple[int, bool]]:

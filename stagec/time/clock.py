@@ -124,7 +124,7 @@ class _Clock:
     def _one_class(self, rank: int, node: Node) -> bool:
         """Whether a collective joins ranks of one class only."""
         number = self._groups.of_rank(node.group, rank) - self._groups.first[node.group]
-        members = self._groups.members[node.group][number]
+        members: list[int] = self._groups.members[node.group][number].tolist()
         return len({self._ranks[m].of for m in members}) == 1
 
     def _end(self, thing: Hashable, start: int, times: Mapping[Hashable, tuple[int, int]]) -> int:

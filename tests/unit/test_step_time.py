@@ -258,7 +258,7 @@ def check_step(step: StepTime) -> None:
 
 
 def test_parts_and_path_add_up_to_the_step() -> None:
-    for seed in range(tries(60)):
+    for seed in range(tries(18)):
         random = Random(seed)
         machine = load_machine(random.choice(MACHINES))
         figures = {"efficiency.interference.computations": random.choice((0.0, 0.2))}

@@ -35,7 +35,8 @@ def timed(job: str) -> dict[str, Any]:
 @pytest.mark.parametrize("job", JOBS)
 def test_the_object_is_that_of_the_schema(job: str) -> None:
     found = timed(job)
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    validator: Any = jsonschema.Draft202012Validator(SCHEMA)
+    validator.validate(found)
     step = found["step_seconds"]
     for entry in (found, *found["classes"]):
         assert sum(entry["breakdown"].values()) == pytest.approx(step, rel=1e-12)
