@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from stagec.machines import Machine
@@ -158,8 +158,9 @@ def _seconds(parts: Mapping[str, int]) -> dict[str, float]:
 
 def _executed(each: ClassReplay, flops: Callable[[Shape], Sequence[int]]) -> int:
     """FLOPs of products and attention that a rank executes."""
-    times = Counter(planned.shape for planned in each.plan)
-    return sum(n * sum(flops(shape)) for shape, n in times.items())
+    of_shape = cache(flops)
+    done = each.joined.computed
+    return sum(n * of_shape(each.plan[piece].shape)[place] for piece, place, n in done)
 
 
 def _product_flops(node: Node) -> int:

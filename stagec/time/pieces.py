@@ -199,6 +199,7 @@ class _Run:
         self._ends: list[int] = []
         self._causes: list[Cause] = []
         self._parts: Counter[Part] = Counter()
+        self._before: dict[Stream, None] = {}
         self._waits: list[tuple[Cause, int]] = []
 
     def entry(self) -> Entry:
@@ -223,6 +224,8 @@ class _Run:
                 continue
             free[COMPUTE] = now
             start, cause = self._start(step, before)
+            if cause.place < 0 and cause.input < 0 and cause.stream != COMPUTE:
+                self._before[cause.stream] = None
             begun = start + cost.launch
             end = begun + cost.time
             if self._busy and step.node.is_computation:
@@ -248,11 +251,8 @@ class _Run:
         used = {stream: (free[stream], place) for stream, place in last.items()}
         used.pop(COMPUTE, None)
         parts = {part: time for part, time in self._parts.items() if time}
-        others = (c.stream for c in causes if c.place < 0 and c.input < 0 and c.stream != COMPUTE)
         waits = self._waits
-        return Entry(
-            compute, starts, ends, used, left, parts, waits, causes, tuple(dict.fromkeys(others))
-        )
+        return Entry(compute, starts, ends, used, left, parts, waits, causes, tuple(self._before))
 
     def _start(self, step: Step, before: Cause) -> tuple[int, Cause]:
         """When a node starts and why; `before` is the last computation."""
