@@ -29,7 +29,10 @@ def time_files(function: F) -> F:
     for decorate in reversed(
         (
             click.option(
-                "--html", type=Path, metavar="FILE", help="Write a page that shows the step."
+                "--html",
+                type=Path,
+                metavar="FILE",
+                help="Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
             ),
             click.option(
                 "--perfetto",
@@ -58,17 +61,17 @@ def draws(given: Mapping[str, Any]) -> bool:
 def draw(timed: Timed, given: Mapping[str, Any]) -> None:
     """Write the files that are asked for. Raises `DiagnosticError`."""
     if given["html"] is not None:
-        write_file(given["html"], _page(timed, given["machine"], no_overlap=given["no_overlap"]))
+        write_file(given["html"], _page(timed, given["machine"], overlap=given["overlap"]))
     if given["perfetto"] is not None:
         write_perfetto(timed, given["perfetto"], given["perfetto_ranks"])
 
 
-def _page(timed: Timed, machine: Machine, *, no_overlap: bool) -> str:
+def _page(timed: Timed, machine: Machine, *, overlap: bool) -> str:
     from stagec.analysis.time_picture import time_picture
     from stagec.driver.time_page import time_page
 
     words = ["stagec", "time", *job_words(timed.options), "--machine", machine.name]
-    command = shlex.join([*words, *(["--no-overlap"] if no_overlap else [])])
+    command = shlex.join([*words, *([] if overlap else ["--no-overlap"])])
     picture = time_picture(timed.issued, timed.step, timed.plans)
     capacity = machine.memory.capacity.value
     return time_page(timed.report, picture, command, machine.title, capacity)

@@ -29,7 +29,8 @@ class Node:
     A computation is one launch of a `kernel`; one that was merged of several has their kernels as
     `parts` instead. Computations wait for a `blocking` collective in the
     order of issue. A `bucket` is one call of a reduction in several, issued when its gradients are
-    complete. `scope` is the leading part of the name: phase, microbatch and layer. A message goes
+    complete. `index` is its number among the calls, or else the layer, where sizes go by layers.
+    `scope` is the leading part of the name: phase, microbatch and layer. A message goes
     along the axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and
     both ends have the same `tag`. `alloc` and `free` are its
     bytes in `Events`, `op` is what it is a run of.
@@ -58,6 +59,7 @@ class Node:
     deps: list[Node] = field(default_factory=list["Node"], repr=False)
     after: list[Node] = field(default_factory=list["Node"], repr=False)
     id: int = 0
+    index: int = 0
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -91,7 +91,7 @@ def replayed(
     def pieces(number: int) -> Callable[[Shape], Piece]:
         def piece(shape: Shape) -> Piece:
             if (number, shape) not in known:
-                known[number, shape] = Piece(shape, costs[number])
+                known[number, shape] = Piece(shape, [costs[number](s.node) for s in shape.steps])
             return known[number, shape]
 
         return piece
@@ -140,7 +140,7 @@ def compare(
 def machine_costs(issued: Issued, machine: Machine) -> dict[int, Costs]:
     """What nodes cost on a machine."""
     table = CostTable(machine, issued.mesh)
-    table.prepare(issued.nodes)
+    table.prepare(issued.samples)
     return {
         i: table.of_class(ranks, issued.groups, each.groups, each.ways)[1]
         for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True))
