@@ -8,7 +8,7 @@ actions, not with their nodes. `stagec.time.clock` says what the times mean, nod
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.program.groups import Channel, GroupAxes
@@ -79,14 +79,15 @@ class ClassReplay:
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
             end, piece, place = last
-            self.account(found, piece, place, end - self.compute)
+            for part, time in self.spent(piece, place, end - self.compute):
+                found[part] += time
         found[BUBBLE] += step - self.end
         return {part: time for part, time in found.items() if time}
 
-    def account(self, found: Counter[Part], piece: int, place: int, amount: int) -> None:
-        """Account for time in which computations waited for a node: for the node while it ran, and
-        before that for what it waited for. Of what joins classes, no more than it takes is
-        communication: the rest is spent on waiting for the other classes."""
+    def spent(self, piece: int, place: int, amount: int) -> Iterator[tuple[Part, int]]:
+        """What the time counts as in which computations waited for a node, from its end backwards:
+        the node while it ran, and before that what it waited for. Of what joins classes, no more
+        than it takes is communication: the rest is spent on waiting for the other classes."""
         while amount > 0:
             shape, entry = self.plan[piece].shape, self.entries[piece]
             if entry is None:
@@ -95,11 +96,11 @@ class ClassReplay:
                     piece, place = sent.piece, sent.place
                     continue
                 own = min(amount, self.pieces[piece].costs[place].time)
-                found[shape.steps[place].part] += own
-                found[BUBBLE] += amount - own
+                yield shape.steps[place].part, own
+                yield BUBBLE, amount - own
                 return
             own = min(amount, entry.ends[place] - entry.starts[place])
-            found[shape.steps[place].part] += own
+            yield shape.steps[place].part, own
             amount -= own
             cause = entry.causes[place]
             if cause.place >= 0:
@@ -323,7 +324,8 @@ def _computed(mine: ClassReplay, number: int, entry: Entry, times: Sequence[int]
     for cause, amount in waits:
         source = mine.source(number, cause)
         if source is not None:
-            mine.account(mine.waited, *source, amount)
+            for part, time in mine.spent(*source, amount):
+                mine.waited[part] += time
     mine.uses[entry] += 1
     mine.compute, mine.computed = base + entry.compute, number
 
