@@ -327,7 +327,7 @@ wider = [time_step("llama3-8b", "h100-sxm", tp=tp, sizes={"L": 4}) for tp in (1,
 class Names(Format):
     name, suffix = "names", "txt"
 
-    def encoder(self, program, layout, roofline):
+    def encoder(self, program, layout, durations):
         self.program = program  # an encoder has one method
         return self
 

@@ -45,6 +45,8 @@ _ALONE = (
     "snapshot",
     "stage",
     "levers",
+    "perfetto",
+    "perfetto_ranks",
 )
 _MOST_ROWS = 100_000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,16 @@ from stagec.driver.planned import TYPED, Planned
 from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
+from stagec.driver.time_files import draw, draws, time_files
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
+    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs import Measurements
+    from stagec.time.step import Issued, StepTime
 
 #: Replays of more pieces than these take so long that levers, a dozen of them, wait to be asked.
 _MANY = 5_000
@@ -59,9 +63,7 @@ _MANY = 5_000
     help="Whether to try what would help. By default for steps of few actions.",
 )
 @sweep_options
-@click.option(
-    "--html", type=Path, metavar="FILE", help="Of --sweep: write a page, or FILE.svg, with a plot."
-)
+@time_files
 @limit_option(
     "Of --sweep: say what holds no more, of a size, a device, or 'machine': that of the row."
 )
@@ -77,17 +79,18 @@ def command(**given: Any) -> int:
     if given["machine"] is None:
         raise _no_machine()
     check_alone(given)
-    if given["html"] is not None:
-        raise error("--html is for many configurations", remedy="add --sweep")
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
-    found = time_of(
+    timed = time_job(
         options,
         given["machine"],
         overlap=given["overlap"],
         levers=given["levers"],
         measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
+        memory=draws(given),
     )
+    draw(timed, given)
+    found = timed.report
     if given["as_json"]:
         write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
         return 0
@@ -115,6 +118,18 @@ def _no_machine() -> DiagnosticError:
     return error("a time needs a machine", remedy="add --machine h100-sxm, for example")
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A job on a machine: its command line is of `options`; `plans` are those of its memory, if
+    they were asked for."""
+
+    options: JobOptions
+    report: TimeReport
+    issued: Issued
+    step: StepTime
+    plans: EventPlans | None
+
+
 def time_of(
     options: JobOptions,
     machine: Machine,
@@ -124,6 +139,21 @@ def time_of(
     measured: Measurements | None = None,
 ) -> TimeReport:
     """The time of a job's step. Raises `DiagnosticError`."""
+    return time_job(options, machine, overlap=overlap, levers=levers, measured=measured).report
+
+
+def time_job(
+    options: JobOptions,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
+    memory: bool = False,
+) -> Timed:
+    """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
+    Raises `DiagnosticError`."""
+    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import model_flops, step_flops
     from stagec.analysis.time_report import time_report
     from stagec.ir.expr import evaluate
@@ -133,7 +163,8 @@ def time_of(
     builder = JobBuilder(options)
     tokens = tokens_of(builder.module)
     forward = Planned(model_flops, after=TYPED)
-    module = builder.lower(watching=[forward])
+    plans = Planned(EventPlans)
+    module = builder.lower(watching=[forward, *([plans] if memory else ())])
     issued = Issued.of(module)
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
@@ -141,7 +172,7 @@ def time_of(
     if levers is None and not tried:
         tell("--levers tries what would help")
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)
-    return time_report(
+    report = time_report(
         builder.model_name,
         issued,
         machine,
@@ -149,6 +180,9 @@ def time_of(
         model_flops=None if flops is None else evaluate(flops, module.env),
         tokens=tokens,
         levers=all_levers(issued, machine, overlap=overlap) if tried else (),
+    )
+    return Timed(
+        options, report, issued, step, plans.needed("memory over time") if memory else None
     )
 
 
