@@ -1,0 +1,163 @@
+"""Compares `stagec time` with ASTRA-sim on the same traces.
+
+`python tools/compare_astra.py BINARY` takes the program of ASTRA-sim's analytical network without
+congestion, compiles each job of `JOBS`, runs ASTRA-sim on the traces and prints the two times of a
+step. Both read one machine text (docs/examples/astra-sim.toml): ASTRA-sim's files are written from
+it. docs/simulators.md says what the text states, and where the two differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stagec.machines import Machine, load_machine
+
+ROOT = Path(__file__).parents[1]
+MACHINE = ROOT / "docs" / "examples" / "astra-sim.toml"
+
+_MEDIUM = ["llama3-8b", "--set", "L=4,S=2048"]
+_GPT = ["gpt-1.7b", "--set", "L=8,S=1024"]
+_MIXTRAL = ["mixtral-8x7b", "--set", "L=4,S=2048"]
+_TINY = ["llama3-8b", "--set", "L=4,D=256,H=8,K=4,F=512,V=512,S=128"]
+#: Jobs by name: the arguments of `stagec compile`.
+JOBS: Mapping[str, Sequence[str]] = {
+    "one device": [*_MEDIUM],
+    "dp 8": [*_GPT, "--dp", "8"],
+    "dp 8, buckets": [*_GPT, "--dp", "8", "--ddp-bucket", "200000000"],
+    "fsdp 8": [*_MEDIUM, "--dp", "8", "--zero", "3", "--fsdp-prefetch", "1"],
+    "fsdp 8, tiny": [*_TINY, "--dp", "8", "--zero", "3", "--fsdp-prefetch", "1"],
+    "tp 8": [*_MEDIUM, "--tp", "8"],
+    "tp 8, sp": [*_MEDIUM, "--tp", "8", "--sp"],
+    "tp 4, dp 4": [*_MEDIUM, "--tp", "4", "--dp", "4", "--sp", "--zero", "1"],
+    "tp 8, fsdp 8": [*_MEDIUM, "--tp", "8", "--dp", "8", "--sp", "--zero", "3"],
+    "1f1b 8": [*_GPT, "--pp", "8", "--schedule", "1f1b", "--microbatches", "16"],
+    "interleaved 4": [*_GPT, "--pp", "4", "--schedule", "interleaved", "--microbatches", "8"],
+    "zero-bubble 4": [*_GPT, "--pp", "4", "--schedule", "zb-h1", "--microbatches", "8"],
+    "dualpipe 4": [*_GPT, "--pp", "4", "--schedule", "dualpipe", "--microbatches", "16"],
+    "1f1b 4, tp 4, dp 4": [
+        *_MEDIUM, "--pp", "4", "--tp", "4", "--dp", "4", "--sp", "--microbatches", "8",
+    ],
+    "experts 8": [*_MIXTRAL, "--dp", "8", "--ep", "8"],
+    "ring attention 8": [*_MEDIUM, "--cp", "8"],
+}  # fmt: skip
+
+
+class Compared(NamedTuple):
+    """The time of a step of a job, in nanoseconds: ASTRA-sim's, and ours."""
+
+    job: str
+    ranks: int
+    theirs: int
+    ours: float
+
+    @property
+    def difference(self) -> float:
+        """How much longer ours is, as a part of theirs."""
+        return self.ours / self.theirs - 1
+
+
+def compared(
+    binary: Path, machine: Path, jobs: Mapping[str, Sequence[str]], folder: Path
+) -> Iterator[Compared]:
+    """Compare jobs, each in a folder of its own."""
+    read = load_machine(str(machine))
+    for i, (name, arguments) in enumerate(jobs.items()):
+        where = folder / str(i)
+        _stagec("compile", *arguments, "-o", str(where), "--name", "job", "--quiet")
+        ranks = json.loads((where / "manifest.json").read_text())["ranks"]
+        told = _stagec("time", *arguments, "--machine", str(machine), "--json", "--no-levers")
+        theirs = simulated(binary, where, ranks, read)
+        yield Compared(name, ranks, theirs, json.loads(told)["step_seconds"] * 1e9)
+
+
+def _stagec(*arguments: str) -> str:
+    command = [sys.executable, "-m", "stagec", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def simulated(binary: Path, folder: Path, ranks: int, machine: Machine) -> int:
+    """Nanoseconds of the last rank that ASTRA-sim ends. Raises `RuntimeError` if one does not end,
+    which ASTRA-sim itself passes over."""
+    if ranks == 1:  # its network has two at least: a second one does the same, apart
+        shutil.copy(folder / "job.0.et", folder / "job.1.et")
+        ranks = 2
+    written = configuration(machine, ranks)
+    for name, text in written.items():
+        (folder / name).write_text(text)
+    command = [
+        str(binary.resolve()),
+        f"--workload-configuration={folder / 'job'}",
+        f"--comm-group-configuration={folder / 'job.json'}",
+        f"--system-configuration={folder / 'system.json'}",
+        f"--network-configuration={folder / 'network.yml'}",
+        f"--remote-memory-configuration={folder / 'memory.json'}",
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    ends = re.findall(r"sys\[(\d+)\] finished, (\d+) cycles", run.stdout)
+    if {int(rank) for rank, _ in ends} != set(range(ranks)):
+        last = (run.stderr or run.stdout)[-500:]
+        raise RuntimeError(f"ASTRA-sim ended {len(ends)} of {ranks} ranks, exit {run.returncode}: {last}")
+    return max(int(end) for _, end in ends)
+
+
+def configuration(machine: Machine, ranks: int) -> dict[str, str]:
+    """ASTRA-sim's files for a machine with one level, a switch, and one peak for all types."""
+    (level,) = machine.network
+    system: dict[str, Any] = {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": 10,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 1,
+        **{f"{kind}-implementation": ["ring"] for kind in _RINGS},
+        "all-to-all-implementation": ["direct1"],
+        "collective-optimization": "baseline",
+        "local-mem-bw": machine.memory.bandwidth.value / 1e9,
+        "peak-perf": machine.compute.matrix["bf16"].value / 1e12,
+        "roofline-enabled": 1,
+    }
+    network = (
+        "topology: [ Switch ]\n"
+        f"npus_count: [ {ranks} ]\n"
+        f"bandwidth: [ {level.bandwidth.value / 2**30} ]\n"
+        f"latency: [ {level.latency.value * 1e9 / 2} ]\n"
+    )
+    return {
+        "system.json": json.dumps(system),
+        "network.yml": network,
+        "memory.json": json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}),
+    }
+
+
+_RINGS = ("all-reduce", "all-gather", "reduce-scatter")
+
+
+def main() -> None:
+    """Run and print the table."""
+    parser = argparse.ArgumentParser(description="Compare `stagec time` with ASTRA-sim.")
+    parser.add_argument("binary", type=Path, help="AstraSim_Analytical_Congestion_Unaware")
+    parser.add_argument("--machine", type=Path, default=MACHINE)
+    parser.add_argument("-k", default="", help="only the jobs whose names have this in them")
+    given = parser.parse_args()
+    jobs = {name: job for name, job in JOBS.items() if given.k in name}
+    print("| job | ranks | ASTRA-sim ns | stagec ns | difference |")
+    print("|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for each in compared(given.binary, given.machine, jobs, Path(folder)):
+            print(
+                f"| {each.job} | {each.ranks} | {each.theirs:,} | {each.ours:,.0f} "
+                f"| {each.difference:+.2%} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
