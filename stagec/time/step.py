@@ -27,7 +27,9 @@ class Issued:
 
     classes: Sequence[RankClass]
     mesh: Mapping[str, int]
-    _plans: dict[bool, list[Joined]] = field(default_factory=dict[bool, list[Joined]])
+    _plans: dict[tuple[bool, bool], list[Joined]] = field(
+        default_factory=dict[tuple[bool, bool], list[Joined]]
+    )
 
     @classmethod
     def of(cls, module: Module) -> Issued:
@@ -47,11 +49,14 @@ class Issued:
             node for kind in {r.kind for runs in self.runs for r in runs} for node in kind.nodes
         ]
 
-    def plans(self, *, overlap: bool) -> list[Joined]:
+    def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
         """The plans of all classes."""
-        if overlap not in self._plans:
-            self._plans[overlap] = joined(self.classes, self.runs, self.mesh, overlap=overlap)
-        return self._plans[overlap]
+        key = overlap, one_stream
+        if key not in self._plans:
+            self._plans[key] = joined(
+                self.classes, self.runs, self.mesh, overlap=overlap, one_stream=one_stream
+            )
+        return self._plans[key]
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -109,6 +114,8 @@ def step_time(
         machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
     )
     table.prepare(issued.nodes)
+    one_stream = machine.efficiency.streams == "one"
+    plans = issued.plans(overlap=overlap, one_stream=one_stream)
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
     for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True)):
@@ -120,6 +127,6 @@ def step_time(
                 found = known[key, shape] = Piece(shape, costs)
             return found
 
-        classes.append(ClassReplay(i, issued.plans(overlap=overlap)[i], piece))
+        classes.append(ClassReplay(i, plans[i], piece))
     slowdown = round(machine.efficiency.interference.computations * 1024)
     return StepTime(replay(classes, slowdown), classes, table.ways)
