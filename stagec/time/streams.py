@@ -20,6 +20,8 @@ PICOSECONDS: Final = 10**12
 COMPUTE: Final = "compute"
 #: The stream of all collectives, where communicators share one.
 COLLECTIVES: Final = "collectives"
+#: The stream of all sends, where these share one too.
+SENDS: Final = "sends"
 Stream = Hashable
 #: What time on the compute stream goes to, see `parts_of`.
 Part = str
@@ -46,15 +48,14 @@ class Cost:
     launch: int = 0
 
 
-def streams_of(
-    node: Node, *, overlap: bool = True, one_stream: bool = False
-) -> tuple[Stream, ...]:
+def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) -> tuple[Stream, ...]:
     """The streams that a node is on. Without overlap all collectives are blocking; with one stream
     communicators share it."""
     if node.is_copy:
         return (("copy", node.to),)
     if node.is_message:
-        return ((node.kind, node.over, node.by),)
+        shared = one_stream and node.kind == "send"
+        return (SENDS,) if shared else ((node.kind, node.over, node.by),)
     if node.is_computation:
         return (COMPUTE,)
     own: Stream = COLLECTIVES if one_stream else ("group", node.group)
