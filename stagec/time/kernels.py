@@ -180,9 +180,9 @@ def attention_seconds(
     longest = np.ceil(longest / parts)
     waves: Floats = np.ceil(blocks * parts / processors)
     masked: Floats = (np.ceil(queries / _QUERIES) - 1) / 2 / parts
-    mean = longest - np.where(causal, masked, 0)
-    uneven = blocks * parts * mean / processors + c.uneven * longest
-    dealt = np.where(causal, uneven, waves * longest).astype(np.float64)
+    mean: Floats = longest - np.where(causal, masked, 0)
+    uneven: Floats = blocks * parts * mean / processors + c.uneven * longest
+    dealt: Floats = np.where(causal, uneven, waves * longest)
     tiles: Floats = np.maximum(dealt, longest)
     compute = tiles * one + waves * c.tile
     return c.start + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)

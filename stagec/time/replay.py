@@ -15,7 +15,7 @@ from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
 from stagec.time.join import Joined
 from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State, channel_of_node
-from stagec.time.streams import BUBBLE, COLLECTIVES, COMPUTE, Part, Stream
+from stagec.time.streams import BUBBLE, COLLECTIVES, COMPUTE, LAUNCH, Part, Stream
 
 
 class At(NamedTuple):
@@ -51,6 +51,7 @@ class ClassReplay:
         self.busy: Intervals = ()
         self.waited: Counter[Part] = Counter()
         self.uses: Counter[Entry] = Counter()
+        self._parts: dict[int, dict[Part, int]] = {}
 
     @property
     def end(self) -> int:
@@ -62,8 +63,18 @@ class ClassReplay:
         return step - self.parts(step).get(BUBBLE, 0)
 
     def parts(self, step: int) -> dict[Part, int]:
-        """Where the time of a step goes on the compute stream; adds up to the step."""
+        """Where the time of a step goes on the compute stream, after the replay; adds up to the
+        step."""
+        if step not in self._parts:
+            self._parts[step] = self._found_parts(step)
+        return self._parts[step]
+
+    def _found_parts(self, step: int) -> dict[Part, int]:
         found = Counter(self.waited)
+        for number, place, count in self.joined.computed:
+            cost = self.pieces[number].costs[place]
+            found[self.plan[number].shape.steps[place].part] += cost.time * count
+            found[LAUNCH] += cost.launch * count
         for entry, times in self.uses.items():
             for part, time in entry.parts.items():
                 found[part] += time * times

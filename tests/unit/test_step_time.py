@@ -107,7 +107,7 @@ def replayed(
     def pieces(number: int) -> Callable[[Shape], Piece]:
         def piece(shape: Shape) -> Piece:
             if (number, shape) not in known:
-                known[number, shape] = Piece(shape, costs[number])
+                known[number, shape] = Piece(shape, [costs[number](s.node) for s in shape.steps])
             return known[number, shape]
 
         return piece
@@ -166,7 +166,7 @@ def compare(
 def machine_costs(issued: Issued, machine: Machine) -> dict[int, Costs]:
     """What nodes cost on a machine."""
     table = CostTable(machine, issued.mesh)
-    table.prepare(issued.nodes)
+    table.prepare(issued.samples)
     return {
         i: table.of_class(ranks, issued.groups, each.groups, each.ways)[1]
         for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True))
@@ -221,7 +221,8 @@ def test_on_one_stream_calls_of_a_rank_follow_each_other(name: str) -> None:
         one_stream: _at_once(issued, clocked(issued, costs, 0, overlap=True, one_stream=one_stream))
         for one_stream in (True, False)
     }
-    assert not together[True] and together[False]
+    assert not together[True]
+    assert together[False]
 
 
 def _slow(node: Node) -> Cost:
@@ -240,8 +241,8 @@ def _at_once(issued: Issued, times: Mapping[tuple[int, int], tuple[int, int]]) -
         node = nodes[of[rank]][i]
         kind = "collective" if node.is_collective else node.kind if node.is_message else ""
         if kind in ("collective", "send"):
-            start = end - _slow(node).time if kind == "collective" else start
-            count += start < last.get((rank, kind), 0)
+            begun = end - _slow(node).time if kind == "collective" else start
+            count += begun < last.get((rank, kind), 0)
             last[rank, kind] = end
     return count
 
@@ -330,7 +331,7 @@ def check_step(step: StepTime) -> None:
 
 
 def test_parts_and_path_add_up_to_the_step() -> None:
-    for seed in range(tries(60)):
+    for seed in range(tries(18)):
         random = Random(seed)
         machine = load_machine(random.choice(MACHINES))
         figures = {"efficiency.interference.computations": random.choice((0.0, 0.2))}
