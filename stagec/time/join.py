@@ -36,10 +36,11 @@ def joined(
     mesh: Mapping[str, int],
     *,
     overlap: bool = True,
+    one_stream: bool = False,
 ) -> list[Joined]:
     """The plans of classes that issue these runs."""
     coords = [each.coords for each in classes]
-    planner = Planner(overlap=overlap)
+    planner = Planner(overlap=overlap, one_stream=one_stream)
     found: list[Joined] = []
     for each, mine in zip(classes, runs, strict=True):
         groups = {g: tuple(members(each.coords, coords, g, mesh)) for g in each.groups}

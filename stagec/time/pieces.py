@@ -27,7 +27,6 @@ from stagec.time.streams import (
     Stream,
     merged,
     part_of,
-    streams_of,
     stretched,
 )
 
@@ -132,20 +131,19 @@ class Piece:
 
 def make_shape(
     nodes: Sequence[Node],
+    on: Sequence[tuple[Stream, ...]],
     inner: Sequence[Sequence[int]],
     inputs: Sequence[Sequence[int]],
     *,
-    overlap: bool,
     joins: bool,
 ) -> Shape:
-    """The shape of nodes, with the places and the inputs that each waits for. Without overlap
-    collectives are blocking, other than what joins classes."""
+    """The shape of nodes, with the streams that each is on, and the places and the inputs that it
+    waits for."""
     steps: list[Step] = []
     after_base: list[bool] = []
     late_streams: dict[Stream, bool] = {}
     late_inputs = [True] * (1 + max((i for row in inputs for i in row), default=-1))
-    for i, node in enumerate(nodes):
-        streams = streams_of(node, overlap=overlap or joins)
+    for i, (node, streams) in enumerate(zip(nodes, on, strict=True)):
         others = [stream for stream in streams if stream != COMPUTE]
         late = COMPUTE in streams or any(after_base[j] for j in inner[i])
         late = late or any(late_streams.get(stream, False) for stream in others)

@@ -15,7 +15,7 @@ from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
 from stagec.time.join import Joined
 from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State, channel_of_node
-from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, Part, Stream
+from stagec.time.streams import BUBBLE, COLLECTIVES, COMPUTE, LAUNCH, Part, Stream
 
 
 class At(NamedTuple):
@@ -31,6 +31,7 @@ class ClassReplay:
 
     Piece i ran at `bases[i]`, its nodes ended `ends[i]` later. `causes` has what pieces that join
     classes waited for last, `sources` what was before a piece on the streams that it waited for.
+    `called` is the last collective that joins classes on the stream that all collectives share.
     """
 
     def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
@@ -46,6 +47,7 @@ class ClassReplay:
         self.compute = 0
         self.computed = -1
         self.streams: dict[Stream, tuple[int, int, int]] = {}
+        self.called = -1
         self.busy: Intervals = ()
         self.waited: Counter[Part] = Counter()
         self.uses: Counter[Entry] = Counter()
@@ -190,7 +192,7 @@ class _Replay:
     def _run(self, mine: ClassReplay, number: int) -> bool:
         shape, streams = mine.plan[number].shape, mine.streams
         times = self._inputs(mine, number)
-        if times is None:
+        if times is None or (COLLECTIVES in shape.streams and self._is_held(mine)):
             return False
         base = mine.compute
         for gate in shape.gates:
@@ -263,20 +265,23 @@ class _Replay:
         """A collective of several classes starts when the last one is there; only a blocking one
         keeps the class waiting."""
         step = mine.plan[piece].shape.steps[0]
-        blocks, group = step.computes, step.node.group
+        blocks, group, stream = step.computes, step.node.group, step.streams[-1]
+        shared = stream == COLLECTIVES
         members = mine.joined.members[group]
         if (mine.number, piece) not in self._called:
             times = self._inputs(mine, piece)
-            if times is None:
+            if times is None or (shared and self._is_held(mine)):
                 return False
-            ready, cause = self._latest(mine, piece, times, (COMPUTE,) if blocks else ())
+            after = step.streams if shared else step.streams[:-1]
+            ready, cause = self._latest(mine, piece, times, after)
             key = group, members, self._count[mine.number, group]
             self._count[mine.number, group] += 1
             self._called[mine.number, piece] = key
+            mine.called = piece if shared else -1
             call = self._calls.setdefault(key, _Call())
             call.there.append((mine, piece, ready, cause))
             if len(call.there) == len(members):
-                _start(call, ("group", group))
+                _start(call, stream)
                 self._wake(key)
         if not blocks:
             return True
@@ -286,6 +291,13 @@ class _Replay:
         mine.waited[BUBBLE] += mine.bases[piece] - mine.compute
         mine.waited[step.part] += mine.ends[piece][0]
         mine.compute, mine.computed = mine.bases[piece] + mine.ends[piece][0], piece
+        return True
+
+    def _is_held(self, mine: ClassReplay) -> bool:
+        """Whether the last collective on the shared stream has not happened yet."""
+        if mine.called < 0 or mine.ends[mine.called]:
+            return False
+        self._wait(self._called[mine.number, mine.called], mine)
         return True
 
     def _latest(

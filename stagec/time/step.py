@@ -55,7 +55,7 @@ class _Programs:
                     known[key] = len(self.samples)
                     self.samples.append((inner, node))
                 self.number[node] = known[key]
-        self._plans: dict[bool, list[Joined]] = {}
+        self._plans: dict[tuple[bool, bool], list[Joined]] = {}
         self._numbers: dict[Shape, list[int]] = {}
 
     def numbers(self, shape: Shape) -> list[int]:
@@ -65,11 +65,14 @@ class _Programs:
             found = self._numbers[shape] = [self.number[step.node] for step in shape.steps]
         return found
 
-    def plans(self, mesh: Mapping[str, int], *, overlap: bool) -> list[Joined]:
-        if overlap not in self._plans:
+    def plans(self, mesh: Mapping[str, int], *, overlap: bool, one_stream: bool) -> list[Joined]:
+        key = overlap, one_stream
+        if key not in self._plans:
             watched = Watched(mesh, self.decisions)
-            self._plans[overlap] = joined(self.classes, self.runs, watched, overlap=overlap)
-        return self._plans[overlap]
+            self._plans[key] = joined(
+                self.classes, self.runs, watched, overlap=overlap, one_stream=one_stream
+            )
+        return self._plans[key]
 
 
 class Issued:
@@ -124,9 +127,9 @@ class Issued:
 
         return of_shape
 
-    def plans(self, *, overlap: bool) -> list[Joined]:
+    def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
         """The plans of all classes."""
-        return self._programs.plans(self.mesh, overlap=overlap)
+        return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -187,6 +190,7 @@ def step_time(
         machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
     )
     table.prepare(issued.samples)
+<<<<<<< HEAD
     costs: list[ClassCosts] = []
     for each, ranks in zip(issued.classes, issued.members, strict=True):
         key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
@@ -206,6 +210,9 @@ def step_time(
 def _replayed(
     plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int
 ) -> tuple[int, list[ClassReplay]]:
+=======
+    plans = issued.plans(overlap=overlap, one_stream=machine.efficiency.streams == "one")
+>>>>>>> wt-astra
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
     for i, (key, of_shape) in enumerate(costs):
@@ -217,6 +224,7 @@ def _replayed(
             return found
 
         classes.append(ClassReplay(i, plans[i], piece))
+<<<<<<< HEAD
     return replay(classes, slowdown), classes
 
 
@@ -233,3 +241,7 @@ def _is_ahead(devices: StepTime, issue: int) -> bool:
         <= sum(c.launch + c.time for s, c in zip(p.shape.steps, p.costs, strict=True) if s.computes)
         for p in pieces.values()
     )
+=======
+    slowdown = round(machine.efficiency.interference.computations * 1024)
+    return StepTime(replay(classes, slowdown), classes, table.ways)
+>>>>>>> wt-astra
