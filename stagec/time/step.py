@@ -190,14 +190,13 @@ def step_time(
         machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
     )
     table.prepare(issued.samples)
-<<<<<<< HEAD
     costs: list[ClassCosts] = []
     for each, ranks in zip(issued.classes, issued.members, strict=True):
         key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
         costs.append((key, issued.each(cost)))
     efficiency = machine.efficiency
     slowdown = round(efficiency.interference.computations * 1024)
-    plans = issued.plans(overlap=overlap)
+    plans = issued.plans(overlap=overlap, one_stream=efficiency.streams == "one")
     devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
     issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
     if not issue or _is_ahead(devices, issue):
@@ -210,9 +209,6 @@ def step_time(
 def _replayed(
     plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int
 ) -> tuple[int, list[ClassReplay]]:
-=======
-    plans = issued.plans(overlap=overlap, one_stream=machine.efficiency.streams == "one")
->>>>>>> wt-astra
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
     for i, (key, of_shape) in enumerate(costs):
@@ -224,7 +220,6 @@ def _replayed(
             return found
 
         classes.append(ClassReplay(i, plans[i], piece))
-<<<<<<< HEAD
     return replay(classes, slowdown), classes
 
 
@@ -241,7 +236,3 @@ def _is_ahead(devices: StepTime, issue: int) -> bool:
         <= sum(c.launch + c.time for s, c in zip(p.shape.steps, p.costs, strict=True) if s.computes)
         for p in pieces.values()
     )
-=======
-    slowdown = round(machine.efficiency.interference.computations * 1024)
-    return StepTime(replay(classes, slowdown), classes, table.ways)
->>>>>>> wt-astra
