@@ -93,14 +93,18 @@ class ClassReplay:
         while amount > 0:
             shape, entry = self.plan[piece].shape, self.entries[piece]
             if entry is None:
-                sent = self.causes[piece] if shape.node.is_message else None
-                if sent is not None and sent.owner is self and self._from_itself(shape):
-                    piece, place = sent.piece, sent.place
-                    continue
-                own = min(amount, self.pieces[piece].costs[place].time)
-                yield shape.steps[place].part, own
-                yield BUBBLE, amount - own
-                return
+                before, message = self.causes[piece], shape.node.is_message
+                own = 0
+                if not (message and self._from_itself(shape)):
+                    took = self.pieces[piece].costs[place].time if message else self.ends[piece][0]
+                    own = min(amount, took)
+                    yield shape.steps[place].part, own
+                    amount -= own
+                if before is None or before.owner is not self or before.place < 0:
+                    yield BUBBLE, amount
+                    return
+                piece, place = before.piece, before.place
+                continue
             own = min(amount, entry.ends[place] - entry.starts[place])
             yield shape.steps[place].part, own
             amount -= own
@@ -346,11 +350,12 @@ def _start(call: _Call, stream: Stream) -> None:
     """Start a collective on all members; calls of a group follow each other."""
     last, _, start, cause = max(call.there, key=lambda there: there[2])
     before = last.streams.get(stream)
-    if before is not None and before[0] > start:
-        start, cause = before[0], At(last, *before[1:])
+    follows = before is not None and before[0] > start
+    start = before[0] if before is not None and follows else start
     time = max(each.pieces[piece].costs[0].time for each, piece, _, _ in call.there)
     for each, piece, _, _ in call.there:
-        each.bases[piece], each.ends[piece], each.causes[piece] = start, (time,), cause
+        each.bases[piece], each.ends[piece] = start, (time,)
+        each.causes[piece] = At(each, *each.streams[stream][1:]) if follows else cause
         each.streams[stream] = start + time, piece, 0
 
 
