@@ -25,13 +25,16 @@ class Protocol(Text):
 
     `start`: seconds before the first byte moves. `hops`: the time of one step of an algorithm, in
     latencies of the level. `share`: the share of the bandwidth of the level that data get. `copy`:
-    the cost of the part that stays on a rank and is copied there, in parts that move.
+    the cost of the part that stays on a rank and is copied there, in parts that move. `adds`: how
+    often a ring moves what it adds through the memory of the device while no link moves it (0: what
+    is added meanwhile hides).
     """
 
     start: Seconds
     hops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     share: Share = 1.0
     copy_: Annotated[float, Field(ge=0, allow_inf_nan=False, alias="copy")] = 0.0
+    adds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class NetworkEfficiency(Text):
@@ -90,7 +93,8 @@ class Efficiency(Text):
     the larger of FLOPs over the peak and bytes over the bandwidth, without constants: nor those of
     hosts and of what is sustained.
     `collectives` are the algorithms that the communication library has, `network` the constants of
-    each level of the network, by its name.
+    each level of the network, by its name. `streams` says on which streams a device communicates:
+    one for `each` communicator, as frameworks do, or `one` for all collectives.
     """
 
     kernels: Literal["tiles", "roofline"] = "tiles"
@@ -101,6 +105,7 @@ class Efficiency(Text):
     host: Host = Host()
     interference: Interference = Interference()
     collectives: tuple[Algorithm, ...]
+    streams: Literal["each", "one"] = "each"
     network: dict[str, NetworkEfficiency]
 
     @field_validator("collectives")
