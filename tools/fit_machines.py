@@ -305,7 +305,7 @@ def _where(table: Table, chosen: Mask) -> Table:
 
 
 def _products_of(table: Table) -> Rows:
-    rows = product_rows(table)
+    rows = product_rows([table])
 
     def model(machine: Machine, values: Values, extents: Extents) -> Floats:
         return rows.model(machine, values, extents) + values.get("quantizing", 0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from stagec.machines import Machine, machines
 from stagec.machines.efficiency import NetworkEfficiency
-from stagec.machines.writing import network_section, with_sections
+from stagec.machines.writing import network_section, rounded_network, with_sections
 from stagec.time.fit_network import LARGE, Case, Floats, errors, fit, with_level
 from stagec.time.network import spans
 
@@ -115,7 +115,8 @@ def main(names: tuple[str, ...], tables: Path | None, write: bool) -> None:
 
 def _write(name: str, level: str, found: NetworkEfficiency, record: str) -> None:
     path = Path(f"stagec/machines/{name}.toml")
-    section = network_section(level, found.model_copy(update={"fitted": record}))
+    found = rounded_network(found).model_copy(update={"fitted": record})
+    section = network_section(level, found)
     title = f"efficiency.network.{level}"
     path.write_text(with_sections(path.read_text("utf-8"), {title: section}), "utf-8")
 

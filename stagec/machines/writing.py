@@ -32,7 +32,7 @@ def kernel_section(
     if rates:
         lines.append(f"rate = {{ {', '.join(f'{n} = {v:.4g}' for n, v in rates.items())} }}")
     lines += [
-        f'{n} = "{round(v * 1e6, 3):g} us"' if n in _TIMES else f"{n} = {round(v, 4):g}"
+        f'{n} = "{_microseconds(v, 3)}"' if n in _TIMES else f"{n} = {round(v, 4):g}"
         for n, v in values.items()
     ]
     return "\n".join([*lines, f"fitted = {quoted(fitted)}"]) + "\n"
@@ -62,8 +62,8 @@ def network_section(level: str, found: NetworkEfficiency) -> str:
     """The constants of a level, whose record `found.fitted` is."""
 
     def inline(p: Protocol) -> str:
-        names = f'start = "{p.start * 1e6:.3g} us", hops = {p.hops:.3g}, share = {p.share:.3g}'
-        return f"{{ {names}, copy = {p.copy_:.3g} }}"
+        names = f'start = "{_microseconds(p.start, 9)}", hops = {p.hops:g}, share = {p.share:g}'
+        return f"{{ {names}, copy = {p.copy_:g} }}"
 
     lines = [f"[efficiency.network.{level}]", f"fitted = {quoted(found.fitted)}"]
     lines.append(f"multicast = {inline(found.multicast)}")
@@ -71,6 +71,11 @@ def network_section(level: str, found: NetworkEfficiency) -> str:
         lines += ["", f"[efficiency.network.{level}.{name}]"]
         lines += [f"{n} = {inline(p)}" for n, p in group.items()]
     return "\n".join(lines) + "\n"
+
+
+def _microseconds(seconds: float, decimals: int) -> str:
+    """`2.7 us`: texts of machines have no exponents."""
+    return f"{seconds * 1e6:.{decimals}f}".rstrip("0").rstrip(".") + " us"
 
 
 def with_sections(text: str, sections: Mapping[str, str]) -> str:

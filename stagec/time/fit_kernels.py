@@ -7,7 +7,7 @@ rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ Extents: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 Values: TypeAlias = Mapping[str, float]
 Bounds: TypeAlias = Mapping[str, tuple[float, float]]
+Model: TypeAlias = Callable[[Machine, Values, Extents], Floats]
 #: Where a constant is sought; `rate` is that of one type.
 BOUNDS: Mapping[str, Bounds] = {
     "matmul": {
@@ -52,6 +53,9 @@ LONG = 20e-6
 ELEMENT = {"f64": 8.0, "f32": 4.0, "f8e4m3": 1.0, "f8e5m2": 1.0, "i8": 1.0, "f4e2m1": 0.5}
 _WIDE = 2.0
 _SAMPLE = 3000
+#: What it costs that a constant is as far from its first value as its bounds are apart: next to
+#: nothing where rows tell the constant; where none does, it stays.
+_PULL = 0.003
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Rows:
 
     extents: Extents
     measured: Floats
-    model: Callable[[Machine, Values, Extents], Floats]
+    model: Model
 
     def of(self, chosen: Mask | NDArray[np.int64]) -> Rows:
         """Some of the rows."""
@@ -73,9 +77,9 @@ class Rows:
         return found
 
 
-def product_rows(table: Table) -> Rows:
-    """Products of a table."""
-    dtype = table.dtype
+def product_rows(tables: Sequence[Table]) -> Rows:
+    """Products of tables of one type."""
+    dtype = tables[0].dtype
     element = ELEMENT.get(dtype, _WIDE)
     result = max(element, _WIDE)
 
@@ -85,7 +89,7 @@ def product_rows(table: Table) -> Rows:
         used = with_constants(machine, "matmul", values, dtype)
         return matmul_seconds(used, dtype, batch, m, n, k, size)
 
-    return Rows(table.extents, table.seconds, model)
+    return _rows(tables, model)
 
 
 def attention_rows(tables: Sequence[Table]) -> Rows:
@@ -108,7 +112,7 @@ def attention_rows(tables: Sequence[Table]) -> Rows:
         )
 
     marked = [np.insert(t.extents, 7, int(t.causal), axis=1) for t in tables]
-    return Rows(np.concatenate(marked), np.concatenate([t.seconds for t in tables]), model)
+    return replace(_rows(tables, model), extents=np.concatenate(marked))
 
 
 def moved(extents: Extents) -> Floats:
@@ -124,6 +128,10 @@ def memory_rows(tables: Sequence[Table]) -> Rows:
     def model(machine: Machine, values: Values, extents: Extents) -> Floats:
         return memory_seconds(with_constants(machine, "memory", values), extents[:, 0])
 
+    return _rows(tables, model)
+
+
+def _rows(tables: Sequence[Table], model: Model) -> Rows:
     extents = np.concatenate([t.extents for t in tables])
     return Rows(extents, np.concatenate([t.seconds for t in tables]), model)
 
@@ -148,11 +156,16 @@ def fit(
 ) -> dict[str, float]:
     """The constants of least loss within bounds, to four figures, with the fixed ones.
 
-    A simplex search from the middle, started again twice where it ended; and one from the `first`
-    constants, where there are any. Of more than 3,000 rows it sees as many, always the same.
+    A simplex search from the middle, started again twice where it ended. With `first` constants
+    also one from these, and what no row tells stays as it is there. Of more than 3,000 rows the
+    search sees as many, always the same.
     """
     sample = rows.of(np.random.default_rng(0).permutation(len(rows.measured))[:_SAMPLE])
     low, high = np.array(list(bounds.values())).T
+    starts = [np.full(len(bounds), 0.5)]
+    if first is not None:
+        given = np.array([first[name] for name in bounds])
+        starts.append(np.clip((given - low) / (high - low), 0, 1))
 
     def values(point: Floats) -> dict[str, float]:
         placed = low + np.clip(point, 0, 1) * (high - low)
@@ -161,7 +174,8 @@ def fit(
     def loss(point: Floats) -> float:
         outside = np.abs(point - np.clip(point, 0, 1)).sum()
         found = np.abs(sample.errors(machine, values(point)))
-        return float(np.minimum(found, 1).mean() + outside)
+        pull = _PULL * ((point - starts[1]) ** 2).sum() if first is not None else 0.0
+        return float(np.minimum(found, 1).mean() + outside + pull)
 
     def search(point: Floats) -> Floats:
         for _ in range(3):
@@ -169,11 +183,8 @@ def fit(
             point = simplex(loss, corners, 150 * len(bounds) - 1)
         return point
 
-    found = [search(np.full(len(bounds), 0.5))]
-    if first is not None:
-        given = np.array([first[name] for name in bounds])
-        found.append(search(np.clip((given - low) / (high - low), 0, 1)))
-    return {n: float(f"{v:.4g}") for n, v in values(min(found, key=loss)).items()}
+    best = min(map(search, starts), key=loss)
+    return {n: float(f"{v:.4g}") for n, v in values(best).items()}
 
 
 def fit_memory(machine: Machine, rows: Rows, start: float = 2e-6) -> dict[str, float]:

@@ -25,6 +25,9 @@ Mask: TypeAlias = NDArray[np.bool_]
 #: Training moves large buffers: errors from this size on count so often.
 LARGE, WEIGHT = 1 << 24, 3.0
 _TRIALS = 8
+#: The error that counts for a constant of e times its first value: next to nothing where rows tell
+#: the constant; where none does, it stays.
+_PULL = 0.01
 #: The smallest constant that has a logarithm, and the share nearest to 1.
 _LEAST, _MOST = 1e-3, 0.9975
 
@@ -109,14 +112,17 @@ def with_level(machine: Machine, level: str, found: NetworkEfficiency) -> Machin
     return machine.model_copy(update={"efficiency": old.model_copy(update={"network": network})})
 
 
+def errors_of(machine: Machine, case: Case, chosen: Mask | None = None) -> Floats:
+    """Logarithms of modelled over measured seconds, of all rows of a case or of some."""
+    rows = slice(None) if chosen is None else chosen
+    time = collective_seconds(machine, case.kind, case.size[rows], case.over)
+    found: Floats = np.log(time / case.seconds[rows])
+    return found
+
+
 def errors(machine: Machine, cases: Sequence[Case], *, fitted: bool) -> Floats:
-    """Logarithms of modelled over measured seconds, of the rows that are fitted or the others."""
-    found: list[Floats] = []
-    for case in cases:
-        chosen = case.fitted == fitted
-        time = collective_seconds(machine, case.kind, case.size[chosen], case.over)
-        found.append(np.log(time / case.seconds[chosen]))
-    return np.concatenate(found)
+    """The errors of the rows that are fitted, or of the others."""
+    return np.concatenate([errors_of(machine, c, c.fitted == fitted) for c in cases])
 
 
 def decided(machine: Machine, level: str, cases: Sequence[Case]) -> dict[str, Mask]:
@@ -156,7 +162,8 @@ def fit(
     chosen: Mask | None = None,
 ) -> NetworkEfficiency:
     """The constants of a level with the least errors on the rows to fit, of several searches that
-    start around the first ones; those that are not chosen stay."""
+    start around the first ones. If some are chosen the others stay, and so does what no row tells.
+    """
     constants = Constants(first)
     start = constants.point()
     free = np.ones(len(start), bool) if chosen is None else chosen
@@ -169,7 +176,7 @@ def fit(
         point[free] = some
         tried = with_level(machine, level, constants.at(point, free))
         result: Floats = errors(tried, cases, fitted=True) * weights
-        return result
+        return result if chosen is None else np.append(result, _PULL * (some - start[free]))
 
     found = min((least_squares(weighted, s[free]) for s in starts), key=lambda pair: pair[0])
     point = start.copy()

@@ -64,7 +64,8 @@ def simplex(
                 points[1:] = points[0] + 0.5 * (points[1:] - points[0])
                 losses[1:] = [loss(p) for p in points[1:]]
         order()
-    return points[0]
+    best: Floats = points[0]
+    return best
 
 
 def least_squares(
