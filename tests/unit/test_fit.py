@@ -153,7 +153,11 @@ def test_constants_of_a_level_are_found_again(level: str, ranks: tuple[int, ...]
 
 
 def test_a_fit_is_the_same_in_every_run() -> None:
-    tables = [memory(TRUE), products(TRUE), *(collectives(TRUE, kind) for kind in COLLECTIVES)]
+    tables = [
+        memory(TRUE),
+        products(TRUE),
+        *(collectives(TRUE, kind, (8,)) for kind in COLLECTIVES),
+    ]
     assert fit_tables(tables, BASE, "x").sections == fit_tables(tables, BASE, "x").sections
 
 
@@ -308,7 +312,7 @@ def test_the_text_is_the_machine_that_was_fitted(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "base.toml").write_text('base = "h100-sxm"\ntitle = "Mine"\n')
-    tables = [*KERNELS[:1], memory(TRUE), *(collectives(TRUE, kind) for kind in COLLECTIVES)]
+    tables = [*KERNELS[:1], memory(TRUE), *(collectives(TRUE, kind, (8,)) for kind in COLLECTIVES)]
     table = written(tmp_path, tables)
     (tmp_path / "results").mkdir()
     found = stagec("fit", "--measured", table, "--machine", base, "-o", "results/mine.toml")
@@ -366,7 +370,7 @@ def test_several_tables_are_one(tmp_path: Path) -> None:
     assert "0.csv and 1.csv" in (tmp_path / "mine.toml").read_text()
 
 
-def refused(*argv: object) -> str:
+def refused(*argv: str | Path) -> str:
     found = stagec("fit", *argv)
     assert found.code == 1, found.err
     assert "error:" in found.err
