@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CHAKRA := mlc-chakra==1.0.0
 PROTOC := grpcio-tools==1.75.1
-SCHEMA := stagec/formats/chakra/et_def.proto
+SCHEMAS := stagec/formats/chakra/et_def.proto stagec/formats/perfetto/trace.proto
 
 DEMO_DIR  := build/demo
 DEMO_ARGS := llama3-8b -o $(DEMO_DIR) --tp 8 --dp 8 --sp --zero 3 --force
@@ -72,7 +72,7 @@ fuzz: $(VENV)/.stamp-test
 proto:
 	$(PYTHON) -m venv build/protoc
 	build/protoc/bin/python -m pip --disable-pip-version-check --quiet install $(PROTOC)
-	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(SCHEMA)
+	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(SCHEMAS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -42,6 +42,8 @@ from stagec.text.printer import print_module, print_op
 if TYPE_CHECKING:
     from stagec.analysis.family import Family
     from stagec.analysis.figures import Figures
+    from stagec.analysis.time_report import TimeReport
+    from stagec.driver.time_step import time_step
 
 __all__ = [
     "Action",
@@ -96,6 +98,7 @@ __all__ = [
     "Strategy",
     "SymbolRef",
     "TensorType",
+    "TimeReport",
     "Type",
     "Value",
     "Variant",
@@ -122,6 +125,7 @@ __all__ = [
     "product",
     "read_strategy",
     "symbol",
+    "time_step",
     "total",
     "traits",
     "verify_module",
@@ -131,6 +135,8 @@ __all__ = [
 _LATER: Mapping[str, str] = {
     "Family": "stagec.analysis.family",
     "Figures": "stagec.analysis.figures",
+    "TimeReport": "stagec.analysis.time_report",
+    "time_step": "stagec.driver.time_step",
 }
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stagec.formats.base import Durations
 from stagec.formats.chakra.encode import SCHEMA_VERSION, TraceWriter
 from stagec.formats.chakra.nodes import encode_metadata, encode_node, varint
 from stagec.ir.core import Operation, Region, Value
@@ -31,7 +32,6 @@ from stagec.ir.replay import replays
 from stagec.program.classes import RankClass
 from stagec.program.groups import Groups, channel_of, group_axes, neighbours
 from stagec.program.nodes import Node
-from stagec.program.roofline import Roofline
 from stagec.schedule.action import Action, steps
 from stagec.schedule.attached import actions_of, receives_of, regions_of
 
@@ -407,14 +407,14 @@ def plain_trace(
     mesh: Mapping[str, int],
     groups: Groups,
     rank: int,
-    roofline: Roofline | None = None,
+    durations: Durations | None = None,
 ) -> bytes:
     """The file of a rank."""
     width = len(varint(groups.ranks - 1))
     parts = [encode_metadata(SCHEMA_VERSION)]
     for node in program.nodes:
         group = str(groups.of_rank(node.group, rank)) if node.group else ""
-        found = TraceWriter(mesh, groups.ranks, roofline).trace_node(node, group)
+        found = TraceWriter(mesh, groups.ranks, durations).trace_node(node, group)
         record = encode_node(found)
         if node.over:
             towards = node.by if node.kind == "send" else -node.by

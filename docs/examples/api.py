@@ -314,12 +314,20 @@ figures = family.at(sizes)
 figures.ranks, figures.parameters, figures.sent, figures.peak
 dict(figures.memory)
 
+# == Time: What `stagec time` tells, for programs.
+# -- time_step, TimeReport
+found = time_step("llama3-8b", "h100-sxm", tp=4, dp=2, sizes={"L": 4}, zero=1)
+round(found.step_seconds, 3), round(found.mfu, 2), found.slowest
+{part: f"{time / found.step_seconds:.0%}" for part, time in list(found.breakdown.items())[:3]}
+wider = [time_step("llama3-8b", "h100-sxm", tp=tp, sizes={"L": 4}) for tp in (1, 2, 4)]
+[round(each.step_seconds, 3) for each in wider]
+
 # == Formats: From the program of a rank class to the bytes of any of its ranks, as `--format NAME` takes it.
 # -- Format, Program, Layout
 class Names(Format):
     name, suffix = "names", "txt"
 
-    def encoder(self, program, layout, roofline):
+    def encoder(self, program, layout, durations):
         self.program = program  # an encoder has one method
         return self
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 from stagec.analysis.figures import FigureFormulas, Figures, MemoryMoments
+from stagec.analysis.model_flops import model_flops, step_flops
 from stagec.ir.bind import check_names
 from stagec.ir.decisions import Decisions
-from stagec.ir.expr import UnboundError
+from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
+from stagec.ir.types import TensorType
 from stagec.pipeline.instrument import Hooks, Instrument, Verification
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
@@ -17,16 +20,19 @@ from stagec.pipeline.spec import Pipeline
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import Source
 from stagec.text.build import parse_module
+from stagec.time.step import Issued
 
-PLAN = "plan-memory"
+PLAN, TYPED = "plan-memory", "infer-shapes"
 
 
 class _Watch(Hooks):
-    """Watches what passes read, and looks at the plan of memory before it is lowered away."""
+    """Watches what passes read, and looks at the forward computation and at the plan of memory
+    before they are lowered away."""
 
     def __init__(self) -> None:
         self.decisions = Decisions()
         self.plans: MemoryMoments | None = None
+        self.forward: Expr | None = None
 
     def before_pass(self, pass_: Pass, module: Module) -> None:
         module.decisions = self.decisions
@@ -35,6 +41,12 @@ class _Watch(Hooks):
         module.decisions = None
         if pass_.name == PLAN:
             self.plans = MemoryMoments(module, self.decisions)
+        elif pass_.name == TYPED:
+            self.forward = model_flops(module)
+
+
+#: Programs that are kept of one compile: they hold the nodes of all classes.
+_MOST_ISSUED = 4
 
 
 class Compiles:
@@ -106,16 +118,45 @@ class Compiled:
     def __init__(
         self, module: Module, pipeline: Pipeline, around: Sequence[Instrument] = ()
     ) -> None:
-        watch = _Watch()
+        watch, self._tokens = _Watch(), _tokens(module)
         PassManager(pipeline, [watch, Verification(), *around], verify=False).run(module)
-        if watch.plans is None:
+        self.decisions = watch.decisions
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
+        self._module, self._plans = module, watch.plans
+        flops = None if watch.forward is None else step_flops(watch.forward, module.graphs)
+        self._model_flops = flops
+        self._issued: list[Issued] = []
+
+    @cached_property
+    def _formulas(self) -> FigureFormulas:
+        if self._plans is None:
             raise error(
                 f"figures need the pass '{PLAN}', which was not run",
                 remedy=f"put {PLAN} before lower-to-trace in the pipeline",
             )
-        self.decisions = watch.decisions
-        self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
-        self._module, self._formulas = module, FigureFormulas(module, watch.plans)
+        return FigureFormulas(self._module, self._plans)
+
+    def issued(self, values: Mapping[str, int]) -> Issued:
+        """What the ranks issue for values that were decided alike: programs that there are
+        already, if these values give the same. Raises `DiagnosticError`."""
+        for number, known in enumerate(self._issued):
+            if (found := known.at(values)) is not None:
+                self._issued.insert(0, self._issued.pop(number))
+                return found
+        self._module.set_values(values)
+        found = Issued.of(self._module)
+        self._issued = [found, *self._issued[: _MOST_ISSUED - 1]]
+        return found
+
+    def model_flops(self, values: Mapping[str, int]) -> int | None:
+        """Model FLOPs of a step of all ranks, as `stagec.analysis.model_flops` counts them; None
+        if they are not known."""
+        return None if self._model_flops is None else evaluate(self._model_flops, values)
+
+    def tokens(self, values: Mapping[str, int]) -> int | None:
+        """Tokens of a step: elements of the first input of whole numbers that has at least two
+        dimensions; None without one."""
+        return None if self._tokens is None else evaluate(self._tokens, values)
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for values that were decided alike. Raises `DiagnosticError`."""
@@ -127,3 +168,11 @@ class Compiled:
                 self._module.root.loc,
                 remedy=self._module.how_to_set(e.names),
             ) from None
+
+
+def _tokens(module: Module) -> Expr | None:
+    for arg in module.main.body.args:
+        type_ = arg.type
+        if isinstance(type_, TensorType) and type_.rank >= 2 and type_.dtype.startswith(("i", "u")):
+            return type_.elements
+    return None

@@ -16,18 +16,21 @@ from itertools import pairwise
 from stagec.analysis.footprint import check_sizes, operation_text, ranks_of
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import Env, evaluate
+from stagec.ir.kernel import MEMORY
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.traits import Repeats
+from stagec.machines import Machine
 from stagec.memory.curve import BufferKind, Curve, CurveColumn, Span, Stretches
 from stagec.memory.step import ActionRegion
 from stagec.memory.timeline import ALL, MemoryTimeline, line_of
-from stagec.program.roofline import Roofline
+from stagec.program.kernels import Kernel
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.schedule.costs import Costs
 from stagec.schedule.replay import replay
 from stagec.sharding.work import is_computation, work_of
 from stagec.support.diagnostics import error
+from stagec.time.durations import Durations
 
 #: More operations of a function than this, in all iterations of its repeats, are not drawn.
 MOST_OPERATIONS = 250_000
@@ -74,12 +77,12 @@ class Picture:
     bands: Sequence[Band]
 
 
-def pictures(module: Module, roofline: Roofline, most: int) -> list[Picture]:
+def pictures(module: Module, machine: Machine, most: int) -> list[Picture]:
     """A picture of each rank class of a planned module, by stage, of `most` columns at most.
 
     Raises `DiagnosticError` if a size is open, or for far too many layers.
     """
-    stages = dict(sorted(_stages(module, roofline)))
+    stages = dict(sorted(_stages(module, machine)))
     spans = _spans(module, stages)
     over = max((end for row in spans.values() for _, end in row), default=None)
     return [
@@ -95,8 +98,8 @@ class _Stage:
     shared: Stretches
 
 
-def _stages(module: Module, roofline: Roofline) -> Iterator[tuple[int, _Stage]]:
-    duration = _duration(module, roofline)
+def _stages(module: Module, machine: Machine) -> Iterator[tuple[int, _Stage]]:
+    duration = _duration(module, machine)
     for func in module.functions:
         check_sizes(module, func)
         _check_operations(module, func)
@@ -130,18 +133,19 @@ def _operations(region: Region, env: Env) -> int:
 # -- time ------------------------------------------------------------------------------------------
 
 
-def _duration(module: Module, roofline: Roofline) -> Callable[[Operation], int]:
+def _duration(module: Module, machine: Machine) -> Callable[[Operation], int]:
     """The time of an operation, in whole picoseconds."""
     sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
     last = {f"{axis}_index": (size or 1) - 1 for axis, size in sizes.items()}
     env = {**last, **planned_env(module)}
+    seconds = Durations(machine)
 
     def picoseconds(op: Operation) -> int:
         if not is_computation(op):
             return 0
         work = work_of(op)
-        seconds = roofline.seconds(evaluate(work.flops, env), evaluate(work.bytes, env))
-        return round(seconds * _PICOSECONDS)
+        kernel = Kernel(MEMORY, "", (), evaluate(work.flops, env), evaluate(work.bytes, env))
+        return round(seconds.of_kernel(kernel) * _PICOSECONDS)
 
     return cache(picoseconds)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache, cached_property
 from typing import Any
 
 from stagec.machines import Machine
 from stagec.program.nodes import Node
 from stagec.time.levers import Lever
 from stagec.time.path import critical_path
+from stagec.time.pieces import Shape
 from stagec.time.replay import ClassReplay
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import PICOSECONDS
@@ -54,7 +56,7 @@ class LeverTime:
     speedup: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimeReport:
     """The time of a step, and why.
 
@@ -81,18 +83,26 @@ class TimeReport:
     slowest: str
     breakdown: Mapping[str, float]
     classes: tuple[ClassTime, ...]
-    critical_path: tuple[PathPart, ...]
     levers: tuple[LeverTime, ...]
     found: Mapping[str, int]
+    step: StepTime = field(repr=False, compare=False)
+
+    @cached_property
+    def critical_path(self) -> tuple[PathPart, ...]:
+        """The critical path by class, phase and op, the longest first."""
+        return _path(self.step)
 
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        found = asdict(self)
-        found["critical_path"] = [
-            {"class" if n == "cls" else n: v for n, v in entry.items()}
-            for entry in found["critical_path"]
+        told: dict[str, Any] = {"schema": SCHEMA}
+        told |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
+        told["classes"] = [asdict(each) for each in self.classes]
+        told["levers"] = [asdict(each) for each in self.levers]
+        told["critical_path"] = [
+            {"class" if n == "cls" else n: v for n, v in asdict(part).items()}
+            for part in self.critical_path
         ]
-        return {"schema": SCHEMA, **found}
+        return told
 
 
 def time_report(
@@ -110,8 +120,9 @@ def time_report(
     rates = machine.compute.matrix
     peak = next((rates[d].value for d in _PEAKS if d in rates), 0.0)
     could = ranks * peak * seconds
+    flops = issued.each(_product_flops)
     executed = sum(
-        len(members) * _executed(each)
+        len(members) * _executed(each, flops)
         for each, members in zip(step.classes, issued.members, strict=True)
     )
     classes = tuple(
@@ -135,9 +146,9 @@ def time_report(
         step.slowest.name,
         _seconds(step.parts(step.slowest)),
         classes,
-        _path(step),
         tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in levers),
         {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
+        step,
     )
 
 
@@ -145,16 +156,11 @@ def _seconds(parts: Mapping[str, int]) -> dict[str, float]:
     return {part: time / PICOSECONDS for part, time in parts.items()}
 
 
-def _executed(each: ClassReplay) -> int:
+def _executed(each: ClassReplay, flops: Callable[[Shape], Sequence[int]]) -> int:
     """FLOPs of products and attention that a rank executes."""
-    of_shape: dict[object, int] = {}
-    found = 0
-    for planned in each.plan:
-        shape = planned.shape
-        if shape not in of_shape:
-            of_shape[shape] = sum(map(_product_flops, (s.node for s in shape.steps)))
-        found += of_shape[shape]
-    return found
+    of_shape = cache(flops)
+    done = each.joined.computed
+    return sum(n * of_shape(each.plan[piece].shape)[place] for piece, place, n in done)
 
 
 def _product_flops(node: Node) -> int:
@@ -162,7 +168,6 @@ def _product_flops(node: Node) -> int:
 
 
 def _path(step: StepTime) -> tuple[PathPart, ...]:
-    """The critical path by class, phase and op, the longest first."""
     nodes: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
     times: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
     for link in critical_path(step):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from stagec.driver.limit import limit_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import TYPED, Planned
 from stagec.driver.sweep import check_alone, sweep, sweep_options
+from stagec.driver.sweep_rows import Case
 from stagec.support.diagnostics import error
 
 
@@ -25,6 +27,9 @@ from stagec.support.diagnostics import error
     "--symbolic", is_flag=True, help="Print expressions in the symbols instead of numbers."
 )
 @sweep_options
+@click.option(
+    "--html", type=Path, metavar="FILE", help="Of --sweep: write a page, or FILE.svg, with a plot."
+)
 @limit_option("Of --sweep: say what holds no more, of a size or a device such as h100.")
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
@@ -36,8 +41,10 @@ def command(**given: Any) -> int:
     if given["sweep"]:
         from stagec.driver.sweep_table import ANALYSIS
 
-        return sweep(options, given, ANALYSIS)
+        return sweep(Case(options), given, ANALYSIS)
     check_alone(given)
+    if given["html"] is not None:
+        raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     builder = JobBuilder(options, symbolic=given["symbolic"])

@@ -12,15 +12,16 @@ import click
 
 from stagec.driver.emission import emission_options, emit
 from stagec.driver.job import JobBuilder
+from stagec.driver.machine import machine_of
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
 from stagec.driver.provenance import provenance
-from stagec.driver.rates import rate_options, roofline
+from stagec.driver.rates import rate_options, rated_machine
 from stagec.driver.streams import tell
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.formats.base import Format
+    from stagec.formats.base import Durations, Format
     from stagec.ir.module import Module
     from stagec.job.emit import Annotate, Job
 
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     type=click.Choice(["op", "block", "layer"]),
     default="op",
     help="One node for each op, each matrix product and what follows it, or as much of a layer as "
-    "communication lets be one. FLOPs and bytes of a merged node are sums, and a roofline over "
-    "sums is too fast: with --peak-tflops its duration is the sum of its parts'.",
+    "communication lets be one. FLOPs and bytes of a merged node are sums, and a cost model over "
+    "sums is too fast: with --machine its duration is the sum of its parts'.",
 )
 @click.option(
     "--format",
@@ -68,7 +69,12 @@ if TYPE_CHECKING:
 @emission_options
 @click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
 @click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
-@rate_options("write durations by a roofline")
+@click.option(
+    "--machine",
+    metavar="NAME|FILE",
+    help="Write durations of computations on this machine, see 'stagec machines'.",
+)
+@rate_options("the machine is a roofline")
 def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
     manifest.
@@ -79,7 +85,7 @@ def command(**given: Any) -> int:
     output: Path | None = given["output"]
     archive: Path | None = given["archive"]
     _check_outputs(output, archive, given, writes=not options.print_strategy)
-    roofline(given)
+    durations = _durations(given)
     began = time.perf_counter()
     builder = JobBuilder(options)
     if options.print_strategy:
@@ -94,7 +100,10 @@ def command(**given: Any) -> int:
     compiled = time.perf_counter() - began
     written = None
     if not given["dry_run"]:
-        job, about = _job(builder, given, annotate, format_), provenance(builder, strategy, given)
+        job, about = (
+            _job(builder, given, durations, annotate, format_),
+            provenance(builder, strategy, given),
+        )
         if output is not None:
             written = emit(job, output, about, given)
         if archive is not None:
@@ -167,14 +176,35 @@ def _format(builder: JobBuilder, given: dict[str, Any]) -> Format:
     return found
 
 
+def _durations(given: Mapping[str, Any]) -> Durations | None:
+    """The times of computations on the machine that is asked for. Raises `DiagnosticError`."""
+    machine = rated_machine(given)
+    if given["machine"] is not None:
+        if machine is not None:
+            raise error(
+                "--machine and --peak-tflops both say how fast a device is",
+                remedy="give a machine, or two rates",
+            )
+        machine = machine_of(given["machine"])
+    if machine is None:
+        return None
+    from stagec.time.durations import Durations
+
+    return Durations(machine)
+
+
 def _job(
-    builder: JobBuilder, given: dict[str, Any], annotate: Annotate | None, format_: Format
+    builder: JobBuilder,
+    given: dict[str, Any],
+    durations: Durations | None,
+    annotate: Annotate | None,
+    format_: Format,
 ) -> Job:
     from stagec.job.emit import make_job
 
     name = given["name"] or builder.model_name
     check_name(name)
-    how = roofline(given), given["names"], given["granularity"], annotate
+    how = durations, given["names"], given["granularity"], annotate
     return make_job(builder.module, name, *how, format_)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stagec.analysis.family import Compiles
+from stagec.analysis.family import Compiled, Compiles
 from stagec.analysis.figures import Figures
 from stagec.driver.common import report
 from stagec.driver.instruments import instruments
@@ -12,21 +14,67 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.text.printer import print_op
 
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs import Measurements
+
 #: Structures that a process has compiled, the latest ones; what differs in sizes and degrees only
 #: is one of them.
 _structures: dict[Hashable, Compiles] = {}
 _MOST_KEPT = 256
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledJob:
+    """A job, whose structure is compiled once in a process: its figures and its time."""
+
+    name: str
+    compiled: Compiled
+    values: Mapping[str, int]
+
+    @classmethod
+    def of(cls, options: JobOptions) -> CompiledJob:
+        """The job of some options. Raises `DiagnosticError`."""
+        builder = JobBuilder(options)
+        values = dict(builder.module.env)
+        compiled = _compiles(builder).find(values, lambda: builder.module)
+        for diagnostic in compiled.diagnostics:
+            report(diagnostic)
+        return cls(builder.model_name, compiled, values)
+
+    def figures(self) -> Figures:
+        """What it costs. Raises `DiagnosticError`."""
+        return self.compiled.at(self.values)
+
+    def time(
+        self,
+        machine: Machine,
+        *,
+        overlap: bool = True,
+        levers: bool = False,
+        measured: Measurements | None = None,
+    ) -> TimeReport:
+        """The time of its step on a machine. Raises `DiagnosticError`."""
+        from stagec.analysis.time_report import time_report
+        from stagec.time.levers import levers as all_levers
+        from stagec.time.step import step_time
+
+        issued = self.compiled.issued(self.values)
+        return time_report(
+            self.name,
+            issued,
+            machine,
+            step_time(issued, machine, overlap=overlap, measured=measured),
+            model_flops=self.compiled.model_flops(self.values),
+            tokens=self.compiled.tokens(self.values),
+            levers=all_levers(issued, machine, overlap=overlap) if levers else (),
+        )
+
+
 def figures(options: JobOptions) -> Figures:
-    """The figures of a job, whose structure is compiled once in a process. Raises
-    `DiagnosticError`."""
-    builder = JobBuilder(options)
-    values = dict(builder.module.env)
-    compiled = _compiles(builder).find(values, lambda: builder.module)
-    for diagnostic in compiled.diagnostics:
-        report(diagnostic)
-    return compiled.at(values)
+    """The figures of a job. Raises `DiagnosticError`."""
+    return CompiledJob.of(options).figures()
 
 
 def _compiles(builder: JobBuilder) -> Compiles:

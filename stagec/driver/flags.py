@@ -42,9 +42,14 @@ def option(flag: Flag) -> Callable[[Any], Any]:
     """The click option of a flag."""
     about: dict[str, Any] = {"default": flag.default, "metavar": flag.metavar, "help": flag.help}
     if flag.kind != "switch":
-        return click.option(flag.option, type=_TYPES[flag.kind](flag), **about)
+        return click.option(flag.option, type=type_of(flag), **about)
     negation = f"/--no-{flag.option[2:]}" if flag.default else ""
     return click.option(flag.option + negation, is_flag=True, **about)
+
+
+def type_of(flag: Flag) -> click.ParamType[Any]:
+    """The type of its values on the command line."""
+    return click.BOOL if flag.kind == "switch" else _TYPES[flag.kind](flag)
 
 
 def words(name: str, value: object) -> Iterator[str]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: The limit that is the machine of the job.
+AT_HAND = "machine"
 _UNITS = {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(iB|B)?|B?)")
 
@@ -31,10 +33,12 @@ class Limit:
     device: Machine | None = None
     remark: str = ""
 
-    def room(self, mesh: Mapping[str, int]) -> int:
+    def room(self, mesh: Mapping[str, int], machine: Machine | None = None) -> int:
         """Bytes that a rank of a job on this mesh may hold: of a device, less what the driver, the
-        context and the communicators hold, of which there is one for each axis."""
-        return self.device.left(_communicators(mesh)) if self.device else self.size
+        context and the communicators hold, of which there is one for each axis. `machine` is the
+        one at hand, if that is the limit."""
+        device = machine if self.text == AT_HAND else self.device
+        return device.left(_communicators(mesh)) if device else self.size
 
     def remarks(self, mesh: Mapping[str, int] | None = None) -> list[Diagnostic]:
         """What there is to know of how the limit was understood, for a job on this mesh."""
@@ -80,6 +84,12 @@ class LimitType(click.ParamType[Limit]):
     ) -> Limit:
         """The limit."""
         text = str(value)
+        if (
+            text == AT_HAND
+            and ctx is not None
+            and any(p.name == AT_HAND for p in ctx.command.params)
+        ):
+            return Limit(text, 0)
         found = _SIZE.fullmatch(text)
         if found is not None and Fraction(found[1]):
             size = int(Fraction(found[1]) * _UNITS.get(found[2], 1))

@@ -17,6 +17,7 @@ from stagec.driver.picture import draw, picture_options
 from stagec.driver.planned import PLAN
 from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
+from stagec.driver.sweep_rows import Case
 
 
 @click.command("memory")
@@ -43,7 +44,7 @@ def command(**given: Any) -> int:
     if given["sweep"]:
         from stagec.driver.sweep_table import FOOTPRINT
 
-        return sweep(options, given, FOOTPRINT)
+        return sweep(Case(options), given, FOOTPRINT)
     check_alone(given)
     builder = JobBuilder(options)
     if options.print_strategy:

@@ -1,49 +1,8 @@
-// A chart of `stagec memory --html`: the bytes of one rank over a step. All text from the data
-// becomes text nodes, never markup. `data`, `off`, `byTime` and `tip` are those of memory_page.js.
-
-// -- small helpers --------------------------------------------------------------------------------
-
-function make(parent, tag, attributes, text) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
-  parent.append(node);
-  return node;
-}
-
-function shape(parent, tag, attributes, text) {
-  const node = document.createElementNS(svgSpace, tag);
-  for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
-  parent.append(node);
-  return node;
-}
-
-function scaled(value, base, units) {
-  let unit = 0;
-  while (Math.abs(value) >= base && unit < units.length - 1) { value /= base; unit += 1; }
-  return unit ? `${value.toFixed(2)} ${units[unit]}` : `${value} ${units[0]}`;
-}
-
-const bytesText = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
-const exact = (value) => value.toLocaleString("en-US");
-const timeText = (value) => scaled(value, 1000, ["ps", "ns", "µs", "ms", "s"]);
+// A chart of `stagec memory --html`: the bytes of one rank over a step. `off` and `byTime` are those of
+// memory_page.js, all else that it does not make is of page.js.
 
 function swatch(parent, category) {
   make(parent, "i", { class: "swatch" }).style.background = data.colors[category];
-}
-
-// The distance of about `wanted` round ticks up to `most`, in multiples of `unit`.
-function tickStep(most, wanted, unit) {
-  const rough = most / unit / wanted;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  return unit * power * [1, 2, 5, 10].find((n) => n * power >= rough);
-}
-
-function unitOf(most, base, names) {
-  let unit = 1, at = 0;
-  while (most >= 2 * unit * base && at < names.length - 1) { unit *= base; at += 1; }
-  return [unit, names[at]];
 }
 
 // -- a chart --------------------------------------------------------------------------------------
@@ -260,10 +219,7 @@ class Chart {
     const rest = make(tip, "div", { class: "rest" });
     make(rest, "div", {}, whatRuns(this.entry, column));
     make(rest, "div", {}, `${bytesText(this.sums[column])} in all, ${timeText(this.entry.starts[column])} after the start`);
-    tip.hidden = false;
-    const wide = tip.offsetWidth, high = tip.offsetHeight;
-    tip.style.left = `${Math.max(8, x + 16 + wide > innerWidth ? x - wide - 16 : x + 16)}px`;
-    tip.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - high - 8))}px`;
+    placeTip(x, y);
   }
 
   tellBand(column, number) {

@@ -1,8 +1,5 @@
 // The page of `stagec memory --html`: its data, its controls, and a chart (memory_chart.js, which
 // stands before this script) for each rank class that is shown.
-const data = JSON.parse(document.getElementById("data").textContent);
-const tip = document.getElementById("tip");
-const svgSpace = document.getElementById("shape").namespaceURI;
 const off = new Set();
 const charts = [];
 let byTime = true;

@@ -5,21 +5,23 @@ The data stand in the page as JSON; the script beside this file draws them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from itertools import pairwise
-from string import Template
 from typing import Any
 
 from stagec.analysis.picture import Band, Picture
+from stagec.driver.page import render
+from stagec.machines import Machine
 from stagec.memory.timeline import ALL
-from stagec.program.roofline import Roofline
 
 #: Columns of all pictures of a page together, and those that each has at least and at most.
 ALL_COLUMNS, FEWEST, MOST = 24_000, 120, 1_500
+_SCRIPTS = "memory_chart.js", "memory_page.js"
+_BODY = """
+<form id="controls" autocomplete="off"></form>
+<main id="jobs"></main>"""
 _COLORS = (
     "#4e79a7", "#a0cbe8", "#59a14f", "#f28e2b", "#ffbe7d", "#b07aa1", "#8cd17d", "#d37295",
     "#e15759", "#ff9da7", "#9d7660",
@@ -41,7 +43,7 @@ def columns_for(classes: int) -> int:
     return min(MOST, max(FEWEST, ALL_COLUMNS // classes))
 
 
-def page(title: str, jobs: Sequence[Drawn], roofline: Roofline, limit: int | None) -> str:
+def page(title: str, jobs: Sequence[Drawn], machine: Machine, limit: int | None) -> str:
     """The text of the page. Jobs are drawn one above the other, on the same scales; `limit`, in
     bytes, is a line in all of them."""
     used = {b.category for job in jobs for p in job.pictures for b in p.bands}
@@ -52,23 +54,15 @@ def page(title: str, jobs: Sequence[Drawn], roofline: Roofline, limit: int | Non
         "colors": [_COLORS[ALL.index(c)] for c in categories],
         "jobs": [_job(job, categories) for job in jobs],
     }
-    return Template(_part("memory_page.html")).substitute(
-        title=escape(title),
-        about=escape(_about(roofline)),
-        style=_part("memory_page.css"),
-        script=_part("memory_chart.js") + "\n" + _part("memory_page.js"),
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-    )
+    about = f'<p class="about">{escape(_about(machine))}</p>'
+    return render(title, about + _BODY, ("memory_page.css",), _SCRIPTS, data)
 
 
-def _part(name: str) -> str:
-    return files("stagec.driver").joinpath(name).read_text("utf-8").rstrip()
-
-
-def _about(roofline: Roofline) -> str:
+def _about(machine: Machine) -> str:
+    rate, bandwidth = machine.compute.vector["f32"].value, machine.memory.bandwidth.value
     return (
         f"What one rank holds over a training step. Times are a roofline of "
-        f"{roofline.flops / 1e12:g} TFLOP/s and {roofline.bandwidth / 1e9:g} GB/s; communication, "
+        f"{rate / 1e12:g} TFLOP/s and {bandwidth / 1e9:g} GB/s; communication, "
         "copies to the host and launches take none. Each column shows its highest moment. Point at "
         "the picture for a buffer, click for a list."
     )

@@ -16,14 +16,14 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import PLAN
-from stagec.driver.rates import H100, rate_options, roofline
+from stagec.driver.rates import H100, rate_options, rated_machine, roofline_of
 from stagec.ir.module import Module
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnIntegerError
 from stagec.support.files import write_file
 
 if TYPE_CHECKING:
-    from stagec.program.roofline import Roofline
+    from stagec.machines import Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -108,7 +108,7 @@ def draw(
     `DiagnosticError`."""
     if given["compare"] and given["html"] is None:
         raise click.UsageError("--compare needs a page: --html FILE")
-    rates = roofline(given)
+    rates = rated_machine(given)
     peaks = {c["stage"]: c["peak"] for c in result["classes"]}
     stage = given["stage"] if given["stage"] is not None else max(peaks, key=lambda s: peaks[s])
     if stage not in peaks:
@@ -139,16 +139,15 @@ def _planned(changes: Changes, options: JobOptions) -> JobBuilder:
 def _page(
     jobs: Mapping[str, JobBuilder],
     stage: int,
-    rates: Roofline | None,
+    rates: Machine | None,
     mesh: Mapping[str, int],
     given: Mapping[str, Any],
 ) -> str:
     """The page of jobs by what is changed in them; `mesh` is that of the first."""
     from stagec.analysis.picture import pictures
     from stagec.driver.memory_page import Drawn, columns_for, page
-    from stagec.program.roofline import Roofline
 
-    rates = rates or Roofline(H100[0] * 1e12, H100[1] * 1e9)
+    rates = rates or roofline_of(*H100)
     most = columns_for(sum(_classes(builder.module) for builder in jobs.values()))
     drawn: list[Drawn] = []
     for changes, builder in jobs.items():

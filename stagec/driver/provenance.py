@@ -6,6 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from stagec import __version__
@@ -21,6 +22,7 @@ _OF_TRACES: Mapping[str, object] = {
     "granularity": "op",
     "memory_events": False,
     "name": None,
+    "machine": None,
     "peak_tflops": None,
     "memory_gbps": None,
 }
@@ -29,9 +31,14 @@ _PACKAGES = ("lark", "numpy", "protobuf", "sympy")
 
 def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> dict[str, object]:
     """The command, digests of the texts, sizes, strategy and versions."""
+    from stagec.machines import file_text, is_file
+
     texts = {
         n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()
     }
+    machine: str | None = given["machine"]
+    if machine is not None and is_file(machine):
+        texts[machine] = hashlib.sha256(file_text(Path(machine)).encode()).hexdigest()
     return {
         "model": builder.model_name,
         "command": shlex.join(_command(builder.options, given)),

@@ -1,4 +1,4 @@
-"""The options that say how fast a device is, for durations by a roofline."""
+"""The options that say how fast a device is: a machine of two figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.program.roofline import Roofline
+    from stagec.machines import Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SLOWEST, _FASTEST = 1e-6, 1e9
@@ -37,11 +37,9 @@ def rate_options(purpose: str) -> Callable[[F], F]:
     return decorate
 
 
-def roofline(given: Mapping[str, Any]) -> Roofline | None:
-    """The roofline that the options give, if they do. Raises `DiagnosticError` for one without the
-    other, and for rates that no device has."""
-    from stagec.program.roofline import Roofline
-
+def rated_machine(given: Mapping[str, Any]) -> Machine | None:
+    """The machine of a roofline that the options give, if they do. Raises `DiagnosticError` for one
+    without the other, and for rates that no device has."""
     tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
     if (tflops is None) != (bandwidth is None):
         raise error(
@@ -55,4 +53,11 @@ def roofline(given: Mapping[str, Any]) -> Roofline | None:
             f"{_SLOWEST:g} to {_FASTEST:g}",
             remedy=f"an H100, for example, has {H100[0]} and {H100[1]}",
         )
-    return Roofline(tflops * 1e12, bandwidth * 1e9)
+    return roofline_of(tflops, bandwidth)
+
+
+def roofline_of(tflops: float, bandwidth: float) -> Machine:
+    """The machine of so many TFLOP/s and GB/s."""
+    from stagec.machines.roofline import roofline_machine
+
+    return roofline_machine(tflops * 1e12, bandwidth * 1e9)

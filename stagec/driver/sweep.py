@@ -1,4 +1,4 @@
-"""`--sweep` of `analyze` and `memory`: one job in many configurations, a row for each.
+"""`--sweep` of `analyze`, `memory` and `time`: one job in many configurations, a row for each.
 
 Rows are computed by worker processes or by a cluster. A configuration that is none is a row too,
 with the reason.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from itertools import product
 from math import prod
@@ -18,20 +18,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stagec.driver.common import kept_reports, report, write_output
+from stagec.driver.common import report, write_output
 from stagec.driver.emission import progress_bar, worker_options, workers
 from stagec.driver.job import is_file_name
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
 from stagec.driver.sweep_axes import Axis, Choice, SweepType, conflicts
-from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
-from stagec.support.suggest import did_you_mean
+from stagec.driver.sweep_rows import Case, SweepRow, refused, row
+from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
     from stagec.driver.sweep_table import SweepColumn
 
 F = TypeVar("F", bound=Callable[..., Any])
-SweepRow = dict[str, Any]
 Numbered = tuple[int, SweepRow]
 
 #: What is about one job.
@@ -43,13 +42,13 @@ _ALONE = (
     "time_passes",
     "reproducer",
     "fit",
-    "html",
     "snapshot",
     "stage",
+    "levers",
+    "perfetto",
+    "perfetto_ranks",
 )
 _MOST_ROWS = 100_000
-#: The compiler takes a worker of a cluster for one thread.
-_one_at_a_time = threading.Lock()
 
 _OPTIONS = (
     click.option(
@@ -59,7 +58,21 @@ _OPTIONS = (
         help="One row for each of these values of a flag (sp=on,off) or symbol (S=4096,8192), or "
         "each table of a file; several: for each combination.",
     ),
-    click.option("--sort", metavar="KEY", help="Of --sweep: the rows by this column, least first."),
+    click.option(
+        "--sort",
+        metavar="KEY",
+        help="Of --sweep: the rows by this column, least first; -KEY: greatest first.",
+    ),
+    click.option(
+        "--pareto",
+        metavar="KEY,...",
+        help="Of --sweep: only rows that no other beats in these columns (time,memory).",
+    ),
+    click.option(
+        "--plot",
+        metavar="X,Y",
+        help="Of --sweep with --html: the columns to draw (default: time or counts, and memory).",
+    ),
     click.option("--csv", "as_csv", is_flag=True, help="Of --sweep: print comma-separated values."),
 )
 
@@ -74,90 +87,70 @@ def sweep_options(function: F) -> F:
 
 def check_alone(given: Mapping[str, Any]) -> None:
     """Raise `DiagnosticError` for options of a sweep where there is none."""
-    wrong = [n for n in ("sort", "as_csv", "jobs", "scheduler") if given[n]]
+    wrong = [n for n in ("sort", "pareto", "plot", "as_csv", "jobs", "scheduler") if given[n]]
     if wrong:
         flag = wrong[0].removeprefix("as_")
         raise error(f"--{flag} is for many configurations", remedy="add --sweep")
 
 
-def sweep(options: JobOptions, given: Mapping[str, Any], columns: Sequence[SweepColumn]) -> int:
+def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) -> int:
     """Print a row for each combination, in a table with these columns; 1 if none of them is a job,
     or holds no more than the limit. Raises `DiagnosticError`."""
+    from stagec.driver.sweep_order import front, key_of
+    from stagec.driver.sweep_page import plotted, write_page
+
     axes: Sequence[Axis] = given["sweep"]
-    _check(options, axes, given)
+    _check(case.options, axes, given)
     if given["limit"] is not None:
         from stagec.driver.sweep_table import FITS
 
         columns = [*columns, FITS]
-    key = _key(given["sort"], axes, columns) if given["sort"] is not None else None
-    choices = list(product(*(axis.choices for axis in axes)))
-    units = [_configured(options, choice) for choice in choices]
-    with workers(given) as run:
-        results = dict(_with_progress(run(row, units), len(units)))
-    rows: list[SweepRow] = []
-    for number, choice in enumerate(choices):
-        shown = {a.name: c.shown for a, c in zip(axes, choice, strict=True)}
-        rows.append({"configuration": shown, **_judged(results[number], given["limit"])})
-    _print(sorted(rows, key=key) if key is not None else rows, columns, given)
+    swept = [axis.name for axis in axes]
+    key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
+    best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
+    file: Path | None = given["html"]
+    names = plotted(given["plot"], axes, columns) if file is not None else None
+    rows = list(_rows(case, axes, given))
+    shown = best(rows) if best is not None else rows
+    _print(sorted(shown, key=key) if key is not None else shown, columns, given)
+    if file is not None and names is not None:
+        title = f"{_title(case)}: {' x '.join(swept)}"
+        write_page(file, title, rows, names, columns)
     return 0 if any(found.get("fits", "error" not in found) for found in rows) else 1
 
 
-def row(options: JobOptions) -> SweepRow:
-    """What is known of a job in a line: the most that any of its ranks has, or why it is none."""
-    with _one_at_a_time, kept_reports() as told:
-        try:
-            found = _summary(options)
-        except DiagnosticError as problem:
-            first = problem.diagnostics[0]
-            return {"error": first.message, "remedy": first.remedy}
-        except NotAnIntegerError as problem:
-            return {"error": str(problem), "remedy": "choose sizes that divide"}
-    return {**found, "warnings": [d.message for d in told]}
-
-
-def _summary(options: JobOptions) -> SweepRow:
-    from stagec.driver.figures import figures
+def _title(case: Case) -> str:
     from stagec.driver.job import model_name
 
-    found = figures(options)
-    return {
-        "model": model_name(options),
-        "ranks": found.ranks,
-        "mesh": found.mesh,
-        "parameters": found.parameters,
-        "flops": found.flops,
-        "sent_bytes": found.sent,
-        "peak_bytes": found.peak,
-        "host_bytes": found.host,
-        "memory": found.memory,
-    }
+    return model_name(case.options) if case.options.model or case.options.preset else "a sweep"
 
 
-def _judged(found: SweepRow, limit: Limit | None) -> SweepRow:
+def _rows(case: Case, axes: Sequence[Axis], given: Mapping[str, Any]) -> Iterator[SweepRow]:
+    """The row of each combination, in order. Raises `DiagnosticError` if none can be configured."""
+    choices = list(product(*(axis.choices for axis in axes)))
+    cases: dict[int, Case] = {}
+    results: dict[int, SweepRow] = {}
+    for number, choice in enumerate(choices):
+        try:
+            cases[number] = _configured(case, choice)
+        except DiagnosticError as problem:
+            if number == len(choices) - 1 and not cases:
+                raise
+            results[number] = refused(problem)
+    numbers = list(cases)
+    with workers(given) as run:
+        for i, found in _with_progress(run(row, list(cases.values())), len(numbers)):
+            results[numbers[i]] = _judged(found, cases[numbers[i]], given["limit"])
+    for number, choice in enumerate(choices):
+        shown = {a.name: c.shown for a, c in zip(axes, choice, strict=True)}
+        yield {"configuration": shown, **results[number]}
+
+
+def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
     """A row that says whether it fits, if there is a limit and it is a job."""
     if limit is None or "error" in found:
         return found
-    return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"])}
-
-
-def _key(
-    wanted: str, axes: Sequence[Axis], columns: Sequence[SweepColumn]
-) -> Callable[[SweepRow], Any]:
-    """What rows are sorted by, those that are no jobs last. Raises `DiagnosticError`."""
-    names = [*(axis.name for axis in axes), *(column.name for column in columns)]
-    if wanted not in names:
-        remedy = did_you_mean(wanted, names) or f"choose among {', '.join(names)}"
-        raise error(f"--sort {wanted}: there is no such column", remedy=remedy)
-
-    from stagec.driver.sweep_table import value_of
-
-    def key(found: SweepRow) -> tuple[bool, bool, Any]:
-        if "error" in found:
-            return True, False, 0
-        value = value_of(found, wanted, columns)
-        return False, isinstance(value, str), value  # a swept value may be a number or a text
-
-    return key
+    return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"], case.machine)}
 
 
 def _print(
@@ -205,16 +198,19 @@ def _is_given(value: object) -> bool:
     return value is not None and value is not False
 
 
-def _configured(options: JobOptions, choices: Sequence[Choice]) -> JobOptions:
-    """The options of a combination, for a process with another working directory."""
-    for choice in choices:
-        for setting in choice.settings:
-            options = setting.chosen(options)
-    return options.changed(
+def _configured(case: Case, choices: Sequence[Choice]) -> Case:
+    """A combination, for a process with another working directory. Figures of a machine change
+    those of the machine that is chosen beside them."""
+    settings = [setting for choice in choices for setting in choice.settings]
+    for setting in sorted(settings, key=lambda each: each.what == "figure"):
+        case = setting.chosen(case)
+    options = case.options
+    changed = options.changed(
         model=_absolute(options.model) or "",
         strategy=_absolute(options.strategy),
         plugin=tuple(path.resolve() for path in options.plugin),
     )
+    return replace(case, options=changed)
 
 
 def _absolute(name: str | None) -> str | None:

@@ -1,24 +1,33 @@
-"""What a sweep goes over: values of a flag or a symbol, or configurations named in a file."""
+"""What a sweep goes over: values of a flag, a symbol or a figure of the machine, or configurations
+named in a file."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import click
 
 from stagec.driver.common import read_source
 from stagec.driver.flags import FLAGS
-from stagec.driver.options import JobOptions, Sizes
+from stagec.driver.options import Sizes
+from stagec.driver.sweep_rows import Case
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source
 from stagec.support.suggest import did_you_mean
 
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
 #: What can be swept, beside the sizes of symbols.
 NAMES = (*FLAGS, "preset", "ranks")
+#: What can be swept where there is a machine, beside its figures.
+OF_TIME = ("machine", "overlap")
+_MACHINE = "machine."
+_FACTOR = re.compile(r"x([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 #: What a column of named configurations is called.
 NAMED = "name"
 _SUFFIX = ".toml"
@@ -26,18 +35,36 @@ _SUFFIX = ".toml"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of an option, or of a symbol if `option` is None."""
+    """A value of an option, of a symbol, of `machine` or `overlap`, or of a figure of the machine,
+    whose value is a text (`2 TB/s`, or `x2` for twice as much)."""
 
     name: str
-    option: str | None
+    what: Literal["option", "symbol", "case", "figure"]
     value: Any
 
-    def chosen(self, options: JobOptions) -> JobOptions:
-        """The options with this value."""
-        if self.option is None:
-            return options.changed(sizes={**options.sizes, self.name: self.value})
-        given: dict[str, Any] = {self.option: self.value}
-        return options.changed(**given, explicit=options.explicit | {self.option})
+    def chosen(self, case: Case) -> Case:
+        """The configuration with this value. Raises `DiagnosticError` for a figure that the machine
+        does not have, or a value that is none."""
+        options = case.options
+        if self.what == "symbol":
+            sizes = {**options.sizes, self.name: self.value}
+            return replace(case, options=options.changed(sizes=sizes))
+        if self.what == "option":
+            given: dict[str, Any] = {self.name: self.value}
+            explicit = options.explicit | {self.name}
+            return replace(case, options=options.changed(**given, explicit=explicit))
+        if self.what == "case":
+            return replace(case, **{self.name: self.value})
+        return replace(case, machine=self._machine(case.machine))
+
+    def _machine(self, machine: Machine | None) -> Machine:
+        if machine is None:
+            raise error(
+                f"--sweep {_MACHINE}{self.name} needs a machine", remedy="add --machine h100-sxm"
+            )
+        if factor := _FACTOR.fullmatch(self.value):
+            return machine.scaled(self.name, float(factor[1]))
+        return machine.changed({self.name: self.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +85,7 @@ class Axis:
     @property
     def sets(self) -> frozenset[str]:
         """The names of all that its values set."""
-        return frozenset(s.option or s.name for c in self.choices for s in c.settings)
+        return frozenset(s.name for c in self.choices for s in c.settings)
 
 
 class SweepType(click.ParamType[Axis]):
@@ -89,13 +116,17 @@ def _setting(
 ) -> Setting:
     """A value as the flag of that name takes it. Raises `click.BadParameter`."""
     option = name.replace("-", "_")
-    if option in NAMES and ctx is not None:
-        found = next(p for p in ctx.command.params if p.name == option)
-        return Setting(name, option, found.type(text, found, ctx))
+    taken = {p.name: p for p in ctx.command.params} if ctx is not None else {}
+    names = [*NAMES, *(n for n in OF_TIME if n in taken)]
+    if option in names and option in taken:
+        value = taken[option].type(text, taken[option], ctx)
+        return Setting(option, "option" if option in NAMES else "case", value)
+    if name.startswith(_MACHINE) and "machine" in taken:
+        return Setting(name.removeprefix(_MACHINE), "figure", text)
     if not name[:1].isupper():
-        hint = did_you_mean(name, (n.replace("_", "-") for n in NAMES)) or "tp=1,2"
+        hint = did_you_mean(name, (n.replace("_", "-") for n in names)) or "tp=1,2"
         raise click.BadParameter(f"no flag '{name}' to sweep, nor a symbol; {hint}", ctx, param)
-    return Setting(name, None, Sizes()(f"{name}={text}", param, ctx)[name])
+    return Setting(name, "symbol", Sizes()(f"{name}={text}", param, ctx)[name])
 
 
 # -- configurations in a file ----------------------------------------------------------------------

@@ -12,24 +12,34 @@ from typing import Any, TextIO
 from rich.markup import escape
 
 from stagec.driver.tables import bytes_text, console, count_text, table
+from stagec.driver.time_table import seconds_text
 
 SweepRow = Mapping[str, Any]
 
 _SWITCH = {"True": "on", "False": "off"}
 _YES = {True: "yes", False: "no"}
 _MOST_REASONS = 3
+#: Columns of a table in a file or pipe.
+_WIDTH = 160
 _ERROR = "error"
 _NUMBERS = ("ranks", "parameters", "flops", "sent_bytes", "host_bytes", "peak_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class SweepColumn:
-    """A column: its name for `--sort`, its title, its value in a row, and how that is shown."""
+    """A column: its name for `--sort`, its title, its value in a row, and how that is shown; `more`
+    says that more is better."""
 
     name: str
     title: str
     value: Callable[[SweepRow], Any]
     text: Callable[[Any], str] = str
+    more: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def is_named(self, name: str) -> bool:
+        """Whether it has this name."""
+        return name == self.name or name in self.aliases
 
 
 def _held(name: str) -> SweepColumn:
@@ -37,7 +47,7 @@ def _held(name: str) -> SweepColumn:
 
 
 _RANKS = SweepColumn("ranks", "ranks", lambda row: row["ranks"])
-_PEAK = SweepColumn("peak", "peak", lambda row: row["peak_bytes"], bytes_text)
+_PEAK = SweepColumn("peak", "peak", lambda row: row["peak_bytes"], bytes_text, aliases=("memory",))
 #: That of a sweep with a limit; what fits comes first.
 FITS = SweepColumn("fits", "fits", lambda row: not row["fits"], lambda value: _YES[not value])
 #: Those of `analyze`.
@@ -61,26 +71,71 @@ FOOTPRINT = (
 )
 
 
+def _timed(
+    name: str,
+    title: str,
+    field: str,
+    text: Callable[[Any], str],
+    *,
+    more: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> SweepColumn:
+    """A figure of the time; what a job does not have is a dash."""
+
+    def shown(value: Any) -> str:
+        return "-" if value is None else text(value)
+
+    return SweepColumn(name, title, lambda row: row["time"][field], shown, more, aliases)
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+#: Those of `time`.
+TIME = (
+    _RANKS,
+    _timed("time", "step", "step_seconds", seconds_text, aliases=("step",)),
+    _timed("tokens", "tokens/s", "tokens_per_second", "{:,.0f}".format, more=True),
+    _timed("each", "a rank", "tokens_per_second_per_rank", "{:,.1f}".format, more=True),
+    _timed("mfu", "MFU", "mfu", _share, more=True),
+    _timed("hfu", "HFU", "hfu", _share, more=True),
+    _PEAK,
+    _timed("bubble", "bubble", "bubble_share", _share),
+    _timed("exposed", "exposed", "exposed_share", _share),
+)
+
+
+def chosen_text(value: object) -> str:
+    """A swept value: `on` and `off` for switches."""
+    return _SWITCH.get(str(value), str(value))
+
+
 def value_of(row: SweepRow, name: str, columns: Sequence[SweepColumn]) -> Any:
     """What a row that is a job has in a column, or what was chosen in it for a swept name."""
     if name in row["configuration"]:
         return row["configuration"][name]
-    return next(c for c in columns if c.name == name).value(row)
+    return next(c for c in columns if c.is_named(name)).value(row)
 
 
 def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream: TextIO) -> None:
     """A line for each configuration that is a job; below, what there is to know, and in one line
     how many are none, and why."""
     jobs = [row for row in rows if "error" not in row]
-    out, notes = console(stream), dict[str, int]()
-    titles = *rows[0]["configuration"], *(c.title for c in columns), ""
-    made = table("Configurations; the most of any rank and step", *titles, text_columns=0)
+    columns = [c for c in columns if not rows or c.name not in rows[0]["configuration"]]
+    out, notes = console(stream, _WIDTH), dict[str, int]()
+    swept = (name.removeprefix("machine.").replace(".", "\n") for name in rows[0]["configuration"])
+    titles = *swept, *(c.title for c in columns), ""
+    title = "Configurations; the most of any rank and step"
+    if any("time" in row for row in jobs):
+        title += ", the time of the slowest class"
+    made = table(title, *titles, text_columns=0)
     for column, value in zip(made.columns, [*rows[0]["configuration"].values()], strict=False):
         column.justify = "left" if isinstance(value, str) else "right"
     made.columns[-1].justify = "left"
     for row in jobs:
         marks = " ".join(f"[{notes.setdefault(t, len(notes) + 1)}]" for t in row["warnings"])
-        chosen = (_SWITCH.get(str(v), str(v)) for v in row["configuration"].values())
+        chosen = map(chosen_text, row["configuration"].values())
         made.add_row(*chosen, *(c.text(c.value(row)) for c in columns), escape(marks))
     if jobs:
         out.print(made)
@@ -119,4 +174,5 @@ def _flat(row: SweepRow) -> dict[str, object]:
         return {**found, _ERROR: row[_ERROR]}
     found |= {name: row[name] for name in _NUMBERS}
     found |= {f"{name}_bytes": size for name, size in row["memory"].items()}
+    found |= {name: value for name, value in row.get("time", {}).items() if name not in found}
     return found | ({"fits": _YES[row["fits"]]} if "fits" in row else {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,24 @@ import click
 
 from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
+from stagec.driver.limit import limit_option
 from stagec.driver.machine import machine_option
+from stagec.driver.measurements import measurements
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import TYPED, Planned
 from stagec.driver.streams import tell
-from stagec.support.diagnostics import error
+from stagec.driver.sweep import check_alone, sweep, sweep_options
+from stagec.driver.sweep_rows import Case
+from stagec.driver.time_files import draw, draws, time_files
+from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
+    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs import Measurements
-    from stagec.time.tables import Table
+    from stagec.time.step import Issued, StepTime
 
 #: Replays of more pieces than these take so long that levers, a dozen of them, wait to be asked.
 _MANY = 5_000
@@ -34,7 +40,11 @@ _MANY = 5_000
 @job_options
 @machine_option("The machine that the job runs on: a name that 'stagec machines' lists, or a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--no-overlap", is_flag=True, help="All collectives are blocking.")
+@click.option(
+    "--overlap/--no-overlap",
+    default=True,
+    help="Whether collectives run beside computations, or all of them are blocking.",
+)
 @click.option(
     "--measured",
     type=click.Path(path_type=Path),
@@ -52,6 +62,11 @@ _MANY = 5_000
     default=None,
     help="Whether to try what would help. By default for steps of few actions.",
 )
+@sweep_options
+@time_files
+@limit_option(
+    "Of --sweep: say what holds no more, of a size, a device, or 'machine': that of the row."
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
     """Tell how long one training step takes on a machine, where the time goes, and what would help.
@@ -59,15 +74,23 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
+    if given["sweep"]:
+        return _swept(options, given)
     if given["machine"] is None:
-        raise error("a time needs a machine", remedy="add --machine h100-sxm, for example")
-    found = time_of(
+        raise _no_machine()
+    check_alone(given)
+    if given["limit"] is not None:
+        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+    timed = time_job(
         options,
         given["machine"],
-        overlap=not given["no_overlap"],
+        overlap=given["overlap"],
         levers=given["levers"],
         measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
+        memory=draws(given),
     )
+    draw(timed, given)
+    found = timed.report
     if given["as_json"]:
         write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
         return 0
@@ -80,22 +103,31 @@ def command(**given: Any) -> int:
     return 0
 
 
-def measurements(
-    files: Sequence[Path], package: str | None, machine: Machine
-) -> Measurements | None:
-    """What was measured: files of users, and the tables of a package for a machine. Raises
-    `DiagnosticError`."""
-    if not files and package is None:
-        return None
-    from stagec.time.costs import Measurements
-    from stagec.time.measured import read_measured
+def _swept(options: JobOptions, given: dict[str, Any]) -> int:
+    """The times of many configurations."""
+    from stagec.driver.sweep_table import TIME
 
-    others: list[Table] = []
-    if package is not None:
-        from stagec.time.aiconfigurator import read_tables
+    if given["machine"] is None and not any("machine" in axis.sets for axis in given["sweep"]):
+        raise _no_machine()
+    files = tuple(path.resolve() for path in given["measured"])
+    case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
+    return sweep(case, given, TIME)
 
-        others = read_tables(machine.name)
-    return Measurements([table for file in files for table in read_measured(file)], others)
+
+def _no_machine() -> DiagnosticError:
+    return error("a time needs a machine", remedy="add --machine h100-sxm, for example")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A job on a machine: its command line is of `options`; `plans` are those of its memory, if
+    they were asked for."""
+
+    options: JobOptions
+    report: TimeReport
+    issued: Issued
+    step: StepTime
+    plans: EventPlans | None
 
 
 def time_of(
@@ -107,6 +139,21 @@ def time_of(
     measured: Measurements | None = None,
 ) -> TimeReport:
     """The time of a job's step. Raises `DiagnosticError`."""
+    return time_job(options, machine, overlap=overlap, levers=levers, measured=measured).report
+
+
+def time_job(
+    options: JobOptions,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
+    memory: bool = False,
+) -> Timed:
+    """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
+    Raises `DiagnosticError`."""
+    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import model_flops, step_flops
     from stagec.analysis.time_report import time_report
     from stagec.ir.expr import evaluate
@@ -116,7 +163,8 @@ def time_of(
     builder = JobBuilder(options)
     tokens = tokens_of(builder.module)
     forward = Planned(model_flops, after=TYPED)
-    module = builder.lower(watching=[forward])
+    plans = Planned(EventPlans)
+    module = builder.lower(watching=[forward, *([plans] if memory else ())])
     issued = Issued.of(module)
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
@@ -124,7 +172,7 @@ def time_of(
     if levers is None and not tried:
         tell("--levers tries what would help")
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)
-    return time_report(
+    report = time_report(
         builder.model_name,
         issued,
         machine,
@@ -132,6 +180,9 @@ def time_of(
         model_flops=None if flops is None else evaluate(flops, module.env),
         tokens=tokens,
         levers=all_levers(issued, machine, overlap=overlap) if tried else (),
+    )
+    return Timed(
+        options, report, issued, step, plans.needed("memory over time") if memory else None
     )
 
 

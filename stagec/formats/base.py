@@ -12,7 +12,7 @@ ranks differ:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.program.groups import GroupAxes, Groups, neighbours
-from stagec.program.nodes import Ints, Program
-from stagec.program.roofline import Roofline
+from stagec.program.nodes import Ints, Node, Program
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: A mesh axis, and a difference of coordinates along it.
 Neighbour = tuple[str, int]
 Bytes = npt.NDArray[np.uint8]
+#: The seconds of a computation.
+Durations = Callable[[Node], float]
 
 
 class RankBytes(Protocol):
@@ -62,8 +63,8 @@ class Format:
     suffix: str = ""
     patched: bool = False
 
-    def encoder(self, program: Program, layout: Layout, roofline: Roofline | None) -> RankBytes:
-        """Makes the files of the ranks that run a program; with a roofline the times of
+    def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> RankBytes:
+        """Makes the files of the ranks that run a program; with `durations` the times of its
         computations are known."""
         raise error(f"the format '{self.name}' has no encoder", remedy="define 'encoder' in it")
 

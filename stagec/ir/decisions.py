@@ -53,6 +53,26 @@ class Divides:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberOf:
+    """What is the number of an expression?"""
+
+    expr: Expr
+
+    def __call__(self, values: Env) -> int:
+        return evaluate(self.expr, values)
+
+
+@dataclass(frozen=True, slots=True)
+class IsPositive:
+    """Is an expression more than zero?"""
+
+    expr: Expr
+
+    def __call__(self, values: Env) -> bool:
+        return evaluate(self.expr, values) > 0
+
+
+@dataclass(frozen=True, slots=True)
 class UnitAxes:
     """Which of these axes have one rank?"""
 

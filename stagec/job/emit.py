@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from stagec.formats.base import Format, Layout, RankBytes
+from stagec.formats.base import Durations, Format, Layout, RankBytes
 from stagec.formats.chakra.format import CHAKRA
 from stagec.ir.module import Module
 from stagec.job.writer import Emission, Written, write_source
@@ -16,7 +16,6 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Names, Node, Program
-from stagec.program.roofline import Roofline
 
 #: Adds to a program what is asked for.
 Annotate = Callable[[RankClass, Program], Program]
@@ -31,7 +30,7 @@ class Job:
     name: str
     classes: Sequence[RankClass]
     mesh: Mapping[str, int]
-    roofline: Roofline | None = None
+    durations: Durations | None = None
     names: Names = "full"
     granularity: Granularity = "op"
     annotate: Annotate | None = None
@@ -76,7 +75,7 @@ class Job:
 
     def encoder(self, number: int) -> RankBytes:
         """The program of a class as bytes."""
-        return self.format.encoder(self._program(number), self.layout, self.roofline)
+        return self.format.encoder(self._program(number), self.layout, self.durations)
 
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
@@ -106,7 +105,7 @@ def _kind(node: Node) -> str:
 def make_job(
     module: Module,
     name: str,
-    roofline: Roofline | None = None,
+    durations: Durations | None = None,
     names: Names = "full",
     granularity: Granularity = "op",
     annotate: Annotate | None = None,
@@ -116,7 +115,7 @@ def make_job(
     mesh = module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
     classes = rank_classes(module)
-    return Job(name, classes, sizes, roofline, names, granularity, annotate, format_)
+    return Job(name, classes, sizes, durations, names, granularity, annotate, format_)
 
 
 def write_job(
@@ -132,9 +131,9 @@ def emit_module(
     directory: Path,
     about: Mapping[str, object],
     *,
-    roofline: Roofline | None = None,
+    durations: Durations | None = None,
     how: Emission | None = None,
     format_: Format = CHAKRA,
 ) -> Written:
     """Write the traces of a lowered module. Raises `DiagnosticError`."""
-    return write_job(make_job(module, name, roofline, format_=format_), directory, about, how)
+    return write_job(make_job(module, name, durations, format_=format_), directory, about, how)

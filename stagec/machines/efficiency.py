@@ -25,13 +25,16 @@ class Protocol(Text):
 
     `start`: seconds before the first byte moves. `hops`: the time of one step of an algorithm, in
     latencies of the level. `share`: the share of the bandwidth of the level that data get. `copy`:
-    the cost of the part that stays on a rank and is copied there, in parts that move.
+    the cost of the part that stays on a rank and is copied there, in parts that move. `adds`: how
+    often a ring moves what it adds through the memory of the device while no link moves it (0: what
+    is added meanwhile hides).
     """
 
     start: Seconds
     hops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     share: Share = 1.0
     copy_: Annotated[float, Field(ge=0, allow_inf_nan=False, alias="copy")] = 0.0
+    adds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class NetworkEfficiency(Text):
@@ -60,21 +63,49 @@ class Interference(Text):
     fitted: str = ""
 
 
+class Sustained(Text):
+    """What is left in a step of what kernels reach alone.
+
+    `products`: the share of the speed of matrix products and of attention. Tables time kernels for
+    milliseconds on a cool device; in a step that goes on for hours its power is limited, and so is
+    its clock.
+    """
+
+    products: Share = 1.0
+    fitted: str = ""
+
+
+class Host(Text):
+    """The program that launches kernels.
+
+    `issue`: seconds from one computation to the next, where devices wait for it: a framework
+    without a compiler or graphs runs its own code between any two (PyTorch, autograd).
+    """
+
+    issue: Seconds = 0.0
+    fitted: str = ""
+
+
 class Efficiency(Text):
     """Constants by kind of work.
 
     `kernels` says how kernels cost: by `tiles` and the constants here, or by the `roofline` alone,
-    the larger of FLOPs over the peak and bytes over the bandwidth, which has no constants.
+    the larger of FLOPs over the peak and bytes over the bandwidth, without constants: nor those of
+    hosts and of what is sustained.
     `collectives` are the algorithms that the communication library has, `network` the constants of
-    each level of the network, by its name.
+    each level of the network, by its name. `streams` says on which streams a device communicates:
+    one for `each` communicator, as frameworks do, or `one` for all collectives.
     """
 
     kernels: Literal["tiles", "roofline"] = "tiles"
     matmul: MatmulEfficiency = MatmulEfficiency()
     attention: AttentionEfficiency = AttentionEfficiency()
     memory: MemoryEfficiency = MemoryEfficiency()
+    sustained: Sustained = Sustained()
+    host: Host = Host()
     interference: Interference = Interference()
     collectives: tuple[Algorithm, ...]
+    streams: Literal["each", "one"] = "each"
     network: dict[str, NetworkEfficiency]
 
     @field_validator("collectives")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -115,12 +115,18 @@ def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
     Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
     """
     loaded = Loaded(Registry())
-    found = sorted(entry_points(group=GROUP), key=lambda e: (e.name != BUILTIN, e.name))
-    for entry in dict.fromkeys(found):
+    for entry in _installed(tuple(sys.path)):
         loaded.add(_from_entry_point(entry))
     for file in files:
         loaded.add(_from_file(Path(file)))
     return loaded
+
+
+@lru_cache(maxsize=8)
+def _installed(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The plug-ins of installed packages, the built-in one first; looked for once on a path."""
+    found = sorted(entry_points(group=GROUP), key=lambda e: (e.name != BUILTIN, e.name))
+    return tuple(dict.fromkeys(found))
 
 
 def _from_entry_point(entry: EntryPoint) -> Plugin:

@@ -20,7 +20,7 @@ from itertools import groupby
 import numpy as np
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, Expr, buckets, total
+from stagec.ir.expr import ONE, Env, Expr, buckets, evaluate, total
 from stagec.ir.traits import Repeats
 from stagec.program.nodes import Ints, Node, Ref, Stack, last_node
 
@@ -139,39 +139,60 @@ def _following(root: int | None, waiting: Mapping[int | None, Sequence[int]]) ->
 
 @dataclass(frozen=True, slots=True)
 class BucketPiece:
-    """A gradient: its bytes, the node that completes it, its layer and its name."""
+    """A gradient: the node that completes it, its layer and its name."""
 
-    size: int
     node: Node | None
     layer: str
     name: str
 
 
 def pieces(
-    run: GradientRun, refs: Sequence[Ref], sizes: Sequence[int], names: Sequence[str], times: int
+    run: GradientRun, refs: Sequence[Ref], names: Sequence[str], times: int
 ) -> Iterator[BucketPiece]:
-    """The gradients of a run in order, from the values of all operands, their bytes and names."""
+    """The gradients of a run in order, from the values of all operands and their names."""
     if run.repeat is None:
         for i in run.parts:
-            yield BucketPiece(sizes[i], last_node(refs[i]), "", names[i])
+            yield BucketPiece(last_node(refs[i]), "", names[i])
         return
     for layer in range(times)[run.order]:
         for i in run.parts:
             ref = refs[i]
             node = last_node(ref.items[layer]) if isinstance(ref, Stack) else None
-            yield BucketPiece(sizes[i] // times, node, f"L{layer}", names[i])
+            yield BucketPiece(node, f"L{layer}", names[i])
 
 
-def filled(given: Sequence[BucketPiece], bucket: int) -> Iterator[Sequence[BucketPiece]]:
-    """The gradients of each bucket."""
+def filled(sizes: Sequence[int], bucket: int) -> Iterator[Sequence[int]]:
+    """The bytes of the gradients in each bucket."""
     start = held = 0
-    for end, piece in enumerate(given, 1):
-        held += piece.size
+    for end, size in enumerate(sizes, 1):
+        held += size
         if held >= bucket:
-            yield given[start:end]
+            yield sizes[start:end]
             start, held = end, 0
     if held:
-        yield given[start:]
+        yield sizes[start:]
+
+
+def bucket_sizes(op: Operation, env: Env) -> Iterator[list[Sequence[int]]]:
+    """The bytes of the gradients in each bucket of a reduction, for each chunk of the model."""
+    sizes = [evaluate(part, env) for part in op.exprs("parts")]
+    full = evaluate(op.expr("bucket"), env)
+    for runs in readiness(op):
+        given: list[int] = []
+        for run in runs:
+            times = evaluate(run.times, env)
+            given += [sizes[i] // times for i in run.parts] * times
+        yield list(filled(given, full))
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How many gradients does each bucket of a reduction hold, chunk by chunk of the model?"""
+
+    op: Operation
+
+    def __call__(self, values: Env) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(map(len, chunk)) for chunk in bucket_sizes(self.op, values))
 
 
 def label(inside: Sequence[BucketPiece]) -> tuple[str, str]:

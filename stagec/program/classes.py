@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.ir.core import Attr, Operation
+from stagec.ir.decisions import Watched, plain
 from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
@@ -22,9 +23,9 @@ from stagec.ir.types import index_name
 from stagec.program.groups import Channel, GroupAxes, channel_of, coordinate, group_axes
 from stagec.program.nodes import Program
 from stagec.program.runs import Run
+from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
 from stagec.program.unroll import unroll, unrolled
-from stagec.program.unroller import Layered
 from stagec.schedule.attached import actions_of, receives_of, stages_of
 from stagec.support.diagnostics import error
 
@@ -36,14 +37,16 @@ _Given = tuple[Mapping[str, int], Order, Mapping[Channel, int], Layered | None, 
 class RankClass:
     """The ranks at these coordinates run this graph.
 
-    `env` are the known sizes, `channels` the numbers of all streams of messages of the job,
-    `templates` what is unrolled already of this graph with these sizes.
+    `env` are the known sizes, `inner` the coordinates that sizes depend on, `channels` the numbers
+    of all streams of messages of the job, `templates` what is unrolled already of this graph with
+    these sizes.
     """
 
     module: Module
     graph: Operation
     coords: Mapping[str, int]
     env: Mapping[str, int]
+    inner: Mapping[str, int]
     channels: Mapping[Channel, int]
     loads: Loads
     templates: Templates
@@ -113,17 +116,21 @@ def rank_classes(module: Module) -> list[RankClass]:
             remedy="run 'lower-to-trace' first",
         )
     env = module.env
+    known = dict(plain(env))
     channels, loads = _channels(graphs), Loads(module)
     found: list[RankClass] = []
     for graph in graphs:
         indices = index_axes(module, graph)
-        _check_known(module, graph, {**env, **{index_name(a): 0 for a in indices}})
+        _check_known(module, graph, {**known, **{index_name(a): 0 for a in indices}})
         shared: dict[tuple[int, ...], Templates] = {}
         for coords in class_coordinates(module, graph):
-            given = {**env, **{index_name(a): i for a, i in coords.items()}}
+            given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
+            inner = {index_name(a): i for a, i in coords.items() if a in indices}
+            if isinstance(env, Watched):
+                given = Watched(given, env.decisions)
             sizes = tuple(i for a, i in coords.items() if loads or a in indices)
             templates = shared.setdefault(sizes, {})
-            found.append(RankClass(module, graph, coords, given, channels, loads, templates))
+            found.append(RankClass(module, graph, coords, given, inner, channels, loads, templates))
     return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
 
 

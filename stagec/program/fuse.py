@@ -2,8 +2,8 @@
 
 A computation joins the ones before it if all that it waits for is there when the first of them
 starts: so no node waits for itself, and every collective and message keeps its place. What files
-say of FLOPs and bytes adds up to the same totals. A roofline over sums is less than the sum of the
-rooflines, so a merged node keeps what its parts were.
+say of FLOPs and bytes adds up to the same totals. The time of sums is less than the sum of times,
+so a merged node keeps the kernels of its parts.
 """
 
 from __future__ import annotations
@@ -99,5 +99,5 @@ def _fused(nodes: Sequence[Node]) -> Node:
         matmul=sum(n.matmul for n in nodes),
         out=sum(n.out for n in nodes),
         kernel=None,
-        parts=tuple((n.flops, n.size) for n in nodes),
+        parts=tuple(kernel for n in nodes for kernel in n.kernels),
     )

@@ -26,10 +26,11 @@ class Node:
     bytes of the full buffer), one end of a message of `size` bytes, or a copy of `size` bytes `to`
     the host or the device (`kind` is then `store` or `load`).
 
-    A computation is one launch of a `kernel`; computations that were merged into one are its
-    `parts` instead, FLOPs and bytes of each. Computations wait for a `blocking` collective in the
+    A computation is one launch of a `kernel`; one that was merged of several has their kernels as
+    `parts` instead. Computations wait for a `blocking` collective in the
     order of issue. A `bucket` is one call of a reduction in several, issued when its gradients are
-    complete. `scope` is the leading part of the name: phase, microbatch and layer. A message goes
+    complete. `index` is its number among the calls, or else the layer, where sizes go by layers.
+    `scope` is the leading part of the name: phase, microbatch and layer. A message goes
     along the axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and
     both ends have the same `tag`. `alloc` and `free` are its
     bytes in `Events`, `op` is what it is a run of.
@@ -43,7 +44,7 @@ class Node:
     matmul: int = 0
     out: int = 0
     kernel: Kernel | None = None
-    parts: tuple[tuple[int, int], ...] = ()
+    parts: tuple[Kernel, ...] = ()
     group: GroupAxes = NO_GROUP
     blocking: bool = False
     bucket: bool = False
@@ -58,6 +59,12 @@ class Node:
     deps: list[Node] = field(default_factory=list["Node"], repr=False)
     after: list[Node] = field(default_factory=list["Node"], repr=False)
     id: int = 0
+    index: int = 0
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The launches of a computation."""
+        return self.parts or (() if self.kernel is None else (self.kernel,))
 
     @property
     def is_collective(self) -> bool:

@@ -20,6 +20,7 @@ from stagec.program.buckets import Bucketed
 from stagec.program.groups import Channel
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, Ref
 from stagec.program.runs import Run, issued_runs
+from stagec.program.sizes import Layered
 from stagec.program.stamp import (
     INSIDE,
     NO_NODES,
@@ -35,7 +36,7 @@ from stagec.program.stamp import (
     front_of,
     make_template,
 )
-from stagec.program.unroller import Layered, Unroller, handle_of
+from stagec.program.unroller import Unroller, handle_of
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
 
@@ -96,7 +97,7 @@ class Stepper(Unroller):
             seen = Seen(region, ends, ends)
             made = _Stamps([seen])
             part = TemplatePart(seen, f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0)
-            for i in range(self._number(op, "count")):
+            for i in range(self._count(op, "count")):
                 self._step((part,), (i,), made)
         # sums are complete with the last microbatch
         for seen, stamp in made.latest.items():

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.expr import evaluate
+from stagec.ir.decisions import NumberOf, ask
 from stagec.program.groups import Channel
 from stagec.program.nodes import Program
+from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Stepper, Templates
-from stagec.program.unroller import Layered
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_ITERATIONS
 
@@ -93,4 +93,4 @@ def _iterations(region: Region, env: Mapping[str, int]) -> int:
 
 
 def _times(op: Operation, env: Mapping[str, int]) -> int:
-    return evaluate(op.expr("count"), env) if "count" in op.attrs else 1
+    return ask(NumberOf(op.expr("count")), env) if "count" in op.attrs else 1

@@ -7,36 +7,26 @@ cut into buckets, messages numbered on their channel.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from math import ceil
 
 from stagec.ir.core import Operation, Region, Value
+from stagec.ir.decisions import IsPositive, NumberOf, ask, plain
 from stagec.ir.expr import evaluate
-from stagec.ir.kernel import MEMORY
 from stagec.ir.replay import replays
-from stagec.program.buckets import Bucketed, BucketPiece, filled, label, pieces, readiness
+from stagec.program.buckets import Bucketed, BucketPiece, Filled, label, pieces, readiness
 from stagec.program.columns import Columns
 from stagec.program.groups import Channel, channel_of, group_axes
-from stagec.program.kernels import EXTENTS, Kernel
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
+from stagec.program.sizes import Layered, Sizes
 from stagec.program.stamp import Held, Instance, Made, Stream, build
-from stagec.support.diagnostics import NotAnIntegerError
-
-
-@dataclass(frozen=True)
-class Layered:
-    """Sizes that differ from layer to layer; `slot` is the place of the stage among those that
-    share the program."""
-
-    at: Callable[[int], Mapping[str, Fraction]]
-    slot: int
 
 
 class Unroller:
     """Walks regions, and makes nodes of what it meets.
+
+    What the program consists of is asked of the values, which may be watched; how large its nodes
+    are is not: `stagec.program.sizes` says it for other sizes too.
 
     `_in_template` tells whether that is a template, or the program itself.
     """
@@ -48,14 +38,12 @@ class Unroller:
         loads: Layered | None,
     ) -> None:
         self._env, self._channels = env, channels
-        self._loads, self._layer = loads, 0
+        self._sizes, self._loads, self._layer = Sizes(plain(env), loads), loads, 0
         self._refs: dict[Value, Held] = {}
         self._order: list[Node | Instance] = []
         self._bucketed: list[Bucketed | Instance] = []
         self._prefix = ""
         self._replays = True
-        self._costs: dict[tuple[Operation, int], dict[str, int]] = {}
-        self._kernels: dict[tuple[Operation, int], Kernel] = {}
         self._sent: Counter[Stream] = Counter()
         self._columns = Columns()
         self._in_template = False
@@ -87,18 +75,17 @@ class Unroller:
         return build(held.shape, map(self._columns.node, held.handles.tolist()))
 
     def _number(self, op: Operation, name: str) -> int:
-        known = self._costs.setdefault((op, self._layer), {})
-        if name not in known:
-            env: Mapping[str, int | Fraction] = self._env
-            if self._loads is not None:
-                env = {**env, **self._loads.at(self._layer)}
-            known[name] = evaluate(op.expr(name), env) if name in op.attrs else 0
-        return known[name]
+        """A size, which does not change what the program consists of."""
+        return self._sizes.number(op, name, self._layer)
+
+    def _count(self, op: Operation, name: str) -> int:
+        """A number of nodes."""
+        return ask(NumberOf(op.expr(name)), self._env) if name in op.attrs else 0
 
     def _repeat(self, op: Operation, region: Region) -> list[Ref]:
-        count, carry = self._number(op, "count"), op.integer("carry", 1)
+        count, carry = self._count(op, "count"), op.integer("carry", 1)
         early = frozenset(o for o in region.ops if "ahead" in o.attrs)
-        ahead = max((self._number(o, "ahead") for o in early), default=0)
+        ahead = max((self._count(o, "ahead") for o in early), default=0)
         inputs = [self._ref(v) for v in op.operands]
         carried, prefix, outer = inputs[:carry], self._prefix, self._replays
         order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
@@ -141,7 +128,7 @@ class Unroller:
         last = self._last_computation() if early else None
         self._prefix = f"{prefix}L{i}/"
         for op in sorted(early, key=lambda o: o.position()):
-            if step < self._number(op, "kept"):
+            if step < self._count(op, "kept"):
                 found[op.result] = None  # still there from forward, for whose end all waits
                 continue
             node = self._collective(op)
@@ -166,7 +153,7 @@ class Unroller:
         inputs = [self._ref(v) for v in op.operands]
         self._refs.update(zip(region.args, inputs, strict=True))
         prefix, yielded = self._prefix, list[Ref]()
-        for i in range(self._number(op, "count")):
+        for i in range(self._count(op, "count")):
             self._prefix = f"{prefix}mb{i}/"
             yielded = self.region(region)
         self._prefix = prefix
@@ -207,33 +194,14 @@ class Unroller:
             op=op,
             deps=self._deps(op),
             after=[] if last is None else [last],
+            index=self._layer,
         )
         self._issue(node)
         return node
 
-    def _kernel(self, op: Operation) -> Kernel:
-        key = op, self._layer
-        if key not in self._kernels:
-            kind = op.text("kernel", MEMORY)
-            self._kernels[key] = Kernel(
-                kind,
-                op.text("dtype"),
-                tuple(self._extent(op, name) for name in EXTENTS[kind]),
-                self._number(op, "flops"),
-                self._number(op, "bytes"),
-                "+".join(op.names("fuses")) or op.text("kind"),
-                op.flag("causal"),
-            )
-        return self._kernels[key]
-
-    def _extent(self, op: Operation, name: str) -> int:
-        """An extent of a kernel, rounded up: the rows of an expert are those of the mean one."""
-        try:
-            return self._number(op, name)
-        except NotAnIntegerError as found:
-            return ceil(found.value)
-
     def _computation(self, op: Operation) -> Node:
+        if "matmul" in op.attrs:  # sends overlap with the last matrix product
+            ask(IsPositive(op.expr("matmul")), self._env)
         node = Node(
             op.text("kind"),
             self._name(op),
@@ -242,10 +210,11 @@ class Unroller:
             self._number(op, "flops"),
             self._number(op, "matmul"),
             self._number(op, "out"),
-            self._kernel(op),
+            self._sizes.kernel(op, self._layer),
             scope=self._scope(op),
             op=op,
             deps=self._deps(op),
+            index=self._layer,
         )
         self._issue(node)
         return node
@@ -265,6 +234,7 @@ class Unroller:
             tag=count * len(self._channels) + self._channels[channel],
             op=op,
             deps=self._deps(op),
+            index=self._layer,
         )
         if op.flag("overlapped"):
             node.after += self._before_last_product()
@@ -292,21 +262,23 @@ class Unroller:
             blocking=op.flag("blocking"),
             op=op,
             deps=self._deps(op),
+            index=self._layer,
         )
         self._issue(node)
         return node
 
     def _buckets(self, op: Operation) -> Ref:
         """The calls of a reduction in buckets; the last of them, after which all are done."""
-        sizes = [evaluate(part, self._env) for part in op.exprs("parts")]
         refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
         cut, ends = Bucketed([], []), dict[Node, int]()
-        for runs in readiness(op):
+        for runs, counts in zip(readiness(op), ask(Filled(op), self._env), strict=True):
             given: list[BucketPiece] = []
             for run in runs:
-                given += pieces(run, refs, sizes, names, evaluate(run.times, self._env))
-            for inside in filled(given, self._number(op, "bucket")):
-                cut.nodes.append(self._bucket(op, inside))
+                given += pieces(run, refs, names, evaluate(run.times, plain(self._env)))
+            gradients = iter(given)
+            for count in counts:
+                inside = list(islice(gradients, count))
+                cut.nodes.append(self._bucket(op, inside, len(cut.nodes)))
                 cut.ready.append(inside[-1].node)
             if cut.nodes:
                 ready = cut.ready[-1]
@@ -314,19 +286,20 @@ class Unroller:
         self._bucketed.append(cut)
         return max(ends, key=ends.__getitem__) if ends else None
 
-    def _bucket(self, op: Operation, inside: Sequence[BucketPiece]) -> Node:
+    def _bucket(self, op: Operation, inside: Sequence[BucketPiece], number: int) -> Node:
         layers, name = label(inside)
         scope = f"{self._scope(op)}{layers}/" if layers else self._scope(op)
         node = Node(
             op.text("kind"),
             scope + name,
             op.phase,
-            sum(piece.size for piece in inside),
+            self._sizes.buckets(op)[number],
             scope=scope,
             group=group_axes(op),
             bucket=True,
             op=op,
             deps=list(dict.fromkeys(p.node for p in inside if p.node is not None)),
+            index=number,
         )
         if not self._in_template:
             self._columns.add_node(node)

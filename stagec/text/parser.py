@@ -13,7 +13,7 @@ size, depth and numbers keep hostile text from costing more than a message.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, cast
 
@@ -65,10 +65,15 @@ class _SyntaxLimitError(Exception):
 
 
 def parse_syntax(source: Source) -> OpSyntax:
-    """The syntax of a source that holds one top-level operation.
+    """The syntax of a source that holds one top-level operation, which nobody changes: short texts
+    are parsed once in a process.
 
     Raises `DiagnosticError` at the first place that is not in the grammar.
     """
+    return (_kept if len(source.text) < _SHORT else _syntax)(source)
+
+
+def _syntax(source: Source) -> OpSyntax:
     check_limits(source)
     try:
         return _parsed(source)
@@ -96,6 +101,8 @@ def parse_syntax(source: Source) -> OpSyntax:
         raise error(limit.message, loc, remedy=limit.remedy or _SYNTAX_REMEDY) from None
 
 
+_SHORT = 1 << 16
+_kept = lru_cache(maxsize=64)(_syntax)
 _NAMES = {
     "OPNAME": "an operation such as stg.add",
     "VALUE": "a value such as %x",

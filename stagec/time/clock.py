@@ -40,11 +40,12 @@ def clock(
     slowdown: int = 0,
     *,
     overlap: bool = True,
+    one_stream: bool = False,
 ) -> dict[Key, tuple[int, int]]:
     """When each node starts and ends, in picoseconds. `peers[rank, over, by]` is the rank whose
     coordinate is `by` more; `slowdown` is how much of a computation's speed a collective takes, in
     1024ths."""
-    return _Clock(ranks, groups, peers, slowdown, overlap=overlap).times()
+    return _Clock(ranks, groups, peers, slowdown, overlap=overlap, one_stream=one_stream).times()
 
 
 class _Clock:
@@ -58,9 +59,10 @@ class _Clock:
         slowdown: int,
         *,
         overlap: bool,
+        one_stream: bool,
     ) -> None:
         self._ranks, self._groups, self._peers = ranks, groups, peers
-        self._slowdown, self._overlap = slowdown, overlap
+        self._slowdown, self._overlap, self._one_stream = slowdown, overlap, one_stream
         self._waits: dict[Hashable, set[Hashable]] = {}
         self._members: dict[Hashable, list[Key]] = {}
         self._messages: set[Hashable] = set()
@@ -94,7 +96,9 @@ class _Clock:
             ordered = (a for a in node.after if not (node.is_collective and a.is_collective))
             waits |= {(rank, a.id - 1) for a in ordered}
             own = not node.is_collective or self._one_class(rank, node)
-            streams = streams_of(node, overlap=self._overlap or not own)
+            streams = streams_of(
+                node, overlap=self._overlap or not own, one_stream=self._one_stream
+            )
             waits |= {last[s] for s in streams if s in last}
             last.update(dict.fromkeys(streams, key))
             if node.is_collective:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, neighbours
@@ -26,6 +27,8 @@ from stagec.time.tables import NOT_FOUND, Measured, Table
 ClassCosts = tuple[int, Callable[[Node], Cost]]
 
 
+#: The levels that each of some groups crosses.
+_Examples = tuple[tuple[Span, ...], ...]
 #: `send` or `recv`, the axis, and the coordinate of the receiver less that of the sender.
 Way = tuple[str, str, int]
 
@@ -61,10 +64,11 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class _Distances:
-    """How far the members of the groups of a class, and its neighbours, are apart: examples of
-    groups that differ in the levels that they cross, and the outermost level of messages."""
+    """How far the members of the groups of a class, and its neighbours, are apart: the number of
+    examples of groups that differ in the levels that they cross, and the outermost level of
+    messages."""
 
-    groups: Mapping[GroupAxes, tuple[tuple[Span, ...], ...]]
+    groups: Mapping[GroupAxes, int]
     messages: Mapping[Way, Level]
 
 
@@ -87,6 +91,8 @@ class CostTable:
         self._launch = picoseconds(machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._examples: list[_Examples] = []
+        self._number_of: dict[_Examples, int] = {}
 
     def prepare(self, nodes: Iterable[Node]) -> None:
         """Find the costs of all computations at once."""
@@ -94,10 +100,19 @@ class CostTable:
         seconds, ways = self._measured.kernels.seconds(kernels)
         modelled = ways == NOT_FOUND
         unknown = [k for k, is_unknown in zip(kernels, modelled, strict=True) if is_unknown]
-        seconds[modelled] = kernel_seconds(self._machine, unknown)
+        seconds[modelled] = self._in_a_step(unknown)
         for kernel, time in zip(kernels, seconds.tolist(), strict=True):
             self._known[kernel] = Cost(picoseconds(time), self._launch)
         self.ways.update(ways.tolist())
+
+    def _in_a_step(self, kernels: Sequence[Kernel]) -> NDArray[np.float64]:
+        """Seconds of kernels by the model, on a device that has been at work for long."""
+        seconds = kernel_seconds(self._machine, kernels)
+        efficiency = self._machine.efficiency
+        if efficiency.kernels == "roofline":
+            return seconds
+        products = np.array([k.kind != "memory" for k in kernels], dtype=bool)
+        return np.where(products, seconds / efficiency.sustained.products, seconds)
 
     def of_class(
         self, ranks: Ints, groups: Groups, used: Iterable[GroupAxes], ways: Iterable[Way]
@@ -105,7 +120,7 @@ class CostTable:
         """The costs of the nodes of a class with these ranks, whose collectives go over the axes
         `used` and messages the `ways`."""
         far = _Distances(
-            {axes: self._groups(ranks, groups, axes) for axes in used},
+            {axes: self._numbered(self._groups(ranks, groups, axes)) for axes in used},
             {way: self._furthest(ranks, *way) for way in ways},
         )
         key = tuple(far.groups.items()), tuple((w, at.name) for w, at in far.messages.items())
@@ -135,11 +150,12 @@ class CostTable:
                     picoseconds(message_seconds(self._machine, node.size, level))
                 )
             return self._known[key]
-        groups = far.groups[node.group]
+        number = far.groups[node.group]
         beside = self._overlap and not node.blocking
-        key = node.kind, node.size, groups, beside
+        key = node.kind, node.size, number, beside
         if key not in self._known:
-            times = [self._collective(node.kind, node.size, over) for over in groups]
+            examples = self._examples[number]
+            times = [self._collective(node.kind, node.size, over) for over in examples]
             factor = self._machine.efficiency.interference.collectives if beside else 1.0
             self._known[key] = Cost(picoseconds(max(times) * factor))
         return self._known[key]
@@ -155,7 +171,13 @@ class CostTable:
 
     # -- distances ---------------------------------------------------------------------------------
 
-    def _groups(self, ranks: Ints, groups: Groups, axes: GroupAxes) -> tuple[tuple[Span, ...], ...]:
+    def _numbered(self, examples: _Examples) -> int:
+        if examples not in self._number_of:
+            self._number_of[examples] = len(self._examples)
+            self._examples.append(examples)
+        return self._number_of[examples]
+
+    def _groups(self, ranks: Ints, groups: Groups, axes: GroupAxes) -> _Examples:
         """The levels that the groups of these ranks cross: once for all that cross alike."""
         numbers = np.unique(groups.number[axes][ranks]) - groups.first[axes]
         rows = np.sort(groups.members[axes][numbers], axis=1)

@@ -3,7 +3,8 @@ its collectives join."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.program.classes import RankClass
@@ -16,12 +17,17 @@ Coords = Mapping[str, int]
 
 class Joined(NamedTuple):
     """The plan of a class, and the numbers of the classes that it waits for: those that messages of
-    a way come from, and those that a collective joins."""
+    a way come from, and those that a collective joins.
+
+    `computed` says what the compute stream runs: the number of a piece and a place in it, and how
+    many nodes do the same in all pieces of the class.
+    """
 
     name: str
     plan: Sequence[Planned]
     senders: Mapping[Channel, Sequence[int]]
     members: Mapping[GroupAxes, tuple[int, ...]]
+    computed: Sequence[tuple[int, int, int]]
 
 
 def joined(
@@ -30,10 +36,11 @@ def joined(
     mesh: Mapping[str, int],
     *,
     overlap: bool = True,
+    one_stream: bool = False,
 ) -> list[Joined]:
     """The plans of classes that issue these runs."""
     coords = [each.coords for each in classes]
-    planner = Planner(overlap=overlap)
+    planner = Planner(overlap=overlap, one_stream=one_stream)
     found: list[Joined] = []
     for each, mine in zip(classes, runs, strict=True):
         groups = {g: tuple(members(each.coords, coords, g, mesh)) for g in each.groups}
@@ -41,8 +48,23 @@ def joined(
             mine, frozenset(g for g, numbers in groups.items() if len(numbers) == 1)
         )
         sources = {c: senders(each.coords, coords, *c[:2], mesh[c[0]]) for c in each.channels}
-        found.append(Joined(each.name, plan, sources, groups))
+        found.append(Joined(each.name, plan, sources, groups, _computed(plan)))
     return found
+
+
+def _computed(plan: Sequence[Planned]) -> list[tuple[int, int, int]]:
+    times = Counter(planned.shape for planned in plan)
+    first = {planned.shape: i for i, planned in reversed([*enumerate(plan)])}
+    found: dict[Hashable, tuple[int, int, int]] = {}
+    for shape, count in times.items():
+        if shape.joins:  # the time of these is what is left of waits for other classes
+            continue
+        for place, step in enumerate(shape.steps):
+            if step.computes:
+                key = (step.node.op, step.node.index) if step.node.op is not None else step.node
+                number, where, before = found.get(key, (first[shape], place, 0))
+                found[key] = number, where, before + count
+    return [*found.values()]
 
 
 def senders(mine: Coords, classes: Sequence[Coords], over: str, by: int, size: int) -> list[int]:

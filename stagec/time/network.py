@@ -147,11 +147,13 @@ def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Flo
     """Seconds of a ring through all n ranks, node by node, the fastest protocol.
 
     start + rounds * sum over levels(steps * hop) + rounds * (n - 1 + copy)/n * bytes / rate
+          + (n - 1)/n * bytes * adds / memory bandwidth, where it reduces
 
     Of the n - 1 steps of a round those that cross a level cost its hop; the rate is that of the
     slowest level, where all members of a unit send. `copy`: each rank also copies the part that is
     its own (an all_reduce works in place). Source: NVIDIA/nccl, src/graph/tuning.cc
-    (ncclTopoTuneModel: nsteps, nInterSteps, latencies, bandwidths); `copy` by fit.
+    (ncclTopoTuneModel: nsteps, nInterSteps, latencies, bandwidths); `copy` by fit; `adds`:
+    astra-sim/astra-sim, astra-sim/system/PacketBundle.cc.
     """
     n, rounds = over[-1].size, ROUNDS[kind]
     steps = _steps(over)
@@ -160,7 +162,9 @@ def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Flo
         hops = sum(s * _hop(p, q) for s, p, q in zip(steps, over, lanes, strict=True))
         own = 0.0 if kind == "all_reduce" else lanes[0].copy_
         moved = size * ((n - 1 + own) / n)
-        return _start(lanes) + rounds * (hops + moved / _rate(over, lanes))
+        time = _start(lanes) + rounds * (hops + moved / _rate(over, lanes))
+        adds = 0.0 if kind == "all_gather" else lanes[0].adds
+        return time + size * ((n - 1) / n * adds / machine.memory.bandwidth.value)
 
     return _least(map(one, _lanes(machine, over)))
 

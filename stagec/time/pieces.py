@@ -12,8 +12,9 @@ actions has a few dozen states.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from stagec.program.groups import Channel, channel_of
@@ -21,13 +22,11 @@ from stagec.program.nodes import Node
 from stagec.time.streams import (
     COMPUTE,
     INTERFERENCE,
-    LAUNCH,
     Cost,
     Part,
     Stream,
     merged,
     part_of,
-    streams_of,
     stretched,
 )
 
@@ -58,9 +57,9 @@ class Entry:
 
     `compute` is the end of its last computation. Of the streams that it used, `streams` has the
     end and the place of the last node. `busy` is what still runs beside later computations. `parts`
-    is what the compute stream spent from the base to `compute`, `waits` how long it waited beside
-    that until inputs came, or what was before the piece on a stream was done. `before` are the
-    streams that such nodes were on.
+    is what the compute stream spent beside what its nodes take: on waits for nodes of the piece,
+    and on interference. `waits` is how long it waited until inputs came, or until what was before
+    the piece on a stream was done; `before` are the streams that such nodes were on.
     """
 
     compute: int
@@ -78,7 +77,8 @@ class Entry:
 class Step:
     """A node of a piece, and what it waits for: places in the piece, and numbers of inputs.
 
-    `beside` says that computations after it are slower while it runs."""
+    `beside` says that computations after it are slower while it runs, `computes` that it is on the
+    stream of computations, `follows` that it waits for the computation before it alone."""
 
     node: Node
     streams: tuple[Stream, ...]
@@ -86,11 +86,8 @@ class Step:
     inputs: tuple[int, ...]
     beside: bool
     part: Part
-
-    @property
-    def computes(self) -> bool:
-        """Whether it is on the stream of computations."""
-        return self.streams[0] == COMPUTE
+    computes: bool
+    follows: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,17 +115,10 @@ class Shape:
 
 
 class Piece:
-    """A shape with costs, and what is known of it: `spent` is what its computations take by
-    themselves."""
+    """A shape with costs, and what is known of it."""
 
-    def __init__(self, shape: Shape, costs: Callable[[Node], Cost]) -> None:
-        self.shape = shape
-        self.costs = [costs(step.node) for step in shape.steps]
-        self.spent: Counter[Part] = Counter()
-        for step, cost in zip(shape.steps, self.costs, strict=True):
-            if step.computes:
-                self.spent[LAUNCH] += cost.launch
-                self.spent[step.part] += cost.time
+    def __init__(self, shape: Shape, costs: Sequence[Cost]) -> None:
+        self.shape, self.costs = shape, costs
         self._known: dict[State, Entry] = {}
 
     def entry(self, state: State, slowdown: int) -> Entry:
@@ -141,20 +131,19 @@ class Piece:
 
 def make_shape(
     nodes: Sequence[Node],
+    on: Sequence[tuple[Stream, ...]],
     inner: Sequence[Sequence[int]],
     inputs: Sequence[Sequence[int]],
     *,
-    overlap: bool,
     joins: bool,
 ) -> Shape:
-    """The shape of nodes, with the places and the inputs that each waits for. Without overlap
-    collectives are blocking, other than what joins classes."""
+    """The shape of nodes, with the streams that each is on, and the places and the inputs that it
+    waits for."""
     steps: list[Step] = []
     after_base: list[bool] = []
     late_streams: dict[Stream, bool] = {}
     late_inputs = [True] * (1 + max((i for row in inputs for i in row), default=-1))
-    for i, node in enumerate(nodes):
-        streams = streams_of(node, overlap=overlap or joins)
+    for i, (node, streams) in enumerate(zip(nodes, on, strict=True)):
         others = [stream for stream in streams if stream != COMPUTE]
         late = COMPUTE in streams or any(after_base[j] for j in inner[i])
         late = late or any(late_streams.get(stream, False) for stream in others)
@@ -167,7 +156,9 @@ def make_shape(
         own, given = tuple(inner[i]), tuple(inputs[i])
         if COMPUTE in streams:  # computations follow the computations before them anyway
             own = tuple(j for j in own if not steps[j].computes)
-        steps.append(Step(node, streams, own, given, beside, part_of(node)))
+        computes = COMPUTE in streams
+        follows = len(streams) == 1 and computes and not own and not given
+        steps.append(Step(node, streams, own, given, beside, part_of(node), computes, follows))
     first = next((step for step in steps if step.computes), None)
     sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
     return Shape(
@@ -205,7 +196,8 @@ class _Run:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._causes: list[Cause] = []
-        self._parts = Counter(piece.spent)
+        self._parts: Counter[Part] = Counter()
+        self._before: dict[Stream, None] = {}
         self._waits: list[tuple[Cause, int]] = []
 
     def entry(self) -> Entry:
@@ -217,18 +209,33 @@ class _Run:
             self._ends,
             self._causes,
         )
+        now, before = 0, Cause()  # the end of the last computation, and which one that was
         for place, (step, cost) in enumerate(
             zip(self._piece.shape.steps, self._piece.costs, strict=True)
         ):
-            start, cause = self._start(step)
+            if step.follows and not self._busy:
+                starts.append(now)
+                now += cost.launch + cost.time
+                ends.append(now)
+                causes.append(before)
+                before = _cause_at(place)
+                continue
+            free[COMPUTE] = now
+            start, cause = self._start(step, before)
+            if cause.place < 0 and cause.input < 0 and cause.stream != COMPUTE:
+                self._before[cause.stream] = None
             begun = start + cost.launch
             end = begun + cost.time
-            if self._slowdown and self._busy and step.node.is_computation:
+            if self._busy and step.node.is_computation:
                 slowed = stretched(begun, cost.time, self._busy, self._slowdown)
                 self._spend(INTERFERENCE, slowed - end)
                 end = slowed
-            if step.computes and start > free[COMPUTE]:
-                self._waited(cause, start)
+            if step.computes:
+                if start > now:
+                    self._waited(cause, start)
+                now, before = end, _cause_at(place)
+                if self._busy and self._busy[-1][1] <= now:
+                    self._busy.clear()
             if step.beside and self._slowdown:
                 self._busy = merged([*self._busy, (start, end)])
             for stream in step.streams:
@@ -236,27 +243,29 @@ class _Run:
             starts.append(start)
             ends.append(end)
             causes.append(cause)
+        free[COMPUTE] = now
         compute = free[COMPUTE]
         left = tuple((max(first, compute), end) for first, end in self._busy if end > compute)
         used = {stream: (free[stream], place) for stream, place in last.items()}
         used.pop(COMPUTE, None)
         parts = {part: time for part, time in self._parts.items() if time}
-        before = (c.stream for c in causes if c.place < 0 and c.input < 0 and c.stream != COMPUTE)
         waits = self._waits
-        return Entry(
-            compute, starts, ends, used, left, parts, waits, causes, tuple(dict.fromkeys(before))
-        )
+        return Entry(compute, starts, ends, used, left, parts, waits, causes, tuple(self._before))
 
-    def _start(self, step: Step) -> tuple[int, Cause]:
+    def _start(self, step: Step, before: Cause) -> tuple[int, Cause]:
+        """When a node starts and why; `before` is the last computation."""
         start, cause = -_FOREVER, Cause()
         for stream in step.streams:
             if self._free[stream] > start:
                 start = self._free[stream]
+                if stream == COMPUTE:
+                    cause = before
+                    continue
                 known = self._last.get(stream)
-                cause = Cause(stream=stream) if known is None else Cause(known)
+                cause = Cause(stream=stream) if known is None else _cause_at(known)
         for i in step.inner:
             if self._ends[i] > start:
-                start, cause = self._ends[i], Cause(i)
+                start, cause = self._ends[i], _cause_at(i)
         for i in step.inputs:
             if self._state.inputs[i] > start:
                 start, cause = self._state.inputs[i], Cause(input=i)
@@ -279,3 +288,4 @@ class _Run:
 
 
 _FOREVER = 1 << 62
+_cause_at = lru_cache(maxsize=1 << 16)(Cause)

@@ -53,8 +53,8 @@ class _Cut:
 class Planner:
     """Plans classes; what they have in common is prepared once. It does not ask what nodes cost."""
 
-    def __init__(self, *, overlap: bool) -> None:
-        self._overlap = overlap
+    def __init__(self, *, overlap: bool, one_stream: bool = False) -> None:
+        self._overlap, self._one_stream = overlap, one_stream
         self._cuts: dict[tuple[Groups, RunKind], list[_Cut]] = {}
         self._shapes: dict[tuple[_Cut, tuple[int, ...]], Shape] = {}
 
@@ -114,7 +114,8 @@ class Planner:
 
     def _streams(self, node: Node, joins: bool) -> tuple[Hashable, ...]:
         """The streams of a node. What joins classes stays beside computations."""
-        return streams_of(node, overlap=self._overlap or joins)
+        overlap = self._overlap or joins
+        return streams_of(node, overlap=overlap, one_stream=self._one_stream)
 
     def shape(self, cut: _Cut, used: tuple[int, ...]) -> Shape:
         """The shape of a part that waits for these of its inputs."""
@@ -122,7 +123,8 @@ class Planner:
         if found is None:
             number = {place: i for i, place in enumerate(used)}
             inputs = [[number[i] for i in row if i in number] for row in cut.outer]
-            found = make_shape(cut.nodes, cut.inner, inputs, overlap=self._overlap, joins=cut.joins)
+            streams = [self._streams(node, cut.joins) for node in cut.nodes]
+            found = make_shape(cut.nodes, streams, cut.inner, inputs, joins=cut.joins)
             self._shapes[cut, used] = found
         return found
 

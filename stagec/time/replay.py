@@ -8,14 +8,14 @@ actions, not with their nodes. `stagec.time.clock` says what the times mean, nod
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
 from stagec.time.join import Joined
 from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State, channel_of_node
-from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream
+from stagec.time.streams import BUBBLE, COLLECTIVES, COMPUTE, LAUNCH, Part, Stream
 
 
 class At(NamedTuple):
@@ -31,6 +31,7 @@ class ClassReplay:
 
     Piece i ran at `bases[i]`, its nodes ended `ends[i]` later. `causes` has what pieces that join
     classes waited for last, `sources` what was before a piece on the streams that it waited for.
+    `called` is the last collective that joins classes on the stream that all collectives share.
     """
 
     def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
@@ -46,9 +47,11 @@ class ClassReplay:
         self.compute = 0
         self.computed = -1
         self.streams: dict[Stream, tuple[int, int, int]] = {}
+        self.called = -1
         self.busy: Intervals = ()
         self.waited: Counter[Part] = Counter()
         self.uses: Counter[Entry] = Counter()
+        self._parts: dict[int, dict[Part, int]] = {}
 
     @property
     def end(self) -> int:
@@ -60,35 +63,50 @@ class ClassReplay:
         return step - self.parts(step).get(BUBBLE, 0)
 
     def parts(self, step: int) -> dict[Part, int]:
-        """Where the time of a step goes on the compute stream; adds up to the step."""
+        """Where the time of a step goes on the compute stream, after the replay; adds up to the
+        step."""
+        if step not in self._parts:
+            self._parts[step] = self._found_parts(step)
+        return self._parts[step]
+
+    def _found_parts(self, step: int) -> dict[Part, int]:
         found = Counter(self.waited)
+        for number, place, count in self.joined.computed:
+            cost = self.pieces[number].costs[place]
+            found[self.plan[number].shape.steps[place].part] += cost.time * count
+            found[LAUNCH] += cost.launch * count
         for entry, times in self.uses.items():
             for part, time in entry.parts.items():
                 found[part] += time * times
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
             end, piece, place = last
-            self.account(found, piece, place, end - self.compute)
+            for part, time in self.spent(piece, place, end - self.compute):
+                found[part] += time
         found[BUBBLE] += step - self.end
         return {part: time for part, time in found.items() if time}
 
-    def account(self, found: Counter[Part], piece: int, place: int, amount: int) -> None:
-        """Account for time in which computations waited for a node: for the node while it ran, and
-        before that for what it waited for. Of what joins classes, no more than it takes is
-        communication: the rest is spent on waiting for the other classes."""
+    def spent(self, piece: int, place: int, amount: int) -> Iterator[tuple[Part, int]]:
+        """What the time counts as in which computations waited for a node, from its end backwards:
+        the node while it ran, and before that what it waited for. Of what joins classes, no more
+        than it takes is communication: the rest is spent on waiting for the other classes."""
         while amount > 0:
             shape, entry = self.plan[piece].shape, self.entries[piece]
             if entry is None:
-                sent = self.causes[piece] if shape.node.is_message else None
-                if sent is not None and sent.owner is self and self._from_itself(shape):
-                    piece, place = sent.piece, sent.place
-                    continue
-                own = min(amount, self.pieces[piece].costs[place].time)
-                found[shape.steps[place].part] += own
-                found[BUBBLE] += amount - own
-                return
+                before, message = self.causes[piece], shape.node.is_message
+                own = 0
+                if not (message and self._from_itself(shape)):
+                    took = self.pieces[piece].costs[place].time if message else self.ends[piece][0]
+                    own = min(amount, took)
+                    yield shape.steps[place].part, own
+                    amount -= own
+                if before is None or before.owner is not self or before.place < 0:
+                    yield BUBBLE, amount
+                    return
+                piece, place = before.piece, before.place
+                continue
             own = min(amount, entry.ends[place] - entry.starts[place])
-            found[shape.steps[place].part] += own
+            yield shape.steps[place].part, own
             amount -= own
             cause = entry.causes[place]
             if cause.place >= 0:
@@ -178,7 +196,7 @@ class _Replay:
     def _run(self, mine: ClassReplay, number: int) -> bool:
         shape, streams = mine.plan[number].shape, mine.streams
         times = self._inputs(mine, number)
-        if times is None:
+        if times is None or (COLLECTIVES in shape.streams and self._is_held(mine)):
             return False
         base = mine.compute
         for gate in shape.gates:
@@ -251,20 +269,23 @@ class _Replay:
         """A collective of several classes starts when the last one is there; only a blocking one
         keeps the class waiting."""
         step = mine.plan[piece].shape.steps[0]
-        blocks, group = step.computes, step.node.group
+        blocks, group, stream = step.computes, step.node.group, step.streams[-1]
+        shared = stream == COLLECTIVES
         members = mine.joined.members[group]
         if (mine.number, piece) not in self._called:
             times = self._inputs(mine, piece)
-            if times is None:
+            if times is None or (shared and self._is_held(mine)):
                 return False
-            ready, cause = self._latest(mine, piece, times, (COMPUTE,) if blocks else ())
+            after = step.streams if shared else step.streams[:-1]
+            ready, cause = self._latest(mine, piece, times, after)
             key = group, members, self._count[mine.number, group]
             self._count[mine.number, group] += 1
             self._called[mine.number, piece] = key
+            mine.called = piece if shared else -1
             call = self._calls.setdefault(key, _Call())
             call.there.append((mine, piece, ready, cause))
             if len(call.there) == len(members):
-                _start(call, ("group", group))
+                _start(call, stream)
                 self._wake(key)
         if not blocks:
             return True
@@ -274,6 +295,13 @@ class _Replay:
         mine.waited[BUBBLE] += mine.bases[piece] - mine.compute
         mine.waited[step.part] += mine.ends[piece][0]
         mine.compute, mine.computed = mine.bases[piece] + mine.ends[piece][0], piece
+        return True
+
+    def _is_held(self, mine: ClassReplay) -> bool:
+        """Whether the last collective on the shared stream has not happened yet."""
+        if mine.called < 0 or mine.ends[mine.called]:
+            return False
+        self._wait(self._called[mine.number, mine.called], mine)
         return True
 
     def _latest(
@@ -312,7 +340,8 @@ def _computed(mine: ClassReplay, number: int, entry: Entry, times: Sequence[int]
     for cause, amount in waits:
         source = mine.source(number, cause)
         if source is not None:
-            mine.account(mine.waited, *source, amount)
+            for part, time in mine.spent(*source, amount):
+                mine.waited[part] += time
     mine.uses[entry] += 1
     mine.compute, mine.computed = base + entry.compute, number
 
@@ -321,11 +350,12 @@ def _start(call: _Call, stream: Stream) -> None:
     """Start a collective on all members; calls of a group follow each other."""
     last, _, start, cause = max(call.there, key=lambda there: there[2])
     before = last.streams.get(stream)
-    if before is not None and before[0] > start:
-        start, cause = before[0], At(last, *before[1:])
+    follows = before is not None and before[0] > start
+    start = before[0] if before is not None and follows else start
     time = max(each.pieces[piece].costs[0].time for each, piece, _, _ in call.there)
     for each, piece, _, _ in call.there:
-        each.bases[piece], each.ends[piece], each.causes[piece] = start, (time,), cause
+        each.bases[piece], each.ends[piece] = start, (time,)
+        each.causes[piece] = At(each, *each.streams[stream][1:]) if follows else cause
         each.streams[stream] = start + time, piece, 0
 
 

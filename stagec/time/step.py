@@ -2,56 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
+from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
 from stagec.machines import Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
-from stagec.time.costs import CostTable, Measurements
+from stagec.program.sizes import Sizes, resized
+from stagec.time.costs import CostTable, Measurements, picoseconds
 from stagec.time.join import Joined, joined
 from stagec.time.pieces import Piece, Shape
 from stagec.time.replay import ClassReplay, replay
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
-Costs = Callable[[Node], Cost]
+ShapeCosts = Callable[[Shape], Sequence[Cost]]
+#: Costs of shapes, and a number that tells classes apart whose nodes do not cost the same.
+ClassCosts = tuple[int, ShapeCosts]
+T = TypeVar("T")
+#: Coordinates that sizes depend on.
+Inner = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
+class _Programs:
+    """The programs of a job, for all sizes with which they consist of the same nodes: what was
+    asked to make them is in `decisions`. `samples` are nodes that differ in what they do, each with
+    the coordinates that its sizes depend on; `number` tells which one a node is like."""
+
+    def __init__(self, module: Module) -> None:
+        self.decisions, before = Decisions(), module.decisions
+        module.decisions = self.decisions
+        try:
+            self.classes = rank_classes(module)
+            self.runs = [each.issued() for each in self.classes]
+            self.used = [(each.groups, each.ways) for each in self.classes]
+        finally:
+            module.decisions = before
+        self.by_layers = bool(module.loads)
+        self.samples: list[tuple[Inner, Node]] = []
+        self.number: dict[Node, int] = {}
+        known: dict[Hashable, int] = {}
+        for each, runs in zip(self.classes, self.runs, strict=True):
+            inner = tuple(each.inner.items())
+            for node in (n for kind in dict.fromkeys(r.kind for r in runs) for n in kind.nodes):
+                key = (each.name if self.by_layers else inner), node.op, node.index
+                if key not in known:
+                    known[key] = len(self.samples)
+                    self.samples.append((inner, node))
+                self.number[node] = known[key]
+        self._plans: dict[tuple[bool, bool], list[Joined]] = {}
+        self._numbers: dict[Shape, list[int]] = {}
+
+    def numbers(self, shape: Shape) -> list[int]:
+        """The samples that the nodes of a shape are like."""
+        found = self._numbers.get(shape)
+        if found is None:
+            found = self._numbers[shape] = [self.number[step.node] for step in shape.steps]
+        return found
+
+    def plans(self, mesh: Mapping[str, int], *, overlap: bool, one_stream: bool) -> list[Joined]:
+        key = overlap, one_stream
+        if key not in self._plans:
+            watched = Watched(mesh, self.decisions)
+            self._plans[key] = joined(
+                self.classes, self.runs, watched, overlap=overlap, one_stream=one_stream
+            )
+        return self._plans[key]
+
+
 class Issued:
-    """What the ranks of a job issue, whatever the machine: classes, their runs and their ranks."""
+    """What the ranks of a job issue, whatever the machine: classes, their runs and their ranks.
 
-    classes: Sequence[RankClass]
-    mesh: Mapping[str, int]
-    _plans: dict[bool, list[Joined]] = field(default_factory=dict[bool, list[Joined]])
+    `samples` are nodes in the sizes of the job, one for each that does something else; nodes of
+    runs and plans may be those of the same programs in other sizes.
+    """
+
+    def __init__(self, programs: _Programs, mesh: Mapping[str, int], samples: list[Node]) -> None:
+        self._programs, self.mesh, self.samples = programs, mesh, samples
 
     @classmethod
     def of(cls, module: Module) -> Issued:
         """What the ranks of a lowered module issue. Raises `DiagnosticError` if a size is open."""
-        mesh = module.mesh
-        return cls(rank_classes(module), {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {})
+        programs, mesh = _Programs(module), module.mesh
+        sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
+        return cls(programs, sizes, [node for _, node in programs.samples])
 
-    @cached_property
+    def at(self, values: Mapping[str, int]) -> Issued | None:
+        """What the ranks issue for other values of all symbols and axes, with which the module was
+        compiled alike; None if that are other programs, or sizes go by layers."""
+        programs = self._programs
+        if programs.by_layers or not programs.decisions.same(values):
+            return None
+        sizes = {inner: Sizes({**values, **dict(inner)}) for inner, _ in programs.samples}
+        samples = [resized(node, sizes[inner]) for inner, node in programs.samples]
+        return Issued(programs, {a: values[a] for a in self.mesh}, samples)
+
+    @property
+    def classes(self) -> Sequence[RankClass]:
+        """The classes of ranks."""
+        return self._programs.classes
+
+    @property
     def runs(self) -> list[list[Run]]:
         """The runs of each class."""
-        return [each.issued() for each in self.classes]
+        return self._programs.runs
 
-    @cached_property
-    def nodes(self) -> list[Node]:
-        """The nodes that others are runs of."""
-        return [
-            node for kind in {r.kind for runs in self.runs for r in runs} for node in kind.nodes
-        ]
+    def each(self, of: Callable[[Node], T]) -> Callable[[Shape], list[T]]:
+        """What a function finds of the nodes of a shape, in the sizes of the job; found once for
+        nodes that are alike."""
+        found: dict[int, T] = {}
 
-    def plans(self, *, overlap: bool) -> list[Joined]:
+        def of_shape(shape: Shape) -> list[T]:
+            numbers = self._programs.numbers(shape)
+            try:
+                return [found[i] for i in numbers]
+            except KeyError:
+                found.update((i, of(self.samples[i])) for i in {*numbers} - found.keys())
+                return [found[i] for i in numbers]
+
+        return of_shape
+
+    def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
         """The plans of all classes."""
-        if overlap not in self._plans:
-            self._plans[overlap] = joined(self.classes, self.runs, self.mesh, overlap=overlap)
-        return self._plans[overlap]
+        return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -102,24 +180,59 @@ def step_time(
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
 
+    There are two clocks, that of the devices and that of the hosts, which issue one computation
+    after the other and wait for each other where the devices do. The step is the longer one.
+
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
     table = CostTable(
         machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
     )
-    table.prepare(issued.nodes)
+    table.prepare(issued.samples)
+    costs: list[ClassCosts] = []
+    for each, ranks in zip(issued.classes, issued.members, strict=True):
+        key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
+        costs.append((key, issued.each(cost)))
+    efficiency = machine.efficiency
+    slowdown = round(efficiency.interference.computations * 1024)
+    plans = issued.plans(overlap=overlap, one_stream=efficiency.streams == "one")
+    devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
+    issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
+    if not issue or _is_ahead(devices, issue):
+        return devices
+    alike: ClassCosts = 0, lambda shape: [_issued(issue, step.node) for step in shape.steps]
+    hosts = StepTime(*_replayed(plans, [alike] * len(costs), 0), table.ways)
+    return max(devices, hosts, key=lambda step: step.picoseconds)
+
+
+def _replayed(
+    plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int
+) -> tuple[int, list[ClassReplay]]:
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
-    for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True)):
-        key, costs = table.of_class(ranks, issued.groups, each.groups, each.ways)
+    for i, (key, of_shape) in enumerate(costs):
 
-        def piece(shape: Shape, key: int = key, costs: Costs = costs) -> Piece:
+        def piece(shape: Shape, key: int = key, of_shape: ShapeCosts = of_shape) -> Piece:
             found = known.get((key, shape))
             if found is None:
-                found = known[key, shape] = Piece(shape, costs)
+                found = known[key, shape] = Piece(shape, of_shape(shape))
             return found
 
-        classes.append(ClassReplay(i, issued.plans(overlap=overlap)[i], piece))
-    slowdown = round(machine.efficiency.interference.computations * 1024)
-    return StepTime(replay(classes, slowdown), classes, table.ways)
+        classes.append(ClassReplay(i, plans[i], piece))
+    return replay(classes, slowdown), classes
+
+
+def _issued(issue: int, node: Node) -> Cost:
+    """What a node costs its host. Optimizers launch few kernels, each for many parameters."""
+    return Cost(0, issue if node.is_computation and node.phase != "optimizer" else 0)
+
+
+def _is_ahead(devices: StepTime, issue: int) -> bool:
+    """Whether hosts are through with every piece before the devices: then they hold up nothing."""
+    pieces = {id(p): p for each in devices.classes for p in each.pieces}
+    return all(
+        sum(_issued(issue, s.node).launch for s in p.shape.steps)
+        <= sum(c.launch + c.time for s, c in zip(p.shape.steps, p.costs, strict=True) if s.computes)
+        for p in pieces.values()
+    )

@@ -1,8 +1,9 @@
 """The streams of a rank: what runs one after the other, and what time is accounted as.
 
 A rank computes on one stream. Each communicator, each direction of copies, and sends to and
-receives from each neighbour have a stream of their own, beside it. A blocking collective is on the
-stream of its communicator and on that of the computations.
+receives from each neighbour have a stream of their own, beside it; a machine may say that its
+communicators share one. A blocking collective is on the stream of its communicator and on that of
+the computations.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from stagec.program.nodes import Node
 PICOSECONDS: Final = 10**12
 #: The stream of computations.
 COMPUTE: Final = "compute"
+#: The stream of all collectives, where communicators share one.
+COLLECTIVES: Final = "collectives"
+#: The stream of all sends, where these share one too.
+SENDS: Final = "sends"
 Stream = Hashable
 #: What time on the compute stream goes to, see `parts_of`.
 Part = str
@@ -43,15 +48,17 @@ class Cost:
     launch: int = 0
 
 
-def streams_of(node: Node, *, overlap: bool = True) -> tuple[Stream, ...]:
-    """The streams that a node is on. Without overlap all collectives are blocking."""
+def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) -> tuple[Stream, ...]:
+    """The streams that a node is on. Without overlap all collectives are blocking; with one stream
+    communicators share it."""
     if node.is_copy:
         return (("copy", node.to),)
     if node.is_message:
-        return ((node.kind, node.over, node.by),)
+        shared = one_stream and node.kind == "send"
+        return (SENDS,) if shared else ((node.kind, node.over, node.by),)
     if node.is_computation:
         return (COMPUTE,)
-    own = ("group", node.group)
+    own: Stream = COLLECTIVES if one_stream else ("group", node.group)
     return (COMPUTE, own) if node.blocking or not overlap else (own,)
 
 

@@ -24,17 +24,17 @@ from stagec.ir.module import Module
 from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.machines.roofline import roofline_machine
 from stagec.memory.timeline import LiveBuffers, MemoryTimeline, Point
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node
-from stagec.program.roofline import Roofline
 from stagec.schedule.action import RankActions, steps
 from stagec.schedule.registry import SCHEDULES
 from tests.support import GPT, LLAMA, MIXTRAL, assert_same_items, registry, tiny_options
 
 SIZES = {"L": 4, "B": 8, "S": 8}
 #: Slow enough for times of tiny sizes that are not all rounded to nothing.
-RATES = Roofline(1e9, 1e9)
+RATES = roofline_machine(1e9, 1e9)
 FEW = 8
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "fsdp": (GPT, {"dp": 2, "zero": 3, "fsdp_prefetch": 2, "microbatches": 2}),
@@ -180,7 +180,7 @@ def busy(picture: Picture) -> int:
 
 
 def picoseconds(node: Node) -> int:
-    return round(1e12 * max(node.flops / RATES.flops, node.size / RATES.bandwidth))
+    return round(1e12 * max(node.flops / 1e9, node.size / 1e9))
 
 
 # -- bytes and columns -----------------------------------------------------------------------------

@@ -165,7 +165,7 @@ VALIDATES = "stagec validate"
 
 
 #: Pages of many commands, or of large jobs, on what other pages show too.
-LONG = ("docs/memory.md", "docs/strategies.md")
+LONG = ("docs/memory.md", "docs/strategies.md", "docs/studies.md")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,12 @@ def check_commands(
             if _SECONDS.sub("", now) != _SECONDS.sub("", block.text):
                 stale.append(difference(block, now))
                 text = text.replace(f"```console\n{block.text}```", f"```console\n{now}```")
+    for drawn in sorted(tmp_path.glob("*.svg")):  # a page shows plots that its commands draw
+        shown, now = page.with_suffix("") / drawn.name, drawn.read_text(encoding="utf-8")
+        if blessing:
+            shown.write_text(now, encoding="utf-8")
+        elif not shown.exists() or shown.read_text(encoding="utf-8") != now:
+            stale.append(f"{name_of(shown)} is not what the command draws")
     if stale and blessing:
         page.write_text(text, encoding="utf-8")
     elif stale:

@@ -36,7 +36,7 @@ class Encoder:
 class Lines(Format):
     name = "lines"
     suffix = "jsonl"
-    def encoder(self, program, layout, roofline):
+    def encoder(self, program, layout, durations):
         return Encoder(program, layout)
 
 PLUGIN = Plugin(name="lines", formats=(Lines(),))
@@ -71,7 +71,7 @@ class Columns(Format):
     name = "columns"
     suffix = "txt"
     patched = True
-    def encoder(self, program, layout, roofline):
+    def encoder(self, program, layout, durations):
         return Encoder(self, layout, program)
     def peer(self, rank, ranks):
         return str(rank).zfill(len(str(ranks - 1))).encode()

@@ -168,8 +168,8 @@ def test_far_too_many_layers_are_refused(tmp_path: Path) -> None:
 
 # -- in a browser ----------------------------------------------------------------------------------
 
-_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-_FLAGS = (
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+BROWSER_FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -180,7 +180,7 @@ _FLAGS = (
     "--disable-sync",
     "--window-size=1000,900",
 )
-_ERRORS = """<script>
+ERRORS = """<script>
 const problems = [];
 addEventListener("error", (event) => problems.push(event.message));
 addEventListener("securitypolicyviolation", (event) => problems.push(event.violatedDirective));
@@ -214,14 +214,19 @@ document.body.replaceChildren(JSON.stringify(seen));
 </script></body>"""
 
 
-@pytest.mark.skipif(_BROWSER is None, reason="there is no Chromium")
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     """It opens without a complaint; pointing at a buffer names it, with its size and line."""
     probed = tmp_path / "probed.html"
     text = page.read_text("utf-8")
-    probed.write_text(text.replace("</head>", _ERRORS, 1).replace("</body>", _PROBE, 1), "utf-8")
-    flags = (*_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probed.as_uri())
-    ran = subprocess.run([str(_BROWSER), *flags], capture_output=True, timeout=120, check=True)
+    probed.write_text(text.replace("</head>", ERRORS, 1).replace("</body>", _PROBE, 1), "utf-8")
+    flags = (
+        *BROWSER_FLAGS,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+        probed.as_uri(),
+    )
+    ran = subprocess.run([str(BROWSER), *flags], capture_output=True, timeout=120, check=True)
     match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
     assert match is not None
     seen = json.loads(unescape(match[1]))

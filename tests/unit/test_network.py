@@ -37,7 +37,7 @@ pairs = { simple = { start = "0 us" } }
 def bare(name: str = "h100-sxm") -> Machine:
     """A machine whose links carry data at their full rate and at once."""
     machine = machines()[name]
-    ideal = {"start": 0.0, "hops": 1.0, "share": 1.0, "copy": 0.0}
+    ideal = {"start": 0.0, "hops": 1.0, "share": 1.0, "copy": 0.0, "adds": 0.0}
     paths = [p for p in machine.paths() if p.startswith("efficiency.network.")]
     changes: dict[str, float | str] = {p: ideal[p.rpartition(".")[2].strip("_")] for p in paths}
     return machine.changed({**changes, "network.latency": 0.0})
@@ -176,6 +176,18 @@ def test_steps_of_a_ring_cost_the_level_that_they_cross() -> None:
     assert seconds(machine, "all_reduce", 0, *range(16)) == 2 * (14 + 100)
     assert seconds(machine, "broadcast", 0, *range(16)) == 14 + 100
     assert message_seconds(machine, 0, machine.network[1]) == 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"), [("all_reduce", 3), ("reduce_scatter", 3), ("all_gather", 0)]
+)
+def test_what_a_ring_adds_goes_through_memory(kind: str, times: int) -> None:
+    """Each of the n - 1 parts that are added is written once and read twice."""
+    machine = bare("a100-80g")
+    slow = machine.changed(dict.fromkeys((p for p in machine.paths() if p.endswith(".adds")), 3.0))
+    more = seconds(slow, kind, SIZE, *range(8)) - seconds(machine, kind, SIZE, *range(8))
+    moved = times * 7 / 8 * SIZE
+    assert more == pytest.approx(moved / machine.memory.bandwidth.value, abs=1e-15)
 
 
 def test_a_tree_has_a_depth_and_its_share_of_a_ring() -> None:

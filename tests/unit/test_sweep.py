@@ -12,9 +12,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stagec.driver import sweep
+from stagec.driver import sweep, sweep_rows
 from stagec.driver.cli import main
 from stagec.driver.options import JobOptions
+from stagec.driver.sweep_rows import Case
 from stagec.support.diagnostics import error
 from tests.support import LLAMA, MIXTRAL, stagec
 
@@ -115,7 +116,8 @@ def test_what_is_no_job_anywhere_fails() -> None:
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job on tp ranks holds 64 GiB in tp parts; three ranks are none."""
 
-    def summary(options: JobOptions) -> dict[str, Any]:
+    def summary(case: Case) -> dict[str, Any]:
+        options = case.options
         if options.tp % 3 == 0:
             raise error(f"H = 8 does not divide over tp = {options.tp}", remedy="choose --tp")
         held = {"parameters": 2**36 // options.tp, "gradients": 0, "optimizer": 0, "others": 0}
@@ -131,7 +133,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
             "memory": held,
         }
 
-    monkeypatch.setattr(sweep, "_summary", summary)
+    monkeypatch.setattr(sweep_rows, "_summary", summary)
 
 
 CHEAP = ("analyze", LLAMA, "--jobs", "1")
@@ -250,13 +252,13 @@ stage-layers = [2, 2]
 def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sets what its flags would set, beside products."""
     seen: list[JobOptions] = []
-    summary = sweep._summary  # pyright: ignore[reportPrivateUsage]
+    summary = sweep_rows._summary  # pyright: ignore[reportPrivateUsage]
 
-    def spy(options: JobOptions) -> dict[str, Any]:
-        seen.append(options)
-        return summary(options)
+    def spy(case: Case) -> dict[str, Any]:
+        seen.append(case.options)
+        return summary(case)
 
-    monkeypatch.setattr(sweep, "_summary", spy)
+    monkeypatch.setattr(sweep_rows, "_summary", spy)
     (tmp_path / "two.toml").write_text(CONFIGURATIONS)
     found = rows(*CHEAP, "--sweep", tmp_path / "two.toml", "--sweep", "zero=1,2")
     assert [tuple(row["configuration"].values()) for row in found] == [
@@ -323,9 +325,7 @@ def test_what_does_not_go_together(more: list[str], told: str) -> None:
     assert (ran.code, told in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
 
 
-@pytest.mark.parametrize(
-    "more", [["--fit", "caching"], ["--stage", "0"], ["--html", "x"], ["--snapshot", "x"]]
-)
+@pytest.mark.parametrize("more", [["--fit", "caching"], ["--stage", "0"], ["--snapshot", "x"]])
 def test_what_is_about_one_job(more: list[str]) -> None:
     ran = stagec("memory", *BASE[1:], "--sweep", "tp=1", *more)
     assert (ran.code, f"{more[0]} is about one job" in ran.err) == (1, True)
@@ -351,9 +351,9 @@ def test_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bug_is_told_as_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def broken(_options: JobOptions) -> None:
+    def broken(_case: Case) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(sweep, "_summary", broken)
+    monkeypatch.setattr(sweep_rows, "_summary", broken)
     assert main([*BASE, "--sweep", "tp=1,2", "--jobs", "2"]) == 70
     assert "bug in stagec" in capsys.readouterr().err

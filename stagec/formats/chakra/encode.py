@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import fsum
 from typing import TypeVar
 
 import numpy as np
 
-from stagec.formats.base import Bytes, Format, Layout, Neighbour, PatchedEncoder, Variant
+from stagec.formats.base import Bytes, Durations, Format, Layout, Neighbour, PatchedEncoder, Variant
 from stagec.formats.chakra.nodes import (
     AttrValue,
     CollKind,
@@ -30,7 +29,6 @@ from stagec.formats.chakra.nodes import (
 )
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program, marker_of
-from stagec.program.roofline import Roofline
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN
 
@@ -48,7 +46,7 @@ class TraceWriter:
 
     mesh: Mapping[str, int]
     ranks: int
-    roofline: Roofline | None = None
+    durations: Durations | None = None
 
     def trace_node(self, node: Node, group: str) -> TraceNode:
         """A node as consumers want it. No FLOPs or bytes are written as 1: consumers stall on 0."""
@@ -71,7 +69,7 @@ class TraceWriter:
             way = NodeKind.MEM_STORE if node.to == "host" else NodeKind.MEM_LOAD
             return TraceNode(node.id, node.name, way, data, control, attrs)
         if not node.is_collective:
-            duration = micros(self.roofline, node) if self.roofline else 0
+            duration = micros(self.durations(node)) if self.durations else 0
             attrs |= {
                 "num_ops": max(1, node.flops),
                 "tensor_size": max(1, node.size),
@@ -100,21 +98,19 @@ class Encoder(PatchedEncoder):
     """Makes the file of any rank of a class."""
 
     def __init__(
-        self, format_: Format, program: Program, layout: Layout, roofline: Roofline | None = None
+        self, format_: Format, program: Program, layout: Layout, durations: Durations | None = None
     ) -> None:
         super().__init__(format_, layout, program.groups)
         self._program = program
-        self._writer = TraceWriter(layout.mesh, layout.groups.ranks, roofline)
+        self._writer = TraceWriter(layout.mesh, layout.groups.ranks, durations)
 
     def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
         return _serialise(self._program, self._writer, widths)
 
 
-def micros(roofline: Roofline, node: Node) -> int:
-    """Microseconds of a computation, at least one: the format has whole ones. A merged one takes as
-    long as its parts one after the other, which is rounded once."""
-    parts = node.parts or ((node.flops, node.size),)
-    return max(1, round(1e6 * fsum(roofline.seconds(*part) for part in parts)))
+def micros(seconds: float) -> int:
+    """Microseconds of a computation, at least one: the format has whole ones."""
+    return max(1, round(1e6 * seconds))
 
 
 def _serialise(program: Program, writer: TraceWriter, widths: Mapping[GroupAxes, int]) -> Variant:
@@ -186,7 +182,7 @@ def _alike(prototypes: Sequence[Node]) -> Ints:
     known: dict[tuple[object, ...], int] = {}
     rows: list[tuple[int, int, int]] = []
     for n in prototypes:
-        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by, n.to, n.parts)
+        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by, n.to, n.kernels)
         mark = marker_of(n.name)
         at = len(n.name.partition(mark)[0].encode()) if mark else -1
         rows.append((known.setdefault(facts, len(known)), len(n.name.encode()) - len(mark), at))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stagec.formats.base import Format, Layout
+from stagec.formats.base import Durations, Format, Layout
 from stagec.formats.chakra.encode import Encoder, fixed_varint
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import varint
 from stagec.program.groups import Groups
 from stagec.program.nodes import Program
-from stagec.program.roofline import Roofline
 
 
 class ChakraFormat(Format):
@@ -21,8 +20,8 @@ class ChakraFormat(Format):
     suffix = "et"
     patched = True
 
-    def encoder(self, program: Program, layout: Layout, roofline: Roofline | None) -> Encoder:
-        return Encoder(self, program, layout, roofline)
+    def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
+        return Encoder(self, program, layout, durations)
 
     def peer(self, rank: int, ranks: int) -> bytes:
         return fixed_varint(rank, len(varint(ranks - 1)))

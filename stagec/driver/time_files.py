@@ -1,0 +1,152 @@
+"""The files of `stagec time`: a page, and a trace for Perfetto."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from stagec.driver.command_line import job_words
+from stagec.driver.common import report
+from stagec.support.diagnostics import Diagnostic, error
+from stagec.support.files import new_file, write_file
+
+if TYPE_CHECKING:
+    from stagec.driver.time import Timed
+    from stagec.formats.perfetto.encode import RankTrace
+    from stagec.machines import Machine
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: Nodes of all ranks of a trace together: a viewer takes about as many.
+MOST_NODES = 500_000
+
+
+def time_files(function: F) -> F:
+    """Give a command the options of `draw`."""
+    for decorate in reversed(
+        (
+            click.option(
+                "--html",
+                type=Path,
+                metavar="FILE",
+                help="Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
+            ),
+            click.option(
+                "--perfetto",
+                type=Path,
+                metavar="FILE",
+                help="Write a trace for ui.perfetto.dev.",
+            ),
+            click.option(
+                "--perfetto-ranks",
+                metavar="0-7,64",
+                help="The ranks of that trace (default: the first of each class).",
+            ),
+        )
+    ):
+        function = decorate(function)
+    return function
+
+
+def draws(given: Mapping[str, Any]) -> bool:
+    """Whether a file is asked for."""
+    if given["perfetto_ranks"] is not None and given["perfetto"] is None:
+        raise click.UsageError("--perfetto-ranks needs a trace: --perfetto FILE")
+    return given["html"] is not None or given["perfetto"] is not None
+
+
+def draw(timed: Timed, given: Mapping[str, Any]) -> None:
+    """Write the files that are asked for. Raises `DiagnosticError`."""
+    if given["html"] is not None:
+        write_file(given["html"], _page(timed, given["machine"], overlap=given["overlap"]))
+    if given["perfetto"] is not None:
+        write_perfetto(timed, given["perfetto"], given["perfetto_ranks"])
+
+
+def _page(timed: Timed, machine: Machine, *, overlap: bool) -> str:
+    from stagec.analysis.time_picture import time_picture
+    from stagec.driver.time_page import time_page
+
+    words = ["stagec", "time", *job_words(timed.options), "--machine", machine.name]
+    command = shlex.join([*words, *([] if overlap else ["--no-overlap"])])
+    picture = time_picture(timed.issued, timed.step, timed.plans)
+    capacity = machine.memory.capacity.value
+    return time_page(timed.report, picture, command, machine.title, capacity)
+
+
+# -- Perfetto --------------------------------------------------------------------------------------
+
+
+def write_perfetto(timed: Timed, path: Path, ranks: str | None) -> None:
+    """Write a trace of these ranks, by default of the first rank of each class, those that end last
+    before others. Raises `DiagnosticError` for ranks that are not there, and for more nodes than a
+    viewer takes."""
+    from stagec.formats.perfetto.encode import perfetto_trace
+
+    chosen = _first_ranks(timed) if ranks is None else _given_ranks(timed, ranks)
+    traces = [_rank_trace(timed, rank, number) for rank, number in sorted(chosen)]
+    with new_file(path) as file:
+        for part in perfetto_trace(traces, timed.issued.mesh):
+            file.write(part)
+
+
+def _first_ranks(timed: Timed) -> list[tuple[int, int]]:
+    """The first rank of each class, as far as a viewer takes them."""
+    classes, room = timed.step.classes, MOST_NODES
+    order = sorted(classes, key=lambda each: -each.busy_time(timed.step.picoseconds))
+    found: list[tuple[int, int]] = []
+    for each in order:
+        room -= _nodes(timed, each.number)
+        if found and room < 0:
+            break
+        found.append((int(timed.issued.members[each.number][0]), each.number))
+    left = len(classes) - len(found)
+    if left:
+        text = (
+            f"the trace has {len(found)} of {len(classes)} rank classes, the busiest: more than "
+            f"{MOST_NODES:,} nodes are more than a viewer takes; --perfetto-ranks chooses others"
+        )
+        report(Diagnostic(text, severity="remark"))
+    return found
+
+
+def _given_ranks(timed: Timed, text: str) -> list[tuple[int, int]]:
+    from stagec.job.writer import parse_ranges
+
+    of = {int(r): i for i, ranks in enumerate(timed.issued.members) for r in ranks}
+    wanted: Sequence[int] = parse_ranges(text).tolist()
+    missing = [rank for rank in wanted if rank not in of]
+    if missing:
+        raise error(
+            f"--perfetto-ranks {text}: there is no rank {missing[0]}",
+            remedy=f"the ranks are 0 to {len(of) - 1}",
+        )
+    counts = {number: _nodes(timed, number) for number in {of[rank] for rank in wanted}}
+    nodes = sum(counts[of[rank]] for rank in wanted)
+    if nodes > MOST_NODES:
+        raise error(
+            f"--perfetto-ranks {text}: {nodes:,} nodes are more than a viewer takes, which is "
+            f"about {MOST_NODES:,}",
+            remedy=f"choose {MOST_NODES * len(wanted) // nodes} ranks or fewer",
+        )
+    return [(rank, of[rank]) for rank in wanted]
+
+
+def _nodes(timed: Timed, number: int) -> int:
+    return sum(len(planned.shape.steps) for planned in timed.step.classes[number].plan)
+
+
+def _rank_trace(timed: Timed, rank: int, number: int) -> RankTrace:
+    from stagec.formats.perfetto.encode import RankTrace
+    from stagec.time.held import held
+    from stagec.time.intervals import node_times
+
+    each = timed.issued.classes[number]
+    times = node_times(timed.issued.runs[number], timed.step.classes[number])
+    if timed.plans is None:
+        return RankTrace(rank, each.name, times)
+    events = timed.plans.annotate(each, each.program()).events
+    return RankTrace(rank, each.name, times, None if events is None else held(events, times))

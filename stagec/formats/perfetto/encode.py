@@ -1,0 +1,249 @@
+"""What ranks do over time as a trace for Perfetto (ui.perfetto.dev): protobuf TrackEvents.
+
+A rank is a process, each of its streams a track, each node a slice on every stream that it is on;
+messages are flows from rank to rank, memory is a counter. Times are whole nanoseconds, as the
+format has them: picoseconds are rounded down.
+
+Most of a slice is the same for all that its node is a run of. It is serialised once; a record is
+put together from such parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stagec.formats.chakra.nodes import varint
+from stagec.formats.perfetto.trace_pb2 import (
+    CounterDescriptor,
+    DebugAnnotation,
+    InternedData,
+    InternedName,
+    ProcessDescriptor,
+    Trace,
+    TracePacket,
+    TrackDescriptor,
+    TrackEvent,
+)
+from stagec.program.groups import neighbours
+from stagec.time.held import Held
+from stagec.time.intervals import NONE, NodeTimes, stream_name, title_of
+from stagec.time.pieces import Step
+from stagec.time.streams import COMPUTE, Stream
+
+_PICOSECONDS = 1000
+_SEQUENCE = TracePacket(
+    trusted_packet_sequence_id=1, sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+).SerializeToString()
+_TIMESTAMP = varint(TracePacket.TIMESTAMP_FIELD_NUMBER << 3)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """A rank: the name of its class, when its nodes run, and what it holds, if that is known."""
+
+    rank: int
+    name: str
+    times: NodeTimes
+    held: Held | None = None
+
+
+def perfetto_trace(ranks: Sequence[RankTrace], mesh: Mapping[str, int]) -> Iterator[bytes]:
+    """The bytes of a trace, in parts. Flows join messages of which both ends are there."""
+    return _Writer({each.rank for each in ranks}, mesh).trace(ranks)
+
+
+@dataclass
+class _Names:
+    """Names that are written once and then known by a number."""
+
+    known: dict[str, int] = field(default_factory=dict[str, int])
+    new: list[InternedName] = field(default_factory=list[InternedName])
+
+    def number(self, name: str) -> int:
+        found = self.known.get(name)
+        if found is None:
+            found = self.known[name] = len(self.known) + 1
+            self.new.append(InternedName(iid=found, name=name))
+        return found
+
+    def taken(self) -> list[InternedName]:
+        """Those that were not written yet."""
+        new, self.new = self.new, []
+        return new
+
+
+class _Writer:
+    def __init__(self, ranks: set[int], mesh: Mapping[str, int]) -> None:
+        self._ranks, self._mesh = ranks, mesh
+        self._categories, self._names = _Names(), _Names()
+        self._labels, self._texts = _Names(), _Names()
+        self._flows: dict[tuple[int, str, int, int], int] = {}
+        self._bodies: dict[int, bytes] = {}
+        self._tracks = 0
+
+    def trace(self, ranks: Sequence[RankTrace]) -> Iterator[bytes]:
+        cleared = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        start = TracePacket(trusted_packet_sequence_id=1, sequence_flags=cleared)
+        yield _delimited(Trace.PACKET_FIELD_NUMBER, start.SerializeToString())
+        for each in ranks:
+            yield from self._rank(each)
+
+    def _rank(self, each: RankTrace) -> Iterator[bytes]:
+        times = each.times
+        streams = _streams(times)
+        process = self._track()
+        tracks = {stream: self._track() for stream in streams}
+        yield _described(
+            TrackDescriptor(
+                uuid=process,
+                process=ProcessDescriptor(
+                    pid=each.rank + 1, process_name=f"rank {each.rank} ({each.name})"
+                ),
+                child_ordering=TrackDescriptor.EXPLICIT,
+            )
+        )
+        for place, (stream, track) in enumerate(tracks.items()):
+            yield _described(
+                TrackDescriptor(
+                    uuid=track,
+                    parent_uuid=process,
+                    name=stream_name(stream, self._mesh),
+                    sibling_order_rank=place,
+                )
+            )
+        slices = b"".join(self._slices(each, tracks))
+        interned = InternedData(
+            event_categories=self._categories.taken(),
+            event_names=self._names.taken(),
+            debug_annotation_names=self._labels.taken(),
+            debug_annotation_string_values=self._texts.taken(),
+        )
+        yield _packet(TracePacket(interned_data=interned))
+        yield slices
+        if each.held is not None:
+            yield from self._memory(each.held, process, len(tracks))
+
+    def _track(self) -> int:
+        self._tracks += 1
+        return self._tracks
+
+    # -- slices ------------------------------------------------------------------------------------
+
+    def _slices(self, each: RankTrace, tracks: Mapping[Stream, int]) -> Iterator[bytes]:
+        """The beginnings and ends of the nodes, in the order of issue: a stream runs its own in
+        that order."""
+        numbered = self._labels.number("microbatch")
+        placed = {s: (_begins(track), _ends(track)) for s, track in tracks.items()}
+        for step, microbatch, tag, start, end in each.times.rows():
+            body = self._body(step)
+            if microbatch != NONE:
+                body += _annotated(DebugAnnotation(name_iid=numbered, uint_value=microbatch))
+            if step.node.is_message:
+                body += self._flow(each.rank, step, tag)
+            for begins, ends in (placed[stream] for stream in step.streams):
+                yield _event(start // _PICOSECONDS, body + begins)
+                yield _event(end // _PICOSECONDS, ends)
+
+    def _body(self, step: Step) -> bytes:
+        """What all slices of a node say, wherever they are."""
+        found = self._bodies.get(id(step.node))
+        if found is None:
+            node, kernel = step.node, step.node.kernel
+            texts = {"op": node.kind, "phase": node.phase, "counts as": step.part}
+            if kernel is not None:
+                extents = " x ".join(map(str, kernel.extents))
+                texts["kernel"] = f"{kernel.kind} {kernel.dtype} {extents}".strip()
+            numbers = {"bytes": node.size, "flops": node.flops}
+            notes = [
+                DebugAnnotation(
+                    name_iid=self._labels.number(name), string_value_iid=self._texts.number(text)
+                )
+                for name, text in texts.items()
+                if text
+            ]
+            notes += [
+                DebugAnnotation(name_iid=self._labels.number(name), uint_value=number)
+                for name, number in numbers.items()
+                if number
+            ]
+            found = self._bodies[id(step.node)] = TrackEvent(
+                category_iids=[self._categories.number(node.phase or "other")],
+                name_iid=self._names.number(title_of(node.name)),
+                debug_annotations=notes,
+            ).SerializeToString()
+        return found
+
+    def _flow(self, rank: int, step: Step, tag: int) -> bytes:
+        """The flow of a message, if its other end is there too."""
+        node = step.node
+        sends = node.kind == "send"
+        other = int(
+            neighbours(self._mesh, node.over, node.by if sends else -node.by, np.array([rank]))[0]
+        )
+        if other not in self._ranks:
+            return b""
+        key = other if sends else rank, node.over, node.by % self._mesh[node.over], tag
+        flow = [self._flows.setdefault(key, len(self._flows) + 1)]
+        event = TrackEvent(flow_ids=flow) if sends else TrackEvent(terminating_flow_ids=flow)
+        return event.SerializeToString()
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def _memory(self, held: Held, process: int, place: int) -> Iterator[bytes]:
+        track = self._track()
+        yield _described(
+            TrackDescriptor(
+                uuid=track,
+                parent_uuid=process,
+                name="memory",
+                sibling_order_rank=place,
+                counter=CounterDescriptor(unit=CounterDescriptor.UNIT_SIZE_BYTES),
+            )
+        )
+        for time, size in zip(
+            (held.time // _PICOSECONDS).tolist(), held.bytes.tolist(), strict=True
+        ):
+            event = TrackEvent(type=TrackEvent.TYPE_COUNTER, track_uuid=track, counter_value=size)
+            yield _event(time, event.SerializeToString())
+
+
+def _streams(times: NodeTimes) -> list[Stream]:
+    """The streams of a rank, that of its computations first, the others in the order of use."""
+    found = dict.fromkeys(stream for step in times.steps for stream in step.streams)
+    return sorted(found, key=lambda stream: stream != COMPUTE)
+
+
+def _begins(track: int) -> bytes:
+    return TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN, track_uuid=track).SerializeToString()
+
+
+def _ends(track: int) -> bytes:
+    return TrackEvent(type=TrackEvent.TYPE_SLICE_END, track_uuid=track).SerializeToString()
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def _event(time: int, event: bytes) -> bytes:
+    body = _delimited(TracePacket.TRACK_EVENT_FIELD_NUMBER, event)
+    return _delimited(Trace.PACKET_FIELD_NUMBER, _TIMESTAMP + varint(time) + body + _SEQUENCE)
+
+
+def _described(track: TrackDescriptor) -> bytes:
+    return _packet(TracePacket(track_descriptor=track))
+
+
+def _packet(packet: TracePacket) -> bytes:
+    return _delimited(Trace.PACKET_FIELD_NUMBER, packet.SerializeToString() + _SEQUENCE)
+
+
+def _annotated(note: DebugAnnotation) -> bytes:
+    return _delimited(TrackEvent.DEBUG_ANNOTATIONS_FIELD_NUMBER, note.SerializeToString())
+
+
+def _delimited(number: int, data: bytes) -> bytes:
+    """A message as a field of another one."""
+    return varint(number << 3 | 2) + varint(len(data)) + data

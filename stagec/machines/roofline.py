@@ -1,0 +1,59 @@
+"""A machine of two figures: FLOP/s of all types and bytes/s of its memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import get_args
+
+from stagec.machines import read_machine
+from stagec.machines.schema import DataType, Machine
+
+_TYPES = "\n".join(
+    f'{name} = {{ value = "1 FLOP/s", source = "given" }}' for name in get_args(DataType)
+)
+_TEXT = f"""\
+title = "roofline"
+
+[compute]
+processors = {{ value = 1, source = "none: a roofline does not ask" }}
+clock = {{ value = "1 GHz", source = "none: a roofline does not ask" }}
+launch = {{ value = "0 s", source = "none: launches take no time" }}
+
+[compute.matrix]
+{_TYPES}
+
+[compute.vector]
+{_TYPES}
+
+[memory]
+capacity = {{ value = "1 TiB", source = "none: a roofline does not ask" }}
+bandwidth = {{ value = "1 B/s", source = "given" }}
+
+[[network]]
+name = "network"
+kind = "switch"
+bandwidth = {{ value = "1 GB/s", source = "none: for computations only" }}
+latency = {{ value = "0 s", source = "none: for computations only" }}
+
+[host]
+bandwidth = {{ value = "1 GB/s", source = "none: for computations only" }}
+latency = {{ value = "0 s", source = "none: for computations only" }}
+
+[efficiency]
+kernels = "roofline"
+"""
+
+
+@cache
+def _any() -> Machine:
+    return read_machine("roofline", _TEXT)
+
+
+def roofline_machine(flops: float, bandwidth: float) -> Machine:
+    """A machine whose computations take their FLOPs at `flops` FLOP/s, or their bytes at
+    `bandwidth` bytes/s, whichever is longer, and launches no time. It is for durations of
+    computations: its network and its host link mean nothing. Raises `DiagnosticError` for rates
+    that are none."""
+    return _any().changed(
+        {"compute.matrix": flops, "compute.vector": flops, "memory.bandwidth": bandwidth}
+    )

@@ -1,0 +1,33 @@
+"""Seconds of computations on a machine, as traces hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import fsum
+
+from stagec.machines import Machine
+from stagec.program.kernels import Kernel
+from stagec.program.nodes import Node
+from stagec.time.kernels import kernel_seconds
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds of a computation, with the gap before each launch: what it keeps a device for in
+    `stagec time`. One that was merged of several takes as long as its parts one after the other.
+
+    Raises `DiagnosticError` for a product whose type the machine does not compute.
+    """
+
+    machine: Machine
+    _known: dict[Kernel, float] = field(default_factory=dict[Kernel, float], repr=False)
+
+    def __call__(self, node: Node) -> float:
+        return fsum(self.of_kernel(kernel) for kernel in node.kernels)
+
+    def of_kernel(self, kernel: Kernel) -> float:
+        """Seconds of one launch."""
+        if kernel not in self._known:
+            seconds = float(kernel_seconds(self.machine, [kernel])[0])
+            self._known[kernel] = seconds + self.machine.compute.launch.value
+        return self._known[kernel]

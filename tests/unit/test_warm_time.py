@@ -1,0 +1,131 @@
+"""A step in other sizes is evaluated with the programs that are there: as if it were compiled and
+unrolled for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+
+from stagec.api import DiagnosticError, time_step
+from stagec.driver import figures
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.driver.time import time_of
+from stagec.machines import load_machine
+from stagec.program.classes import rank_classes
+from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, MIXTRAL, stagec
+
+#: A job, and values of it that differ in sizes and degrees.
+GRIDS: Mapping[str, tuple[str, dict[str, Any], dict[str, tuple[Any, ...]]]] = {
+    "stages": (
+        LLAMA,
+        {"pp": 2, "microbatches": 4},
+        {"tp": (2, 4), "dp": (2, 4), "sizes": ({"L": 8, "S": 512}, {"L": 8, "S": 1024, "B": 64})},
+    ),
+    "sharded parameters": (
+        LLAMA,
+        {"zero": 3, "microbatches": 2, "sizes": {"L": 4}},
+        {"dp": (2, 4, 8), "tp": (1, 2)},
+    ),
+    "buckets of other gradients": (
+        LLAMA,
+        {"zero": 1, "sizes": {"L": 4}},
+        {"dp": (4, 8), "tp": (1, 2, 8)},
+    ),
+    "ranks that differ": (
+        LLAMA,
+        {"cp_order": "plain", "sizes": {"L": 2}},
+        {"cp": (2, 4), "tp": (2, 4)},
+    ),
+    "experts": (MIXTRAL, {"sizes": {"L": 2}, "ep": 2}, {"dp": (2, 4), "tp": (1, 2)}),
+    "overlapped pairs": (
+        DEEPSEEK,
+        {"pp": 2, "ep": 2, "microbatches": 4, "schedule": "dualpipev", "sizes": {"L": 8}},
+        {"dp": (2, 4)},
+    ),
+    "counts of layers": (LLAMA, {"dp": 2}, {"sizes": ({"L": 2}, {"L": 4}, {"L": 2, "S": 64})}),
+}
+CASES = [
+    pytest.param(name, overlap, id=f"{name}-{overlap}", marks=() if first else EXHAUSTIVE)
+    for i, name in enumerate(GRIDS)
+    for overlap, first in ((True, i < 3), (False, i == 0))
+]
+
+
+@pytest.mark.parametrize(("name", "overlap"), CASES)
+def test_an_evaluation_is_that_of_a_compile_of_its_own(
+    name: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "_structures", {})
+    model, base, values = GRIDS[name]
+    machine = load_machine("h100-sxm")
+    for choice in product(*values.values()):
+        flags = {**base, **dict(zip(values, choice, strict=True))}
+        found = time_step(model, machine, overlap=overlap, **flags)
+        options = JobOptions(model).changed(**flags, explicit=frozenset(flags))
+        alone = time_of(options, machine, overlap=overlap, levers=False)
+        assert found.as_json() == alone.as_json()
+
+
+def test_programs_are_unrolled_once_for_sizes_that_give_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unrolled: list[int] = []
+
+    def spy(module: Any) -> Any:
+        unrolled.append(1)
+        return rank_classes(module)
+
+    monkeypatch.setattr("stagec.time.step.rank_classes", spy)
+    monkeypatch.setattr(figures, "_structures", {})
+    base: dict[str, Any] = {"pp": 2, "microbatches": 4, "ddp_bucket": 0}  # no buckets by bytes
+    for tp, dp in ((2, 4), (4, 2), (8, 4)):
+        time_step(LLAMA, tp=tp, dp=dp, sizes={"L": 4}, **base)
+    assert len(unrolled) == 1
+    time_step(LLAMA, tp=2, dp=4, sizes={"L": 8}, **base)  # more layers
+    assert len(unrolled) == 2
+    time_step(LLAMA, tp=4, dp=4, sizes={"L": 4}, **base)
+    assert len(unrolled) == 2
+
+
+def test_it_is_what_the_command_tells() -> None:
+    told = stagec("time", LLAMA, "--tp", "2", "--sp", "--set", "L=4", "--machine", "b200", "--json")
+    found = time_step(LLAMA, "b200", tp=2, sp=True, sizes={"L": 4}, levers=True)
+    assert told.out.count("\n") > 10
+    import json
+
+    assert json.loads(told.out) == found.as_json()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"tpp": 2}, "no flag 'tpp'"),
+        ({"tp": "two"}, "tp: 'two' is not a valid integer"),
+        ({"zero": 9}, "zero: 9 is not in the range"),
+        ({"sp": 3}, "sp: "),
+        ({"sizes": {"S": -1}}, "S expects a positive integer"),
+        ({"tp": 3}, "H = 32 does not divide over tp = 3"),
+    ],
+)
+def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], told: str) -> None:
+    with pytest.raises(DiagnosticError) as problem:
+        time_step(LLAMA, **flags)
+    assert told in str(problem.value.diagnostics[0].message)
+    assert problem.value.diagnostics[0].remedy
+
+
+def test_warnings_are_those_of_python() -> None:
+    with pytest.warns(UserWarning, match="has no effect without --pp"):
+        time_step(LLAMA, stage_layers=(2,), sizes={"L": 2})
+
+
+def test_a_builder_is_not_changed_by_what_was_compiled_before() -> None:
+    """The text of a job is the same after others have been evaluated with its structure."""
+    options = JobOptions(LLAMA).changed(tp=2, sizes={"L": 2})
+    before = JobBuilder(options).strategy()
+    time_step(LLAMA, tp=4, sizes={"L": 2})
+    assert JobBuilder(options).strategy() == before

@@ -1,0 +1,160 @@
+"""Compares `stagec time` with ASTRA-sim on the same traces.
+
+`python tools/compare_astra.py BINARY` takes the program of ASTRA-sim's analytical network without
+congestion, compiles each job of `JOBS`, runs ASTRA-sim on the traces and prints the two times of a
+step. Both read one machine text (docs/examples/astra-sim.toml): ASTRA-sim's files are written from
+it. docs/simulators.md says what the text states, and where the two differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stagec.machines import Machine, load_machine
+
+ROOT = Path(__file__).parents[1]
+MACHINE = ROOT / "docs" / "examples" / "astra-sim.toml"
+
+_LLAMA = ["llama3-8b", "--set", "L=4,S=2048"]
+_STAGES = ["llama3-8b", "--set", "L=16,S=2048", "--pp", "4", "--microbatches", "8", "--schedule"]
+_TINY = ["llama3-8b", "--set", "L=4,D=256,H=8,G=4,K=32,F=512,V=512,S=128,B=16"]
+#: Jobs by name: the arguments of `stagec compile`.
+JOBS: Mapping[str, Sequence[str]] = {
+    "one device": _LLAMA,
+    "one device, tiny": _TINY,
+    "DDP": ["gpt-1.7b", "--set", "L=8", "--dp", "8"],
+    "DDP, tiny": [*_TINY, "--dp", "8"],
+    "FSDP": [*_LLAMA, "--dp", "8", "--zero", "3"],
+    "FSDP, tiny": [*_TINY, "--dp", "8", "--zero", "3"],
+    "TP": [*_LLAMA, "--tp", "8"],
+    "TP, SP": [*_LLAMA, "--tp", "8", "--sp"],
+    "TP, SP, ZeRO-1": [*_LLAMA, "--tp", "4", "--dp", "4", "--sp", "--zero", "1"],
+    "TP, SP, FSDP": [*_LLAMA, "--tp", "8", "--dp", "8", "--sp", "--zero", "3"],
+    "experts": ["mixtral-8x7b", "--set", "L=4,S=2048", "--dp", "8", "--ep", "8"],
+    "context, ring": [*_LLAMA, "--cp", "8"],
+    "context, Ulysses": [*_LLAMA, "--cp", "8", "--cp-mode", "ulysses"],
+    "1F1B": [*_STAGES, "1f1b"],
+    "interleaved": [*_STAGES, "interleaved"],
+    "ZB-H1": [*_STAGES, "zb-h1"],
+    "ZBV": [*_STAGES, "zbv"],
+    "DualPipe": [*_STAGES, "dualpipe"],
+    "1F1B, tiny": [*_TINY, "--pp", "4", "--microbatches", "8"],
+    "1F1B, TP, SP, DDP": [*_STAGES, "1f1b", "--tp", "4", "--dp", "4", "--sp"],
+}
+
+
+class Compared(NamedTuple):
+    """The time of a step of a job, in nanoseconds: ASTRA-sim's, and ours."""
+
+    job: str
+    ranks: int
+    theirs: int
+    ours: float
+
+    @property
+    def difference(self) -> float:
+        """How much longer ours is, as a part of theirs."""
+        return self.ours / self.theirs - 1
+
+
+def compared(
+    binary: Path, machine: Path, jobs: Mapping[str, Sequence[str]], folder: Path
+) -> Iterator[Compared]:
+    """Compare jobs, each in a folder of its own."""
+    read = load_machine(str(machine))
+    for i, (name, arguments) in enumerate(jobs.items()):
+        where = folder / str(i)
+        _stagec("compile", *arguments, "-o", str(where), "--name", "job", "--quiet")
+        ranks = json.loads((where / "manifest.json").read_text())["ranks"]
+        told = _stagec("time", *arguments, "--machine", str(machine), "--json", "--no-levers")
+        theirs = simulated(binary, where, ranks, read)
+        yield Compared(name, ranks, theirs, json.loads(told)["step_seconds"] * 1e9)
+
+
+def _stagec(*arguments: str) -> str:
+    command = [sys.executable, "-m", "stagec", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def simulated(binary: Path, folder: Path, ranks: int, machine: Machine) -> int:
+    """Nanoseconds of the last rank that ASTRA-sim ends. Raises `RuntimeError` if one does not end,
+    which ASTRA-sim itself passes over."""
+    if ranks == 1:  # its network has two at least: a second one does the same, apart
+        shutil.copy(folder / "job.0.et", folder / "job.1.et")
+        ranks = 2
+    written = configuration(machine, ranks)
+    for name, text in written.items():
+        (folder / name).write_text(text)
+    command = [
+        str(binary.resolve()),
+        f"--workload-configuration={folder / 'job'}",
+        f"--comm-group-configuration={folder / 'job.json'}",
+        f"--system-configuration={folder / 'system.json'}",
+        f"--network-configuration={folder / 'network.yml'}",
+        f"--remote-memory-configuration={folder / 'memory.json'}",
+    ]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)
+    ends = re.findall(r"sys\[(\d+)\] finished, (\d+) cycles", run.stdout)
+    if {int(rank) for rank, _ in ends} != set(range(ranks)):
+        raise RuntimeError(f"ASTRA-sim ended {len(ends)} of {ranks} ranks: {run.stdout[-500:]}")
+    return max(int(end) for _, end in ends)
+
+
+def configuration(machine: Machine, ranks: int) -> dict[str, str]:
+    """ASTRA-sim's files for a machine with one level, a switch, and one peak for all types."""
+    (level,) = machine.network
+    system: dict[str, Any] = {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": 10,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 1,
+        **{f"{kind}-implementation": ["ring"] for kind in _RINGS},
+        "all-to-all-implementation": ["direct1"],
+        "collective-optimization": "baseline",
+        "local-mem-bw": machine.memory.bandwidth.value / 1e9,
+        "peak-perf": machine.compute.matrix["bf16"].value / 1e12,
+        "roofline-enabled": 1,
+    }
+    network = (
+        "topology: [ Switch ]\n"
+        f"npus_count: [ {ranks} ]\n"
+        f"bandwidth: [ {level.bandwidth.value / 2**30} ]\n"
+        f"latency: [ {level.latency.value * 1e9 / 2} ]\n"
+    )
+    return {
+        "system.json": json.dumps(system),
+        "network.yml": network,
+        "memory.json": json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}),
+    }
+
+
+_RINGS = ("all-reduce", "all-gather", "reduce-scatter")
+
+
+def main() -> None:
+    """Run and print the table."""
+    parser = argparse.ArgumentParser(description="Compare `stagec time` with ASTRA-sim.")
+    parser.add_argument("binary", type=Path, help="AstraSim_Analytical_Congestion_Unaware")
+    parser.add_argument("--machine", type=Path, default=MACHINE)
+    parser.add_argument("-k", default="", help="only the jobs whose names have this in them")
+    given = parser.parse_args()
+    jobs = {name: job for name, job in JOBS.items() if given.k in name}
+    print("| job | ranks | ASTRA-sim ns | stagec ns | difference |")
+    print("|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for each in compared(given.binary, given.machine, jobs, Path(folder)):
+            theirs, ours = f"{each.theirs:,}", f"{each.ours:,.0f}"
+            print(f"| {each.job} | {each.ranks} | {theirs} | {ours} | {each.difference:+.2%} |")
+
+
+if __name__ == "__main__":
+    main()
