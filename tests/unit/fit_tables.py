@@ -15,7 +15,9 @@ from stagec.time.network import collective_seconds, spans
 from stagec.time.tables import Table
 
 KIB = 1 << 10
-PRODUCTS = [(1, *e) for e in product((64, 192, 1024, 4096), (96, 1024, 5120), (256, 2048, 9000))]
+_ONE = [(1, *e) for e in product((64, 192, 1024, 4096), (96, 1024, 5120), (256, 2048, 9000))]
+#: And many small ones, bound by memory.
+PRODUCTS = [*_ONE, *((b, m, 256, 64) for b in (64, 300, 1000) for m in (200, 512))]
 HEADS = [
     (b, 16, g, s, s, w, w) for b, g, s, w in product((1, 3), (4, 16), (512, 1500, 4096), (64, 128))
 ]

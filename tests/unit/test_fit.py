@@ -15,7 +15,7 @@ import pytest
 
 from stagec.machines import Machine, load_machine, machines
 from stagec.machines.efficiency import Protocol
-from stagec.machines.writing import quoted, with_sections
+from stagec.machines.writing import kernel_section, quoted, with_sections
 from stagec.time.fit import EACH, Fit, Part, fit_tables
 from stagec.time.fit_network import Constants
 from stagec.time.measured import Key, table_text
@@ -153,7 +153,11 @@ def test_constants_of_a_level_are_found_again(level: str, ranks: tuple[int, ...]
 
 
 def test_a_fit_is_the_same_in_every_run() -> None:
-    tables = [memory(TRUE), products(TRUE), *(collectives(TRUE, kind) for kind in COLLECTIVES)]
+    tables = [
+        memory(TRUE),
+        products(TRUE),
+        *(collectives(TRUE, kind, (8,)) for kind in COLLECTIVES),
+    ]
     assert fit_tables(tables, BASE, "x").sections == fit_tables(tables, BASE, "x").sections
 
 
@@ -243,12 +247,17 @@ def test_few_rows_keep_the_constants_of_the_base(rows: int, fitted: int) -> None
 
 def test_levels_with_few_rows_keep_their_constants() -> None:
     few = [collectives(TRUE, "all_gather", (8,)), collectives(TRUE, "all_to_all", (4, 8))]
-    found = fit_tables(few, BASE, "test")
-    old, new = (m.efficiency.network["nvlink"] for m in (BASE, found.machine))
+    base = BASE.changed({"efficiency.network.nvlink.protocols.ll.start": 4.56789e-6})
+    found = fit_tables(few, base, "test")
+    old, new = (m.efficiency.network["nvlink"] for m in (base, found.machine))
     assert part(found, "all_gather").note == "protocols as in the base: 17 rows, they need 28"
     assert part(found, "all_gather").rows == (0, 17)
     assert new.protocols == old.protocols
     assert part(found, "all_to_all").constants == ("pairs",)
+    assert 'll = { start = "4.56789 us"' in found.sections["efficiency.network.nvlink"]
+    sums = fit_tables([collectives(TRUE, "all_reduce", (8,))], BASE, "test")
+    assert part(sums, "all_reduce").note == "protocols as in the base: 17 rows, they need 24"
+    assert part(sums, "all_reduce").constants == ("multicast",)
 
 
 def test_short_kernels_of_memory_tell_the_start_alone() -> None:
@@ -303,7 +312,7 @@ def test_the_text_is_the_machine_that_was_fitted(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "base.toml").write_text('base = "h100-sxm"\ntitle = "Mine"\n')
-    tables = [*KERNELS[:1], memory(TRUE), *(collectives(TRUE, kind) for kind in COLLECTIVES)]
+    tables = [*KERNELS[:1], memory(TRUE), *(collectives(TRUE, kind, (8,)) for kind in COLLECTIVES)]
     table = written(tmp_path, tables)
     (tmp_path / "results").mkdir()
     found = stagec("fit", "--measured", table, "--machine", base, "-o", "results/mine.toml")
@@ -361,7 +370,7 @@ def test_several_tables_are_one(tmp_path: Path) -> None:
     assert "0.csv and 1.csv" in (tmp_path / "mine.toml").read_text()
 
 
-def refused(*argv: object) -> str:
+def refused(*argv: str | Path) -> str:
     found = stagec("fit", *argv)
     assert found.code == 1, found.err
     assert "error:" in found.err
@@ -424,6 +433,12 @@ def test_coordinates_of_a_level_are_its_constants(name: str) -> None:
 @pytest.mark.parametrize("text", ["plain", 'a "b" \\ c', "\x7f\n\t\x01", "é中😀"])
 def test_quoted_texts_are_read_back(text: str) -> None:
     assert tomllib.loads(f"a = {quoted(text)}")["a"] == text
+
+
+def test_times_are_written_without_exponents() -> None:
+    for seconds, text in ((1e-5, "10 us"), (2.7e-6, "2.7 us"), (0.0, "0 us"), (4e-8, "0.04 us")):
+        section = kernel_section("memory", {"start": seconds}, {}, "test")
+        assert tomllib.loads(section)["efficiency"]["memory"]["start"] == text
 
 
 def test_sections_replace_those_of_their_titles() -> None:
