@@ -70,7 +70,9 @@ def test_a_figure_goes_by_the_machine_that_is_chosen() -> None:
 
 
 def test_a_figure_that_one_machine_lacks_is_a_row() -> None:
-    found = swept("--sweep", "machine=h100,tpu-v5p", "--sweep", "machine.network.nvlink.bandwidth=x2")
+    found = swept(
+        "--sweep", "machine=h100,tpu-v5p", "--sweep", "machine.network.nvlink.bandwidth=x2"
+    )
     assert "time" in found[0]
     assert "has no figure 'network.nvlink.bandwidth'" in found[1]["error"]
 
