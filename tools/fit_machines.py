@@ -16,15 +16,12 @@ dropped but heads of more than 256 elements, for which frameworks take slower ke
 from __future__ import annotations
 
 import argparse
-import importlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stagec.machines import Machine, load_machine
 from stagec.machines.kernel_efficiency import (
@@ -32,40 +29,33 @@ from stagec.machines.kernel_efficiency import (
     MatmulEfficiency,
     MemoryEfficiency,
 )
+from stagec.machines.writing import kernel_section, with_sections
 from stagec.program.kernels import Kernel
 from stagec.time.aiconfigurator import FOLDERS, read_tables
-from stagec.time.kernels import attention_seconds, matmul_seconds, memory_seconds
+from stagec.time.fit_kernels import (
+    BOUNDS,
+    ELEMENT,
+    LONG,
+    Extents,
+    Floats,
+    Mask,
+    Rows,
+    Values,
+    attention_rows,
+    fit,
+    fit_memory,
+    memory_rows,
+    moved,
+    product_rows,
+    with_constants,
+)
+from stagec.time.kernels import matmul_seconds, memory_seconds
 from stagec.time.tables import Measured, Table, consensus
 
-Floats: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
-Values: TypeAlias = Mapping[str, float]
-#: Where a constant is sought.
-BOUNDS: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "matmul": {
-        "rate": (0.3, 1.0),
-        "bandwidth": (0.4, 1.0),
-        "saturation": (0.2, 1.0),
-        "overlap": (0.0, 1.0),
-        "start": (0.5e-6, 6e-6),
-        "tile": (0.0, 3e-6),
-        "reduction": (0.5e-6, 6e-6),
-    },
-    "attention": {
-        "rate": (0.3, 1.0),
-        "overlap": (0.0, 1.0),
-        "uneven": (0.0, 1.0),
-        "start": (2e-6, 12e-6),
-        "tile": (0.0, 5e-6),
-        # Not of the kernel: what tables of a prefill copy into a cache beside it.
-        "copied": (0.0, 3.0),
-    },
-    "memory": {"bandwidth": (0.4, 1.0), "start": (0.5e-6, 6e-6)},
-    # Seconds of what quantizes beside products of fewer bits, more than their kernels alone.
-    "narrow": {"rate": (0.2, 1.0), "quantizing": (0.0, 12e-6)},
-}
-#: Bytes of an element, as operands of products.
-ELEMENT = {"bf16": 2.0, "f8e4m3": 1.0, "f4e2m1": 0.5}
+#: What these tables hold beside kernels: what a prefill copies into a cache, in parts of what it
+#: moves, and seconds of what quantizes beside products of fewer bits, more than its kernels alone.
+COPIED = {"copied": (0.0, 3.0)}
+QUANTIZING = {"quantizing": (0.0, 12e-6)}
 #: Whose kernels are fitted where frameworks take different ones: FlashAttention, where there is
 #: one; cuBLASLt, not the CUTLASS kernels of servers, for narrow types; one kernel that quantizes.
 ATTENTION = {"bf16": "vllm", "f8e4m3": "sglang"}
@@ -74,36 +64,16 @@ MEMORY = "vllm"
 #: Machines of the same processors and bandwidth share, whose tables there are not.
 ALIKE = {"h100-sxm": ("h800", "h100-500w"), "a100-80g": ("a100-40g",)}
 PACKAGE = "aiconfigurator-core 0.12.0"
-_TIMES = ("start", "tile", "reduction")
-_SAMPLE = 3000
-_LONG = 20e-6
 _TRAINING = 1024
 _WIDEST = 256
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Measured kernels, and the model of them with given constants."""
-
-    title: str
-    extents: NDArray[np.int64]
-    measured: Floats
-    model: Callable[[Machine, Values, NDArray[np.int64]], Floats]
-
-    def of(self, chosen: Mask) -> Rows:
-        return Rows(self.title, self.extents[chosen], self.measured[chosen], self.model)
-
-    def errors(self, machine: Machine, values: Values) -> Floats:
-        """Logarithms of modelled over measured."""
-        found: Floats = np.log(self.model(machine, values, self.extents)) - np.log(self.measured)
-        return found
-
-    def checkerboard(self) -> Mask:
-        """Every second point of the grid."""
-        places = [np.unique(c, return_inverse=True)[1].ravel() for c in self.extents.T]
-        distinct = [p for i, p in enumerate(places) if not _repeats(places[:i], p)]
-        found: Mask = np.sum(distinct, axis=0) % 2 == 0
-        return found
+def checkerboard(rows: Rows) -> Mask:
+    """Every second point of the grid."""
+    places = [np.unique(c, return_inverse=True)[1].ravel() for c in rows.extents.T]
+    distinct = [p for i, p in enumerate(places) if not _repeats(places[:i], p)]
+    found: Mask = np.sum(distinct, axis=0) % 2 == 0
+    return found
 
 
 def _repeats(earlier: Sequence[Any], column: Any) -> bool:
@@ -126,7 +96,7 @@ def main() -> None:
             for other in ALIKE.get(name, ()):
                 write(Path(f"stagec/machines/{other}.toml"), _of_another(sections, name))
         else:
-            print("\n".join(f"[{title}]\n{body}" for title, body in sections.items()))
+            print("\n".join(body.rstrip() for body in sections.values()))
 
 
 def _unfitted(machine: Machine) -> Machine:
@@ -167,7 +137,7 @@ def fitted(machine: Machine, tables: Sequence[Table]) -> Iterator[tuple[str, str
 
 def _fit_products(machine: Machine, tables: Mapping[Any, Table]) -> tuple[dict[str, float], str]:
     rows = _products_of(tables["matmul", "bf16", False])
-    board = rows.checkerboard()
+    board = checkerboard(rows)
     values = fit(machine, rows.of(board), BOUNDS["matmul"])
     told = report(machine, rows.of(~board), values, "products bf16")
     training = rows.extents[:, 1:].min(axis=1) >= _TRAINING
@@ -184,22 +154,21 @@ def _fit_memory(
     if table is None:
         values = {n: products[0][n] for n in BOUNDS["memory"]}
         return values, "no table of kernels bound by memory: those of products"
-    rows = Rows("memory", table.extents, table.seconds, _memory_model)
-    board, long = rows.checkerboard(), rows.measured > _LONG
-    bandwidth, start = ({n: BOUNDS["memory"][n]} for n in BOUNDS["memory"])
-    found = fit(machine, rows.of(board & long), bandwidth, {"start": 2e-6})
-    values = fit(machine, rows.of(board), start, found)
+    rows = memory_rows([table])
+    board = checkerboard(rows)
+    values = fit_memory(machine, rows.of(board))
     return values, report(machine, rows.of(~board), values, "quantization, 3 bytes an element")
 
 
 def _fit_attention(machine: Machine, tables: Mapping[Any, Table]) -> tuple[dict[str, float], str]:
     rows = _attention_of(_plain(tables["attention", "bf16", True]))
-    board = rows.checkerboard()
-    values = fit(machine, rows.of(board), BOUNDS["attention"])
+    board = checkerboard(rows)
+    bounds = {**BOUNDS["attention"], **COPIED}
+    values = fit(machine, rows.of(board), bounds)
     told = report(machine, rows.of(~board), values, "attention bf16, causal")
     long = rows.extents[:, 3] >= _TRAINING
     report(machine, rows.of(~board & long), values, "... of 1,024 queries and more")
-    blind = fit(machine, rows.of(~long), BOUNDS["attention"])
+    blind = fit(machine, rows.of(~long), bounds)
     report(machine, rows.of(long), blind, "... of 1,024 and more, none fitted")
     return values, told
 
@@ -219,8 +188,10 @@ def _other_rates(
         if table is None:
             continue
         rows = rows_of(_plain(table) if kind == "attention" else table)
-        board = rows.checkerboard()
-        bounds = BOUNDS["narrow"] if kind == "matmul" else {"rate": BOUNDS[kind]["rate"]}
+        board = checkerboard(rows)
+        bounds = {"rate": BOUNDS[kind]["rate"]}
+        if kind == "matmul":
+            bounds = {**BOUNDS["narrow"], **QUANTIZING}
         found = fit(machine, rows.of(board), bounds, values)
         rates[dtype] = found["rate"]
         title = f"{'products' if kind == 'matmul' else 'attention'} {dtype}"
@@ -256,7 +227,7 @@ def _predicted(machine: Machine, tables: Sequence[Table], values: Values) -> Non
 def _experts(table: Table) -> Rows:
     """Both grouped products, and the rows that are sorted, gated and summed between them."""
 
-    def model(machine: Machine, values: Values, extents: NDArray[np.int64]) -> Floats:
+    def model(machine: Machine, values: Values, extents: Extents) -> Floats:
         e, m, d, f = extents.T.astype(float)
         up = matmul_seconds(
             machine, "bf16", e, m, 2 * f, d, 2 * e * (m * d + 2 * d * f + 2 * m * f)
@@ -265,7 +236,7 @@ def _experts(table: Table) -> Rows:
         moved = [4 * e * m * d, 6 * e * m * f, 4 * e * m * d]
         return up + down + sum(memory_seconds(machine, b) for b in moved)
 
-    return Rows("experts", table.extents, table.seconds, model)
+    return Rows(table.extents, table.seconds, model)
 
 
 def _latent(table: Table) -> Mask:
@@ -334,82 +305,28 @@ def _where(table: Table, chosen: Mask) -> Table:
 
 
 def _products_of(table: Table) -> Rows:
-    element = ELEMENT[table.dtype]
+    rows = product_rows([table])
 
-    def model(machine: Machine, values: Values, extents: NDArray[np.int64]) -> Floats:
-        _, m, n, k = extents.T.astype(float)
-        size = (m * k + k * n) * element + 2 * m * n
-        used = with_constants(machine, "matmul", values, table.dtype)
-        seconds = matmul_seconds(used, table.dtype, 1, m, n, k, size)
-        return seconds + values.get("quantizing", 0)
+    def model(machine: Machine, values: Values, extents: Extents) -> Floats:
+        return rows.model(machine, values, extents) + values.get("quantizing", 0)
 
-    return Rows(f"products {table.dtype}", table.extents, table.seconds, model)
+    return replace(rows, model=model)
 
 
 def _attention_of(table: Table) -> Rows:
-    element = ELEMENT[table.dtype]
+    rows = attention_rows([table])
 
-    def model(machine: Machine, values: Values, extents: NDArray[np.int64]) -> Floats:
-        b, h, g, q, t, qk, v = extents.T.astype(float)
-        moved = b * (q * h + t * g) * (qk + v)
-        used = with_constants(machine, "attention", values, table.dtype)
-        size, causal = element * moved, table.causal
-        seconds = attention_seconds(used, table.dtype, b, h, g, q, t, qk, v, size, causal=causal)
-        if not causal:
-            return seconds
-        return seconds + memory_seconds(machine, 4 * values["copied"] * moved)
+    def model(machine: Machine, values: Values, extents: Extents) -> Floats:
+        copied = memory_seconds(machine, 4 * values["copied"] * moved(extents))
+        return rows.model(machine, values, extents) + copied
 
-    return Rows(f"attention {table.dtype}", table.extents, table.seconds, model)
-
-
-def _memory_model(machine: Machine, values: Values, extents: NDArray[np.int64]) -> Floats:
-    return memory_seconds(with_constants(machine, "memory", values), extents[:, 0])
-
-
-def with_constants(machine: Machine, kind: str, values: Values, dtype: str = "bf16") -> Machine:
-    """The machine with other constants of a kind; `rate` is that of a type."""
-    old = getattr(machine.efficiency, kind)
-    new: dict[str, Any] = {n: v for n, v in values.items() if n != "rate" and n in vars(old)}
-    if "rate" in values:
-        new["rate"] = {**old.rate, dtype: values["rate"]}
-    efficiency = machine.efficiency.model_copy(update={kind: old.model_copy(update=new)})
-    return machine.model_copy(update={"efficiency": efficiency})
-
-
-def fit(
-    machine: Machine,
-    rows: Rows,
-    bounds: Mapping[str, tuple[float, float]],
-    fixed: Values | None = None,
-) -> dict[str, float]:
-    """The constants of least loss within bounds, to four figures: a simplex search (Nelder and
-    Mead) from the middle, started again once where it ended. Rows are a sample, always the same."""
-    optimize: Any = importlib.import_module("scipy.optimize")
-    chosen = np.random.default_rng(0).permutation(len(rows.measured))[:_SAMPLE]
-    sample = Rows(rows.title, rows.extents[chosen], rows.measured[chosen], rows.model)
-    low, high = np.array(list(bounds.values())).T
-
-    def values(point: Floats) -> dict[str, float]:
-        placed = low + np.clip(point, 0, 1) * (high - low)
-        return {**(fixed or {}), **dict(zip(bounds, placed.tolist(), strict=True))}
-
-    def loss(point: Floats) -> float:
-        outside = np.abs(point - np.clip(point, 0, 1)).sum()
-        found = np.abs(sample.errors(machine, values(point)))
-        return float(np.minimum(found, 1).mean() + outside)
-
-    point = np.full(len(bounds), 0.5)
-    for _ in range(3):
-        simplex = np.vstack([point, point + 0.2 * np.eye(len(bounds)) * np.sign(0.6 - point)])
-        options = {"initial_simplex": simplex, "maxiter": 150 * len(bounds), "fatol": 1e-6}
-        point = optimize.minimize(loss, point, method="Nelder-Mead", options=options).x
-    return {n: float(f"{v:.4g}") for n, v in values(point).items()}
+    return replace(rows, model=model) if table.causal else rows
 
 
 def report(machine: Machine, rows: Rows, values: Values, title: str) -> str:
     """Prints the errors of rows that were left out, and tells them in a sentence."""
     error = np.abs(np.expm1(rows.errors(machine, values)))
-    long = rows.measured > _LONG
+    long = rows.measured > LONG
     cells = (f"{len(error):,}", _percent(error), f"{long.sum():,}", _percent(error[long]))
     print(f"| {machine.name} | {title} | {' | '.join(cells)} |", flush=True)
     middle, most = (f"{100 * np.quantile(error, q):.1f}%" for q in (0.5, 0.9))
@@ -425,16 +342,10 @@ def _percent(error: Floats) -> str:
 def _section(
     kind: str, values: Values, rates: Values, told: Sequence[str], origin: str
 ) -> tuple[str, str]:
-    shown = {n: v for n, v in values.items() if n not in ("rate", "copied")}
-    lines = [
-        f'{n} = "{round(v * 1e6, 3):g} us"' if n in _TIMES else f"{n} = {round(v, 4):g}"
-        for n, v in shown.items()
-    ]
-    if "rate" in values:
-        every = {"bf16": values["rate"], **rates}
-        lines.insert(0, f"rate = {{ {', '.join(f'{n} = {v:.4g}' for n, v in every.items())} }}")
-    lines.append(f'fitted = "{origin}; {"; ".join(told)}"')
-    return f"efficiency.{kind}", "\n".join(lines)
+    every = {"bf16": values["rate"], **rates} if "rate" in values else {}
+    constants = {n: v for n, v in values.items() if n not in ("rate", "copied")}
+    body = kernel_section(kind, constants, every, f"{origin}; {'; '.join(told)}")
+    return f"efficiency.{kind}", body
 
 
 def _of_another(sections: Mapping[str, str], name: str) -> dict[str, str]:
@@ -444,11 +355,7 @@ def _of_another(sections: Mapping[str, str], name: str) -> dict[str, str]:
 
 def write(path: Path, sections: Mapping[str, str]) -> None:
     """The text with these sections in place of those that it has."""
-    text = path.read_text(encoding="utf-8")
-    for title in sections:
-        text = re.sub(rf"(?ms)^\[{re.escape(title)}\]\n.*?(?=^\[|\Z)", "", text)
-    parts = [text.rstrip(), *(f"[{title}]\n{body}" for title, body in sections.items())]
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    path.write_text(with_sections(path.read_text("utf-8"), sections), "utf-8")
 
 
 if __name__ == "__main__":

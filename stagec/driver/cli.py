@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),
     "show": ("stagec.driver.show", "Print an execution trace."),
     "measure": ("stagec.driver.measure", "Read times of kernels from profiler traces."),
+    "fit": ("stagec.driver.fit", "Fit the constants of a machine to measured kernels."),
     "validate": ("stagec.driver.validate", "Print published figures beside those computed here."),
     "schedule": ("stagec.driver.schedule", "Draw a pipeline schedule, or list them."),
     "models": ("stagec.driver.models", "List the models of the library."),

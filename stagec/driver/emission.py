@@ -119,6 +119,16 @@ def _processes(given: Mapping[str, Any]) -> int:
 
 
 @contextmanager
+def progress_on_terminal(title: str, things: str, quiet: bool) -> Generator[Progress]:
+    """A bar as `progress_bar` has it where stderr is a terminal, else nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with progress_bar(title, things) as progress:
+        yield progress
+
+
+@contextmanager
 def progress_bar(title: str, things: str) -> Generator[Progress]:
     """Progress, rate and time left on stderr, which is a terminal."""
     from rich.console import Console

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stagec.driver.common import write_output
+from stagec.driver.emission import progress_on_terminal
 
 if TYPE_CHECKING:
     from stagec.job.writer import Progress
@@ -57,7 +56,7 @@ def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
 
     before, whole = 0, sum(path.stat().st_size for path in traces)
     found: list[Reading] = []
-    with _progress(quiet) as progress:
+    with progress_on_terminal("reading traces", "MiB", quiet) as progress:
         for path in traces:
             found.append(read_trace(path, partial(_tell_bytes, progress, before, whole)))
             before += path.stat().st_size
@@ -66,17 +65,6 @@ def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
 
 def _tell_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
     progress((before + at) >> 20, whole >> 20)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Generator[Progress]:
-    if quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from stagec.driver.emission import progress_bar
-
-    with progress_bar("reading traces", "MiB") as progress:
-        yield progress
 
 
 def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:

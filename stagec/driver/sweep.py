@@ -108,13 +108,14 @@ def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) 
     swept = [axis.name for axis in axes]
     key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
     best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
-    names = plotted(given["plot"], axes, columns) if given["html"] is not None else None
+    file: Path | None = given["html"]
+    names = plotted(given["plot"], axes, columns) if file is not None else None
     rows = list(_rows(case, axes, given))
     shown = best(rows) if best is not None else rows
     _print(sorted(shown, key=key) if key is not None else shown, columns, given)
-    if names is not None:
+    if file is not None and names is not None:
         title = f"{_title(case)}: {' x '.join(swept)}"
-        write_page(Path(given["html"]), title, rows, names, columns)
+        write_page(file, title, rows, names, columns)
     return 0 if any(found.get("fits", "error" not in found) for found in rows) else 1
 
 

@@ -22,7 +22,7 @@ from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.driver.time_files import draw, draws, time_files
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
@@ -74,15 +74,10 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
-    swept = {name for axis in given["sweep"] for name in axis.sets}
-    if given["machine"] is None and "machine" not in swept:
-        raise error("a time needs a machine", remedy="add --machine h100-sxm, for example")
     if given["sweep"]:
-        from stagec.driver.sweep_table import TIME
-
-        files = tuple(path.resolve() for path in given["measured"])
-        case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
-        return sweep(case, given, TIME)
+        return _swept(options, given)
+    if given["machine"] is None:
+        raise _no_machine()
     check_alone(given)
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
@@ -106,6 +101,21 @@ def command(**given: Any) -> int:
     if given["output"]:
         write_output(table.getvalue(), given["output"])
     return 0
+
+
+def _swept(options: JobOptions, given: dict[str, Any]) -> int:
+    """The times of many configurations."""
+    from stagec.driver.sweep_table import TIME
+
+    if given["machine"] is None and not any("machine" in axis.sets for axis in given["sweep"]):
+        raise _no_machine()
+    files = tuple(path.resolve() for path in given["measured"])
+    case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
+    return sweep(case, given, TIME)
+
+
+def _no_machine() -> DiagnosticError:
+    return error("a time needs a machine", remedy="add --machine h100-sxm, for example")
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -78,14 +78,20 @@ def _value(name: str, value: Any) -> Any:
     """A value of the type that an option has."""
     if name in ("sizes", "mesh"):
         text = value if isinstance(value, str) else ",".join(f"{n}={v}" for n, v in value.items())
-        return Sizes()(text)
+        return cast("Any", Sizes()(text))
     if name == "ranks":
-        return click.IntRange(min=1)(value)
+        return cast("Any", click.IntRange(min=1)(value))
     if name == "plugin":
-        return tuple(map(Path, value))
+        return tuple(Path(file) for file in value)
     if name not in FLAGS:
         return str(value)
     if isinstance(value, int) and FLAGS[name].kind == "switch":
         value = str(value)  # True and 1 are on
-    listed = isinstance(value, list | tuple)
-    return type_of(FLAGS[name])(",".join(map(str, value)) if listed else value)
+    return cast("Any", type_of(FLAGS[name])(_joined(value)))
+
+
+def _joined(value: Any) -> Any:
+    """A list as the command line writes it."""
+    if not isinstance(value, list | tuple):
+        return value
+    return ",".join(map(str, cast("Sequence[object]", value)))

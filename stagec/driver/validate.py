@@ -11,16 +11,31 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.driver.common import write_output
+from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.analysis.count import Counts
 
 
 @click.command("validate")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
-def command(as_json: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list; of --time one object.")
+@click.option("--time", "steps", is_flag=True, help="Compare measured seconds of steps.")
+@click.option("--source", metavar="NAME", help="Of --time: the steps of one source.")
+@click.option("--all", "all_rows", is_flag=True, help="Of --time: all steps of the long sources.")
+def command(**given: Any) -> int:
     """Compile the models of the library and compare with what has been published; exit code 1 if a
-    row is off."""
+    row is off.
+
+    With --time steps that were measured are predicted, whatever the errors.
+    """
+    if given["steps"]:
+        from stagec.driver.validate_time import validate_time
+
+        return validate_time(given)
+    wrong = next((n for n in ("source", "all_rows") if given[n]), None)
+    if wrong is not None:
+        raise error(f"--{wrong.removesuffix('_rows')} is about steps", remedy="add --time")
+    as_json: bool = given["as_json"]
     from stagec.analysis.published import rows
     from stagec.analysis.published_traffic import traffic_rows
 

@@ -63,11 +63,35 @@ class Interference(Text):
     fitted: str = ""
 
 
+class Sustained(Text):
+    """What is left in a step of what kernels reach alone.
+
+    `products`: the share of the speed of matrix products and of attention. Tables time kernels for
+    milliseconds on a cool device; in a step that goes on for hours its power is limited, and so is
+    its clock.
+    """
+
+    products: Share = 1.0
+    fitted: str = ""
+
+
+class Host(Text):
+    """The program that launches kernels.
+
+    `issue`: seconds from one computation to the next, where devices wait for it: a framework
+    without a compiler or graphs runs its own code between any two (PyTorch, autograd).
+    """
+
+    issue: Seconds = 0.0
+    fitted: str = ""
+
+
 class Efficiency(Text):
     """Constants by kind of work.
 
     `kernels` says how kernels cost: by `tiles` and the constants here, or by the `roofline` alone,
-    the larger of FLOPs over the peak and bytes over the bandwidth, which has no constants.
+    the larger of FLOPs over the peak and bytes over the bandwidth, without constants: nor those of
+    hosts and of what is sustained.
     `collectives` are the algorithms that the communication library has, `network` the constants of
     each level of the network, by its name. `streams` says how a device communicates: on one stream
     for `each` communicator and neighbour, as frameworks do, or on `one` for all collectives and
@@ -78,6 +102,8 @@ class Efficiency(Text):
     matmul: MatmulEfficiency = MatmulEfficiency()
     attention: AttentionEfficiency = AttentionEfficiency()
     memory: MemoryEfficiency = MemoryEfficiency()
+    sustained: Sustained = Sustained()
+    host: Host = Host()
     interference: Interference = Interference()
     collectives: tuple[Algorithm, ...]
     streams: Literal["each", "one"] = "each"

@@ -6,7 +6,6 @@ its class, written out.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import MICROBATCH, Ints, marker_of
 from stagec.program.runs import Run
-from stagec.time.pieces import Entry, Shape, Step
+from stagec.time.pieces import Cause, Entry, Shape, Step
 from stagec.time.replay import ClassReplay
 from stagec.time.streams import BUBBLE, Part, Stream
 
@@ -117,10 +116,9 @@ def _tags(shape: Shape, run: Run) -> Ints:
 
 
 def waits(each: ClassReplay, step: int, *, inside: bool = True) -> list[Wait]:
-    """The times, in order, in which the compute stream of a class waits in a step that ends at
-    `step`, but for those of `inner_waits` if not `inside`. With what its nodes take they add up to
-    `ClassReplay.parts`: where a class waits for others it first idles, then the communication
-    itself takes its time."""
+    """The times in which the compute stream of a class waits in a step that ends at `step`, but for
+    `inner_waits` if not `inside`. With what its nodes take they add up to `ClassReplay.parts`:
+    where a class waits for others it first idles, then the communication itself takes its time."""
     found: list[Wait] = []
     gaps = cache(_gaps)
     now = 0
@@ -134,25 +132,26 @@ def waits(each: ClassReplay, step: int, *, inside: bool = True) -> list[Wait]:
         if not shape.computes:
             continue
         if base > now:
-            found += _split(each, *_latest(each, number, shape.gates), now, base)
-        for start, end, which, part in gaps(shape, entry):
-            if which >= 0:
-                found += _split(each, *planned.inputs[which], base + start, base + end)
-            elif inside:
-                found.append(Wait(base + start, base + end, part))
+            found += _spent(each, *_latest(each, number, shape.gates), now, base)
+        for start, end, why in gaps(shape, entry):
+            if not isinstance(why, Cause):
+                found += [Wait(base + start, base + end, why)] if inside else []
+            elif (source := each.source(number, why)) is not None:
+                found += _spent(each, *source, base + start, base + end)
         now = base + entry.compute
     last = max(each.streams.values(), key=lambda s: s[0], default=None)
     if last is not None and last[0] > now:
-        found += _split(each, *last[1:], now, last[0])
+        found += _spent(each, *last[1:], now, last[0])
         now = last[0]
     found.append(Wait(now, step, BUBBLE))
-    return [wait for wait in found if wait.end > wait.start]
+    return sorted(wait for wait in found if wait.end > wait.start)
 
 
 def inner_waits(shape: Shape, entry: Entry) -> list[Wait]:
     """The waits of a piece for what is in it, whenever it runs in this way, relative to its
     base."""
-    return [Wait(a, b, part) for a, b, which, part in _gaps(shape, entry) if which < 0]
+    gaps = _gaps(shape, entry)
+    return [Wait(start, end, why) for start, end, why in gaps if not isinstance(why, Cause)]
 
 
 def _latest(each: ClassReplay, number: int, gates: Sequence[int]) -> tuple[int, int]:
@@ -161,28 +160,29 @@ def _latest(each: ClassReplay, number: int, gates: Sequence[int]) -> tuple[int, 
     return max(inputs, key=lambda at: each.bases[at[0]] + each.ends[at[0]][at[1]])
 
 
-def _split(each: ClassReplay, piece: int, place: int, start: int, end: int) -> Iterator[Wait]:
+def _spent(each: ClassReplay, piece: int, place: int, start: int, end: int) -> Iterator[Wait]:
     """A wait for a node, as it is accounted for."""
-    found: Counter[Part] = Counter()
-    each.account(found, piece, place, end - start)
-    idle = found.pop(BUBBLE, 0)
-    yield Wait(start, start + idle, BUBBLE)
-    for part in found:
-        yield Wait(start + idle, end, part)
+    for part, time in each.spent(piece, place, end - start):
+        yield Wait(end - time, end, part)
+        end -= time
 
 
-def _gaps(shape: Shape, entry: Entry) -> list[tuple[int, int, int, Part]]:
-    """Where the compute stream waits in a piece: for which input (-1 for a node in the piece or for
-    a communicator), and what the time counts as then."""
-    found: list[tuple[int, int, int, Part]] = []
+def _gaps(shape: Shape, entry: Entry) -> list[tuple[int, int, Part | Cause]]:
+    """Where the compute stream waits in a piece: for what runs in the piece meanwhile, or for what
+    comes from before it."""
+    found: list[tuple[int, int, Part | Cause]] = []
     free = 0
     for place, step in enumerate(shape.steps):
         if not step.computes:
             continue
-        start, cause = entry.starts[place], entry.causes[place]
-        if start > free:
-            awaited = shape.steps[cause.place] if cause.place >= 0 else step
-            found.append((free, start, cause.input, awaited.part))
+        until, cause = entry.starts[place], entry.causes[place]
+        while until > free:
+            if cause.place < 0:
+                found.append((free, until, cause))
+                break
+            begun = entry.starts[cause.place]
+            found.append((max(begun, free), until, shape.steps[cause.place].part))
+            until, cause = begun, entry.causes[cause.place]
         free = entry.ends[place]
     return found
 

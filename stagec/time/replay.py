@@ -8,7 +8,7 @@ actions, not with their nodes. `stagec.time.clock` says what the times mean, nod
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.program.groups import Channel, GroupAxes
@@ -81,27 +81,32 @@ class ClassReplay:
         last = max(self.streams.values(), key=lambda s: s[0], default=None)
         if last is not None and last[0] > self.compute:
             end, piece, place = last
-            self.account(found, piece, place, end - self.compute)
+            for part, time in self.spent(piece, place, end - self.compute):
+                found[part] += time
         found[BUBBLE] += step - self.end
         return {part: time for part, time in found.items() if time}
 
-    def account(self, found: Counter[Part], piece: int, place: int, amount: int) -> None:
-        """Account for time in which computations waited for a node: for the node while it ran, and
-        before that for what it waited for. Of what joins classes, no more than it takes is
-        communication: the rest is spent on waiting for the other classes."""
+    def spent(self, piece: int, place: int, amount: int) -> Iterator[tuple[Part, int]]:
+        """What the time counts as in which computations waited for a node, from its end backwards:
+        the node while it ran, and before that what it waited for. Of what joins classes, no more
+        than it takes is communication: the rest is spent on waiting for the other classes."""
         while amount > 0:
             shape, entry = self.plan[piece].shape, self.entries[piece]
             if entry is None:
-                sent = self.causes[piece] if shape.node.is_message else None
-                if sent is not None and sent.owner is self and self._from_itself(shape):
-                    piece, place = sent.piece, sent.place
-                    continue
-                own = min(amount, self.pieces[piece].costs[place].time)
-                found[shape.steps[place].part] += own
-                found[BUBBLE] += amount - own
-                return
+                before, message = self.causes[piece], shape.node.is_message
+                own = 0
+                if not (message and self._from_itself(shape)):
+                    took = self.pieces[piece].costs[place].time if message else self.ends[piece][0]
+                    own = min(amount, took)
+                    yield shape.steps[place].part, own
+                    amount -= own
+                if before is None or before.owner is not self or before.place < 0:
+                    yield BUBBLE, amount
+                    return
+                piece, place = before.piece, before.place
+                continue
             own = min(amount, entry.ends[place] - entry.starts[place])
-            found[shape.steps[place].part] += own
+            yield shape.steps[place].part, own
             amount -= own
             cause = entry.causes[place]
             if cause.place >= 0:
@@ -335,7 +340,8 @@ def _computed(mine: ClassReplay, number: int, entry: Entry, times: Sequence[int]
     for cause, amount in waits:
         source = mine.source(number, cause)
         if source is not None:
-            mine.account(mine.waited, *source, amount)
+            for part, time in mine.spent(*source, amount):
+                mine.waited[part] += time
     mine.uses[entry] += 1
     mine.compute, mine.computed = base + entry.compute, number
 
@@ -344,11 +350,12 @@ def _start(call: _Call, stream: Stream) -> None:
     """Start a collective on all members; calls of a group follow each other."""
     last, _, start, cause = max(call.there, key=lambda there: there[2])
     before = last.streams.get(stream)
-    if before is not None and before[0] > start:
-        start, cause = before[0], At(last, *before[1:])
+    follows = before is not None and before[0] > start
+    start = before[0] if before is not None and follows else start
     time = max(each.pieces[piece].costs[0].time for each, piece, _, _ in call.there)
     for each, piece, _, _ in call.there:
-        each.bases[piece], each.ends[piece], each.causes[piece] = start, (time,), cause
+        each.bases[piece], each.ends[piece] = start, (time,)
+        each.causes[piece] = At(each, *each.streams[stream][1:]) if follows else cause
         each.streams[stream] = start + time, piece, 0
 
 

@@ -15,13 +15,15 @@ from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Sizes, resized
-from stagec.time.costs import CostTable, Measurements
+from stagec.time.costs import CostTable, Measurements, picoseconds
 from stagec.time.join import Joined, joined
 from stagec.time.pieces import Piece, Shape
 from stagec.time.replay import ClassReplay, replay
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
-Costs = Callable[[Shape], Sequence[Cost]]
+ShapeCosts = Callable[[Shape], Sequence[Cost]]
+#: Costs of shapes, and a number that tells classes apart whose nodes do not cost the same.
+ClassCosts = tuple[int, ShapeCosts]
 T = TypeVar("T")
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
@@ -178,6 +180,9 @@ def step_time(
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
 
+    There are two clocks, that of the devices and that of the hosts, which issue one computation
+    after the other and wait for each other where the devices do. The step is the longer one.
+
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
@@ -185,19 +190,49 @@ def step_time(
         machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
     )
     table.prepare(issued.samples)
-    plans = issued.plans(overlap=overlap, one_stream=machine.efficiency.streams == "one")
+    costs: list[ClassCosts] = []
+    for each, ranks in zip(issued.classes, issued.members, strict=True):
+        key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
+        costs.append((key, issued.each(cost)))
+    efficiency = machine.efficiency
+    slowdown = round(efficiency.interference.computations * 1024)
+    plans = issued.plans(overlap=overlap, one_stream=efficiency.streams == "one")
+    devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
+    issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
+    if not issue or _is_ahead(devices, issue):
+        return devices
+    alike: ClassCosts = 0, lambda shape: [_issued(issue, step.node) for step in shape.steps]
+    hosts = StepTime(*_replayed(plans, [alike] * len(costs), 0), table.ways)
+    return max(devices, hosts, key=lambda step: step.picoseconds)
+
+
+def _replayed(
+    plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int
+) -> tuple[int, list[ClassReplay]]:
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
-    for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True)):
-        key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
-        costs = issued.each(cost)
+    for i, (key, of_shape) in enumerate(costs):
 
-        def piece(shape: Shape, key: int = key, costs: Costs = costs) -> Piece:
+        def piece(shape: Shape, key: int = key, of_shape: ShapeCosts = of_shape) -> Piece:
             found = known.get((key, shape))
             if found is None:
-                found = known[key, shape] = Piece(shape, costs(shape))
+                found = known[key, shape] = Piece(shape, of_shape(shape))
             return found
 
         classes.append(ClassReplay(i, plans[i], piece))
-    slowdown = round(machine.efficiency.interference.computations * 1024)
-    return StepTime(replay(classes, slowdown), classes, table.ways)
+    return replay(classes, slowdown), classes
+
+
+def _issued(issue: int, node: Node) -> Cost:
+    """What a node costs its host. Optimizers launch few kernels, each for many parameters."""
+    return Cost(0, issue if node.is_computation and node.phase != "optimizer" else 0)
+
+
+def _is_ahead(devices: StepTime, issue: int) -> bool:
+    """Whether hosts are through with every piece before the devices: then they hold up nothing."""
+    pieces = {id(p): p for each in devices.classes for p in each.pieces}
+    return all(
+        sum(_issued(issue, s.node).launch for s in p.shape.steps)
+        <= sum(c.launch + c.time for s, c in zip(p.shape.steps, p.costs, strict=True) if s.computes)
+        for p in pieces.values()
+    )

@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"stagec": "stagec", "stagec.passes": "passes", "stagec.ir_spec": "ir_spec"}
 SHIPPED = {
-    *(".py", ".pyi", ".typed", ".stg", ".proto", ".json", ".toml", ".lark", ".md"),
+    *(".py", ".pyi", ".typed", ".stg", ".proto", ".json", ".toml", ".lark", ".md", ".csv"),
     *(".html", ".css", ".js"),
 }
 

@@ -371,7 +371,7 @@ def test_what_a_computation_waits_for_counts_however_far_back() -> None:
 
 def test_without_launch_gaps_there_are_none() -> None:
     issued = issued_of(options_of(LLAMA, {"dp": 2}))
-    machine = load_machine("h100-sxm")
+    machine = load_machine("h100-sxm").changed({"efficiency.host.issue": 0.0})
     with_gaps = step_time(issued, machine)
     without = step_time(issued, machine.changed({"compute.launch": 0.0}))
     (each,), (other,) = with_gaps.classes, without.classes

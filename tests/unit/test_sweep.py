@@ -325,9 +325,7 @@ def test_what_does_not_go_together(more: list[str], told: str) -> None:
     assert (ran.code, told in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
 
 
-@pytest.mark.parametrize(
-    "more", [["--fit", "caching"], ["--stage", "0"], ["--html", "x"], ["--snapshot", "x"]]
-)
+@pytest.mark.parametrize("more", [["--fit", "caching"], ["--stage", "0"], ["--snapshot", "x"]])
 def test_what_is_about_one_job(more: list[str]) -> None:
     ran = stagec("memory", *BASE[1:], "--sweep", "tp=1", *more)
     assert (ran.code, f"{more[0]} is about one job" in ran.err) == (1, True)

@@ -21,6 +21,7 @@ from tests.support import LLAMA, examples, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep.schema.json").read_text())
+VALIDATOR: Any = jsonschema.Draft202012Validator(SCHEMA)
 SIZES = {"L": 2, "B": 8}
 JOB = ("time", LLAMA, "--set", "L=2,B=8", "--ranks", "8", "--jobs", "1")
 BANDWIDTH = "machine.memory.bandwidth"
@@ -31,7 +32,7 @@ def swept(*arguments: str, code: int = 0) -> list[dict[str, Any]]:
     ran = stagec(*JOB, *arguments, "--json")
     assert ran.code == code, ran.err
     found: list[dict[str, Any]] = json.loads(ran.out)
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    VALIDATOR.validate(found)
     return found
 
 
@@ -70,9 +71,8 @@ def test_a_figure_goes_by_the_machine_that_is_chosen() -> None:
 
 
 def test_a_figure_that_one_machine_lacks_is_a_row() -> None:
-    found = swept(
-        "--sweep", "machine=h100,tpu-v5p", "--sweep", "machine.network.nvlink.bandwidth=x2"
-    )
+    figure = "machine.network.nvlink.bandwidth=x2"
+    found = swept("--sweep", "machine=h100,tpu-v5p", "--sweep", figure)
     assert "time" in found[0]
     assert "has no figure 'network.nvlink.bandwidth'" in found[1]["error"]
 
@@ -107,15 +107,18 @@ def test_pareto_keeps_the_front() -> None:
         kept = unbeaten(points)
         return [row for point, row in zip(points, jobs, strict=True) if point in kept]
 
-    def step(row: dict[str, Any]) -> float:
+    def step(row: dict[str, Any]) -> Any:
         return row["time"]["step_seconds"]
 
-    def memory(row: dict[str, Any]) -> int:
+    def waste(row: dict[str, Any]) -> Any:
+        return -row["time"]["mfu"]
+
+    def memory(row: dict[str, Any]) -> Any:
         return row["peak_bytes"]
 
     assert swept(*arguments, "--pareto", "time,memory") == best(step, memory)
     assert swept(*arguments, "--pareto", "time") == best(step)
-    assert swept(*arguments, "--pareto", "mfu") == best(lambda row: -row["time"]["mfu"])
+    assert swept(*arguments, "--pareto", "mfu") == best(waste)
     limit = str(sorted(map(memory, jobs))[1])
     fitting = swept(*arguments, "--pareto", "time", "--limit", limit)
     assert [memory(row) <= int(limit) for row in fitting] == [True]

@@ -1,0 +1,108 @@
+"""Steps of papers and of pages of frameworks: few rows, each a model of its own.
+
+The file has strategy and sizes in the words of this compiler; the conventions here are what all
+rows of a source have in common.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from stagec.analysis.measured import MeasuredStep, Source, read
+
+#: Megatron-LM of 2021 and 2022 with `--fp16`: gradients are summed up and reduced as they are, in
+#: one call when backward is done (megatron/model/distributed.py, `--DDP-impl local`). Softmax with
+#: its mask, bias with GeLU, and bias with dropout and residual are kernels (megatron/model/fused_*
+#: .py): `elementwise` fuses these, and norms with the residual before them, which Megatron does
+#: not. Tensor-parallel ranks send a part each of what they hold alike
+#: (`scatter_gather_tensors_in_pipeline`).
+MEGATRON: Final[Mapping[str, Any]] = {
+    "param_dtype": "f16",
+    "grad_dtype": "f16",
+    "reduce_dtype": "f16",
+    "ddp_bucket": 0,
+    "fusion": "elementwise",
+}
+#: Before `async_tensor_model_parallel_allreduce` (arXiv 2205.05198, section 4.2.2, has it).
+BLOCKING: Final[Mapping[str, Any]] = {"async_tp": False}
+#: Megatron-Core: Transformer Engine's fused attention, norms and SwiGLU, everything else alone; the
+#: distributed optimizer reduces fp32 gradients in buckets beside backward
+#: (`--use-distributed-optimizer --overlap-grad-reduce`).
+MEGATRON_CORE: Final[Mapping[str, Any]] = {"zero": 1, "fusion": "none"}
+
+
+def scattered(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of Megatron-LM of 2021 for messages between stages."""
+    alike = flags.get("tp", 1) > 1 and flags.get("pp", 1) > 1 and not flags.get("sp", False)
+    return {"scatter_gather": True} if alike else {}
+
+
+def _rows(source: str) -> Iterator[tuple[str, int, float, dict[str, Any], dict[str, int]]]:
+    for row in read("steps"):
+        if row["source"] == source:
+            given, sizes = json.loads(row["strategy"]), json.loads(row["sizes"])
+            yield row["row"], int(row["gpus"]), float(row["measured_s"]), given, sizes
+
+
+def korthikanti() -> Iterator[MeasuredStep]:
+    """arXiv 2205.05198, table 5: GPT on A100 with full recompute, and with sequence parallelism and
+    selective recompute."""
+    for name, gpus, seconds, given, sizes in _rows("korthikanti"):
+        flags = {**MEGATRON, **given, **scattered(given)}
+        machine, model = "a100-80g", "gpt3-175b"
+        yield MeasuredStep("korthikanti", name, seconds, gpus, machine, model, sizes, flags)
+
+
+def narayanan() -> Iterator[MeasuredStep]:
+    """arXiv 2104.04473, table 1: GPT on A100, full recompute."""
+    for name, gpus, seconds, given, sizes in _rows("narayanan"):
+        flags = {**MEGATRON, **BLOCKING, **given, **scattered(given)}
+        machine, model = "a100-80g", "gpt3-175b"
+        yield MeasuredStep("narayanan", name, seconds, gpus, machine, model, sizes, flags)
+
+
+def mcore() -> Iterator[MeasuredStep]:
+    """README of NVIDIA/Megatron-LM, 2024: weak scaling on H100. Untied embeddings give the number
+    of parameters in the names of the rows.
+
+    The rows `dp64` have the published throughput of a GPU on as many GPUs as 64 data-parallel ranks
+    are: with those of the README (768 and 3,072) the batch does not divide.
+    """
+    for name, _, seconds, given, sizes in _rows("mcore"):
+        flags = {**MEGATRON_CORE, **given}
+        gpus = given["dp"] * given["tp"] * given["pp"]
+        machine, model = "h100-sxm", "gpt_rope.stg"
+        yield MeasuredStep("mcore", name, seconds, gpus, machine, model, sizes, flags)
+
+
+_TITAN: Final[Mapping[str, str]] = {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}
+
+
+def torchtitan() -> Iterator[MeasuredStep]:
+    """pytorch/torchtitan, docs/performance.md and benchmarks, 2024 and 2025, compiled:
+    TorchInductor fuses element-wise computations.
+
+    Selective recompute repeats every second product of a block and keeps attention
+    (torchtitan/models/llama/parallelize_llama.py, `selective_ac_option = "op"`): of the separate
+    products of Llama these are wk, wo and w3, 36% of the FLOPs, which is here every third block in
+    full. With a pipeline FSDP keeps gathered parameters and reduces gradients once a step
+    (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`): that is ZeRO-1.
+    """
+    for name, gpus, seconds, given, sizes in _rows("torchtitan"):
+        flags: dict[str, Any] = {"fusion": "elementwise", **given}
+        if flags["recompute"] == "selective":
+            flags |= {"recompute": "full", "recompute_every": 3}
+        if flags.get("pp", 1) > 1:
+            flags |= {"zero": 1}
+        model = _TITAN[name.split()[0]]
+        yield MeasuredStep("torchtitan", name, seconds, gpus, "h100-500w", model, sizes, flags)
+
+
+PUBLISHED: Final[Mapping[str, Source]] = {
+    "korthikanti": korthikanti,
+    "narayanan": narayanan,
+    "mcore": mcore,
+    "torchtitan": torchtitan,
+}

@@ -1,0 +1,92 @@
+"""Fitted constants as tables of machine texts.
+
+`rounded` and `rounded_network` are what a text holds: constants that are rounded are read back from
+their text as the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from stagec.machines.efficiency import NetworkEfficiency, Protocol
+
+_TIMES = ("start", "tile", "reduction")
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Constants of kernels: times to a nanosecond, others to four decimals."""
+    return {
+        n: float(f"{round(v * 1e6, 3):g}e-6") if n in _TIMES else float(f"{round(v, 4):g}")
+        for n, v in values.items()
+    }
+
+
+def kernel_section(
+    kind: str, values: Mapping[str, float], rates: Mapping[str, float], fitted: str
+) -> str:
+    """Constants of a kind of kernels, with the rates of types; `fitted` says on what they were
+    fitted."""
+    lines = [f"[efficiency.{kind}]"]
+    if rates:
+        lines.append(f"rate = {{ {', '.join(f'{n} = {v:.4g}' for n, v in rates.items())} }}")
+    lines += [
+        f'{n} = "{_microseconds(v, 3)}"' if n in _TIMES else f"{n} = {round(v, 4):g}"
+        for n, v in values.items()
+    ]
+    return "\n".join([*lines, f"fitted = {quoted(fitted)}"]) + "\n"
+
+
+def rounded_network(found: NetworkEfficiency) -> NetworkEfficiency:
+    """Constants of a level to three figures."""
+
+    def one(p: Protocol) -> Protocol:
+        start, hops, share, copied = (
+            float(f"{v:.3g}") for v in (p.start * 1e6, p.hops, p.share, p.copy_)
+        )
+        return Protocol.model_construct(
+            start=float(f"{start:g}e-6"), hops=hops, share=share, copy_=copied
+        )
+
+    return found.model_copy(
+        update={
+            "protocols": {n: one(p) for n, p in found.protocols.items()},
+            "pairs": {n: one(p) for n, p in found.pairs.items()},
+            "multicast": one(found.multicast),
+        }
+    )
+
+
+def network_section(level: str, found: NetworkEfficiency) -> str:
+    """The constants of a level, whose record `found.fitted` is."""
+
+    def inline(p: Protocol) -> str:
+        names = f'start = "{_microseconds(p.start, 9)}", hops = {p.hops:g}, share = {p.share:g}'
+        return f"{{ {names}, copy = {p.copy_:g} }}"
+
+    lines = [f"[efficiency.network.{level}]", f"fitted = {quoted(found.fitted)}"]
+    lines.append(f"multicast = {inline(found.multicast)}")
+    for name, group in (("protocols", found.protocols), ("pairs", found.pairs)):
+        lines += ["", f"[efficiency.network.{level}.{name}]"]
+        lines += [f"{n} = {inline(p)}" for n, p in group.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _microseconds(seconds: float, decimals: int) -> str:
+    """`2.7 us`: texts of machines have no exponents."""
+    return f"{seconds * 1e6:.{decimals}f}".rstrip("0").rstrip(".") + " us"
+
+
+def with_sections(text: str, sections: Mapping[str, str]) -> str:
+    """A machine text with these sections, by their titles, in place of those that it has."""
+    for title in sections:
+        old = rf"(?ms)^\[{re.escape(title)}(\.[^\]]*)?\]\n.*?(?=^\[|\Z)"
+        text = re.sub(old, "", text)
+    return "\n\n".join(part.rstrip() for part in (text, *sections.values())) + "\n"
+
+
+def quoted(text: str) -> str:
+    """A text between quotes, as TOML has it; what is no UTF-8 is written as escapes."""
+    known = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return json.dumps(known, ensure_ascii=False).replace("\x7f", "\\u007f")

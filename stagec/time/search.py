@@ -1,0 +1,104 @@
+"""Searches for constants: the same in every run.
+
+Two, since the models differ. Times of kernels go in steps (tiles, waves), so that small changes of
+a constant say nothing: a simplex search needs none. Times of collectives are smooth and have a
+score of constants, too many for a simplex: least squares follow the slopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+#: Errors of `least_squares` beyond this one count by their size, not by their square.
+OUTLIER = 0.1
+
+
+def simplex(
+    loss: Callable[[Floats], float],
+    corners: Floats,
+    most: int,
+    near: float = 1e-4,
+    flat: float = 1e-6,
+) -> Floats:
+    """The point of least loss that is found from n + 1 corners (a row each) of n coordinates.
+
+    It ends after `most` steps, or when all corners are within `near` of the best one and their
+    losses within `flat`. Source: Nelder and Mead, "A simplex method for function minimization",
+    The Computer Journal 7, 1965.
+    """
+    points = corners.copy()
+    losses = np.array([loss(p) for p in points])
+
+    def order() -> None:
+        rows = np.argsort(losses, kind="stable")
+        points[:], losses[:] = points[rows], losses[rows]
+
+    def take(point: Floats, value: float) -> None:
+        points[-1], losses[-1] = point, value
+
+    order()
+    for _ in range(most):
+        if np.abs(points[1:] - points[0]).max() <= near and losses[-1] - losses[0] <= flat:
+            break
+        middle, worst = points[:-1].sum(axis=0) / (len(points) - 1), points[-1].copy()
+        turned = 2 * middle - worst
+        value = loss(turned)
+        if value < losses[0]:
+            further = 3 * middle - 2 * worst
+            wider = loss(further)
+            take(*((further, wider) if wider < value else (turned, value)))
+        elif value < losses[-2]:
+            take(turned, value)
+        else:
+            outside = value < losses[-1]
+            shorter = 1.5 * middle - 0.5 * worst if outside else 0.5 * middle + 0.5 * worst
+            inner = loss(shorter)
+            if inner <= value if outside else inner < losses[-1]:
+                take(shorter, inner)
+            else:
+                points[1:] = points[0] + 0.5 * (points[1:] - points[0])
+                losses[1:] = [loss(p) for p in points[1:]]
+        order()
+    best: Floats = points[0]
+    return best
+
+
+def least_squares(
+    errors: Callable[[Floats], Floats], first: Floats, steps: int = 60
+) -> tuple[float, Floats]:
+    """The least cost and its point, from a first point: coordinates stay between -7 and 6.
+
+    The cost is the sum of squares of the errors, of those beyond `OUTLIER` that of Huber. Source:
+    Levenberg and Marquardt (Nocedal and Wright, "Numerical Optimization", 2006, section 10.3) with
+    weights for outliers; slopes by differences.
+    """
+
+    def cost(r: Floats) -> float:
+        a = np.abs(r)
+        return float(np.where(a < OUTLIER, a * a, OUTLIER * (2 * a - OUTLIER)).sum())
+
+    x, r, damping = first, errors(first), 1e-2
+    best = cost(r)
+    for _ in range(steps):
+        w = np.minimum(1, OUTLIER / np.maximum(np.abs(r), 1e-12))
+        jac = np.stack([(errors(x + h) - r) / 0.02 for h in 0.02 * np.eye(len(x))], axis=1)
+        normal = jac.T @ (jac * w[:, None])
+        while damping < 1e6:
+            step = np.linalg.solve(normal + damping * np.eye(len(x)), -jac.T @ (w * r))
+            tried = np.clip(x + np.clip(step, -1, 1), -7, 6)
+            new = errors(tried)
+            if cost(new) < best:
+                break
+            damping *= 4
+        else:
+            break
+        gain, best = best - cost(new), cost(new)
+        x, r, damping = tried, new, damping / 3
+        if gain < 1e-6 * best:
+            break
+    return best, x

@@ -1,0 +1,264 @@
+"""Measured steps: what a source maps to, how far predictions are off, how errors are told."""
+
+from __future__ import annotations
+
+import json
+import re
+from math import prod
+from typing import Any
+
+import pytest
+
+from stagec.analysis.measured import MeasuredStep, measured_steps
+from stagec.analysis.step_errors import StepError, regret, spearman, summaries
+from stagec.driver.job import JobBuilder
+from stagec.driver.measured import issued_of, machine_of, options_of, seconds_of
+from stagec.driver.options import JobOptions
+from stagec.driver.validate_time import chosen
+from stagec.ir.expr import evaluate
+from stagec.ir.types import TensorType
+from stagec.machines import load_machine
+from stagec.time.step import Issued, StepTime, step_time
+from stagec.time.streams import BUBBLE, LAUNCH
+from tests.support import stagec
+
+STEPS = measured_steps()
+AXES = ("dp", "tp", "pp", "cp")
+#: Of each source how many rows it has, and how many of them are judged.
+ROWS = {
+    "korthikanti": (8, 8),
+    "narayanan": (10, 10),
+    "mcore": (4, 4),
+    "torchtitan": (6, 6),
+    "deepspeed-multi": (41, 41),
+    "deepspeed-single": (720, 720),
+    "b200": (15, 15),
+    "nanotron": (897, 85),
+}
+
+
+def parameters(step: MeasuredStep) -> int:
+    """The parameters of the model of a step."""
+    module = JobBuilder(options_of(step)).module
+    types = [arg.type for arg in module.main.body.args]
+    return sum(
+        evaluate(t.elements, module.env)
+        for t in types
+        if isinstance(t, TensorType) and t.role == "param"
+    )
+
+
+def test_every_row_of_every_source_is_there() -> None:
+    found = {name: (len(rows), sum(r.judged for r in rows)) for name, rows in STEPS.items()}
+    assert found == ROWS
+
+
+def test_every_second_judged_row_is_fitted() -> None:
+    for rows in STEPS.values():
+        judged = [row.fitted for row in rows if row.judged]
+        assert judged == [i % 2 == 0 for i in range(len(judged))]
+        assert not any(row.fitted for row in rows if not row.judged)
+
+
+def test_the_mesh_has_as_many_ranks_as_there_were_gpus() -> None:
+    for rows in STEPS.values():
+        for row in rows:
+            assert prod(row.flags.get(axis, 1) for axis in AXES) == row.ranks, row.row
+
+
+def test_the_batch_divides_into_microbatches() -> None:
+    for rows in STEPS.values():
+        for row in rows:
+            parts = row.flags["microbatches"] * row.flags.get("dp", 1)
+            assert row.sizes["B"] % parts == 0, row.row
+
+
+def test_one_convention_for_each_source() -> None:
+    """Rows of a source differ in mesh, batch and recompute; the rest is the framework's."""
+    varied = {*AXES, "ep", "microbatches", "schedule", "chunks", "recompute", "recompute_every"}
+    varied |= {"sp", "zero", "scatter_gather", "fp8", "cp_mode", "capacity_factor"}
+    for name, rows in STEPS.items():
+        same = {
+            json.dumps([row.machine, dict(row.changes), row.overlap]): {
+                n: v for n, v in row.flags.items() if n not in varied
+            }
+            for row in rows
+        }
+        assert len(same) == 1, name
+        (flags,) = same.values()
+        for row in rows:
+            assert flags == {n: v for n, v in row.flags.items() if n not in varied}, row.row
+
+
+def test_models_have_the_parameters_that_rows_are_named_after() -> None:
+    for source in ("narayanan", "mcore", "korthikanti", "torchtitan"):
+        for row in STEPS[source]:
+            size = re.match(r"([0-9.]+)(B|T)", row.row)
+            assert size, row.row
+            told = float(size[1]) * (1000 if size[2] == "T" else 1)
+            # Korthikanti et al. round; torchtitan's 405B has 128 layers of 126
+            assert parameters(row) / 1e9 == pytest.approx(told, rel=0.02, abs=0.05), row.row
+
+
+def test_models_of_sweeps_have_the_published_parameters() -> None:
+    sizes = {parameters(r) for r in STEPS["deepspeed-multi"][::20]}
+    assert [round(n / 1e9, 1) for n in sorted(sizes)] == [3.6, 18.4]
+    wide = next(r for r in STEPS["nanotron"] if r.sizes["D"] == 4096)
+    assert parameters(wide) == 8_858_636_288  # 8.86B
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+#: A row of each source that is small, and by how much it may be off.
+SMALL = {
+    "korthikanti": ("22B full", 0.1),
+    "narayanan": ("18.4B", 0.1),
+    "mcore": ("16B", 0.12),
+    "torchtitan": ("8B fsdp8 bs2 compile", 0.1),
+    "b200": ("llama3_405b_l4_tp8_pp1_dp1_mbc4", 0.1),
+}
+#: The most that the median of a source may be off.
+MEDIANS = {
+    "korthikanti": 0.06,
+    "narayanan": 0.06,
+    "mcore": 0.1,
+    "torchtitan": 0.06,
+    "deepspeed-multi": 0.08,
+    "b200": 0.05,
+    "nanotron": 0.16,
+}
+
+
+@pytest.mark.parametrize("source", SMALL)
+def test_a_step_is_predicted(source: str) -> None:
+    name, most = SMALL[source]
+    step = next(s for s in STEPS[source] if s.row == name)
+    assert seconds_of(step) == pytest.approx(step.seconds, rel=most)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("source", MEDIANS)
+def test_the_median_of_a_source(source: str) -> None:
+    steps = [s for s in chosen(source, everything=False) if s.ranks <= 1024]
+    (found,) = summaries(StepError(s, seconds_of(s)) for s in steps)
+    assert found.median <= MEDIANS[source]
+
+
+def step(seconds: float, *, sweep: str = "s", fitted: bool = False) -> MeasuredStep:
+    return MeasuredStep("x", "", seconds, 1, "b200", "m", {}, {}, sweep=sweep, fitted=fitted)
+
+
+def test_spearman_and_regret_of_a_sweep() -> None:
+    measured = (1.0, 2.0, 3.0, 4.0)
+    same = [StepError(step(s), 2 * s) for s in measured]
+    assert spearman(same) == pytest.approx(1)
+    assert regret(same) == 0
+    turned = [StepError(step(s), 5 - s) for s in measured]
+    assert spearman(turned) == pytest.approx(-1)
+    assert regret(turned) == 3
+    alike = [StepError(step(s), 1.0) for s in measured]
+    assert spearman(alike) == 0
+    # ranks 1 2 3 4 and 2 1 3 4: 1 - 6 * 2 / (4 * 15)
+    swapped = [StepError(step(s), p) for s, p in zip(measured, (2, 1, 3, 4), strict=True)]
+    assert spearman(swapped) == pytest.approx(0.8)
+    assert regret(swapped) == 1
+
+
+def test_a_summary_tells_fitted_rows_from_others() -> None:
+    rows = [
+        StepError(step(1.0, fitted=True), 1.0),
+        StepError(step(1.0), 1.1),
+        StepError(step(1.0), 0.7),
+        StepError(step(1.0), "no such mesh"),
+    ]
+    (found,) = summaries(rows)
+    assert found.rows == 3
+    assert found.median == pytest.approx(0.1)
+    assert found.left_out == pytest.approx(0.2)
+    assert found.bias == pytest.approx(0.0)
+    assert found.spearman is None  # three steps are no sweep
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_validate_prints_rows_and_sources_as_json() -> None:
+    result = stagec("validate", "--time", "--source", "mcore", "--json")
+    assert result.code == 0
+    found = json.loads(result.out)
+    assert [row["row"] for row in found["rows"]] == [s.row for s in STEPS["mcore"]]
+    for row in found["rows"]:
+        assert row["error"] == pytest.approx(row["predicted_seconds"] / row["measured_seconds"] - 1)
+    (source,) = found["sources"]
+    assert source["source"] == "mcore"
+    assert source["rows"] == 4
+
+
+def test_mistakes_of_validate() -> None:
+    wrong = stagec("validate", "--time", "--source", "mcor")
+    assert wrong.code == 1
+    assert "did you mean 'mcore'" in wrong.err
+    alone = stagec("validate", "--source", "mcore")
+    assert alone.code == 1
+    assert "add --time" in alone.err
+
+
+def test_a_sample_has_fitted_rows_and_others() -> None:
+    for source in ("deepspeed-single", "nanotron"):
+        rows = chosen(source, everything=False)
+        assert len(rows) < len(STEPS[source])
+        assert {row.fitted for row in rows} == {True, False}
+    assert len(chosen("nanotron", everything=True)) == ROWS["nanotron"][0]
+
+
+# -- hosts, and devices that have been at work for long --------------------------------------------
+
+TINY = {"B": 8, "S": 64, "L": 2, "D": 64, "H": 4, "G": 4, "K": 16, "F": 128, "V": 256}
+
+
+def tiny(issue: float, **flags: Any) -> tuple[Issued, StepTime]:
+    """A small step on a machine whose hosts take so long for a computation."""
+    issued = Issued.of(JobBuilder(JobOptions("llama3-8b", sizes=TINY, **flags)).lower())
+    machine = load_machine("h100-sxm").changed({"efficiency.host.issue": issue})
+    return issued, step_time(issued, machine)
+
+
+def test_a_slow_host_takes_its_time_for_every_computation() -> None:
+    issued, found = tiny(1e-3, microbatches=4)
+    nodes = [n for n in issued.classes[0].program().nodes if n.is_computation]
+    count = sum(n.phase != "optimizer" for n in nodes)
+    assert found.seconds == pytest.approx(count * 1e-3)
+    assert list(found.parts(found.slowest)) == [LAUNCH]
+
+
+def test_slow_hosts_wait_for_each_other_in_a_pipeline() -> None:
+    _, found = tiny(1e-3, pp=2, microbatches=4)
+    parts = found.parts(found.slowest)
+    assert set(parts) == {LAUNCH, BUBBLE}
+    assert sum(parts.values()) == found.picoseconds
+
+
+def test_a_fast_host_changes_nothing() -> None:
+    _, without = tiny(0.0, microbatches=4)
+    _, found = tiny(1e-9, microbatches=4)
+    assert found.picoseconds == without.picoseconds
+
+
+def test_what_is_sustained_slows_products_alone() -> None:
+    issued = Issued.of(JobBuilder(JobOptions("llama3-8b", sizes=TINY)).lower())
+    machine = load_machine("h100-sxm").changed({"efficiency.host.issue": 0.0})
+    parts: list[dict[str, int]] = []
+    for share in (1.0, 0.5):
+        found = step_time(issued, machine.changed({"efficiency.sustained.products": share}))
+        parts.append(found.parts(found.slowest))
+    full, half = parts
+    assert half["matrix products"] == pytest.approx(2 * full["matrix products"], rel=1e-6)
+    assert half["attention"] == pytest.approx(2 * full["attention"], rel=1e-6)
+    assert half["element-wise"] == full["element-wise"]
+
+
+def test_the_machine_of_a_step_has_what_its_source_states() -> None:
+    row = STEPS["deepspeed-multi"][0]
+    rates = {level.name: level.bandwidth.value for level in machine_of(row).network}
+    assert rates == {"nvlink": 300e9, "infiniband": 12.5e9}
+    assert sum(len(m) for m in issued_of(row).members) == row.ranks

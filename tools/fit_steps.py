@@ -1,0 +1,196 @@
+"""Fit what is left of a device's constants on measured steps: `python tools/fit_steps.py h100-sxm`.
+
+Kernels and collectives are fitted on tables of their own (`fit_machines.py`, `fit_network.py`);
+whole steps tell what such tables cannot: what is left of the speed of products in a step, how fast
+a host issues computations, how fast the backward of attention is. Every second row of a source is
+fitted, the others judge; `--write` puts the constants with this record into the machine's text.
+Nothing is fitted for a row, a model or a source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+import stagec.machines
+from stagec.analysis.measured import MeasuredStep, measured_steps
+from stagec.driver.measured import issued_of, machine_of
+from stagec.machines import Machine
+from stagec.time.step import Issued, step_time
+
+Floats: TypeAlias = NDArray[np.float64]
+Values: TypeAlias = dict[str, float]
+
+PRODUCTS, ISSUE = "efficiency.sustained.products", "efficiency.host.issue"
+ATTENTION = "efficiency.attention.rate.bf16"
+#: The constants of a device with their bounds, and the sources that they are fitted on.
+DEVICES: Final[Mapping[str, tuple[Mapping[str, tuple[float, float]], Sequence[str]]]] = {
+    "a100-80g": (
+        {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
+        ("korthikanti", "narayanan", "deepspeed-multi", "deepspeed-single"),
+    ),
+    "h100-sxm": (
+        {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
+        ("mcore", "nanotron"),
+    ),
+    "h100-500w": ({PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)}, ("torchtitan",)),
+    "b200": ({PRODUCTS: (0.4, 1.0)}, ("b200",)),
+}
+#: Devices without steps of their own, and those of the same processors.
+ALIKE: Final[Mapping[str, Sequence[str]]] = {
+    "a100-80g": ("a100-40g",),
+    "h100-sxm": ("h200", "h800"),
+    "b200": ("b300", "gb200-nvl72", "gb300-nvl72"),
+}
+#: A source of many rows counts as one of so many.
+_MOST: Final = 24
+#: Errors beyond this count by their size, not by its square.
+_OUTLIER: Final = 0.1
+_STEPS, _NUDGE = 8, 0.02
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step, compiled."""
+
+    step: MeasuredStep
+    issued: Issued
+
+    def error(self, values: Values) -> float:
+        """Logarithm of predicted over measured seconds, on the machine with these constants."""
+        machine: Machine = machine_of(self.step).changed(values)
+        found = step_time(self.issued, machine, overlap=self.step.overlap)
+        return float(np.log(found.seconds / self.step.seconds))
+
+
+_PREPARED: list[Prepared] = []
+
+
+def _error(task: tuple[int, Values]) -> float:
+    return _PREPARED[task[0]].error(task[1])
+
+
+class Fit:
+    """Errors of prepared rows, by two processes."""
+
+    def __init__(self, rows: Sequence[MeasuredStep]) -> None:
+        _PREPARED[:] = [Prepared(row, issued_of(row)) for row in rows]
+        self._pool = get_context("fork").Pool(2)
+        self.rows = rows
+
+    def errors(self, chosen: Sequence[int], values: Values) -> Floats:
+        """The errors of some rows."""
+        return np.array(self._pool.map(_error, [(i, values) for i in chosen], chunksize=1))
+
+    def fit(self, chosen: Sequence[int], bounds: Mapping[str, tuple[float, float]]) -> Values:
+        """The constants of least loss for these rows: steps of Gauss and Newton on logarithms, in
+        which each source has the same weight and outliers count less."""
+        names = list(bounds)
+        low, high = np.log(np.array(list(bounds.values()))).T
+
+        def errors(point: Floats) -> Floats:
+            return self.errors(chosen, dict(zip(names, np.exp(point).tolist(), strict=True)))
+
+        rows = [self.rows[i].source for i in chosen]
+        share = np.array([1 / rows.count(source) for source in rows])
+        point = (low + high) / 2
+        for _ in range(_STEPS):
+            error = errors(point)
+            slopes = [(errors(point + d) - error) / _NUDGE for d in _NUDGE * np.eye(len(names))]
+            slope = np.array(slopes).T
+            weight = share / np.sqrt(1 + (error / _OUTLIER) ** 2)
+            square = (slope.T * weight) @ slope + 1e-4 * np.eye(len(names))
+            step = np.linalg.solve(square, (slope.T * weight) @ error)
+            before, point = point, np.clip(point - np.clip(step, -0.5, 0.5), low, high)
+            if np.abs(point - before).max() < _NUDGE / 10:
+                break
+        return {n: float(f"{v:.3g}") for n, v in zip(names, np.exp(point).tolist(), strict=True)}
+
+
+def rows_of(sources: Sequence[str]) -> list[MeasuredStep]:
+    """The rows of sources; of long ones as many as stand at equal distances."""
+    found: list[MeasuredStep] = []
+    for name in sources:
+        rows = [row for row in measured_steps()[name] if row.judged]
+        found += rows[:: len(rows) // _MOST | 1]  # an odd distance: every second row is fitted
+    return found
+
+
+def told(errors: Floats) -> str:
+    """Median and 90th percentile of relative errors."""
+    size = np.abs(np.expm1(errors))
+    return f"median {np.median(size):.1%}, p90 {np.quantile(size, 0.9):.1%} of {len(size)}"
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(DEVICES)))
+@click.option("--write", is_flag=True, help="Put the constants into the machines' texts.")
+def main(names: Sequence[str], write: bool) -> None:
+    """Fit the constants of steps."""
+    for name in names or DEVICES:
+        bounds, sources = DEVICES[name]
+        rows = rows_of(sources)
+        fit = Fit(rows)
+        fitted = [i for i, row in enumerate(rows) if row.fitted]
+        others = [i for i, row in enumerate(rows) if not row.fitted]
+        values = fit.fit(fitted, bounds)
+        print(f"{name}: {', '.join(f'{n} = {v:g}' for n, v in values.items())}", flush=True)
+        record: list[str] = []
+        for source in sources:
+            for title, chosen in (("fitted", fitted), ("left out", others)):
+                mine = [i for i in chosen if rows[i].source == source]
+                if mine:
+                    text = told(fit.errors(mine, values))
+                    print(f"  {source}, {title}: {text}", flush=True)
+                    if title == "left out":
+                        record.append(f"{source} {text}")
+        for source in sources if len(sources) > 1 else ():
+            rest = [i for i in fitted if rows[i].source != source]
+            mine = [i for i, row in enumerate(rows) if row.source == source]
+            without = fit.fit(rest, bounds)
+            shown = ", ".join(f"{n.split('.')[-1]} {v:g}" for n, v in without.items())
+            print(f"  without {source} ({shown}): {told(fit.errors(mine, without))}", flush=True)
+        if write:
+            told_of = f"every second row of measured steps; left out: {'; '.join(record)}"
+            write_constants(name, values, told_of)
+            for other in ALIKE.get(name, ()):
+                same = {n: values[n] for n in (PRODUCTS, ISSUE) if n in values}
+                write_constants(other, same, f"no steps of its own, constants of {name}")
+
+
+def write_constants(name: str, values: Values, record: str) -> None:
+    """Put constants into a machine's text, each section with the record of the fit."""
+    path = Path(str(stagec.machines.__file__)).parent / f"{name}.toml"
+    text = path.read_text(encoding="utf-8")
+    for constant, value in values.items():
+        _, section, key, *_ = constant.split(".")
+        if constant in (PRODUCTS, ISSUE):
+            text = re.sub(rf"(?ms)^\[efficiency\.{section}\]\n.*?(?=^\[|\Z)", "", text).rstrip()
+            shown = f'"{value * 1e6:.4g} us"' if constant == ISSUE else f"{value:g}"
+            text += f'\n\n[efficiency.{section}]\n{key} = {shown}\nfitted = "{record}"\n'
+            continue
+        head, found, tail = text.partition(f"[efficiency.{section}]\n")
+        own, rest = re.split(r"(?m)^(?=\[)|\Z", tail, maxsplit=1)
+        if constant == ATTENTION:
+            own = re.sub(r"\bbf16 = [0-9.]+", f"bf16 = {value:g}", own, count=1)
+        else:
+            own = f"{key} = {value:g}\n" + re.sub(rf"(?m)^{key} = .*\n", "", own)
+        own = re.sub(
+            r'(?m)^(fitted = ".*?)(; .* on measured steps)?"$',
+            rf'\1; {key} on measured steps"',
+            own,
+        )
+        text = head + found + own + rest
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
