@@ -26,6 +26,7 @@ MACHINE = ROOT / "docs" / "examples" / "astra-sim.toml"
 
 _LLAMA = ["llama3-8b", "--set", "L=4,S=2048"]
 _STAGES = ["llama3-8b", "--set", "L=16,S=2048", "--pp", "4", "--microbatches", "8", "--schedule"]
+_EXPERTS = ["mixtral-8x7b", "--set", "L=4,S=2048"]
 _TINY = ["llama3-8b", "--set", "L=4,D=256,H=8,G=4,K=32,F=512,V=512,S=128,B=16"]
 #: Jobs by name: the arguments of `stagec compile`.
 JOBS: Mapping[str, Sequence[str]] = {
@@ -39,8 +40,9 @@ JOBS: Mapping[str, Sequence[str]] = {
     "TP, SP": [*_LLAMA, "--tp", "8", "--sp"],
     "TP, SP, ZeRO-1": [*_LLAMA, "--tp", "4", "--dp", "4", "--sp", "--zero", "1"],
     "TP, SP, FSDP": [*_LLAMA, "--tp", "8", "--dp", "8", "--sp", "--zero", "3"],
-    "experts": ["mixtral-8x7b", "--set", "L=4,S=2048", "--dp", "8", "--ep", "8"],
+    "experts": [*_EXPERTS, "--dp", "8", "--ep", "8"],
     "context, ring": [*_LLAMA, "--cp", "8"],
+    "context, ring, 32K": [*_LLAMA, "--set", "S=32768,B=8", "--cp", "8"],
     "context, Ulysses": [*_LLAMA, "--cp", "8", "--cp-mode", "ulysses"],
     "1F1B": [*_STAGES, "1f1b"],
     "interleaved": [*_STAGES, "interleaved"],
@@ -48,6 +50,25 @@ JOBS: Mapping[str, Sequence[str]] = {
     "ZBV": [*_STAGES, "zbv"],
     "DualPipe": [*_STAGES, "dualpipe"],
     "1F1B, tiny": [*_TINY, "--pp", "4", "--microbatches", "8"],
+    "1F1B, DDP": [*_STAGES, "1f1b", "--dp", "4"],
+    "1F1B, FSDP": [*_STAGES, "1f1b", "--dp", "4", "--zero", "3"],
+    "interleaved, TP, SP": [*_STAGES, "interleaved", "--tp", "4", "--sp"],
+    "ZB-H1, TP, SP": [*_STAGES, "zb-h1", "--tp", "4", "--sp"],
+    "DualPipe, experts": [
+        *_EXPERTS,
+        "--set",
+        "L=8",
+        "--pp",
+        "4",
+        "--dp",
+        "4",
+        "--ep",
+        "4",
+        "--microbatches",
+        "8",
+        "--schedule",
+        "dualpipe",
+    ],
     "1F1B, TP, SP, DDP": [*_STAGES, "1f1b", "--tp", "4", "--dp", "4", "--sp"],
 }
 
@@ -85,6 +106,10 @@ def _stagec(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+#: ASTRA-sim may spoil its memory while it ends, and then lose what it has to tell.
+_TRIES = 5
+
+
 def simulated(binary: Path, folder: Path, ranks: int, machine: Machine) -> int:
     """Nanoseconds of the last rank that ASTRA-sim ends. Raises `RuntimeError` if one does not end,
     which ASTRA-sim itself passes over."""
@@ -102,11 +127,18 @@ def simulated(binary: Path, folder: Path, ranks: int, machine: Machine) -> int:
         f"--network-configuration={folder / 'network.yml'}",
         f"--remote-memory-configuration={folder / 'memory.json'}",
     ]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)
-    ends = re.findall(r"sys\[(\d+)\] finished, (\d+) cycles", run.stdout)
-    if {int(rank) for rank, _ in ends} != set(range(ranks)):
-        raise RuntimeError(f"ASTRA-sim ended {len(ends)} of {ranks} ranks: {run.stdout[-500:]}")
-    return max(int(end) for _, end in ends)
+    told = ""
+    for _ in range(_TRIES):
+        run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)
+        ends = re.findall(r"sys\[(\d+)\] finished, (\d+) cycles", run.stdout)
+        if {int(rank) for rank, _ in ends} == set(range(ranks)):
+            return max(int(end) for _, end in ends)
+        told = (
+            f"{len(ends)} of {ranks} ranks ({run.returncode}): {(run.stderr or run.stdout)[-500:]}"
+        )
+        if run.returncode >= 0:
+            break
+    raise RuntimeError(f"ASTRA-sim ended {told}")
 
 
 def configuration(machine: Machine, ranks: int) -> dict[str, str]:

@@ -93,8 +93,9 @@ class Efficiency(Text):
     the larger of FLOPs over the peak and bytes over the bandwidth, without constants: nor those of
     hosts and of what is sustained.
     `collectives` are the algorithms that the communication library has, `network` the constants of
-    each level of the network, by its name. `streams` says on which streams a device communicates:
-    one for `each` communicator, as frameworks do, or `one` for all collectives.
+    each level of the network, by its name. `streams` says how a device communicates: on one stream
+    for `each` communicator and neighbour, as frameworks do, or on `one` for all collectives and
+    sends, in the order of issue.
     """
 
     kernels: Literal["tiles", "roofline"] = "tiles"

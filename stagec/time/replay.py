@@ -15,7 +15,7 @@ from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
 from stagec.time.join import Joined
 from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State, channel_of_node
-from stagec.time.streams import BUBBLE, COLLECTIVES, COMPUTE, LAUNCH, Part, Stream
+from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, SHARED, Part, Stream
 
 
 class At(NamedTuple):
@@ -31,7 +31,7 @@ class ClassReplay:
 
     Piece i ran at `bases[i]`, its nodes ended `ends[i]` later. `causes` has what pieces that join
     classes waited for last, `sources` what was before a piece on the streams that it waited for.
-    `called` is the last collective that joins classes on the stream that all collectives share.
+    `called` is the last collective that joins classes on the stream that all calls share.
     """
 
     def __init__(self, number: int, joined: Joined, pieces: Callable[[Shape], Piece]) -> None:
@@ -196,7 +196,7 @@ class _Replay:
     def _run(self, mine: ClassReplay, number: int) -> bool:
         shape, streams = mine.plan[number].shape, mine.streams
         times = self._inputs(mine, number)
-        if times is None or (COLLECTIVES in shape.streams and self._is_held(mine)):
+        if times is None or (SHARED in shape.streams and self._is_held(mine)):
             return False
         base = mine.compute
         for gate in shape.gates:
@@ -270,7 +270,7 @@ class _Replay:
         keeps the class waiting."""
         step = mine.plan[piece].shape.steps[0]
         blocks, group, stream = step.computes, step.node.group, step.streams[-1]
-        shared = stream == COLLECTIVES
+        shared = stream == SHARED
         members = mine.joined.members[group]
         if (mine.number, piece) not in self._called:
             times = self._inputs(mine, piece)

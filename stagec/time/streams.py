@@ -2,8 +2,8 @@
 
 A rank computes on one stream. Each communicator, each direction of copies, and sends to and
 receives from each neighbour have a stream of their own, beside it; a machine may say that its
-communicators share one. A blocking collective is on the stream of its communicator and on that of
-the computations.
+collectives and sends share one. A blocking collective is on the stream of its communicator and on
+that of the computations.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from stagec.program.nodes import Node
 PICOSECONDS: Final = 10**12
 #: The stream of computations.
 COMPUTE: Final = "compute"
-#: The stream of all collectives, where communicators share one.
-COLLECTIVES: Final = "collectives"
-#: The stream of all sends, where these share one too.
-SENDS: Final = "sends"
+#: The stream of all collectives and sends, where they share one.
+SHARED: Final = "shared"
 Stream = Hashable
 #: What time on the compute stream goes to, see `parts_of`.
 Part = str
@@ -50,15 +48,15 @@ class Cost:
 
 def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) -> tuple[Stream, ...]:
     """The streams that a node is on. Without overlap all collectives are blocking; with one stream
-    communicators share it."""
+    collectives and sends share it."""
     if node.is_copy:
         return (("copy", node.to),)
     if node.is_message:
         shared = one_stream and node.kind == "send"
-        return (SENDS,) if shared else ((node.kind, node.over, node.by),)
+        return (SHARED,) if shared else ((node.kind, node.over, node.by),)
     if node.is_computation:
         return (COMPUTE,)
-    own: Stream = COLLECTIVES if one_stream else ("group", node.group)
+    own: Stream = SHARED if one_stream else ("group", node.group)
     return (COMPUTE, own) if node.blocking or not overlap else (own,)
 
 

@@ -1,0 +1,57 @@
+"""The comparison with ASTRA-sim: the tool with a stand-in for the program, and with the program
+where `ASTRA_SIM` names it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stagec.machines import load_machine
+from tools.compare_astra import JOBS, MACHINE, compared, configuration
+
+TOLERANCE = 0.03
+SMALL = {name: JOBS[name] for name in ("one device, tiny", "FSDP, tiny", "1F1B, tiny")}
+
+
+def stand_in(folder: Path, ends: str) -> Path:
+    """A program that tells these ends, whatever it reads."""
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{ends}\nEND\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_the_files_of_the_simulator_say_what_the_text_says() -> None:
+    machine = load_machine(str(MACHINE))
+    files = configuration(machine, 16)
+    system = json.loads(files["system.json"])
+    assert system["peak-perf"] == 989
+    assert system["local-mem-bw"] == 3350
+    assert "npus_count: [ 16 ]" in files["network.yml"]
+    assert "bandwidth: [ 50.0 ]" in files["network.yml"]
+    assert "latency: [ 500.0 ]" in files["network.yml"]
+
+
+def test_the_last_rank_is_compared(tmp_path: Path) -> None:
+    program = stand_in(tmp_path, "sys[0] finished, 70 cycles\nsys[1] finished, 90 cycles")
+    job = {"one": JOBS["one device, tiny"]}
+    (found,) = compared(program, MACHINE, job, tmp_path / "traces")
+    assert (found.ranks, found.theirs) == (1, 90)
+    assert found.difference == pytest.approx(found.ours / 90 - 1)
+
+
+def test_a_rank_that_does_not_end_is_told(tmp_path: Path) -> None:
+    program = stand_in(tmp_path, "sys[0] finished, 70 cycles")
+    job = {"one": JOBS["one device, tiny"]}
+    with pytest.raises(RuntimeError, match="1 of 2 ranks"):
+        list(compared(program, MACHINE, job, tmp_path / "traces"))
+
+
+@pytest.mark.skipif("ASTRA_SIM" not in os.environ, reason="ASTRA_SIM names no program")
+@pytest.mark.parametrize("name", SMALL)
+def test_times_are_those_of_the_simulator(tmp_path: Path, name: str) -> None:
+    (found,) = compared(Path(os.environ["ASTRA_SIM"]), MACHINE, {name: SMALL[name]}, tmp_path)
+    assert abs(found.difference) < TOLERANCE
