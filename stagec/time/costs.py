@@ -12,13 +12,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, neighbours
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
-from stagec.time.kernels import kernel_seconds
+from stagec.time.kernels import seconds_in_step
 from stagec.time.network import Span, collective_seconds, level_between, message_seconds, spans
 from stagec.time.streams import PICOSECONDS, Cost
 from stagec.time.tables import NOT_FOUND, Measured, Table
@@ -100,19 +99,10 @@ class CostTable:
         seconds, ways = self._measured.kernels.seconds(kernels)
         modelled = ways == NOT_FOUND
         unknown = [k for k, is_unknown in zip(kernels, modelled, strict=True) if is_unknown]
-        seconds[modelled] = self._in_a_step(unknown)
+        seconds[modelled] = seconds_in_step(self._machine, unknown)
         for kernel, time in zip(kernels, seconds.tolist(), strict=True):
             self._known[kernel] = Cost(picoseconds(time), self._launch)
         self.ways.update(ways.tolist())
-
-    def _in_a_step(self, kernels: Sequence[Kernel]) -> NDArray[np.float64]:
-        """Seconds of kernels by the model, on a device that has been at work for long."""
-        seconds = kernel_seconds(self._machine, kernels)
-        efficiency = self._machine.efficiency
-        if efficiency.kernels == "roofline":
-            return seconds
-        products = np.array([k.kind != "memory" for k in kernels], dtype=bool)
-        return np.where(products, seconds / efficiency.sustained.products, seconds)
 
     def of_class(
         self, ranks: Ints, groups: Groups, used: Iterable[GroupAxes], ways: Iterable[Way]

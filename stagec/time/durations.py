@@ -8,7 +8,7 @@ from math import fsum
 from stagec.machines import Machine
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
-from stagec.time.kernels import kernel_seconds
+from stagec.time.kernels import seconds_in_step
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,6 @@ class Durations:
     def of_kernel(self, kernel: Kernel) -> float:
         """Seconds of one launch."""
         if kernel not in self._known:
-            seconds = float(kernel_seconds(self.machine, [kernel])[0])
+            seconds = float(seconds_in_step(self.machine, [kernel])[0])
             self._known[kernel] = seconds + self.machine.compute.launch.value
         return self._known[kernel]

@@ -53,6 +53,16 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
     return result
 
 
+def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
+    """The same on a device that has been at work for long, with `efficiency.sustained`."""
+    seconds = kernel_seconds(machine, kernels)
+    efficiency = machine.efficiency
+    if efficiency.kernels == "roofline":
+        return seconds
+    products = np.array([k.kind != "memory" for k in kernels], dtype=bool)
+    return np.where(products, seconds / efficiency.sustained.products, seconds)
+
+
 def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel]) -> Floats:
     size = np.array([k.bytes for k in kernels], dtype=float)
     if machine.efficiency.kernels == "roofline":

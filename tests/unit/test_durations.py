@@ -21,7 +21,7 @@ from stagec.program.classes import rank_classes
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
 from stagec.time.durations import Durations
-from stagec.time.kernels import kernel_seconds
+from stagec.time.kernels import seconds_in_step
 from tests.support import LLAMA, stagec
 
 JOB = (LLAMA, "--set", "L=2,B=4,S=2048", "--tp", "2", "--dp", "2", "--quiet")
@@ -48,7 +48,7 @@ def test_a_computation_takes_what_the_model_says(tmp_path: Path) -> None:
             assert told.duration_micros == 0
             continue
         assert node.kernel is not None
-        (seconds,) = kernel_seconds(machine, [node.kernel])
+        (seconds,) = seconds_in_step(machine, [node.kernel])
         whole = 1e6 * (float(seconds) + machine.compute.launch.value)
         assert told.duration_micros == max(1, round(whole))
     assert len({n.duration_micros for n in found}) > 10

@@ -113,7 +113,8 @@ def without_records(found: Machine) -> dict[str, Any]:
             return value
         return {n: kept(v) for n, v in value.items() if n != "fitted"}  # pyright: ignore[reportUnknownVariableType]
 
-    return kept(found.efficiency.model_dump())
+    result: dict[str, Any] = kept(found.efficiency.model_dump())
+    return result
 
 
 # -- what is fitted --------------------------------------------------------------------------------
@@ -176,8 +177,8 @@ def times(table: Table, factor: float, first: int) -> Table:
         group = int(table.extents[i, 0]) if table.kind in COLLECTIVES else 0
         groups.setdefault(group, []).append(i)
     seconds = table.seconds.copy()
-    for group in groups.values():
-        seconds[group[first::2]] *= factor
+    for rows in groups.values():
+        seconds[rows[first::2]] *= factor
     return replace(table, seconds=seconds)
 
 
