@@ -6,7 +6,7 @@ it names, which follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,13 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "offload": (LLAMA, {"dp": 2, "offload": "activations", "memory_nodes": True}),
 }
 KINDS = ("elementwise", "epilogue")
+#: Those that `make test` tries.
+USUAL = ("ddp", "ring", "experts", "interleaved")
+
+
+def usual(row: Mapping[str, Any]) -> bool:
+    """Whether a case is of one of these jobs."""
+    return row["job"] in USUAL
 
 
 def lowered(job: str, fusion: str) -> Module:
@@ -90,7 +97,7 @@ def reduced(program: Program) -> int:
     return sum(n.size for n in program.nodes if n.bucket)
 
 
-@crossed(job=JOBS, fusion=KINDS)
+@crossed(usual, job=JOBS, fusion=KINDS)
 def test_the_same_work_in_fewer_nodes(job: str, fusion: str) -> None:
     """A kernel executes what its parts execute, touches fewer bytes, and waits for no transfer that
     its first part does not wait for; transfers wait for the same ones as before."""
