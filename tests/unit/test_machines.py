@@ -127,7 +127,7 @@ def test_a_name_that_is_nearly_right_is_suggested() -> None:
 
 
 @given(st.data())
-@examples(150)
+@examples(60)
 def test_hostile_texts_are_errors(data: st.DataObject) -> None:
     """Lines that are dropped, doubled or spoiled end in a machine or in an error."""
     lines = TEXT.splitlines()
