@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value
+from stagec.ir.expr import ZERO
+from stagec.ir.layers import kind_of
 from stagec.ir.traits import Accumulates, Repeats
 from stagec.sharding.gathers import single_gathers_of, source_of
 
@@ -127,7 +129,9 @@ def _in_turn(gathers: Sequence[Operation], repeat: Operation, before: Builder) -
     """One repeat that gathers slice by slice, in the order in which forward uses them."""
     count = repeat.expr("count")
     operands = [source_of(op) for op in gathers]
-    outer = before.op("stg.repeat", operands, {"count": count, "carry": 0}, types=())
+    order = {"order": repeat.attrs["order"]} if "order" in repeat.attrs else {}
+    attrs = {"count": count, "carry": ZERO, **order}
+    outer = before.op("stg.repeat", operands, attrs, types=(), symbol=kind_of(repeat))
     inner = Builder(before.registry, outer.make_region(), loc=outer.loc)
     for op in gathers:
         arg = inner.region.add_arg(op.operands[0].name, op.operands[0].type, op.loc)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stagec.api import Attr, Builder, Operation, Region, Registry, TensorType, Type, Value
+from stagec.ir.layers import kind_of
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
 from stagec.sharding.stages import Held
 
@@ -187,7 +188,7 @@ class StageValues:
             attrs["count"] = self._holding.piece.counts[index]
             if "first" in attrs:
                 attrs["first"] = self._first_layers(self._holding, index)
-        new = Operation(op.definition, operands, attrs, loc=op.loc)
+        new = Operation(op.definition, operands, attrs, symbol=kind_of(op), loc=op.loc)
         for inner in op.region.walk() if op.region is not None else ():
             for value in inner.operands:  # computed before the region that uses it
                 if value.producer is not None and value.producer.parent is self.sections.body:
