@@ -9,7 +9,7 @@ from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Va
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.traits import Accumulates, Repeats
-from stagec.sharding.gathers import single_gathers_of, source_of
+from stagec.sharding.gathers import is_sliced, single_gathers_of, source_of
 
 
 @dataclass(frozen=True)
@@ -95,23 +95,20 @@ def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) ->
     """Replace the gathers of a region, of an action or a repeat, by values made outside."""
     repeat = region.owner if region.owner.has(Repeats) else None
     gathers = [op for op in single_gathers_of(region) if op.flag("once")]
-    keys = {op: (_whole(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
-    if new := [op for op in gathers if keys[op] not in known]:
-        made = _in_turn(new, repeat, before) if repeat is not None else _copied(new, before)
-        known.update((keys[op], value) for op, value in zip(new, made, strict=True))
+    keys = {op: (source_of(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
+    new = [op for op in gathers if keys[op] not in known]
+    whole = [op for op in new if not is_sliced(op)]
+    known.update((keys[op], value) for op, value in zip(whole, _copied(whole, before), strict=True))
+    if repeat is not None and (slices := [op for op in new if is_sliced(op)]):
+        made = _in_turn(slices, repeat, before)
+        known.update((keys[op], value) for op, value in zip(slices, made, strict=True))
     for op in gathers:
         value = known[keys[op]]
-        if repeat is not None:
+        if repeat is not None and is_sliced(op):
             repeat.add_operand(value)
             value = region.add_arg(op.result.name, op.result.tensor, op.loc)
         op.result.replace_with(value)
         op.erase()
-
-
-def _whole(gather: Operation) -> Value:
-    """The parameter that is gathered, with all its slices."""
-    value = gather.operands[0]
-    return source_of(gather) if value.region.owner.has(Repeats) else value
 
 
 def _attrs(gather: Operation) -> dict[str, Attr]:

@@ -110,6 +110,11 @@ def stack_of(repeat: Operation) -> LayerStack:
     return LayerStack(tuple(_members(repeat, repeat.parent)), order_of(repeat))
 
 
+def entering(arg: Value) -> Value:
+    """The argument of the first repeat of a stack that carries what this one does."""
+    return stack_of(arg.region.owner).members[0].body.args[arg.index]
+
+
 def _members(repeat: Operation, region: Region) -> Iterator[Operation]:
     """The repeats of its stack, in the order of the text. A kind that comes again begins another
     stack."""
