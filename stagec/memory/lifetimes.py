@@ -220,6 +220,9 @@ class _Runner:
         made: list[dict[int, list[Ref]]] = [{} for _ in members]
         ready: list[dict[Value, Ref]] = []
         pending: list[_Turn] = []
+        for op, refs, order in zip(members, inputs, orders, strict=True):
+            for arg, ref in zip(op.body.args[carry:], refs, strict=True):
+                self._refs[arg] = _taken(ref, 0, len(order))  # gathers of slices come early
         for turn, (m, position) in enumerate(turns):
             op, order, start = members[m], orders[m], len(self.found.steps)
             self._refs.update(zip(op.body.args, carried, strict=False))

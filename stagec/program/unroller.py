@@ -77,7 +77,8 @@ class Unroller:
         """Emit the nodes of a region; what it yields."""
         for step in in_order(region):
             if isinstance(step, LayerStack):
-                self._stack(step)
+                if step.members[0] not in skip:
+                    self._stack(step)
             elif step not in skip:
                 self._op(step)
         return [self._ref(v) for v in region.terminator.operands]

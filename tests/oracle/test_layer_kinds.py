@@ -4,7 +4,6 @@ they compute on one device, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,40 +13,11 @@ import pytest
 
 from stagec.interp.pipeline import run_named
 from stagec.ir.opdef import Array
-from tests.layer_kinds import kinds_module
+from tests.layer_kinds import ORDERS, STRATEGIES, kinds_module
 from tests.support import STEP, crossed, inputs_of
 
 PLACED = f"{STEP},partition,stages,units,plan"
 TOLERANCE = 1e-9
-#: Regular, irregular, the last kind of the text first, one kind alone.
-ORDERS: Sequence[str] = (
-    "(2*attn, ffn, mix)*2",
-    "mix, 2*attn, ffn, mix, attn, 2*ffn",
-    "4*ffn, attn, 3*ffn",
-    "8*attn",
-)
-STRATEGIES: Mapping[str, dict[str, Any]] = {
-    "dp": {"dp": 2},
-    "tp": {"tp": 2},
-    "sp": {"tp": 2, "sp": True},
-    "ring": {"cp": 2, "cp_mode": "ring"},
-    "zero-1": {"dp": 2, "zero": 1, "ddp_bucket": 300},
-    "zero-3": {"dp": 2, "zero": 3},
-    "zero-3-never": {"dp": 2, "zero": 3, "reshard_after_forward": "never"},
-    "zero-3-last": {"dp": 2, "zero": 3, "reshard_after_forward": "last", "fsdp_prefetch": 2},
-    "full": {"recompute": "full"},
-    "every": {"recompute": "selective", "recompute_every": 2, "microbatches": 2},
-    "first": {"recompute": "full", "recompute_layers": 3, "tp": 2},
-    "pp": {"pp": 2, "microbatches": 4, "dp": 2, "zero": 1},
-    "pp-uneven": {"pp": 4, "microbatches": 4, "stage_layers": (1, 3, 0, 4), "tp": 2, "sp": True},
-    "pp-never": {"pp": 2, "microbatches": 4, "dp": 2, "zero": 3, "reshard_after_forward": "never"},
-    "interleaved": {"pp": 2, "chunks": 2, "microbatches": 4, "schedule": "interleaved"},
-    "looped": {"pp": 2, "chunks": 4, "microbatches": 4, "schedule": "looped-bfs"},
-    "zb-h1": {"pp": 3, "microbatches": 4, "schedule": "zb-h1", "recompute": "full"},
-    "zbv": {"pp": 2, "microbatches": 4, "schedule": "zbv"},
-    "dualpipe": {"pp": 2, "microbatches": 4, "schedule": "dualpipe"},
-    "dualpipev": {"pp": 2, "microbatches": 4, "schedule": "dualpipev", "dp": 2, "zero": 3},
-}
 
 
 @cache
