@@ -67,6 +67,7 @@ class _Runner:
         self._runs = 1  # how often the region at hand runs
         self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
+        self._sizes: dict[tuple[Value, Expr], Expr] = {}
         self._sums: dict[Value, Buffer] = {}
         self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
@@ -100,7 +101,8 @@ class _Runner:
 
     def _make(self, value: Value, first: int, last: int, copies: Expr = ONE) -> Buffer:
         """A buffer that a step of this part makes."""
-        buffer = Buffer(value, copies, False, self._part, first, {self._part: last})
+        last_in = {self._part: last}
+        buffer = Buffer(value, copies, False, self._part, first, last_in, sizes=self._sizes)
         self.found.steps[first].made.append(buffer)
         self.found.buffers.append(buffer)
         return buffer
