@@ -34,6 +34,7 @@ from stagec.program.groups import Groups, channel_of, group_axes, neighbours
 from stagec.program.nodes import Node
 from stagec.schedule.action import Action, steps
 from stagec.schedule.attached import actions_of, receives_of, regions_of
+from tests.stacks import as_they_run, beside, layers_of, place_of
 
 Iterations = tuple[int, ...]
 
@@ -99,6 +100,10 @@ class _Origins:
         """Of a repeat or an accumulation, in the order in which they run."""
         return list(range(self.size(op, "count")))[:: -1 if op.flag("reverse") else 1]
 
+    def layers(self, op: Operation) -> list[tuple[Operation, int]]:
+        """The iterations of a repeat and of all that run among them."""
+        return layers_of(op) if "order" in op.attrs else [(op, i) for i in self.iterations(op)]
+
     def idle(self, op: Operation, at: Iterations) -> bool:
         """Whether an operation in a repeat does not run in this iteration: what was gathered is
         still there from forward, or the iteration does not recompute."""
@@ -106,7 +111,7 @@ class _Origins:
         if repeat is None or repeat.name != "et.repeat":
             return False
         if "ahead" in op.attrs:
-            return self.iterations(repeat).index(at[-1]) < self.size(op, "kept")
+            return self.layers(repeat).index((repeat, at[-1])) < self.size(op, "kept")
         return op.phase == "recompute" and not replays(repeat, at[-1])
 
     def run(self, value: Value, at: Iterations, slices: Iterations = ()) -> Run | None:
@@ -135,7 +140,10 @@ class _Origins:
         carried = value.index < owner.integer("carry", 1)
         if not order:
             return self.run(owner.operands[value.index], at, slices) if carried else None
-        if carried or not slices:
+        if carried:
+            last, i = self.layers(owner)[-1]
+            return self.run(last.body.terminator.operands[value.index], (*at, i), slices)
+        if not slices:
             return self.run(inner, (*at, order[-1]), slices)
         return self.run(inner, (*at, slices[0]), slices[1:])
 
@@ -151,20 +159,20 @@ class _Origins:
             return self.run(given, outer, slices)
         if value.index >= owner.integer("carry", 1):
             return self.run(given, outer, (i, *slices))
-        order = self.iterations(owner)
-        if i == order[0]:
-            return self.run(given, outer, slices)
-        before = order[order.index(i) - 1]
-        return self.run(owner.body.terminator.operands[value.index], (*outer, before), slices)
+        layers = self.layers(owner)
+        if (owner, i) == layers[0]:
+            return self.run(beside(owner)[0].operands[value.index], outer, slices)
+        maker, before = layers[layers.index((owner, i)) - 1]
+        return self.run(maker.body.terminator.operands[value.index], (*outer, before), slices)
 
     def gradients(self, call: Run) -> dict[int, list[Gradient]]:
         """What a reduction takes, by the chunk of the model; each layer by itself."""
         found: dict[int, list[Gradient]] = {}
         for value, part in zip(call.op.operands, call.op.exprs("parts"), strict=True):
-            size, chunk, inner, layers = evaluate(part, self._env), 0, value, 0
+            size, chunk, inner, layers, repeat = evaluate(part, self._env), 0, value, 0, call.op
             while not layers and (op := inner.producer) is not None and op.region is not None:
                 stacked = op.name == "et.repeat" and inner.index >= op.integer("carry", 1)
-                layers = self.size(op, "count") if stacked else 0
+                layers, repeat = (self.size(op, "count") if stacked else 0), op
                 chunk = op.integer("chunk", chunk)
                 inner = op.region.terminator.operands[inner.index]
             mine = found.setdefault(chunk, [])
@@ -172,7 +180,8 @@ class _Origins:
                 mine.append(Gradient(size, self.run(value, call.at), "", value.name))
             for i in range(layers):
                 run = self.run(value, call.at, (i,))
-                mine.append(Gradient(size // layers, run, f"L{i}", value.name))
+                label = f"L{place_of(repeat, i)}"
+                mine.append(Gradient(size // layers, run, label, value.name))
         return {chunk: found[chunk] for chunk in sorted(found)}
 
 
@@ -198,7 +207,7 @@ class _Issue:
 
     def region(self, region: Region, at: Iterations) -> None:
         """Issue what a region runs."""
-        for op in region.ops[:-1]:
+        for op in as_they_run(region):
             if not (op.name == "et.recall" or "ahead" in op.attrs or self._origins.idle(op, at)):
                 self._op(op, at)
 
@@ -208,15 +217,16 @@ class _Issue:
         elif "schedule" in op.attrs:
             self._schedule(op.region, at)
         else:
-            order = self._origins.iterations(op)
-            early = [o for o in op.region.ops if "ahead" in o.attrs]
-            ahead = max((self._origins.size(o, "ahead") for o in early), default=0)
-            for step, i in enumerate(order):
-                for soon in order[step + ahead if step else 0 : step + ahead + 1]:
-                    for gather in early:
+            order = self._origins.layers(op)
+            early = {o: [g for g in o.body.ops if "ahead" in g.attrs] for o, _ in order}
+            all_early = [gather for gathers in early.values() for gather in gathers]
+            ahead = max((self._origins.size(o, "ahead") for o in all_early), default=0)
+            for step, (layer, i) in enumerate(order):
+                for later, soon in order[step + ahead if step else 0 : step + ahead + 1]:
+                    for gather in early[later]:
                         if not self._origins.idle(gather, (*at, soon)):
                             self._run(Run(gather, (*at, soon)))
-                self.region(op.region, (*at, i))
+                self.region(layer.body, (*at, i))
 
     def _schedule(self, region: Region, at: Iterations) -> None:
         """Actions as ordered, messages received before the action that the schedule says."""
@@ -236,7 +246,7 @@ class _Issue:
             for action in step:
                 start = len(self.runs)
                 for op in filter(None, map(actions.get, regions_of(action))):
-                    for inner in op.body.ops[:-1]:
+                    for inner in as_they_run(op.body):
                         if not _posted(inner):
                             self._op(inner, (*at, action.microbatch))
                 parts.append(self.runs[start:])
@@ -374,7 +384,8 @@ def _node(
     numbers, scope = list(at), f"{op.phase}/"
     for around in _around(op):
         if _counts(around):
-            scope += f"{'L' if around.name == 'et.repeat' else 'mb'}{numbers.pop(0)}/"
+            number = place_of(around, numbers.pop(0))
+            scope += f"{'L' if around.name == 'et.repeat' else 'mb'}{number}/"
         elif around.integer("chunk"):
             scope += f"c{around.integer('chunk')}/"
     if isinstance(thing, Bucket):

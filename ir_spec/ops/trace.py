@@ -29,7 +29,7 @@ from stagec.ir.traits import (
 )
 from stagec.ir.types import NODE, Type
 from stagec.ir_spec.ops.pipeline import ACTIONS
-from stagec.ir_spec.ops.structure import FIRST, REPLAY, Declaration, Terminator
+from stagec.ir_spec.ops.structure import FIRST, ORDER, REPLAY, Declaration, Terminator
 
 
 class FreeOp(Declaration):
@@ -335,6 +335,7 @@ class EtRepeatOp(EtRegionOp):
         Param("count", "size", "iterations", required=True),
         Param("carry", "int", "carried values"),
         Param("reverse", "flag", "from the last to the first"),
+        ORDER,
         FIRST,
         *REPLAY,
     )

@@ -4,6 +4,7 @@ whatever the schedule, the strategy, the number of microbatches and the widths o
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from stagec.formats.chakra.format import CHAKRA
 from stagec.job.emit import Job, make_job
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
+from tests.layer_kinds import ORDERS, STRATEGIES, kinds_job
 from tests.plain_writer import plain_trace, program_of
 from tests.support import GPT, LLAMA, crossed, one_of_each_kind, tiny_options
 
@@ -55,6 +57,12 @@ MORE: list[dict[str, Any]] = [
     {"zero": 2, "dp": 2, "ddp_bucket": 300},
     {"recompute": "full", "recompute_layers": 1},
 ]
+
+
+@crossed(order=ORDERS, strategy=STRATEGIES)
+def test_layers_of_several_kinds(order: str, strategy: str, tmp_path: Path) -> None:
+    made = kinds_job(tmp_path / "kinds.stg", order, **STRATEGIES[strategy]).lower()
+    assert_same_as_plain(make_job(made, "kinds"))
 
 
 @crossed(one_of_each_kind, more=MORE, schedule=SCHEDULES)
