@@ -33,7 +33,7 @@ from stagec.program.classes import RankClass
 from stagec.program.groups import Groups, channel_of, group_axes, neighbours
 from stagec.program.nodes import Node
 from stagec.schedule.action import Action, steps
-from stagec.schedule.attached import actions_of, receives_of, regions_of
+from stagec.schedule.attached import actions_of, placement_of, receives_of, regions_of
 from tests.stacks import as_they_run, beside, layers_of, place_of
 
 Iterations = tuple[int, ...]
@@ -57,15 +57,16 @@ class Gradient(NamedTuple):
 
 @dataclass
 class Bucket:
-    """One call of a reduction, and the run that completes it."""
+    """One call of a reduction, and the run that it is issued behind if it joins stages."""
 
     call: Run
+    late: Run | None = None
     inside: list[Gradient] = field(default_factory=list[Gradient])
 
     @property
     def ready(self) -> Run | None:
-        """The run that completes its last gradient."""
-        return self.inside[-1].run
+        """The run that it stands behind: the one that completes its last gradient."""
+        return self.late or self.inside[-1].run
 
 
 def _around(op: Operation) -> list[Operation]:
@@ -192,18 +193,22 @@ def _numbered(op: Operation, at: Iterations) -> list[tuple[Operation, int]]:
 
 class _Issue:
     """The order of issue: `runs`, and `calls` of reductions that are cut into buckets. `behind`
-    are runs that another one was issued behind, whatever their streams."""
+    are runs that another one was issued behind, whatever their streams. What joins stages, along
+    the axis `joined`, is issued behind all runs so far: `late` are the last ones before calls."""
 
     def __init__(
         self,
         origins: _Origins,
         actions: Sequence[Action],
         receives: Mapping[int, Sequence[Action]],
+        joined: str,
     ) -> None:
         self._origins, self._actions, self._receives = origins, actions, receives
+        self._joined = joined
         self.runs: list[Run] = []
         self.calls: list[Run] = []
         self.behind: dict[Run, list[Run]] = {}
+        self.late: dict[Run, Run] = {}
 
     def region(self, region: Region, at: Iterations) -> None:
         """Issue what a region runs."""
@@ -274,6 +279,9 @@ class _Issue:
         elif run.op.flag("overlapped"):  # it goes while the last product is computed
             product = next((r for r in before if self._origins.size(r.op, "matmul")), None)
             self.behind[run] = [r for r in [next(before, None)] if r and product]
+        elif run.op.name == "et.coll" and self._joined in run.op.names("group"):
+            self.behind[run] = [r for r in [next(before, None)] if r]
+            self.late[run] = self.runs[-1]
         (self.calls if "bucket" in run.op.attrs else self.runs).append(run)
 
     def buckets(self) -> list[Bucket]:
@@ -286,7 +294,7 @@ class _Issue:
                 full = True
                 for gradient in sorted(given, key=lambda g: place.get(g.run, -1)):
                     if full:
-                        mine.append(Bucket(call))
+                        mine.append(Bucket(call, self.late.get(call)))
                     mine[-1].inside.append(gradient)
                     held = sum(g.size for g in mine[-1].inside)
                     full = held >= self._origins.size(call.op, "bucket")
@@ -331,7 +339,10 @@ def program_of(rank_class: RankClass) -> PlainProgram:
     }
     last = {regions[r]: a.microbatch for a in actions for r in regions_of(a) if r in regions}
     origins = _Origins(rank_class.env, last)
-    issue = _Issue(origins, actions, receives_of(*where))
+    placement = placement_of(rank_class.module, graph)
+    one_copy = placement is not None and placement.copies == 1
+    joined = graph.text("over") if one_copy else ""
+    issue = _Issue(origins, actions, receives_of(*where), joined)
     issue.region(graph.body, ())
     return PlainProgram(rank_class.name, list(_nodes(rank_class, origins, issue)))
 
@@ -343,10 +354,10 @@ def _nodes(rank_class: RankClass, origins: _Origins, issue: _Issue) -> Iterator[
     final: list[Run | Bucket] = [b for b in buckets if b.ready is None]
     final += issue.runs
     for bucket in buckets:
-        ready = next((b for b in reversed(buckets) if b.call == bucket.ready), bucket.ready)
+        ready = _completing(bucket, buckets)
         if ready is not None:
             i = final.index(ready) + 1
-            while isinstance(there := final[i], Bucket) and there.ready == bucket.ready:
+            while _stands_behind(final[i], ready, buckets):
                 i += 1
             final.insert(i, bucket)
     made = [_node(rank_class, origins, thing, sent) for thing in final]
@@ -359,7 +370,8 @@ def _nodes(rank_class: RankClass, origins: _Origins, issue: _Issue) -> Iterator[
             found = [g.run for g in thing.inside]
         else:
             found = [origins.run(v, thing.at) for v in thing.op.operands]
-            node.after = [by_run[r] for r in issue.behind.get(thing, ())]
+        call = thing.call if isinstance(thing, Bucket) else thing
+        node.after = [by_run[r] for r in issue.behind.get(call, ())]
         node.deps = list(dict.fromkeys(by_run[r] for r in found if r))
         if node.blocking:
             node.after += filter(None, [streams.get("et.comp")])
@@ -374,6 +386,19 @@ def _nodes(rank_class: RankClass, origins: _Origins, issue: _Issue) -> Iterator[
         streams[stream] = node
         node.after = [a for a in dict.fromkeys(node.after) if a not in node.deps]
     yield from made
+
+
+def _completing(bucket: Bucket, buckets: Sequence[Bucket]) -> Run | Bucket | None:
+    """What a bucket stands behind; of a reduction in buckets it is the last one."""
+    return next((b for b in reversed(buckets) if b.call == bucket.ready), bucket.ready)
+
+
+def _stands_behind(thing: Run | Bucket, ready: Run | Bucket, buckets: Sequence[Bucket]) -> bool:
+    """Whether it is a bucket behind what is ready, or behind such a bucket."""
+    if not isinstance(thing, Bucket):
+        return False
+    before = _completing(thing, buckets)
+    return before is not None and (before == ready or _stands_behind(before, ready, buckets))
 
 
 def _node(

@@ -232,7 +232,8 @@ class CollOp(NodeOp):
     iteration early: it waits for the computations of the iteration before the previous one only
     (FSDP prefetch); with `ahead = 0` it is issued when its iteration begins. The first `kept`
     iterations of its repeat have the result already, so there it is no call. A `blocking` one runs
-    in the order of the computations: it waits for the one before it, and the next waits for it.
+    in the order of the computations: it waits for the one before it, and the next waits for it. One
+    that joins pipeline stages is issued behind the schedule, unless each stage holds two copies.
     """
 
     name = "et.coll"

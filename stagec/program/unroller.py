@@ -51,7 +51,9 @@ class Unroller:
     What the program consists of is asked of the values, which may be watched; how large its nodes
     are is not: `stagec.program.sizes` says it for other sizes too.
 
-    `_in_template` tells whether that is a template, or the program itself.
+    `joined` is the axis of pipeline stages whose sums wait for the end of the schedule, see
+    `stagec.schedule.attached.joined_axis`. `_in_template` tells whether that is a template, or the
+    program itself.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class Unroller:
         env: Mapping[str, int],
         channels: Mapping[Channel, int],
         loads: Layered | None,
+        joined: str = "",
     ) -> None:
-        self._env, self._channels = env, channels
+        self._env, self._channels, self._joined = env, channels, joined
         self._sizes, self._loads, self._layer = Sizes(plain(env), loads), loads, 0
         self._refs: dict[Value, Held] = {}
         self._order: list[Node | Instance] = []
@@ -298,15 +301,34 @@ class Unroller:
             blocking=op.flag("blocking"),
             op=op,
             deps=self._deps(op),
+            after=self._behind_schedule(op),
             index=self._layer,
         )
         self._issue(node)
         return node
 
+    def _joins_stages(self, op: Operation) -> bool:
+        return not self._in_template and self._joined in op.names("group")
+
+    def _behind_schedule(self, op: Operation) -> list[Node]:
+        """What a sum over pipeline stages waits for, beside its operands: the last computation.
+        All sends of the rank are ready by then, and were issued before."""
+        last = self._last_computation() if self._joins_stages(op) else None
+        return [] if last is None else [last]
+
+    def _last_issued(self) -> Node | None:
+        for thing in reversed(self._order):
+            if isinstance(thing, Node):
+                return thing
+            if thing.template.ordered:
+                return thing.node(thing.template.ordered - 1)
+        return None
+
     def _buckets(self, op: Operation) -> Ref:
         """The calls of a reduction in buckets; the last of them, after which all are done."""
         refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
         cut, ends = Bucketed([], []), dict[Node, int]()
+        late = self._last_issued() if self._joins_stages(op) else None
         for runs, counts in zip(readiness(op), ask(Filled(op), self._env), strict=True):
             given: list[BucketPiece] = []
             for run in runs:
@@ -315,12 +337,12 @@ class Unroller:
             for count in counts:
                 inside = list(islice(gradients, count))
                 cut.nodes.append(self._bucket(op, inside, len(cut.nodes)))
-                cut.ready.append(inside[-1].node)
+                cut.ready.append(late or inside[-1].node)
             if cut.nodes:
                 ready = cut.ready[-1]
                 ends[cut.nodes[-1]] = -1 if ready is None else ready.id
         self._bucketed.append(cut)
-        return max(ends, key=ends.__getitem__) if ends else None
+        return max(reversed(ends), key=ends.__getitem__) if ends else None
 
     def _bucket(self, op: Operation, inside: Sequence[BucketPiece], number: int) -> Node:
         layers, name = label(inside)
@@ -335,6 +357,7 @@ class Unroller:
             bucket=True,
             op=op,
             deps=list(dict.fromkeys(p.node for p in inside if p.node is not None)),
+            after=self._behind_schedule(op),
             index=number,
         )
         if not self._in_template:

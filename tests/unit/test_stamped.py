@@ -91,6 +91,12 @@ def test_strategies(options: dict[str, Any]) -> None:
     assert_same_as_plain(job(**options))
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_sums_over_stages_behind_the_schedule(zero: int) -> None:
+    options: dict[str, Any] = {"pp": 2, "dp": 2, "zero": zero, "ddp_bucket": 300}
+    assert_same_as_plain(job(GPT, microbatches=3, sizes={"B": 12, "L": 4}, **options))
+
+
 def test_another_model_with_durations() -> None:
     made = job(GPT, pp=2, microbatches=11, sizes={"B": 22, "L": 4})
     assert_same_as_plain(made, slow)
