@@ -58,12 +58,14 @@ def analysis(
         for stage, entry in _classes(module, graph, symbolic)
     ]
     parameters = graphs[0].attrs.get("parameters")
+    trainable = graphs[0].attrs.get("trainable", parameters)
     return {
         "schema": SCHEMA,
         "model": model,
         "ranks": show(axis_size(axes)),
         "mesh": axes,
         "parameters": show(parameters if isinstance(parameters, Expr) else ZERO),
+        "trainable_parameters": show(trainable if isinstance(trainable, Expr) else ZERO),
         "model_flops": None if forward is None else show(step_flops(forward, graphs)),
         "classes": sorted(classes, key=lambda c: list(c["coords"].values())),
     }
