@@ -165,12 +165,13 @@ class OrderOp(Declaration):
 
 
 class FuncOp(Declaration):
-    """A function. Arguments with the clause `param` are trainable, those with `state` are updated
-    in place.
+    """A function. Arguments with the clause `param` are trained, those with `frozen` are parameters
+    without gradient and optimizer state, those with `state` are updated in place.
 
     A `private` function is a block that others call, and may leave out the types of its arguments.
     With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`
-    is then the number of parameters of the whole model.
+    is then the number of parameters of the whole model, `trainable` that of those that are trained
+    if others are frozen.
     """
 
     name = "stg.func"
@@ -180,7 +181,8 @@ class FuncOp(Declaration):
         Param("private", "flag", "a block, which others call"),
         Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
-        Param("parameters", "size", "trainable parameters of the whole model"),
+        Param("parameters", "size", "parameters of the whole model"),
+        Param("trainable", "size", "those that are trained, if others are frozen"),
     )
     example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"
 

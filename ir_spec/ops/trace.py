@@ -146,7 +146,8 @@ class GraphOp(Declaration):
     parents = ("stg.module",)
     params = (
         Param("ranks", "size", "how many ranks run it", required=True),
-        Param("parameters", "size", "trainable parameters of the whole model"),
+        Param("parameters", "size", "parameters of the whole model"),
+        Param("trainable", "size", "those that are trained, if others are frozen"),
         Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
     )

@@ -49,8 +49,10 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.layers import kind_of
+from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS
+from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over
 from stagec.sharding.zero import StatePlacement
 
@@ -119,10 +121,10 @@ def differentiate(module: Module) -> None:
             end.loc,
             remedy="return a loss first, or compile without backward: --pipeline forward",
         )
-    params = module.parameters()
+    params = module.trainable()
     if not params:
         raise error(
-            f"@{func.symbol} has no parameters",
+            f"@{func.symbol} has no parameters to train",
             func.loc,
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
@@ -137,6 +139,7 @@ class _TrainingStep:
         self._registry = module.registry
         self._placement = StatePlacement(module, strategy, PASS)
         self._accumulates = False
+        self.idle = idle_values(module)
 
     def run(self, loss: Value) -> None:
         func = self._module.main
@@ -289,6 +292,8 @@ class _TrainingStep:
         for outer, grad in shared:
             result = back.add_result(f"d_{outer.name}_stack", grad.tensor.stacked(count))
             tape.give(outer, _sum_stack(tape.builder, result, outer.name))
+        if self.idle:
+            erase_unused(region)  # what backward does not use is not stashed
         hand_over(self._registry, op, back)
 
 
@@ -301,7 +306,9 @@ class _Tape:
         self.reduced: set[Value] = set()
 
     def give(self, value: Value, grad: Value) -> None:
-        """Add a contribution."""
+        """Add a contribution, if the value needs a gradient."""
+        if value in self._step.idle:
+            return
         self._grads.setdefault(value, []).append(grad)
 
     def has(self, value: Value) -> bool:

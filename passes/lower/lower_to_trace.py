@@ -80,9 +80,8 @@ def _lower(module: Module, func: Operation) -> None:
     axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
     stages = attrs.get("stages", ())
     attrs["ranks"] = axis_size(axes) * (len(stages) if isinstance(stages, tuple) and stages else 1)
-    attrs["parameters"] = (
-        func.expr("parameters") if "parameters" in func.attrs else _elements(module.parameters())
-    )
+    stated = {n: func.attrs[n] for n in ("parameters", "trainable") if n in func.attrs}
+    attrs |= stated or module.parameter_counts()
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     _Lowering(module).function(func.body, graph.make_region())
@@ -91,10 +90,6 @@ def _lower(module: Module, func: Operation) -> None:
 
 #: Phases whose collectives move activations and their gradients.
 _ACTIVATIONS = ("forward", "backward", "recompute")
-
-
-def _elements(parameters: list[Value]) -> Expr:
-    return total(p.tensor.elements for p in parameters)
 
 
 class _Lowering:

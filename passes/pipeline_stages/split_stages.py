@@ -7,7 +7,7 @@ is kept for the parameters that the stage holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagec.api import (
@@ -142,7 +142,7 @@ def split_stages(module: Module) -> None:
         _mark_weights(sections, critical_ops(sections))
     forward = [op for op in sections.repeats[ActionKind.FORWARD] if op is not None]
     pieces = cut(module, pipeline, forward)
-    parameters = total(p.tensor.elements for p in module.parameters())
+    counts = module.parameter_counts()
     far = far_values(sections, pieces)
     kinds: dict[tuple[object, ...], list[int]] = {}
     for stage in range(pipeline.stages):
@@ -151,7 +151,7 @@ def split_stages(module: Module) -> None:
     place = func.position()
     for stages in kinds.values():
         maker = _StageMaker(module, pipeline, sections, pieces, far, stages, messages)
-        made = maker.make(func, accumulate, parameters)
+        made = maker.make(func, accumulate, counts)
         for op in (*maker.orders(), made):
             place += 1
             module.root.body.insert(place, op)
@@ -219,8 +219,10 @@ class _StageMaker:
         repeats = (r for row in sections.repeats.values() for r in row if r is not None)
         self._first_far = max(map(carried, repeats))
 
-    def make(self, old: Operation, accumulate: Operation, parameters: Expr) -> Operation:
-        """The function, not yet in the module."""
+    def make(
+        self, old: Operation, accumulate: Operation, counts: Mapping[str, Expr]
+    ) -> Operation:
+        """The function, not yet in the module; `counts` are those of the parameters."""
         over = self._pipeline.rule.over
         func = Operation(
             old.definition,
@@ -228,7 +230,7 @@ class _StageMaker:
             {
                 "over": over,
                 "stages": tuple(const(s) for s in self._stages),
-                "parameters": parameters,
+                **counts,
             },
             symbol=f"{old.symbol}_stage{self._stages[0]}",
             loc=old.loc,
