@@ -19,6 +19,7 @@ states. An all_gather moves n pairs of B*H*K*V fp32 elements (and what is kept o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -29,7 +30,7 @@ from stagec.ir.expr import ONE, Expr, product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, make_rule, parse_rule, shape_text
+from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.recurrence import Tokens, back, into_start, run, transition
 
@@ -84,9 +85,10 @@ class ScanKind(OpDef):
         texts = self.texts(op)
         left = ",".join(texts[_bare(name)] for name in given)
         right = ",".join(texts[_bare(name)] for name in self.made(op))
-        factors = frozenset(left) - frozenset("(),")
+        factors = frozenset(left + right)
         whole = "".join(f for f in self.whole if f in factors)
-        return make_rule(f"{left}->{right}", whole=whole, special="s")
+        like = {"l": _size_of("k", texts, given)} if "l" in right else None
+        return make_rule(f"{left}->{right}", whole=whole, special="s", sizes=like)
 
     def texts(self, op: Operation) -> Mapping[str, str]:
         """`shapes` with the batch filled in."""
@@ -355,8 +357,14 @@ def _attrs(op: Operation) -> dict[str, RawAttr]:
 
 def _whole_sequence(rule: Rule) -> Rule:
     """The rule of an op on parts: what is inside a part must not be split."""
-    texts = (",".join(map(shape_text, side)) for side in (rule.operands, rule.results))
-    return make_rule("->".join(texts), whole="".join({*rule.whole, "s"}))
+    return replace(rule, whole=rule.whole | {"s"}, special=frozenset())
+
+
+def _size_of(factor: str, texts: Mapping[str, str], given: Mapping[str, Value]) -> Expr:
+    """The size of a factor that is the last dimension of an operand."""
+    return next(
+        v.tensor.shape[-1] for n, v in given.items() if texts[_bare(n)].endswith(factor)
+    )
 
 
 def _full(state: Array, tokens: Tokens) -> Array:

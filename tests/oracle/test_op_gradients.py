@@ -83,6 +83,27 @@ CASES = {
         "%y = stg.ssd[chunk = 2](%x, %dt, %A, %b, %c0, %sk, %bias)",
         "B, S, H, E",
     ),
+    **{
+        f"linear_attention-{d.count(',')}": Case(
+            f"%q: f32[B, S, H, E | param], %k: f32[B, S, H, E | param], "
+            f"%v: f32[B, S, H, N | param], %d: f32[{d} | param]",
+            "%y = stg.linear_attention[chunk = 2](%q, %k, %v, %d)",
+            "B, S, H, N",
+        )
+        for d in ("H", "B, S, H", "B, S, H, E")
+    },
+    "gated_delta_rule": Case(
+        "%q: f32[B, S, G, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, H, N | param], "
+        "%a: f32[B, S, H | param], %b: f32[B, S, H | param], %A: f32[H | param], "
+        "%bias: f32[H | param]",
+        "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+        "B, S, H, N",
+    ),
+    "wkv7": Case(
+        ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
+        "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",
+        "B, S, H, E",
+    ),
     "einsum": Case(
         "%x: f32[B, S | param], %w: f32[S, D | param]",
         '%y = stg.einsum["bs,sd->bd"](%x, %w)',

@@ -60,6 +60,27 @@ OPS = {
         "%y = stg.ssd[chunk = 2](%x, %dt, %A, %b, %c, %sk, %bias)",
         "bshk",
     ),
+    **{
+        f"linear_attention-{d.count(',')}": (
+            f"%q: f32[B, S, H, K | param], %k: f32[B, S, H, K | param], "
+            f"%v: f32[B, S, H, N | param], %d: f32[{d} | param]",
+            "%y = stg.linear_attention[chunk = 2](%q, %k, %v, %d)",
+            "bshn",
+        )
+        for d in ("H", "B, S, H", "B, S, H, K")
+    },
+    "gated_delta_rule": (
+        "%q: f32[B, S, G, K | param], %k: f32[B, S, G, K | param], %v: f32[B, S, H, N | param], "
+        "%a: f32[B, S, H | param], %b: f32[B, S, H | param], %A: f32[H | param], "
+        "%bias: f32[H | param]",
+        "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+        "bshn",
+    ),
+    "wkv7": (
+        ", ".join(f"%{n}: f32[B, S, H, K | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
+        "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",
+        "bshk",
+    ),
 }
 SPLITS = {
     "batch": "stg.split[B, over = dp]",
