@@ -12,6 +12,11 @@ from pathlib import Path
 
 from stagec.driver.combine import check, check_ranks, complete
 from stagec.driver.common import read_source, remember, report
+from stagec.driver.configurations import (
+    configuration_name,
+    import_configuration,
+    is_configuration,
+)
 from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.instruments import instruments
@@ -65,7 +70,7 @@ class JobBuilder:
         source = (
             remember(Source(entry.text_name, entry.text))
             if entry
-            else read_source(self.options.model)
+            else self._read_model()
         )
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
@@ -86,6 +91,13 @@ class JobBuilder:
             self._match_ranks(module, self.options.ranks)
         self._default_batch(module)
         return module
+
+    def _read_model(self) -> Source:
+        """The text of a file, or that which a configuration becomes."""
+        model = self.options.model
+        if not is_configuration(model):
+            return read_source(model)
+        return remember(import_configuration(model, plugins=self.options.plugin))
 
     def _match_ranks(self, module: Module, ranks: int) -> None:
         """The mesh of a text too has as many ranks as asked for; one open axis is filled in."""
@@ -306,9 +318,11 @@ def model_name(options: JobOptions) -> str:
             "no model is given", remedy="give the name of a library model, a file, or a --preset"
         )
     model = options.model or find_preset(options).model
+    if is_configuration(model):
+        return configuration_name(model)
     return Path(model).stem if is_file_name(model) else model
 
 
 def is_file_name(name: str) -> bool:
     """Whether a model is given by a file."""
-    return name == "-" or name.endswith(".stg") or Path(name).exists()
+    return name == "-" or name.endswith((".stg", ".json")) or Path(name).exists()
