@@ -67,11 +67,7 @@ class JobBuilder:
                 f"no model '{self.options.model}' in the library, and no file of that name",
                 remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
             )
-        source = (
-            remember(Source(entry.source_name, entry.text))
-            if entry
-            else self._read_model()
-        )
+        source = remember(Source(entry.source_name, entry.text)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, dict(self._preset.values) if self._preset else {})

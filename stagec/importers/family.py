@@ -31,7 +31,9 @@ class ModelFamily:
     marks: tuple[str, ...] = ()
 
 
-def import_text(source: Source, families: Iterable[ModelFamily], ignored: Collection[str] = ()) -> str:
+def import_text(
+    source: Source, families: Iterable[ModelFamily], ignored: Collection[str] = ()
+) -> str:
     """The STG text of a configuration file. Keys named in `ignored` are taken as left out.
 
     Raises `DiagnosticError` for what is no configuration, for a family that is not known, and for

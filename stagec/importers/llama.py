@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stagec.importers.blocks import RMS, Attention, FeedForward, Layer
+from stagec.importers.blocks import RMS, Attention, FeedForward
 from stagec.importers.common import begin, read_heads, read_rope
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
-from stagec.importers.stack import Decoder
+from stagec.importers.stack import Decoder, Layer, attention, feed_forward
 from stagec.importers.text import ModelText
 
 
@@ -19,12 +19,12 @@ def read_llama(config: Config) -> ModelText:
     text.symbol("V", config.size("vocab_size", default=32000), "vocab_size")
     rope = read_rope(config, text)
     biased = config.flag("attention_bias", default=False)
-    attention = Attention(rope=rope, qkv_bias=biased, out_bias=biased)
+    mixer = Attention(rope=rope, qkv_bias=biased, out_bias=biased)
     mlp = FeedForward(
         config.word("hidden_act", among=("silu",), default="silu"),
         bias=config.flag("mlp_bias", default=False),
     )
-    layer = Layer([attention.write(text), mlp.write(text)])
+    layer = Layer([attention(mixer.write(text)), feed_forward(mlp.write(text))])
     tied = config.flag("tie_word_embeddings", default=False)
     return Decoder(RMS, tied).write(text, {"layers": layer}, ["layers"] * layers)
 

@@ -6,39 +6,114 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from stagec.importers.blocks import RMS, Layer, Norm
+from stagec.importers.blocks import RMS, Norm
 from stagec.importers.text import Body, ModelText
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A block of a layer with the norms before and behind it; `name` begins their names. What it
+    makes is multiplied by `scale` and added to the stream."""
+
+    block: str
+    name: str
+    norm: Norm | None = RMS
+    post_norm: Norm | None = None
+    scale: str | None = None
+
+    def write(self, body: Body, x: str, number: int) -> str:
+        """Append the part on `x`; the name of what is added to the stream."""
+        letter = self.name[0]
+        if self.norm:
+            x = self.norm.write(body, f"n{number}", x, f"{self.name}_norm")
+        steps = [f"stg.call @{self.block}({{}})"]
+        if self.post_norm:
+            steps.append(self.post_norm.step(body, f"{self.name}_post_norm", "D"))
+        if self.scale:
+            steps.append(f"stg.scale[{self.scale}]({{}})")
+        return body.steps(letter, x, steps)
+
+
+def attention(block: str, norm: Norm | None = RMS, post: Norm | None = None) -> Part:
+    """The part of a layer that mixes tokens."""
+    return Part(block, "attn", norm, post)
+
+
+def feed_forward(block: str, norm: Norm | None = RMS, post: Norm | None = None) -> Part:
+    """The part of a layer that works on each token."""
+    return Part(block, "ffn", norm, post)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A kind of layers: its parts in order, each of which adds to the residual stream; with
+    `parallel` all of them read what comes in, under a common `norm` if there is one."""
+
+    parts: Sequence[Part]
+    parallel: bool = False
+    norm: Norm | None = None
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        if self.parallel:
+            n = self.norm.write(body, "n", x, "norm") if self.norm else x
+            made = [part.write(body, n, number) for number, part in enumerate(self.parts, 1)]
+            return body.let("r", f"stg.add({', '.join([x, *made])})")
+        for number, part in enumerate(self.parts, 1):
+            x = body.let(f"r{number}", f"stg.add({x}, {part.write(body, x, number)})")
+        return x
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
-    """What stands around the layers. `tied` heads use the embedding's table."""
+    """What stands around the layers. A `tied` head uses the embedding's table.
+
+    `embed_scale` and `logit_scale` multiply the embeddings and the logits; `positions` is the
+    symbol of the number of learned positions.
+    """
 
     norm: Norm = RMS
     tied: bool = False
     head_bias: bool = False
+    embed_norm: Norm | None = None
+    embed_scale: str | None = None
+    logit_scale: str | None = None
+    positions: str | None = None
 
     def write(self, text: ModelText, kinds: Mapping[str, Layer], order: Sequence[str]) -> ModelText:
         """Add the function that is compiled, with layers of these kinds in this order; the text."""
         body = Body()
         table = body.param("embed", "V, D")
-        x = body.let("x", f"stg.embedding({table}, %tokens)")
-        x = write_stack(text, body, x, kinds, order)
-        self._write_head(body, x, table)
-        text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
-        return text
+        steps = [f"stg.embedding({table}, {{}})"]
+        if self.embed_scale:
+            steps.append(f"stg.scale[{self.embed_scale}]({{}})")
+        if self.positions:
+            steps.append(f'stg.add["bsd,sd->bsd"]({{}}, {body.param("positions", "S, D")})')
+        if self.embed_norm:
+            steps.append(self.embed_norm.step(body, "embed_norm", "D"))
+        x = write_stack(text, body, body.steps("x", "%tokens", steps), kinds, order)
+        self._write_head(text, body, x, table)
+        return text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
 
-    def _write_head(self, body: Body, x: str, table: str) -> None:
-        n = self.norm.write(body, "n", x, "norm")
-        rule, weight = ("bsd,vd->bsv", table) if self.tied else ("bsd,dv->bsv", "")
-        weight = weight or body.param("head", "D, V")
-        steps = [f'stg.einsum["{rule}"]({{}}, {weight})']
-        if self.head_bias:
-            steps.append(f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})')
-        z = body.steps("z", n, steps)
-        logits = body.let("logits", f"stg.cast[f32]({z})")
-        loss = body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
-        body.do(f"stg.return({loss})")
+    def _write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
+        if self.norm == RMS and not (self.tied or self.head_bias or self.logit_scale):
+            head = body.param("head", "D, V")
+            block = text.use("lm_loss", "B S D V")
+            body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
+        else:
+            n = self.norm.write(body, "n", x, "norm")
+            if self.tied:
+                steps = [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})']
+            else:
+                steps = [f'stg.einsum["bsd,dv->bsv"]({{}}, {body.param("head", "D, V")})']
+            if self.head_bias:
+                steps.append(f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})')
+            if self.logit_scale:
+                steps.append(f"stg.scale[{self.logit_scale}]({{}})")
+            z = body.steps("z", n, steps)
+            logits = body.let("logits", f"stg.cast[f32]({z})")
+            body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
+        body.do("stg.return(%loss)")
 
 
 def write_stack(
@@ -49,19 +124,19 @@ def write_stack(
     Kinds that follow each other, each once, are a chain of repeats; any other order is stated by
     `stg.order`, and the counts are numbers then.
     """
-    runs = [(kind, len(list(run))) for kind, run in groupby(order)]
-    mixed = len(runs) > len(set(order))
+    runs = [kind for kind, _ in groupby(order)]
+    found = list(dict.fromkeys(order))
+    mixed = len(runs) > len(found)
     if mixed:
         text.declarations.append(f"stg.order @layers[{order_text(order)}]")
-    for number, kind in enumerate(dict.fromkeys(order), 1):
+    for number, kind in enumerate(found):
+        last = number == len(found) - 1
         count = str(order.count(kind)) if mixed else _count(text, kind, order.count(kind))
         inner = Body()
-        h = f"h{number}" if number > 1 else "h"
-        last = kinds[kind].write(inner, f"%{h}")
-        inner.do(f"stg.yield({last})")
+        inner.do(f"stg.yield({kinds[kind].write(inner, '%h')})")
         where = ", order = @layers" if mixed else ""
-        out = f"y{number}" if number < len(set(order)) else "y"
-        head = f"%{out} = stg.repeat @{kind}[count = {count}, carry = 1{where}] (%{h} = {x}) {{"
+        out = "y" if last else f"y{number}"
+        head = f"%{out} = stg.repeat @{kind}[count = {count}, carry = 1{where}] (%h = {x}) {{"
         body.nested(head, inner)
         x = f"%{out}"
     return x
@@ -69,8 +144,9 @@ def write_stack(
 
 def _count(text: ModelText, kind: str, count: int) -> str:
     """The symbol of the number of layers of a kind: L of the kind `layers`, else L_kind."""
-    name = "L" if kind == "layers" else f"L_{kind}"
-    return text.symbol(name, count, f"{kind} layers" if kind != "layers" else "num_hidden_layers")
+    if kind == "layers":
+        return text.symbol("L", count, "num_hidden_layers")
+    return text.symbol(f"L_{kind}", count, f"{kind} layers")
 
 
 def order_text(order: Sequence[str]) -> str:

@@ -26,10 +26,9 @@ class Symbol:
 
 
 class Body:
-    """The lines of a function or of a repeat: its parameters first, then its operations."""
+    """The lines of a function or of a repeat, each parameter where it is declared."""
 
     def __init__(self) -> None:
-        self.params: list[str] = []
         self.lines: list[str] = []
 
     def param(
@@ -37,8 +36,7 @@ class Body:
     ) -> str:
         """Declare a parameter with these dimensions; its name with the percent sign."""
         kind = f"{dtype}[{dims}{f' | {role}' if role else ''}]"
-        self.params.append(f"%{name} = stg.param : {kind}" + (f"  // {comment}" if comment else ""))
-        return f"%{name}"
+        return self.let(name, f"stg.param : {kind}", comment)
 
     def let(self, name: str, op: str, comment: str = "") -> str:
         """Append `%name = op`; the name with the percent sign."""
@@ -62,9 +60,11 @@ class Body:
         """Append a region: `head`, the lines of another body, `end`."""
         self.lines += [head, *("  " + line for line in inner.all()), end]
 
-    def all(self) -> list[str]:
-        """Parameters and operations, aligned."""
-        return [*aligned(self.params), *aligned(self.lines)]
+    def all(self, *, params_first: bool = False) -> list[str]:
+        """The lines, aligned."""
+        if params_first:
+            return aligned(sorted(self.lines, key=lambda line: " = stg.param" not in line))
+        return aligned(self.lines)
 
 
 @dataclass
@@ -78,6 +78,7 @@ class ModelText:
     relations: list[str] = field(default_factory=list[str])
     imports: list[str] = field(default_factory=list[str])
     declarations: list[str] = field(default_factory=list[str])
+    used: set[str] = field(default_factory=set[str])
     functions: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def symbol(self, name: str, value: int | None, comment: str = "") -> str:
@@ -92,27 +93,32 @@ class ModelText:
         if relation not in self.relations:
             self.relations.append(relation)
 
-    def use(self, path: str) -> None:
-        """Import a text of the library, once."""
+    def use(self, block: str, symbols: str) -> str:
+        """Import a block of the library, which uses these symbols; its name."""
+        path = f"blocks/{block}.stg"
         if path not in self.imports:
             self.imports.append(path)
+        self.used.update(symbols.split())
+        return block
 
-    def function(self, name: str, args: str, body: Body, comment: str = "") -> None:
-        """Add a private function; a second one of that name must be the same."""
+    def function(self, name: str, args: str, body: Body, comment: str = "") -> str:
+        """Add a private function; its name. A second one of that name must be the same."""
         lines = [f"// {line}" for line in comment.splitlines()]
         lines += [f"stg.func @{name}[private] ({args}) {{"]
-        lines += ["  " + line for line in body.all()] + ["}"]
+        lines += ["  " + line for line in body.all(params_first=True)] + ["}"]
         if self.functions.setdefault(name, lines) != lines:
             raise ValueError(f"two functions @{name}")
+        return name
 
-    def train(self, args: str, body: Body, result: str = "f32[]") -> None:
-        """Add the function that is compiled."""
+    def train(self, args: str, body: Body, result: str = "f32[]") -> ModelText:
+        """Add the function that is compiled; the text itself."""
         head = f"stg.func @train ({args}) -> {result} {{"
         self.functions["train"] = [head, *("  " + line for line in body.all()), "}"]
+        return self
 
     def text(self) -> str:
         """The whole text, ending in a line break."""
-        used = set(_NAMES.findall(" ".join(_code(self._inner()))))
+        used = self.used | set(_NAMES.findall(" ".join(_code(self._inner()))))
         known = {n: s for n, s in self.symbols.items() if n in used}
         relations = [r for r in self.relations if set(_NAMES.findall(r)) <= known.keys()]
         lines = [f"// {line}" for line in (self.title, *self.notes)]
@@ -165,15 +171,19 @@ def _aligned_definitions(lines: Sequence[str]) -> list[str]:
 
     for line in lines:
         match = _DEFINITION.fullmatch(line)
-        plain = match is not None and "," not in match[2] and not line.endswith("{")
-        if match is None or not plain or (block and block[-1][0] != match[1]):
+        if match is None or "," in match[2] or line.endswith("{"):
             close()
-        if match is not None and plain:
-            block.append((match[1], match[2], match[3]))
-        else:
             result.append(line)
+            continue
+        if block and (block[-1][0], _declares(block[-1][2])) != (match[1], _declares(match[3])):
+            close()
+        block.append((match[1], match[2], match[3]))
     close()
     return result
+
+
+def _declares(op: str) -> bool:
+    return op.startswith("stg.param")
 
 
 def _aligned_comments(lines: Sequence[str]) -> list[str]:
