@@ -7,6 +7,7 @@ text and tells its name. Norms stand in the layers (`stack`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from stagec.importers.text import Body, ModelText
@@ -14,28 +15,35 @@ from stagec.importers.text import Body, ModelText
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm over the last dimension: RMSNorm, or LayerNorm with or without a bias; `one_plus`
-    where the weight is stored as its difference to 1."""
+    """A norm over the last dimension: RMSNorm with a scale, or LayerNorm with a scale and a bias.
+    `affine` are the vectors that it has, if not those; with `zero_centered` the scale is 1 + w."""
 
     kind: Literal["rms", "layer"] = "rms"
-    bias: bool = True
-    weight: bool = True
-    one_plus: bool = False
+    affine: Literal["full", "scale", "none"] = "full"
+    zero_centered: bool = False
 
     def write(self, body: Body, out: str, x: str, name: str, dims: str = "D") -> str:
         """Append the norm of `x`, with parameters of this name; the result's name."""
         return body.let(out, self.step(body, name, dims).format(x))
 
-    def step(self, body: Body, name: str, dims: str) -> str:
+    def step(self, body: Body, name: str, dims: str = "D") -> str:
         """The operation, on `{}`; its parameters are declared."""
-        if self.kind == "rms":
-            return f"stg.rmsnorm({{}}, {body.param(name, dims)})"
-        weight, bias = body.param(f"{name}_w", dims), body.param(f"{name}_b", dims)
-        return f"stg.layernorm({{}}, {weight}, {bias})"
+        statics = [] if self.affine == "full" else [f"affine = {self.affine}"]
+        statics = (["zero_centered"] if self.zero_centered else []) + statics
+        brackets = f"[{', '.join(statics)}]" if statics else ""
+        with_bias = self.kind == "layer" and self.affine == "full"
+        operands = ["{}"]
+        if self.affine != "none":
+            operands.append(body.param(f"{name}_w" if with_bias else name, dims))
+        if with_bias:
+            operands.append(body.param(f"{name}_b", dims))
+        op = "rmsnorm" if self.kind == "rms" else "layernorm"
+        return f"stg.{op}{brackets}({', '.join(operands)})"
 
 
 RMS = Norm()
 LAYER = Norm("layer")
+LAYER_SCALE = Norm("layer", "scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +51,26 @@ class Rope:
     """Rotary positions: the symbol of their base, and how many elements of a head are rotated."""
 
     base: str = "theta"
-    last: str | None = None
+    part: str | None = None
 
     def step(self) -> str:
         """The operation, on `{}`."""
-        last = f", last = {self.last}" if self.last else ""
-        return f"stg.rope[base = {self.base}{last}]({{}})"
+        part = f", last = {self.part}" if self.part else ""
+        return f"stg.rope[base = {self.base}{part}]({{}})"
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Attention of H query heads of K over G heads of keys and values; `groups` is "H" where there
-    are as many. `qk_norm` normalises queries and keys of each head. `mask` are the static
-    parameters of `stg.attention`."""
+    are as many. `qk_norm` normalises queries and keys, of each head or `over_heads` together, before
+    their rotation or `after_rope`. `mask` are the static parameters of `stg.attention`."""
 
     groups: str = "G"
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Norm | None = None
+    over_heads: bool = False
+    after_rope: bool = False
     rope: Rope | None = Rope()
     mask: str = "causal"
 
@@ -86,14 +96,24 @@ class Attention:
         if self.qkv_bias:
             bias = body.param(f"b{out}", f"{heads}, K")
             steps.append(f'stg.add["bs{letter}k,{letter}k->bs{letter}k"]({{}}, {bias})')
-        if out != "v" and self.qk_norm:
-            steps.append(self.qk_norm.step(body, f"{out}_norm", "K"))
-        if out != "v" and self.rope:
-            steps.append(self.rope.step())
+        if out != "v":
+            norm = self._normed(body, f"{out}_norm", heads, letter)
+            rope = [self.rope.step()] if self.rope else []
+            steps += [*rope, *norm] if self.after_rope else [*norm, *rope]
         return body.steps(out, "%x", steps)
 
+    def _normed(self, body: Body, name: str, heads: str, letter: str) -> list[str]:
+        if self.qk_norm is None:
+            return []
+        if not self.over_heads:
+            return [self.qk_norm.step(body, name, "K")]
+        return [
+            f'stg.reshape["bs{letter}k->bs({letter}k)"]({{}})',
+            self.qk_norm.step(body, name, f"{heads}*K"),
+            f'stg.reshape["bs({letter}k)->bs{letter}k", factors = k, sizes = K]({{}})',
+        ]
 
-SILU = ("silu", "swish")
+
 #: Activations of configurations, by the op on `{}`.
 ACTIVATIONS = {
     "silu": "stg.silu({})",
@@ -102,7 +122,28 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "stg.gelu({})",
     "gelu_fast": "stg.gelu({})",
     "gelu_tanh": "stg.gelu({})",
+    "gelu": "stg.gelu[form = erf]({})",
+    "gelu_python": "stg.gelu[form = erf]({})",
+    "quick_gelu": "stg.gelu[form = quick]({})",
+    "relu": "stg.relu({})",
+    "relu2": "stg.relu({})",
 }
+#: The same with a gate, on what holds gate and up in dimension 1.
+GATED = {
+    name: op.replace("stg.silu", "stg.swiglu").replace("stg.gelu", "stg.geglu")
+    for name, op in ACTIVATIONS.items()
+    if "relu" not in name
+}
+
+
+def activated(body: Body, u: str, activation: str, gated: bool) -> str:
+    """Append the activation `%m` of `u`, which holds gate and up in dimension 1 if `gated`."""
+    if gated:
+        return body.let("m", GATED[activation].format(u))
+    if activation == "relu2":
+        r = body.let("r", f"stg.relu({u})")
+        return body.let("m", f"stg.mul({r}, {r})")
+    return body.let("m", ACTIVATIONS[activation].format(u))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +156,10 @@ class FeedForward:
 
     def write(self, text: ModelText, name: str = "") -> str:
         """Add the block; its name."""
-        if self.gated and not self.bias and self.activation in SILU:
+        if self.gated and not self.bias and "swiglu" in GATED[self.activation]:
             return text.use("swiglu", "D F")
         body = Body()
-        u = body.steps("u", "%x", self._up(body))
-        m = activated(body, u, self.activation, self.gated, "m")
+        m = activated(body, body.steps("u", "%x", self._up(body)), self.activation, self.gated)
         steps = [f'stg.einsum["bsf,fd->bsd"]({{}}, {body.param("w_down", "F, D")})']
         if self.bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_down", "D")})')
@@ -129,9 +169,7 @@ class FeedForward:
     @property
     def name(self) -> str:
         """What the block is called: swiglu, geglu, or mlp without a gate."""
-        if not self.gated:
-            return "mlp"
-        return "swiglu" if self.activation in SILU else "geglu"
+        return GATED[self.activation][4:10] if self.gated else "mlp"
 
     def _up(self, body: Body) -> list[str]:
         if self.gated:
@@ -144,17 +182,6 @@ class FeedForward:
         if self.bias:
             steps.append(f'stg.add["{rule}"]({{}}, {body.param("b_up", dims)})')
         return steps
-
-
-def activated(body: Body, u: str, activation: str, gated: bool, out: str) -> str:
-    """Append the activation of `u`, which holds gate and up in dimension 1 if `gated`."""
-    if not gated:
-        return body.let(out, ACTIVATIONS[activation].format(u))
-    if activation in SILU:
-        return body.let(out, f"stg.swiglu({u})")
-    body.do(f"%gate, %up = stg.unbind[dim = 1, count = 2]({u})")
-    act = body.let("act", ACTIVATIONS[activation].format("%gate"))
-    return body.let(out, f"stg.mul({act}, %up)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +203,9 @@ class Experts:
     def write(self, text: ModelText, name: str = "moe") -> str:
         """Add the block; its name."""
         text.assume("E >= T")
-        experts = self._write_experts(text)
         if self == Experts():
             return text.use("moe", "D M E T")
+        experts = self._write_experts(text)
         body = Body()
         router = body.param("router", "D, E")
         bias = body.param("bias", "E", dtype="f32", role="state") if self.choice_bias else ""
@@ -186,16 +213,15 @@ class Experts:
         route = ", ".join(["k = T", *self.route])
         operands = ", ".join(filter(None, (logits, bias)))
         body.do(f"%weights, %chosen = stg.route[{route}]({operands})")
-        y = body.let(
-            "y" if not self.shared else "routed", f"stg.call @{experts}(%x, %weights, %chosen)"
-        )
+        out = "routed" if self.shared else "y"
+        y = body.let(out, f"stg.call @{experts}(%x, %weights, %chosen)")
         if self.shared:
             y = body.let("y", f"stg.add({y}, {self._write_shared(text, body, self.shared)})")
         body.do(f"stg.return({y})")
         return text.function(name, "%x", body)
 
     def _write_experts(self, text: ModelText) -> str:
-        if self.gated and self.activation in SILU:
+        if self.gated and "swiglu" in GATED[self.activation]:
             return text.use("experts", "D M E T")
         body = Body()
         xs = body.let("xs", "stg.dispatch[count = E](%x, %chosen)")
@@ -203,7 +229,7 @@ class Experts:
             up = f'stg.einsum["ebcd,edzm->ezbcm"]({xs}, {body.param("w_gate_up", "E, D, 2, M")})'
         else:
             up = f'stg.einsum["ebcd,edm->ebcm"]({xs}, {body.param("w_up", "E, D, M")})'
-        m = activated(body, body.let("u", up), self.activation, self.gated, "m")
+        m = activated(body, body.let("u", up), self.activation, self.gated)
         down = f'stg.einsum["ebcm,emd->ebcd"]({m}, {body.param("w_down", "E, M, D")})'
         y = body.let("y", f"stg.combine({body.let('ys', down)}, %chosen, %weights)")
         body.do(f"stg.return({y})")
@@ -216,4 +242,15 @@ class Experts:
         s = body.let("s", call)
         gate = f'stg.einsum["bsd,dz->bsz"](%x, {body.param("shared_gate", "D, 1")})'
         g = body.let("g", f"stg.sigmoid({body.let('g0', gate)})")
-        return body.let("shared", f'stg.mul["bsd,bsz->bsd"]({s}, {g})')
+        return body.let("shared", f'stg.einsum["bsd,bsz->bsd"]({s}, {g})')
+
+
+Block = Attention | FeedForward | Experts
+
+
+def fraction_text(value: Fraction | int) -> str:
+    """A number as a static parameter: `5/2`."""
+    value = Fraction(value)
+    return (
+        str(value.numerator) if value.denominator == 1 else f"{value.numerator}/{value.denominator}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import PurePath
 
 from stagec.importers.blocks import Rope
@@ -10,20 +11,28 @@ from stagec.importers.text import ModelText
 
 #: Tokens of a sequence, where the model takes as many.
 _LENGTH = 4096
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "seq_length",
+    "max_seq_len",
+    "max_sequence_length",
+    "model_max_length",
+)
 #: Scalings of rotary positions: they change frequencies, and constants of the softmax.
 _SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "ntk", "mrope")
 _SCALING_KEYS = """
     factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast beta_slow
     mscale mscale_all_dim attention_factor attn_factor long_factor short_factor long_mscale
-    short_mscale rope_theta truncate finetuned extrapolation_factor alpha type rope_type
-""".split()
+    short_mscale rope_theta partial_rotary_factor truncate finetuned extrapolation_factor alpha
+    type rope_type mrope_section
+"""
 
 
-def begin(config: Config, title: str, length: int) -> ModelText:
-    """The text of a family, with the symbols of the batch and the sequence; `length` is what the
-    model takes if the configuration does not say it."""
-    keys = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
-    longest = config.size(*keys, default=length, most=1 << 30)
+def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
+    """The text of a family, with the symbols of the batch and the sequence, and the tokens that the
+    model takes at most: `length` if the configuration does not say it."""
+    longest = config.size(*_LENGTHS, default=length, most=1 << 30)
     name = config.text("model_type")
     source = PurePath(config.file).name
     heading = f"{title}: a training step, forward. Written by stagec import from {source};"
@@ -32,7 +41,7 @@ def begin(config: Config, title: str, length: int) -> ModelText:
     )
     text.symbol("B", None, "sequences")
     text.symbol("S", min(longest, _LENGTH), "tokens of a sequence")
-    return text
+    return text, longest
 
 
 def _identifier(name: str) -> str:
@@ -72,24 +81,48 @@ def read_heads(
     text.symbol("K", d // h, "hidden_size / num_attention_heads")
 
 
-def read_rope(config: Config, text: ModelText, *, base: int = 10000) -> Rope:
+def read_rope(
+    config: Config, text: ModelText, *, base: int = 10000, partial: Fraction = Fraction(1)
+) -> Rope:
     """Rotary positions by Llama's keys, or by the object `rope_parameters` that replaces them;
-    declares their base."""
+    declares their base, and R, the rotated elements of a head, if they are a part of them."""
     parameters = config.section("rope_parameters")
     inner = parameters if parameters is not None and parameters.has("rope_theta") else config
-    theta = inner.ratio("rope_theta", default=config.ratio("rope_theta", default=base))
+    keys = ("rope_theta", "rotary_emb_base")
+    theta = inner.ratio(*keys, default=config.ratio(*keys, default=base))
     if theta.denominator != 1 or not 0 < theta < 1 << 60:
         raise inner.wrong("rope_theta", "a positive whole number")
     text.symbol("theta", int(theta), "rope_theta")
+    part = read_part(config, text, parameters, partial)
     for scaling in (parameters, config.section("rope_scaling")):
         if scaling is not None:
             _read_scaling(scaling, text)
-    return Rope()
+    return Rope(part="R" if part else None)
+
+
+def read_part(
+    config: Config, text: ModelText, parameters: Config | None, default: Fraction
+) -> bool:
+    """Declare R by the share of a head that is rotated; whether that is less than all of it."""
+    keys = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+    share = config.ratio(*keys, default=default)
+    if parameters is not None:
+        share = parameters.ratio("partial_rotary_factor", default=share)
+    dim = text.symbols["K"].value or 1
+    rotated = int(share * dim)
+    if not 0 < share <= 1 or rotated < 2 or rotated % 2:
+        raise config.wrong(
+            next(filter(config.has, keys), keys[0]),
+            "a share of an even number of elements of a head",
+        )
+    if rotated < dim:
+        text.symbol("R", rotated, f"{next(filter(config.has, keys), keys[0])} * K")
+    return rotated < dim
 
 
 def _read_scaling(scaling: Config, text: ModelText) -> None:
     kind = scaling.word("rope_type", "type", among=_SCALINGS, default="default")
-    scaling.skip(*_SCALING_KEYS)
+    scaling.skip(*_SCALING_KEYS.split())
     scaling.finish()
     if kind != "default":
         text.notes.append(f"Scaled positions ({kind}) have other frequencies, and the same work.")

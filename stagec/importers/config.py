@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from stagec.importers.json_text import Json, JsonText, Member, Object
-from stagec.importers.keys import NO_EFFECT
+from stagec.importers.keys import NO_EFFECT, OFF
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error
 from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
@@ -57,6 +57,11 @@ class Config:
         """Whether one of the keys is there, with a value other than null."""
         return self._find(keys) is not None
 
+    def names(self, *keys: str) -> bool:
+        """Whether one of the keys is there, be it with null."""
+        self._asked.update(keys)
+        return any(key in self._members for key in keys)
+
     def _find(self, keys: Iterable[str]) -> tuple[str, Member] | None:
         """The first of the keys that is there; all of them count as asked for."""
         found = None
@@ -89,6 +94,17 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.wrong(found[0], f"an integer from {least} to {most:,}")
         return value
+
+    def every(self, *keys: str, default: int) -> int:
+        """How often something comes: an integer, or a word of letters such as LLLG, whose last one
+        differs from the others."""
+        found = self._find(keys)
+        if found is not None and isinstance(found[1].value, str):
+            word = found[1].value
+            if not 1 < len(word) <= MAX_LAYERS or word != word[0] * (len(word) - 1) + word[-1]:
+                raise self.wrong(found[0], "an integer, or a word such as 'LLLG'")
+            return len(word)
+        return self.size(*keys, default=default)
 
     def ratio(self, *keys: str, default: int | Fraction | None = None) -> Fraction:
         """A finite number, exact."""
@@ -230,7 +246,8 @@ class Config:
         """Refuse the keys that nobody has asked for and that may change the computation."""
         problems = DiagnosticList()
         for key, member in self._members.items():
-            if key not in self._asked and key not in NO_EFFECT and not key.startswith("_"):
+            known = key in self._asked or key in NO_EFFECT or key.startswith("_")
+            if not known and not _is_off(key, member.value):
                 problems.add(self._unknown(key, member))
         problems.check()
 
@@ -247,7 +264,12 @@ class Config:
         return f"where it does not matter, leave it out: --ignore-key {self._where}{key}"
 
 
-def _same(left: Json, right: Json) -> bool:
+def _is_off(key: str, value: Json) -> bool:
+    """Whether a key says that the computation is the usual one."""
+    return value is None or any(_same(value, off) for off in OFF.get(key, ()))
+
+
+def _same(left: object, right: object) -> bool:
     """Equal as JSON: true is not 1."""
     return isinstance(left, bool) == isinstance(right, bool) and left == right
 

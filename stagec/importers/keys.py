@@ -57,6 +57,45 @@ _GENERATION = (
     "top_k_tokens cache_implementation tf_legacy_loss use_return_dict"
 )
 
+#: Features that are off, or as all families have them that do not ask for the key.
+OFF: dict[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "alibi": (False,),
+    "attention_bias": (False,),
+    "attention_output_bias": (False,),
+    "attn_logit_softcapping": (0,),
+    "clip_qkv": (0,),
+    "cross_attention_hidden_size": (),
+    "final_logit_softcapping": (0,),
+    "is_decoder": (True, False),
+    "is_encoder_decoder": (False,),
+    "logit_scale": (1,),
+    "mlp_bias": (False,),
+    "mlp_only_layers": ([],),
+    "moe_layer_freq": (1,),
+    "norm_type": ("rms", "rmsnorm", "rms_norm", "layer_norm", "layernorm"),
+    "num_dense_layers": (0,),
+    "num_mtp_modules": (0,),
+    "num_nextn_predict_layers": (0,),
+    "parallel_attn": (False,),
+    "position_embedding_type": ("rope", "rotary", "rotary_embedding"),
+    "prefix_lm": (False,),
+    "qk_layernorm": (False,),
+    "qk_norm": (False,),
+    "qkv_bias": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "sliding_window": (0, -1),
+    "tie_encoder_decoder": (False,),
+    "use_bias": (False,),
+    "use_cla": (False,),
+    "use_mrope": (False,),
+    "use_mtp": (False,),
+    "use_parallel_residual": (False,),
+    "use_qk_norm": (False,),
+    "use_qkv_bias": (False,),
+    "use_sliding_window": (False,),
+}
+
 NO_EFFECT = frozenset(
     " ".join((_ABOUT, _EXECUTION, _TOKENS, _DROPOUT, _TRAINING, _GENERATION)).split()
 )

@@ -30,18 +30,8 @@ class Part:
         if self.post_norm:
             steps.append(self.post_norm.step(body, f"{self.name}_post_norm", "D"))
         if self.scale:
-            steps.append(f"stg.scale[{self.scale}]({{}})")
+            steps.append(f"stg.scale[by = {self.scale}]({{}})")
         return body.steps(letter, x, steps)
-
-
-def attention(block: str, norm: Norm | None = RMS, post: Norm | None = None) -> Part:
-    """The part of a layer that mixes tokens."""
-    return Part(block, "attn", norm, post)
-
-
-def feed_forward(block: str, norm: Norm | None = RMS, post: Norm | None = None) -> Part:
-    """The part of a layer that works on each token."""
-    return Part(block, "ffn", norm, post)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +76,7 @@ class Decoder:
         table = body.param("embed", "V, D")
         steps = [f"stg.embedding({table}, {{}})"]
         if self.embed_scale:
-            steps.append(f"stg.scale[{self.embed_scale}]({{}})")
+            steps.append(f"stg.scale[by = {self.embed_scale}]({{}})")
         if self.positions:
             steps.append(f'stg.add["bsd,sd->bsd"]({{}}, {body.param("positions", "S, D")})')
         if self.embed_norm:
@@ -109,7 +99,7 @@ class Decoder:
             if self.head_bias:
                 steps.append(f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})')
             if self.logit_scale:
-                steps.append(f"stg.scale[{self.logit_scale}]({{}})")
+                steps.append(f"stg.scale[by = {self.logit_scale}]({{}})")
             z = body.steps("z", n, steps)
             logits = body.let("logits", f"stg.cast[f32]({z})")
             body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
