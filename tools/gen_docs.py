@@ -41,8 +41,11 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "Extremes",
         "In functions. `insert-collectives` makes `stg.chosen` where the dimension is split.",
     ),
+    "convolution": ("Convolutions", "In functions."),
     "scan": ("Running sums", "In functions."),
+    "selection": ("Slices and positions", "In functions."),
     "activation": ("Activations and dropout", "In functions."),
+    "gated": ("Gated activations", "In functions."),
     "norm": ("Norms and softmax", "In functions."),
     "attention": ("Attention and positions", "In functions."),
     "moe": (
@@ -53,6 +56,8 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "Vocabulary",
         "In functions. `stg.max` and the last three replace `stg.cross_entropy` over a split one.",
     ),
+    "losses": ("Further losses, and time steps", "In functions."),
+    "recommend": ("Recommendation", "In functions."),
     "layout": ("Views, placement, gradients", "In functions."),
     "comm": (
         "Collectives",

@@ -355,7 +355,19 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.gelu_grad": {"x": "bf16[B]"},
     "stg.silu": {"x": "bf16[B]"},
     "stg.silu_grad": {"x": "bf16[B]"},
-    "stg.dropout": {"x": "bf16[B]"},
+    **{
+        f"stg.{name}{grad}": {"x": "bf16[B]"}
+        for name in ("relu", "sigmoid", "tanh", "exp", "dropout")
+        for grad in ("", "_grad")
+    },
+    "stg.slice": {"table": "bf16[V, D]"},
+    "stg.put": {"dc": "bf16[B, D]"},
+    "stg.conv1d": {"kernel": "bf16[3, D, F]"},
+    "stg.conv1d_dx": {"kernel": "bf16[3, D, F]", "du": "bf16[B, S/2, F]"},
+    "stg.conv1d_dw": {"du": "bf16[B, S/2, F]"},
+    "stg.sinusoid": {"time": "f32[B]"},
+    "stg.embedding_bag_grad": {"dc": "bf16[B, D]"},
+    "stg.triangle_grad": {"dz": "bf16[B, H, S*(S - 1)/2]"},
     "stg.cross_entropy_grad": {"lse": "f32[B, S]"},
     "stg.reshape": {"x": "bf16[B, S, H, K]"},
     "stg.stack": {"k": "bf16[B, S, H, K]", "v": "bf16[B, S, H, K]"},
