@@ -17,8 +17,8 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.scan_base import from_parts, to_parts
-from stagec.ir_spec.ops.state_space import sigmoid
 
 _SILU = Param("silu", "flag", "apply SiLU to the result, in the same kernel")
 
@@ -62,8 +62,8 @@ class CausalConv(_Conv):
 
     `x` is [B, S, channels...], `w` [channels..., K]. FLOPs are 2 K C (S + K - 1) for C channels,
     as PyTorch counts a padded convolution; no matrix products. Its inputs are stashed. Over a split
-    sequence, each rank sends its last K-1 inputs to the next one; a part has at least so many
-    tokens.
+    sequence, each rank sends its last K-1 inputs to the next one (over several axes all gather
+    them); a part has at least so many tokens.
     """
 
     name = "stg.causal_conv"
@@ -196,6 +196,22 @@ class ConvHalo(OpDef):
         return [args[0][:, :, :rows] if op.flag("first") else args[0][:, :, -rows:]]
 
 
+class RollParts(OpDef):
+    """Each part of a sequence gets what the part `by` places before it has, round the ring."""
+
+    name = "stg.roll_parts"
+    operands = ("x",)
+    params = (Param("by", "int", "places (default 1)"),)
+    example = "%t = stg.roll_parts(%x) : bf16[B, 4, 3, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        c = "cdefg"[: op.operands[0].tensor.rank - 3]
+        return make_rule(f"bzh{c}->bzh{c}", whole="zh")
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.roll(args[0], op.integer("by", 1), axis=1)]
+
+
 def _how(op: Operation) -> dict[str, RawAttr]:
     return {"silu": True} if op.flag("silu") else {}
 
@@ -206,10 +222,14 @@ def _halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Val
     if by < 0:
         rows["first"] = True
     own = b.value("stg.conv_halo", [x], rows, hint=f"{x.name}_edge")
-    move: dict[str, RawAttr] = {"over": tuple(over)}
-    if by < 0:
-        move["by"] = by
-    return b.value("stg.collective_permute", [own], move, hint=f"{x.name}_halo")
+    move: dict[str, RawAttr] = {"by": by} if by < 0 else {}
+    if len(over) == 1:
+        ring: dict[str, RawAttr] = {"over": tuple(over), **move}
+        return b.value("stg.collective_permute", [own], ring, hint=f"{x.name}_halo")
+    along: dict[str, RawAttr] = {"dim": 1, "over": tuple(over)}
+    every = b.value("stg.all_gather", [own], along, hint=f"{x.name}_edges")
+    moved = b.value("stg.roll_parts", [every], move, hint=f"{x.name}_rolled")
+    return b.value("stg.all_slice", [moved], along, hint=f"{x.name}_halo")
 
 
 def _inner(op: Operation, ctx: NumericContext, x: int, halo: Array, *, first: bool) -> Array:
@@ -241,4 +261,4 @@ def _convolved(x: Array, w: Array, before: Array | None, channels: int) -> Array
     return sum(w[..., i] * _cut(padded, i, rows, channels) for i in range(taps))
 
 
-OPS = (CausalConv(), CausalConvGrad(), ConvHalo())
+OPS = (CausalConv(), CausalConvGrad(), ConvHalo(), RollParts())

@@ -9,6 +9,7 @@ import numpy as np
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, Sizes
+from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
 from stagec.ir_spec.ops.scan_base import (
     Named,
@@ -24,7 +25,6 @@ from stagec.ir_spec.ops.state_space import (
     chunk_of,
     on_groups,
     on_heads,
-    sigmoid,
     softplus,
 )
 

@@ -9,6 +9,7 @@ import numpy as np
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
 from stagec.ir.opdef import Array, Sizes
+from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.linear_attention import MATRIX_STEPS, normalized
 from stagec.ir_spec.ops.recurrence import Tokens
 from stagec.ir_spec.ops.scan_base import (
@@ -20,7 +21,6 @@ from stagec.ir_spec.ops.scan_base import (
     ScanStateGrad,
     count,
 )
-from stagec.ir_spec.ops.state_space import sigmoid
 
 _INPUTS = ("r", "w", "k", "v", "kappa", "a")
 #: The largest decay of a token: exp(-exp(-1/2)).

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -285,7 +286,7 @@ class CarryStates(OpDef):
         out = np.zeros_like(states)
         count = states.shape[place]
         order = range(count)[::-1] if op.flag("reverse") else range(count)
-        for last, i in zip(order, order[1:], strict=False):
+        for last, i in pairwise(order):
             at, before = (slice(None),) * place + (i,), (slice(None),) * place + (last,)
             out[at] = np.einsum(spec, out[before], keeps[before]) + states[before]
         return [out]
@@ -362,9 +363,7 @@ def _whole_sequence(rule: Rule) -> Rule:
 
 def _size_of(factor: str, texts: Mapping[str, str], given: Mapping[str, Value]) -> Expr:
     """The size of a factor that is the last dimension of an operand."""
-    return next(
-        v.tensor.shape[-1] for n, v in given.items() if texts[_bare(n)].endswith(factor)
-    )
+    return next(v.tensor.shape[-1] for n, v in given.items() if texts[_bare(n)].endswith(factor))
 
 
 def _full(state: Array, tokens: Tokens) -> Array:

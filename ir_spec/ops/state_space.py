@@ -10,6 +10,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, call
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
+from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
 from stagec.ir_spec.ops.scan_base import (
     Named,
@@ -35,11 +36,6 @@ def chunk_of(op: Operation, n: Sizes) -> Expr:
 def softplus(x: Array) -> Array:
     """log(1 + exp(x))."""
     return np.logaddexp(x, 0)
-
-
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))."""
-    return np.exp(-np.logaddexp(-x, 0))
 
 
 def on_heads(x: Array, heads: int) -> Array:

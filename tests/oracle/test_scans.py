@@ -3,10 +3,8 @@ backward, however batch, heads and sequence are split; the references are the re
 
 from __future__ import annotations
 
-import pytest
-
-from tests.support import crossed
 from tests.oracle.test_selection_ops import on_all_ranks
+from tests.support import crossed
 
 MODULE = """stg.module @m {{
   stg.symbols[B = 4, S = 8, H = 4, G = 2, K = 3, N = 2, F = 4]
@@ -24,60 +22,65 @@ MODULE = """stg.module @m {{
   }}
 }}
 """
-SSM = "%dt: f32[B, S, {h} | param], %A: f32[{a} | param], %sk: f32[{h} | param], %bias: f32[{h} | param]"
-HEADS = SSM.format(h="H", a="H")
+
+
+def params(**types: str) -> str:
+    """Arguments of these dimensions, all of them parameters."""
+    return ", ".join(f"%{name}: f32[{dims} | param]" for name, dims in types.items())
+
+
+def ssm(h: str, a: str, x: str, bc: str) -> str:
+    return params(x=x, dt=f"B, S, {h}", A=a, b=bc, c=bc, sk=h, bias=h)
+
+
+HEADS, GROUPS = "B, S, H, K", "B, S, G, K"
 #: Arguments, the line that computes `%y`, and the letters of `%y`.
 OPS = {
     "conv": (
-        "%x: f32[B, S, F | param], %w: f32[F, 3 | param], %b: f32[F | param]",
+        params(x="B, S, F", w="F, 3", b="F"),
         "%y = stg.causal_conv(%x, %w, %b)",
         "bsf",
     ),
     "conv-silu": (
-        "%x: f32[B, S, H, K | param], %w: f32[H, K, 2 | param]",
+        params(x=HEADS, w="H, K, 2"),
         "%y = stg.causal_conv[silu](%x, %w)",
         "bshk",
     ),
     "conv-silu-bias": (
-        "%x: f32[B, S, F | param], %w: f32[F, 2 | param], %b: f32[F | param]",
+        params(x="B, S, F", w="F, 2", b="F"),
         "%y = stg.causal_conv[silu](%x, %w, %b)",
         "bsf",
     ),
     "selective_scan": (
-        f"%x: f32[B, S, F | param], {SSM.format(h='F', a='F, N')}, "
-        "%b: f32[B, S, N | param], %c: f32[B, S, N | param]",
+        ssm("F", "F, N", "B, S, F", "B, S, N"),
         "%y = stg.selective_scan(%x, %dt, %A, %b, %c, %sk, %bias)",
         "bsf",
     ),
     "ssd": (
-        f"%x: f32[B, S, H, K | param], {HEADS}, %b: f32[B, S, N | param], %c: f32[B, S, N | param]",
+        ssm("H", "H", HEADS, "B, S, N"),
         "%y = stg.ssd[chunk = 2](%x, %dt, %A, %b, %c, %sk, %bias)",
         "bshk",
     ),
     "ssd-groups": (
-        f"%x: f32[B, S, H, K | param], {HEADS}, "
-        "%b: f32[B, S, G, N | param], %c: f32[B, S, G, N | param]",
+        ssm("H", "H", HEADS, "B, S, G, N"),
         "%y = stg.ssd[chunk = 2](%x, %dt, %A, %b, %c, %sk, %bias)",
         "bshk",
     ),
     **{
         f"linear_attention-{d.count(',')}": (
-            f"%q: f32[B, S, H, K | param], %k: f32[B, S, H, K | param], "
-            f"%v: f32[B, S, H, N | param], %d: f32[{d} | param]",
+            params(q=HEADS, k=HEADS, v="B, S, H, N", d=d),
             "%y = stg.linear_attention[chunk = 2](%q, %k, %v, %d)",
             "bshn",
         )
-        for d in ("H", "B, S, H", "B, S, H, K")
+        for d in ("H", "B, S, H", HEADS)
     },
     "gated_delta_rule": (
-        "%q: f32[B, S, G, K | param], %k: f32[B, S, G, K | param], %v: f32[B, S, H, N | param], "
-        "%a: f32[B, S, H | param], %b: f32[B, S, H | param], %A: f32[H | param], "
-        "%bias: f32[H | param]",
+        params(q=GROUPS, k=GROUPS, v="B, S, H, N", a="B, S, H", b="B, S, H", A="H", bias="H"),
         "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
         "bshn",
     ),
     "wkv7": (
-        ", ".join(f"%{n}: f32[B, S, H, K | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
+        params(**dict.fromkeys(("r", "w", "k", "v", "kappa", "a"), HEADS)),
         "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",
         "bshk",
     ),
@@ -87,7 +90,9 @@ SPLITS = {
     "heads": "stg.split[(H, G, F), over = tp]",
     "sequence": "stg.split[S, over = cp]",
     "sequence-over-two": "stg.split[S, over = (dp, cp)]",
-    "all": "stg.split[B, over = dp]\n    stg.split[(H, G, F), over = tp]\n    stg.split[S, over = cp]",
+    "all": (
+        "stg.split[B, over = dp]\n    stg.split[(H, G, F), over = tp]\n    stg.split[S, over = cp]"
+    ),
 }
 GRADIENTS = "infer-shapes,apply-strategy,differentiate,eliminate-dead-code"
 

@@ -386,6 +386,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.carry_states": {"hs": "f32[B, 4, H, K, K]", "keeps": "f32[B, 4, H]"},
     "stg.causal_conv": {"w": "bf16[D, K]"},
     "stg.causal_conv_grad": {"dy": "bf16[B, S, D]", "w": "bf16[D, K]"},
+    "stg.roll_parts": {"x": "bf16[B, 4, 3, D]"},
     "stg.conv_halo": {"x": "bf16[B, 4, S/4, D]"},
     "stg.route": {"logits": "f32[B, S, E]"},
     "stg.route_grad": {"dw": "f32[B, S, T]", "logits": "f32[B, S, E]"},
