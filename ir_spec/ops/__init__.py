@@ -30,6 +30,7 @@ from stagec.ir_spec.ops import (
     state_space,
     strategy,
     structure,
+    token_shift,
     trace,
     vocabulary,
 )
@@ -48,6 +49,7 @@ BUILTIN: tuple[OpDef, ...] = (
     *state_space.OPS,
     *linear_attention.OPS,
     *rwkv.OPS,
+    *token_shift.OPS,
     *selection.OPS,
     *activation.OPS,
     *gated.OPS,

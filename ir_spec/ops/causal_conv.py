@@ -98,7 +98,7 @@ class CausalConv(_Conv):
         over, (_, c) = special["s"], self.letters(op, 0)
         (x, *rest), y = op.operands, op.result.name
         parts = to_parts(b, x, f"bs{c}", over)
-        before = _halo(b, parts, self.taps(op), over, 1)
+        before = halo(b, parts, self.taps(op), over, 1)
         found = b.value(op.name, [parts, *rest, before], _how(op), hint=f"{y}_parts")
         return [from_parts(b, found, f"bs{c}", y)]
 
@@ -108,7 +108,7 @@ class CausalConv(_Conv):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         b, c = self.letters(op, 0)
-        before = _inner(op, ctx, 0, args[-1], first=True) if b == "bz" else None
+        before = inner_halo(op, ctx, 0, args[-1], first=True) if b == "bz" else None
         bias = args[2] if self.bias(op, 0, 1) is not None else 0
         y = _convolved(args[0], args[1], before, len(c)) + bias
         return [y * sigmoid(y) if op.flag("silu") else y]
@@ -143,12 +143,12 @@ class CausalConvGrad(_Conv):
         taps = factor_sizes(op, self.rule(op))["k"]
         dy, x = (to_parts(b, v, f"bs{c}", over) for v in op.operands[:2])
         rest = op.operands[2:]
-        before = _halo(b, x, taps, over, 1)
+        before = halo(b, x, taps, over, 1)
         if op.flag("silu"):
             name = f"{op.results[0].name}_pre"
             inner = b.value("stg.causal_conv", [x, *rest, before], hint=name)
             dy = b.value("stg.silu_grad", [dy, inner], hint=f"d_{name}")
-        after = _halo(b, dy, taps, over, -1)
+        after = halo(b, dy, taps, over, -1)
         names = [r.name if i else f"{r.name}_parts" for i, r in enumerate(op.results)]
         dx, *others = b.op(op.name, [dy, x, *rest, before, after], names=names).results
         return [from_parts(b, dx, f"bs{c}", op.results[0].name), *others]
@@ -159,8 +159,8 @@ class CausalConvGrad(_Conv):
         bias = args[3] if self.bias(op, 1, 2) is not None else 0
         before = after = None
         if b == "bz":
-            before = _inner(op, ctx, 1, args[-2], first=True)
-            after = _inner(op, ctx, 1, args[-1], first=False)
+            before = inner_halo(op, ctx, 1, args[-2], first=True)
+            after = inner_halo(op, ctx, 1, args[-1], first=False)
         if op.flag("silu"):
             y = _convolved(x, w, before, len(c)) + bias
             s = sigmoid(y)
@@ -216,7 +216,7 @@ def _how(op: Operation) -> dict[str, RawAttr]:
     return {"silu": True} if op.flag("silu") else {}
 
 
-def _halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Value:
+def halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Value:
     """The tokens that each part needs of the one before it (`by` 1) or behind it (-1)."""
     rows: dict[str, RawAttr] = {"rows": taps - 1}
     if by < 0:
@@ -232,7 +232,7 @@ def _halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Val
     return b.value("stg.all_slice", [moved], along, hint=f"{x.name}_halo")
 
 
-def _inner(op: Operation, ctx: NumericContext, x: int, halo: Array, *, first: bool) -> Array:
+def inner_halo(op: Operation, ctx: NumericContext, x: int, halo: Array, *, first: bool) -> Array:
     """A halo, but nothing before the first part and behind the last one."""
     parts = op.operands[x].tensor.dims[1]
     last = ctx.size(parts.size) - 1

@@ -99,6 +99,7 @@ CASES = {
         "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
         "B, S, H, N",
     ),
+    "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
     "wkv7": Case(
         ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
         "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",

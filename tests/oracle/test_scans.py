@@ -79,6 +79,16 @@ OPS = {
         "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
         "bshn",
     ),
+    "shift": (
+        params(x="B, S, F"),
+        "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)",
+        "bsf",
+    ),
+    "shift-back": (
+        params(x=HEADS),
+        "%y0 = stg.shift[reverse](%x)\n    %y = stg.mul(%x, %y0)",
+        "bshk",
+    ),
     "wkv7": (
         params(**dict.fromkeys(("r", "w", "k", "v", "kappa", "a"), HEADS)),
         "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",
