@@ -6,8 +6,7 @@ text and tells its name. Norms stand in the layers (`stack`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from stagec.importers.text import Body, ModelText
@@ -62,14 +61,15 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Attention of H query heads of K over G heads of keys and values; `groups` is "H" where there
-    are as many. `qk_norm` normalises queries and keys, of each head or `over_heads` together, before
-    their rotation or `after_rope`. `mask` are the static parameters of `stg.attention`."""
+    are as many. `qk_norm` normalises queries and keys before their rotation, or `after_rope`: each
+    head, each head by a scale of its own (`heads`), or all heads as one row (`together`). `mask`
+    are the static parameters of `stg.attention`."""
 
     groups: str = "G"
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Norm | None = None
-    over_heads: bool = False
+    norm_dims: Literal["head", "heads", "together"] = "head"
     after_rope: bool = False
     rope: Rope | None = Rope()
     mask: str = "causal"
@@ -105,8 +105,13 @@ class Attention:
     def _normed(self, body: Body, name: str, heads: str, letter: str) -> list[str]:
         if self.qk_norm is None:
             return []
-        if not self.over_heads:
+        if self.norm_dims == "head":
             return [self.qk_norm.step(body, name, "K")]
+        if self.norm_dims == "heads":
+            plain = replace(self.qk_norm, affine="none")
+            weight = body.param(name, f"{heads}, K")
+            rule = f"bs{letter}k,{letter}k->bs{letter}k"
+            return [plain.step(body, name), f'stg.einsum["{rule}"]({{}}, {weight})']
         return [
             f'stg.reshape["bs{letter}k->bs({letter}k)"]({{}})',
             self.qk_norm.step(body, name, f"{heads}*K"),
@@ -246,11 +251,3 @@ class Experts:
 
 
 Block = Attention | FeedForward | Experts
-
-
-def fraction_text(value: Fraction | int) -> str:
-    """A number as a static parameter: `5/2`."""
-    value = Fraction(value)
-    return (
-        str(value.numerator) if value.denominator == 1 else f"{value.numerator}/{value.denominator}"
-    )

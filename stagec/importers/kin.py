@@ -20,9 +20,9 @@ from stagec.importers.blocks import (
     Norm,
     Rope,
 )
-from stagec.importers.common import begin, read_heads, read_rope, read_size
+from stagec.importers.common import begin, declare_part, read_heads, read_rope, read_size
 from stagec.importers.config import Config
-from stagec.importers.stack import Decoder, Layer, Part
+from stagec.importers.stack import ONE, Decoder, Layer, Part, Positions
 from stagec.importers.text import ModelText
 
 #: A block and what its kind of layers is called, if not all layers have it.
@@ -31,7 +31,8 @@ Named = tuple[str, Block]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The values of keys that a configuration leaves out, from the family's own class."""
+    """The values of keys that a configuration leaves out, from the family's own class; a negative
+    `inner` is so many times the width."""
 
     width: int
     inner: int
@@ -47,7 +48,9 @@ class Sizes:
 class Kin:
     """A model in the making: `text`, the number of layers `count`, and the keys asked for."""
 
-    def __init__(self, config: Config, title: str, sizes: Sizes) -> None:
+    def __init__(
+        self, config: Config, title: str, sizes: Sizes, *, read_groups: bool = True
+    ) -> None:
         self.config = config
         self.text, self.longest = begin(config, title, sizes.length)
         self.count = config.layers(
@@ -60,10 +63,13 @@ class Kin:
             heads=sizes.heads,
             groups=sizes.groups,
             dim=sizes.dim,
+            read_groups=read_groups,
         )
+        self.width = self.text.symbols["D"].value or 1
         inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
-        read_size(config, self.text, "F", *inner, default=sizes.inner)
-        read_size(config, self.text, "V", "vocab_size", default=sizes.vocab)
+        times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
+        read_size(config, self.text, "F", *inner, default=times)
+        read_size(config, self.text, "V", "vocab_size", "padded_vocab_size", default=sizes.vocab)
         self._base = sizes.base
         self._sizes = sizes
 
@@ -72,6 +78,24 @@ class Kin:
     def rope(self, *, partial: Fraction | int = 1) -> Rope:
         """Rotary positions of all elements of a head, or of the first part of them."""
         return read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
+
+    def partly(self, rope: Rope, rotated: int, key: str) -> Rope:
+        """The same positions on the first elements of each head, so many by a key."""
+        part = declare_part(self.config, self.text, rotated, key)
+        return replace(rope, part="R" if part else None)
+
+    def positions(self, before: int = 0) -> Positions:
+        """Learned positions, one for each token that the model takes, behind some unused rows."""
+        self.text.symbol("P", self.longest + before, "learned positions")
+        self.text.assume(f"P >= S + {before}" if before else "P >= S")
+        return Positions("P", before)
+
+    def clip(self, config: Config) -> None:
+        """`clip_qkv`: queries, keys and values are clamped, which costs nothing in a fused kernel
+        and is left out."""
+        if config.has("clip_qkv"):
+            bound = config.ratio("clip_qkv")
+            self.text.notes.append(f"Left out: queries, keys and values are clamped to {bound}.")
 
     def activation(self, default: str = "silu") -> str:
         """The activation of feed-forward blocks."""
@@ -139,7 +163,7 @@ class Kin:
         *,
         norm: Norm | None = RMS,
         post: Norm | None = None,
-        scale: str | None = None,
+        scale: Fraction = ONE,
         parallel: bool = False,
         common_norm: Norm | None = None,
     ) -> ModelText:

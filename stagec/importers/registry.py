@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import llama
+from stagec.importers import classic, llama
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
-BUILT_IN: tuple[ModelFamily, ...] = (*llama.FAMILIES,)
+BUILT_IN: tuple[ModelFamily, ...] = (*llama.FAMILIES, *classic.FAMILIES)
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 
 
