@@ -7,9 +7,23 @@ text and tells its name. Norms stand in the layers (`stack`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from stagec.importers.text import Body, ModelText
+
+
+class Block(Protocol):
+    """A block of a layer. Equal blocks are written once."""
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block to the text; its name, which begins with that of the kind of layers where
+        only these have it."""
+        ...
+
+
+def joined(kind: str, name: str) -> str:
+    """The name of a block of a kind of layers."""
+    return f"{kind}_{name}" if kind else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,7 @@ class Attention:
     rope: Rope | None = Rope()
     mask: str = "causal"
 
-    def write(self, text: ModelText, name: str = "attention") -> str:
+    def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
         if self == Attention():
             return text.use("gqa", "D H G K theta")
@@ -88,7 +102,7 @@ class Attention:
         if self.out_bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
         body.do(f"stg.return({body.steps('o', a, steps)})")
-        return text.function(name, "%x", body)
+        return text.function(joined(kind, "attention"), "%x", body)
 
     def _projected(self, body: Body, out: str, heads: str, letter: str) -> str:
         weight = body.param(f"w{out}", f"D, {heads}, K")
@@ -159,7 +173,7 @@ class FeedForward:
     gated: bool = True
     bias: bool = False
 
-    def write(self, text: ModelText, name: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
         if self.gated and not self.bias and "swiglu" in GATED[self.activation]:
             return text.use("swiglu", "D F")
@@ -169,7 +183,7 @@ class FeedForward:
         if self.bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_down", "D")})')
         body.do(f"stg.return({body.steps('y', m, steps)})")
-        return text.function(name or self.name, "%x", body)
+        return text.function(joined(kind, self.name), "%x", body)
 
     @property
     def name(self) -> str:
@@ -205,7 +219,7 @@ class Experts:
     shared: FeedForward | None = None
     shared_gate: bool = False
 
-    def write(self, text: ModelText, name: str = "moe") -> str:
+    def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
         text.assume("E >= T")
         if self == Experts():
@@ -223,7 +237,7 @@ class Experts:
         if self.shared:
             y = body.let("y", f"stg.add({y}, {self._write_shared(text, body, self.shared)})")
         body.do(f"stg.return({y})")
-        return text.function(name, "%x", body)
+        return text.function(joined(kind, "moe"), "%x", body)
 
     def _write_experts(self, text: ModelText) -> str:
         if self.gated and "swiglu" in GATED[self.activation]:
@@ -248,6 +262,3 @@ class Experts:
         gate = f'stg.einsum["bsd,dz->bsz"](%x, {body.param("shared_gate", "D, 1")})'
         g = body.let("g", f"stg.sigmoid({body.let('g0', gate)})")
         return body.let("shared", f'stg.einsum["bsd,bsz->bsd"]({s}, {g})')
-
-
-Block = Attention | FeedForward | Experts

@@ -108,19 +108,15 @@ def read_mpt(config: Config) -> ModelText:
     kin = Kin(config, "MPT", Sizes(2048, -ratio, 24, 16, 50368, 2048))
     norm = LAYER_SCALE if kin.flag("no_bias", True) else LAYER
     biased = norm == LAYER
-    attention = config.section("attn_config")
-    alibi = False
-    if attention is not None:
-        alibi = attention.flag("alibi", default=False)
-        attention.only("attn_type", "multihead_attention")
-        attention.only("qk_ln", False)
-        attention.only("prefix_lm", False)
-        attention.only("attn_uses_sequence_id", False)
-        attention.only("softmax_scale")
-        attention.only("alibi_bias_max", 8)
-        kin.clip(attention)
-        attention.skip("attn_impl", "attn_pdrop", "model_type")
-        attention.finish()
+    config.merge("attn_config")
+    alibi = kin.flag("alibi")
+    config.only("attn_type", "multihead_attention")
+    for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
+        config.only(key, False)
+    config.only("softmax_scale")
+    config.only("alibi_bias_max", 8)
+    config.skip("attn_impl")
+    kin.clip()
     mask = "causal, alibi" if alibi else "causal"
     config.skip("init_config", "init_device", "verbose", "ffn_config", "embedding_fraction")
     config.skip("norm_type")
@@ -244,7 +240,7 @@ def read_olmo(config: Config) -> ModelText:
     """OLMo (arXiv 2402.00838): LayerNorm without parameters."""
     kin = Kin(config, "OLMo", Sizes(4096, 11008, 32, 32, 50304, 2048))
     biased = kin.flag("attention_bias")
-    kin.clip(config)
+    kin.clip()
     mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
     plain = Norm("layer", "none")
     block = FeedForward(kin.activation())

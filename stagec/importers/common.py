@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import PurePath
 
@@ -59,7 +60,13 @@ def read_size(
 
 _WIDTH = ("hidden_size", "n_embd", "d_model", "n_embed")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+_GROUPS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "multi_query_group_num",
+    "kv_n_heads",
+)
 
 
 def read_heads(
@@ -71,6 +78,7 @@ def read_heads(
     groups: int | None = None,
     dim: int | None = None,
     read_groups: bool = True,
+    dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
 ) -> None:
     """Declare D, H, G and K; the arguments are the values of keys left out. G is not asked for
     unless `read_groups`."""
@@ -83,8 +91,8 @@ def read_heads(
     else:
         text.symbol("G", groups or h, "heads of keys and values")
     text.assume("H % G == 0")
-    if dim or config.has("head_dim", "kv_channels"):
-        read_size(config, text, "K", "head_dim", "kv_channels", default=dim)
+    if dim or config.has(*dim_keys):
+        read_size(config, text, "K", *dim_keys, default=dim)
         return
     if d % h:
         raise config.refuse(_HEADS[0], f"is {h}, which does not divide {d}")

@@ -14,7 +14,9 @@ ONE = Fraction(1)
 
 
 def scaled(by: Fraction) -> list[str]:
-    """The operation that multiplies `{}` by a number, if that is not 1."""
+    """The operation that multiplies `{}` by a number, if that is not 1; of more than six decimals
+    the nearest fraction of a denominator up to a million."""
+    by = by.limit_denominator(10**6)
     return [f"stg.scale[by = {by}]({{}})"] if by != 1 else []
 
 
