@@ -6,11 +6,24 @@ text and tells its name. Norms stand in the layers (`stack`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from stagec.importers.text import Body, ModelText
+
+
+class Block(Protocol):
+    """A block of a layer. Equal blocks are written once."""
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block to the text; its name, which begins with that of the kind of layers where
+        only these have it."""
+        ...
+
+
+def joined(kind: str, name: str) -> str:
+    """The name of a block of a kind of layers."""
+    return f"{kind}_{name}" if kind else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +75,20 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Attention of H query heads of K over G heads of keys and values; `groups` is "H" where there
-    are as many. `qk_norm` normalises queries and keys, of each head or `over_heads` together, before
-    their rotation or `after_rope`. `mask` are the static parameters of `stg.attention`."""
+    are as many. `qk_norm` normalises queries and keys before their rotation, or `after_rope`: each
+    head, each head by a scale of its own (`heads`), or all heads as one row (`together`). `mask`
+    are the static parameters of `stg.attention`."""
 
     groups: str = "G"
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Norm | None = None
-    over_heads: bool = False
+    norm_dims: Literal["head", "heads", "together"] = "head"
     after_rope: bool = False
     rope: Rope | None = Rope()
     mask: str = "causal"
 
-    def write(self, text: ModelText, name: str = "attention") -> str:
+    def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
         if self == Attention():
             return text.use("gqa", "D H G K theta")
@@ -88,7 +102,7 @@ class Attention:
         if self.out_bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
         body.do(f"stg.return({body.steps('o', a, steps)})")
-        return text.function(name, "%x", body)
+        return text.function(joined(kind, "attention"), "%x", body)
 
     def _projected(self, body: Body, out: str, heads: str, letter: str) -> str:
         weight = body.param(f"w{out}", f"D, {heads}, K")
@@ -105,8 +119,13 @@ class Attention:
     def _normed(self, body: Body, name: str, heads: str, letter: str) -> list[str]:
         if self.qk_norm is None:
             return []
-        if not self.over_heads:
+        if self.norm_dims == "head":
             return [self.qk_norm.step(body, name, "K")]
+        if self.norm_dims == "heads":
+            plain = replace(self.qk_norm, affine="none")
+            weight = body.param(name, f"{heads}, K")
+            rule = f"bs{letter}k,{letter}k->bs{letter}k"
+            return [plain.step(body, name), f'stg.einsum["{rule}"]({{}}, {weight})']
         return [
             f'stg.reshape["bs{letter}k->bs({letter}k)"]({{}})',
             self.qk_norm.step(body, name, f"{heads}*K"),
@@ -154,7 +173,7 @@ class FeedForward:
     gated: bool = True
     bias: bool = False
 
-    def write(self, text: ModelText, name: str = "") -> str:
+    def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
         if self.gated and not self.bias and "swiglu" in GATED[self.activation]:
             return text.use("swiglu", "D F")
@@ -164,7 +183,7 @@ class FeedForward:
         if self.bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_down", "D")})')
         body.do(f"stg.return({body.steps('y', m, steps)})")
-        return text.function(name or self.name, "%x", body)
+        return text.function(joined(kind, self.name), "%x", body)
 
     @property
     def name(self) -> str:
@@ -200,7 +219,7 @@ class Experts:
     shared: FeedForward | None = None
     shared_gate: bool = False
 
-    def write(self, text: ModelText, name: str = "moe") -> str:
+    def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
         text.assume("E >= T")
         if self == Experts():
@@ -218,7 +237,7 @@ class Experts:
         if self.shared:
             y = body.let("y", f"stg.add({y}, {self._write_shared(text, body, self.shared)})")
         body.do(f"stg.return({y})")
-        return text.function(name, "%x", body)
+        return text.function(joined(kind, "moe"), "%x", body)
 
     def _write_experts(self, text: ModelText) -> str:
         if self.gated and "swiglu" in GATED[self.activation]:
@@ -243,14 +262,3 @@ class Experts:
         gate = f'stg.einsum["bsd,dz->bsz"](%x, {body.param("shared_gate", "D, 1")})'
         g = body.let("g", f"stg.sigmoid({body.let('g0', gate)})")
         return body.let("shared", f'stg.einsum["bsd,bsz->bsd"]({s}, {g})')
-
-
-Block = Attention | FeedForward | Experts
-
-
-def fraction_text(value: Fraction | int) -> str:
-    """A number as a static parameter: `5/2`."""
-    value = Fraction(value)
-    return (
-        str(value.numerator) if value.denominator == 1 else f"{value.numerator}/{value.denominator}"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import PurePath
 
@@ -57,6 +58,17 @@ def read_size(
     return value
 
 
+_WIDTH = ("hidden_size", "n_embd", "d_model", "n_embed")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_GROUPS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "multi_query_group_num",
+    "kv_n_heads",
+)
+
+
 def read_heads(
     config: Config,
     text: ModelText,
@@ -65,19 +77,25 @@ def read_heads(
     heads: int,
     groups: int | None = None,
     dim: int | None = None,
+    read_groups: bool = True,
+    dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
 ) -> None:
-    """Declare D, H, G and K by Llama's keys; the arguments are the values of keys left out."""
-    d = read_size(config, text, "D", "hidden_size", default=width)
-    h = read_size(config, text, "H", "num_attention_heads", default=heads)
-    g = read_size(config, text, "G", "num_key_value_heads", default=groups or h)
-    if h % g:
-        raise config.refuse("num_key_value_heads", f"is {g}, which does not divide {h} heads")
+    """Declare D, H, G and K; the arguments are the values of keys left out. G is not asked for
+    unless `read_groups`."""
+    d = read_size(config, text, "D", *_WIDTH, default=width)
+    h = read_size(config, text, "H", *_HEADS, default=heads)
+    if read_groups:
+        g = read_size(config, text, "G", *_GROUPS, default=groups or h)
+        if h % g:
+            raise config.refuse(_GROUPS[0], f"is {g}, which does not divide {h} heads")
+    else:
+        text.symbol("G", groups or h, "heads of keys and values")
     text.assume("H % G == 0")
-    if dim or config.has("head_dim"):
-        read_size(config, text, "K", "head_dim", default=dim)
+    if dim or config.has(*dim_keys):
+        read_size(config, text, "K", *dim_keys, default=dim)
         return
     if d % h:
-        raise config.refuse("num_attention_heads", f"is {h}, which does not divide {d}")
+        raise config.refuse(_HEADS[0], f"is {h}, which does not divide {d}")
     text.symbol("K", d // h, "hidden_size / num_attention_heads")
 
 
@@ -108,15 +126,21 @@ def read_part(
     share = config.ratio(*keys, default=default)
     if parameters is not None:
         share = parameters.ratio("partial_rotary_factor", default=share)
+    if not 0 < share <= 1:
+        raise config.wrong(next(filter(config.has, keys), keys[0]), "a share, from 0 to 1")
+    key = next(filter(config.has, keys), keys[0])
+    return declare_part(config, text, int(share * (text.symbols["K"].value or 1)), key)
+
+
+def declare_part(config: Config, text: ModelText, rotated: int, key: str) -> bool:
+    """Declare R, the rotated elements of a head; whether that is less than all of it."""
     dim = text.symbols["K"].value or 1
-    rotated = int(share * dim)
-    if not 0 < share <= 1 or rotated < 2 or rotated % 2:
-        raise config.wrong(
-            next(filter(config.has, keys), keys[0]),
-            "a share of an even number of elements of a head",
+    if not 1 < rotated <= dim or rotated % 2:
+        raise config.refuse(
+            key, f"leaves {rotated} of {dim} elements to rotate: expected an even number"
         )
     if rotated < dim:
-        text.symbol("R", rotated, f"{next(filter(config.has, keys), keys[0])} * K")
+        text.symbol("R", rotated, f"rotated elements of a head, by {key}")
     return rotated < dim
 
 

@@ -57,6 +57,11 @@ class Config:
         """Whether one of the keys is there, with a value other than null."""
         return self._find(keys) is not None
 
+    def is_list(self, key: str) -> bool:
+        """Whether a key has a list."""
+        found = self._find([key])
+        return found is not None and isinstance(found[1].value, list)
+
     def names(self, *keys: str) -> bool:
         """Whether one of the keys is there, be it with null."""
         self._asked.update(keys)
@@ -78,9 +83,11 @@ class Config:
         """A positive integer."""
         return self._integer(keys, default, 1, most)
 
-    def count(self, *keys: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """An integer that may be 0."""
-        return self._integer(keys, default, 0, most)
+    def count(
+        self, *keys: str, default: int | None = None, least: int = 0, most: int = MAX_SIZE
+    ) -> int:
+        """An integer from `least` on."""
+        return self._integer(keys, default, least, most)
 
     def layers(self, *keys: str, default: int | None = None) -> int:
         """A number of layers."""
@@ -192,6 +199,14 @@ class Config:
             raise self.wrong(key, "an object")
         where = f"{self._where}{key}."
         return Config(self._text, member.value, where, member.value_at, self._ignored)
+
+    def merge(self, *keys: str) -> None:
+        """Take the members of the objects in these keys for members of this one, where it has none
+        of that name."""
+        for key in keys:
+            inner = self.section(key)
+            if inner is not None:
+                self._members = inner._members | self._members
 
     def only(self, key: str, *values: Json, why: str = "is not modelled") -> None:
         """A key of which no other values than these can be read, null and its absence aside."""

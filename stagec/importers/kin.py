@@ -6,9 +6,10 @@ feed-forward block for each layer to `stack`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from stagec.importers.blocks import (
     ACTIVATIONS,
@@ -20,18 +21,22 @@ from stagec.importers.blocks import (
     Norm,
     Rope,
 )
-from stagec.importers.common import begin, read_heads, read_rope, read_size
+from stagec.importers.common import begin, declare_part, read_heads, read_rope, read_size
 from stagec.importers.config import Config
-from stagec.importers.stack import Decoder, Layer, Part
+from stagec.importers.stack import ONE, Decoder, Layer, Part, Positions
 from stagec.importers.text import ModelText
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_TOP = ("num_experts_per_tok", "moe_topk", "num_experts_per_token")
+_INNER = ("moe_intermediate_size",)
 #: A block and what its kind of layers is called, if not all layers have it.
 Named = tuple[str, Block]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The values of keys that a configuration leaves out, from the family's own class."""
+    """The values of keys that a configuration leaves out, from the family's own class; a negative
+    `inner` is so many times the width."""
 
     width: int
     inner: int
@@ -47,7 +52,15 @@ class Sizes:
 class Kin:
     """A model in the making: `text`, the number of layers `count`, and the keys asked for."""
 
-    def __init__(self, config: Config, title: str, sizes: Sizes) -> None:
+    def __init__(
+        self,
+        config: Config,
+        title: str,
+        sizes: Sizes,
+        *,
+        read_groups: bool = True,
+        dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
+    ) -> None:
         self.config = config
         self.text, self.longest = begin(config, title, sizes.length)
         self.count = config.layers(
@@ -60,18 +73,39 @@ class Kin:
             heads=sizes.heads,
             groups=sizes.groups,
             dim=sizes.dim,
+            read_groups=read_groups,
+            dim_keys=dim_keys,
         )
+        self.width = self.text.symbols["D"].value or 1
         inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
-        read_size(config, self.text, "F", *inner, default=sizes.inner)
-        read_size(config, self.text, "V", "vocab_size", default=sizes.vocab)
+        times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
+        self.inner = read_size(config, self.text, "F", *inner, default=times)
+        read_size(config, self.text, "V", "vocab_size", "padded_vocab_size", default=sizes.vocab)
         self._base = sizes.base
-        self._sizes = sizes
 
     # -- keys --------------------------------------------------------------------------------------
 
     def rope(self, *, partial: Fraction | int = 1) -> Rope:
         """Rotary positions of all elements of a head, or of the first part of them."""
         return read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
+
+    def partly(self, rope: Rope, rotated: int, key: str) -> Rope:
+        """The same positions on the first elements of each head, so many by a key."""
+        part = declare_part(self.config, self.text, rotated, key)
+        return replace(rope, part="R" if part else None)
+
+    def positions(self, before: int = 0) -> Positions:
+        """Learned positions, one for each token that the model takes, behind some unused rows."""
+        self.text.symbol("P", self.longest + before, "learned positions")
+        self.text.assume(f"P >= S + {before}" if before else "P >= S")
+        return Positions("P", before)
+
+    def clip(self) -> None:
+        """`clip_qkv`: queries, keys and values are clamped, which costs nothing in a fused kernel
+        and is left out."""
+        if self.config.has("clip_qkv"):
+            bound = self.config.ratio("clip_qkv")
+            self.text.notes.append(f"Left out: queries, keys and values are clamped to {bound}.")
 
     def activation(self, default: str = "silu") -> str:
         """The activation of feed-forward blocks."""
@@ -120,6 +154,82 @@ class Kin:
         local = replace(mixer, mask=f"{mixer.mask}, window = W")
         return [("local", local) if window else ("global", mixer) for window in windows]
 
+    # -- experts -----------------------------------------------------------------------------------
+
+    def experts(
+        self,
+        *,
+        count: int,
+        top: int,
+        inner: int | Literal["F"],
+        normalize: bool = True,
+        keys: Sequence[str] = (),
+        activation: str | None = None,
+    ) -> Experts:
+        """Experts chosen by a softmax. Declares E, T and M; the numbers are those of keys left out,
+        "F" is the width of dense blocks. `keys` are names of their own for E, T and M."""
+        names = dict(zip("ETM", keys, strict=False))
+        e = self.size("E", *filter(None, [names.get("E")]), *_EXPERTS, default=count)
+        t = self.size("T", *filter(None, [names.get("T")]), *_TOP, default=top)
+        if t > e:
+            raise self.config.refuse(_TOP[0], f"is {t}, more than the {e} experts")
+        if inner == "F":
+            f = self.text.symbols["F"]
+            self.text.symbol("M", f.value, f.comment)
+        else:
+            self.size("M", *filter(None, [names.get("M")]), *_INNER, default=inner)
+        found = activation or self.activation()
+        return Experts(route=("normalize",) if normalize else (), activation=found)
+
+    def sigmoid_experts(self, *, count: int, top: int, inner: int, shared: int) -> Experts:
+        """Experts of DeepSeek-V3: sigmoids with a bias for the choice, maybe among groups; `shared`
+        ones that every token takes."""
+        config = self.config
+        mixture = self.experts(count=count, top=top, inner=inner)
+        config.only("scoring_func", "sigmoid")
+        config.only("topk_method", "noaux_tc")
+        normalize = config.flag("norm_topk_prob", default=True)
+        route = ["scores = sigmoid", *(["normalize"] if normalize else [])]
+        route += self.weights() + self.groups()
+        number = config.count("n_shared_experts", "num_shared_experts", default=shared)
+        block = self.shared(number, "n_shared_experts") if number else None
+        return replace(mixture, route=tuple(route), choice_bias=True, shared=block)
+
+    def weights(self) -> list[str]:
+        """`routed_scaling_factor`, as a static parameter of the router."""
+        scale = self.config.ratio("routed_scaling_factor", default=1)
+        return [f"scale = {scale}"] if scale != 1 else []
+
+    def groups(self) -> list[str]:
+        """`n_group` and `topk_group`, as static parameters of the router; declares N and N_top."""
+        groups = self.config.size("n_group", default=1)
+        top = self.config.size("topk_group", default=groups)
+        experts = self.text.symbols["E"].value or 1
+        if experts % groups or top > groups:
+            raise self.config.refuse("n_group", f"is {groups}: {experts} experts, {top} groups")
+        if top == groups:
+            return []
+        self.text.symbol("N", groups, "n_group")
+        self.text.symbol("N_top", top, "topk_group")
+        self.text.assume("E % N == 0")
+        self.text.assume("N >= N_top")
+        return ["groups = N", "top_groups = N_top"]
+
+    def shared(self, number: int, key: str) -> FeedForward:
+        """Shared experts, as one block; declares F_shared."""
+        inner = self.text.symbols["M"].value or 1
+        self.text.symbol("F_shared", number * inner, f"{key} * M")
+        return FeedForward(self.activation())
+
+    def same_of(self, key: str, *, default: int) -> int:
+        """A size that is given once, or for each layer; these must be the same."""
+        if not self.config.is_list(key):
+            return self.config.size(key, default=default)
+        found = set(self.config.sizes(key, length=self.count, least=1))
+        if len(found) != 1:
+            raise self.config.refuse(key, "differs between layers, which is not modelled")
+        return found.pop()
+
     # -- layers ------------------------------------------------------------------------------------
 
     def all(self, block: Block) -> list[Named]:
@@ -139,46 +249,24 @@ class Kin:
         *,
         norm: Norm | None = RMS,
         post: Norm | None = None,
-        scale: str | None = None,
+        scale: Fraction = ONE,
         parallel: bool = False,
         common_norm: Norm | None = None,
     ) -> ModelText:
         """The text, with a mixer and a feed-forward block for each layer; `norm` and `post` stand
         before and behind each of them. What they make is multiplied by `scale`."""
+        columns = (mixers, blocks)
+        varied = [len(set(column)) > 1 for column in columns]
         kinds: dict[str, Layer] = {}
         order: list[str] = []
-        names = _Names(mixers, blocks)
-        for mixer, block in zip(mixers, blocks, strict=True):
-            kind = names.kind(mixer, block)
+        for layer in zip(*columns, strict=True):
+            names = [name if vary else "" for (name, _), vary in zip(layer, varied, strict=True)]
+            kind = "_".join(filter(None, names)) or "layers"
             order.append(kind)
             if kind not in kinds:
-                parts = (
-                    Part(names.write(self.text, mixer, mixers), "attn", norm, post, scale),
-                    Part(names.write(self.text, block, blocks), "ffn", norm, post, scale),
-                )
+                parts = [
+                    Part(block.write(self.text, name), part, norm, post, scale)
+                    for (_, block), name, part in zip(layer, names, ("attn", "ffn"), strict=True)
+                ]
                 kinds[kind] = Layer(parts, parallel, common_norm)
         return decoder.write(self.text, kinds, order)
-
-
-class _Names:
-    """What the kinds of layers and their blocks are called."""
-
-    def __init__(self, *columns: Sequence[Named]) -> None:
-        self._vary: Mapping[int, bool] = {id(c): len({n for n, _ in c}) > 1 for c in columns}
-        self._columns = columns
-
-    def kind(self, *named: Named) -> str:
-        """The kind of layers with these blocks."""
-        words = [
-            name
-            for (name, _), column in zip(named, self._columns, strict=True)
-            if self._vary[id(column)]
-        ]
-        return "_".join(filter(None, words)) or "layers"
-
-    def write(self, text: ModelText, named: Named, column: Sequence[Named]) -> str:
-        """Add the block of a layer to the text; its name."""
-        name, block = named
-        if isinstance(block, Attention) and name and self._vary[id(column)]:
-            return block.write(text, f"{name}_attention")
-        return block.write(text)

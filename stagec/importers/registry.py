@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import llama
+from stagec.importers import classic, deepseek, llama, mixture
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
-BUILT_IN: tuple[ModelFamily, ...] = (*llama.FAMILIES,)
+BUILT_IN: tuple[ModelFamily, ...] = (
+    *llama.FAMILIES,
+    *classic.FAMILIES,
+    *mixture.FAMILIES,
+    *deepseek.FAMILIES,
+)
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import groupby
 
 from stagec.importers.blocks import RMS, Norm
 from stagec.importers.text import Body, ModelText
+
+ONE = Fraction(1)
+
+
+def scaled(by: Fraction) -> list[str]:
+    """The operation that multiplies `{}` by a number, if that is not 1; of more than six decimals
+    the nearest fraction of a denominator up to a million."""
+    by = by.limit_denominator(10**6)
+    return [f"stg.scale[by = {by}]({{}})"] if by != 1 else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +29,7 @@ class Part:
     name: str
     norm: Norm | None = RMS
     post_norm: Norm | None = None
-    scale: str | None = None
+    scale: Fraction = ONE
 
     def write(self, body: Body, x: str, number: int) -> str:
         """Append the part on `x`; the name of what is added to the stream."""
@@ -29,8 +39,7 @@ class Part:
         steps = [f"stg.call @{self.block}({{}})"]
         if self.post_norm:
             steps.append(self.post_norm.step(body, f"{self.name}_post_norm", "D"))
-        if self.scale:
-            steps.append(f"stg.scale[by = {self.scale}]({{}})")
+        steps += scaled(self.scale)
         return body.steps(letter, x, steps)
 
 
@@ -55,38 +64,58 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Positions:
+    """Learned positions: the symbol of their number, and how many of the first are not used."""
+
+    count: str
+    before: int = 0
+
+    def step(self, body: Body) -> str:
+        """The operation that adds them, on `{}`."""
+        start = f"start = {self.before}, " if self.before else ""
+        table = body.param("positions", f"{self.count}, D")
+        p = body.let("p", f"stg.slice[dim = 0, {start}size = S]({table})")
+        return f'stg.add["bsd,sd->bsd"]({{}}, {p})'
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """What stands around the layers. A `tied` head uses the embedding's table.
 
-    `embed_scale` and `logit_scale` multiply the embeddings and the logits; `positions` is the
-    symbol of the number of learned positions.
+    `embed_scale` and `logit_scale` multiply the embeddings and the logits.
     """
 
     norm: Norm = RMS
     tied: bool = False
     head_bias: bool = False
     embed_norm: Norm | None = None
-    embed_scale: str | None = None
-    logit_scale: str | None = None
-    positions: str | None = None
+    embed_scale: Fraction = ONE
+    logit_scale: Fraction = ONE
+    logit_cap: Fraction | None = None
+    positions: Positions | None = None
 
     def write(self, text: ModelText, kinds: Mapping[str, Layer], order: Sequence[str]) -> ModelText:
         """Add the function that is compiled, with layers of these kinds in this order; the text."""
         body = Body()
         table = body.param("embed", "V, D")
         steps = [f"stg.embedding({table}, {{}})"]
-        if self.embed_scale:
-            steps.append(f"stg.scale[by = {self.embed_scale}]({{}})")
+        steps += scaled(self.embed_scale)
         if self.positions:
-            steps.append(f'stg.add["bsd,sd->bsd"]({{}}, {body.param("positions", "S, D")})')
+            steps.append(self.positions.step(body))
         if self.embed_norm:
             steps.append(self.embed_norm.step(body, "embed_norm", "D"))
         x = write_stack(text, body, body.steps("x", "%tokens", steps), kinds, order)
         self._write_head(text, body, x, table)
         return text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the head is that of the library."""
+        given = (self.tied, self.head_bias, self.logit_scale, self.logit_cap)
+        return given == (False, False, ONE, None)
+
     def _write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
-        if self.norm == RMS and not (self.tied or self.head_bias or self.logit_scale):
+        if self.norm == RMS and self._is_plain:
             head = body.param("head", "D, V")
             block = text.use("lm_loss", "B S D V")
             body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
@@ -98,8 +127,9 @@ class Decoder:
                 steps = [f'stg.einsum["bsd,dv->bsv"]({{}}, {body.param("head", "D, V")})']
             if self.head_bias:
                 steps.append(f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})')
-            if self.logit_scale:
-                steps.append(f"stg.scale[by = {self.logit_scale}]({{}})")
+            steps += scaled(self.logit_scale)
+            if self.logit_cap:
+                steps += [*scaled(1 / self.logit_cap), "stg.tanh({})", *scaled(self.logit_cap)]
             z = body.steps("z", n, steps)
             logits = body.let("logits", f"stg.cast[f32]({z})")
             body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
