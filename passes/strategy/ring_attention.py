@@ -17,10 +17,10 @@ from stagec.api import (
     read_strategy,
     symbol,
 )
+from stagec.ir_spec.ops.ring_work import alignment
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import special_ops
 from stagec.sharding.strategy import RingRule
-from stagec.ir_spec.ops.ring_work import alignment
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def ring_attention(
     """Make the ops concerned rings, in place; returns them, and the axes over which positions are
     split.
 
-    Raises `DiagnosticError` if there is no such op.
+    Raises `DiagnosticError` if there is no such op, and for one that a ring does not take.
     """
     name = ring.dim
     found = [op for op, _ in special_ops(module.main.body, name)]
@@ -94,6 +94,9 @@ def ring_attention(
         )
     for op in found:
         op.attrs["ring"] = ring.order
+        for message in op.definition.verify(op):
+            remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
+            raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
     over = tuple(
         a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
     )

@@ -102,7 +102,9 @@ CASES = {
         "%y = stg.attention[causal](%q, %k, %v)",
         "B, S, H, N",
     ),
-    "attention-window": Case(QKV, "%y = stg.attention[causal, window = 2](%q, %k, %v)", "B, S, H, E"),
+    "attention-window": Case(
+        QKV, "%y = stg.attention[causal, window = 2](%q, %k, %v)", "B, S, H, E"
+    ),
     "attention-window-both-sides": Case(
         QKV, "%y = stg.attention[window = 2](%q, %k, %v)", "B, S, H, E"
     ),
