@@ -28,6 +28,7 @@ from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
+from stagec.passes.shapes.inline import Inline
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
 from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
@@ -43,6 +44,7 @@ from stagec.passes.strategy.split_microbatches import SplitMicrobatches
 PLUGIN = Plugin(
     name="builtin",
     passes=(
+        Inline,
         InferShapes,
         NormalizeStrategy,
         SetElementTypes,
@@ -89,10 +91,10 @@ PLUGIN = Plugin(
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
         "units": "coalesce-collectives,reshard-parameters,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
-        "place": "infer-shapes,partition",
-        "train": "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
-        "partition,stages,units,plan,fuse-kernels,lower-to-trace",
-        "forward": "infer-shapes,apply-strategy,partition,stages,units,plan,"
+        "place": "inline,infer-shapes,partition",
+        "train": "inline,infer-shapes,apply-strategy,differentiate,add-optimizer,"
+        "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
+        "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },

@@ -67,7 +67,7 @@ TINY: Mapping[str, Mapping[str, int]] = {
 KINDS = ("1f1b", "interleaved", "zbv", "dualpipe")
 #: Marks what `make test-all` runs, and `make test` does not.
 EXHAUSTIVE = pytest.mark.exhaustive
-STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
+STEP = "inline,infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
 PLACE = "partition,units"
 
 

@@ -9,6 +9,7 @@ from stagec.ir_spec.ops import (
     comm,
     contraction,
     extremes,
+    functions,
     layout,
     moe,
     norm,
@@ -25,6 +26,7 @@ from stagec.ir_spec.ops import (
 
 BUILTIN: tuple[OpDef, ...] = (
     *structure.OPS,
+    *functions.OPS,
     *strategy.OPS,
     *policies.OPS,
     *contraction.OPS,

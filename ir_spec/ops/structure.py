@@ -153,6 +153,7 @@ class FuncOp(Declaration):
     """A function. Arguments with the clause `param` are trainable, those with `state` are updated
     in place.
 
+    A `private` function is a block that others call, and may leave out the types of its arguments.
     With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`
     is then the number of parameters of the whole model.
     """
@@ -161,6 +162,7 @@ class FuncOp(Declaration):
     traits = (Declares("function"), HasRegion(), Named())
     parents = ("stg.module",)
     params = (
+        Param("private", "flag", "a block, which others call"),
         Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
         Param("parameters", "size", "trainable parameters of the whole model"),

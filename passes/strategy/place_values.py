@@ -66,7 +66,7 @@ def place_values(module: Module, strategy: Strategy) -> None:
     assumptions = Assumptions(module, PlaceValues.name, strategy.loc)
     placer, body = Placer(module, strategy, assumptions), module.main.body
     for arg in body.args:
-        arg.type = placer.place(arg.tensor, rest=arg.tensor.role == "param", name=arg.name)
+        arg.type = placer.place(arg.tensor, rest=arg.tensor.role == "param", value=arg)
     if any(rule.rest for rule in strategy.splits):
         _place_carried(placer, body)
     _place_named(module, strategy, placer)
@@ -78,7 +78,7 @@ def _place_carried(placer: Placer, region: Region) -> None:
     for op in region.walk():
         if op.has(Repeats):
             for arg in op.body.args[: op.integer("carry", 1)]:
-                arg.type = placer.place(arg.tensor, rest=True, name=arg.name)
+                arg.type = placer.place(arg.tensor, rest=True, value=arg)
 
 
 def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
@@ -90,13 +90,16 @@ def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
     named = {name: rule.loc for rule in strategy.whole for name in rule.of}
     named |= {name: rule.loc for rule in strategy.splits for name in rule.of}
     body = module.main.body
-    for value in [v for v in body.values() if v.name in named and v.owner is not body]:
+    for value in [v for v in body.values() if v.owner is not body]:
+        called = next((name for name in named if value.is_called(name)), None)
+        if called is None:
+            continue
         rest = isinstance(value.owner, Region)
-        type_ = placer.place(value.tensor.unplaced(), rest=rest, name=value.name)
+        type_ = placer.place(value.tensor.unplaced(), rest=rest, value=value)
         if isinstance(value.owner, Region) and _is_carried(value):
             value.type = type_
         else:
-            _pin(module.registry, value, type_, named[value.name])
+            _pin(module.registry, value, type_, named[called])
 
 
 def _is_carried(arg: Value) -> bool:

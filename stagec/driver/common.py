@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from stagec.driver.streams import tell
+from stagec.models import LIBRARY, library_text
 from stagec.support.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -24,7 +25,8 @@ from stagec.support.diagnostics import (
 )
 from stagec.support.files import write_file
 from stagec.support.limits import MAX_BYTES
-from stagec.support.source import FileLoc, Loc, Source, file_loc
+from stagec.support.source import Loc, Source, file_loc
+from stagec.support.texts import decoded, read_text
 
 OK, WRONG_INPUT, WRONG_USAGE, BUG, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
 STDIN = "<stdin>"
@@ -50,15 +52,19 @@ def report(diagnostic: Diagnostic) -> None:
         kept.append(diagnostic)
         return
     for item in (diagnostic, *diagnostic.notes):
-        _remember_python(item.loc)
+        _remember_file(item.loc)
     tell(render(diagnostic, _sources.get({})))
 
 
-def _remember_python(loc: Loc) -> None:
-    """Let a diagnostic show the lines of a plug-in."""
+def _remember_file(loc: Loc) -> None:
+    """Let a diagnostic show the lines of a plug-in, or of an imported text."""
     place = file_loc(loc)
-    if place is not None and place.file.endswith(".py") and place.file not in _sources.get({}):
-        with suppress(OSError, ValueError):
+    if place is None or place.file in _sources.get({}):
+        return
+    with suppress(OSError, ValueError):
+        if place.file.startswith(LIBRARY):
+            remember(Source(place.file, library_text(place.file.removeprefix(LIBRARY))))
+        elif place.file.endswith((".py", ".stg")):
             remember(Source(place.file, Path(place.file).read_text(encoding="utf-8")))
 
 
@@ -177,42 +183,8 @@ def read_source(path: str) -> Source:
     Raises `DiagnosticError` for what is no text, or longer than `MAX_BYTES`.
     """
     if path == "-":
-        return remember(_decoded(STDIN, sys.stdin.buffer.read(MAX_BYTES + 1)))
-    file = Path(path)
-    if file.is_dir():
-        raise error(f"{path} is a folder, expected a file", remedy="give one .stg file")
-    if file.stat().st_size > MAX_BYTES:
-        raise _too_long(path)
-    with file.open("rb") as stream:
-        return remember(_decoded(path, stream.read(MAX_BYTES + 1)))
-
-
-def _decoded(name: str, data: bytes) -> Source:
-    if len(data) > MAX_BYTES:
-        raise _too_long(name)
-    if b"\0" in data:
-        where = _place(name, data, data.index(b"\0"))
-        raise error("a NUL byte: this is not a text", where, remedy="give a text file")
-    try:
-        return Source(name, data.decode("utf-8-sig").replace("\r\n", "\n"))
-    except UnicodeDecodeError as e:
-        raise error(
-            f"byte 0x{data[e.start]:02x} is not UTF-8",
-            _place(name, data, e.start),
-            remedy="save the file as UTF-8",
-        ) from None
-
-
-def _place(name: str, data: bytes, at: int) -> FileLoc:
-    before = data[:at]
-    return FileLoc(name, before.count(b"\n") + 1, at - before.rfind(b"\n"))
-
-
-def _too_long(name: str) -> DiagnosticError:
-    return error(
-        f"{name} is longer than {MAX_BYTES >> 20} MiB",
-        remedy="state repeated layers once, in a stg.repeat",
-    )
+        return remember(decoded(STDIN, sys.stdin.buffer.read(MAX_BYTES + 1)))
+    return remember(read_text(path))
 
 
 def write_output(text: str, path: str | None) -> None:

@@ -63,7 +63,7 @@ class JobBuilder:
                 remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
             )
         source = (
-            remember(Source(entry.text_name, entry.text))
+            remember(Source(entry.source_name, entry.text))
             if entry
             else read_source(self.options.model)
         )
@@ -238,9 +238,7 @@ class JobBuilder:
         """The passes to run: as asked for, else those that fit what the model computes."""
         if self.options.pipeline is not None:
             return remember(Source(SPEC, self.options.pipeline)).text
-        trains = any(
-            op.name == "stg.func" and _has_parameters(op) for op in self.module.root.body.ops
-        )
+        trains = _trains(self.module)
         if not trains:
             report(
                 Diagnostic("no argument is a 'param': compiling forward only", severity="remark")
@@ -293,8 +291,11 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
         declared[name].attrs[name] = const(value)
 
 
-def _has_parameters(func: Operation) -> bool:
-    types = [a.type for a in func.body.args]
+def _trains(module: Module) -> bool:
+    """Whether the model has parameters: arguments with that role, or stated where they are used."""
+    if any(op.definition.declares == "parameter" for op in module.walk()):
+        return True
+    types = [a.type for func in module.functions for a in func.body.args]
     return any(isinstance(t, TensorType) and t.role == "param" for t in types)
 
 

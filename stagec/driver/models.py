@@ -46,7 +46,7 @@ def model_text(model: LibraryModel) -> str:
     from stagec.text.build import parse_module
     from stagec.text.printer import print_module
 
-    module = parse_module(Source(model.text_name, model.text), load_plugins(()).registry)
+    module = parse_module(Source(model.source_name, model.text), load_plugins(()).registry)
     set_symbols(module, model.values)
     return print_module(module)
 

@@ -92,6 +92,17 @@ class Value:
             raise ValueError(f"%{self.name} is not in a region")
         return self.owner.parent
 
+    def is_called(self, name: str) -> bool:
+        """Whether a text may call it so: by its name, or by the end of its path.
+
+        | value            | name    |     |
+        |------------------|---------|-----|
+        | `%layers/mla/wq` | `wq`    | yes |
+        | `%wq`            | `wq`    | yes |
+        | `%layers/mla/wq` | `mla`   | no  |
+        """
+        return self.name == name or self.name.endswith("/" + name)
+
     def replace_with(self, other: Value) -> None:
         """Make all users use `other`."""
         for op, index in list(self.uses):

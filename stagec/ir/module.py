@@ -87,9 +87,9 @@ class Module:
 
     @property
     def main(self) -> Operation:
-        """The one function that is compiled. Raises `DiagnosticError` if there is not exactly
-        one."""
-        found = self.functions
+        """The one function that is compiled, which is not private. Raises `DiagnosticError` if
+        there is not exactly one."""
+        found = [func for func in self.functions if not func.flag("private")]
         if len(found) != 1:
             raise error(
                 f"module @{self.name} has {len(found)} functions, expected one",

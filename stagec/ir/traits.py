@@ -187,7 +187,7 @@ class Lowered(Trait):
 class Declares(Free, Stays):
     """It states something and computes nothing. `what` lets the module find it: `symbols` and
     `axes` (its parameters are the names), `relations`, `order`, `loads`, `function`, `graph`,
-    `strategy`; in a strategy, `expert_loads`.
+    `strategy`, `import`; in a function, `parameter`; in a strategy, `expert_loads`.
 
     | op              | |
     |-----------------|-|

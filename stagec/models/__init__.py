@@ -10,6 +10,15 @@ from functools import cache
 from importlib.resources import files
 
 
+#: What the names of the library's texts begin with.
+LIBRARY = "<library>/"
+
+
+def library_text(path: str) -> str:
+    """A text of the library, by its path in there. Raises `OSError`."""
+    return files("stagec.models").joinpath(path).read_text(encoding="utf-8")
+
+
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
     """A model of the library: the name of its text and the values of its symbols."""
@@ -22,7 +31,12 @@ class LibraryModel:
     @property
     def text(self) -> str:
         """The STG text, with the text's own defaults."""
-        return files("stagec.models").joinpath(self.text_name).read_text(encoding="utf-8")
+        return library_text(self.text_name)
+
+    @property
+    def source_name(self) -> str:
+        """What diagnostics call the text."""
+        return LIBRARY + self.text_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +52,13 @@ class Preset:
     @property
     def text(self) -> str:
         """The text of the mesh and the strategy."""
-        folder = files("stagec.models").joinpath("presets")
-        return folder.joinpath(self.strategy_name).read_text(encoding="utf-8")
+        return library_text(f"presets/{self.strategy_name}")
 
 
 @cache
 def presets() -> Mapping[str, Preset]:
     """All presets, by name."""
-    catalog = tomllib.loads(
-        files("stagec.models").joinpath("presets.toml").read_text(encoding="utf-8")
-    )
+    catalog = tomllib.loads(library_text("presets.toml"))
     return {
         n: Preset(n, e["title"], e["model"], e["strategy"], e["set"]) for n, e in catalog.items()
     }
@@ -56,7 +67,5 @@ def presets() -> Mapping[str, Preset]:
 @cache
 def library() -> Mapping[str, LibraryModel]:
     """All models, by name."""
-    catalog = tomllib.loads(
-        files("stagec.models").joinpath("catalog.toml").read_text(encoding="utf-8")
-    )
+    catalog = tomllib.loads(library_text("catalog.toml"))
     return {n: LibraryModel(n, e["title"], e["text"], e["set"]) for n, e in catalog.items()}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import accumulation
-from stagec.sharding.strategy import SplitRule, Strategy
+from stagec.sharding.strategy import GatherRule, SplitRule, Strategy
 
 
 class Placer:
@@ -29,14 +30,16 @@ class Placer:
         self._strategy, self._assumptions = strategy, assumptions
         self._microbatches = accumulation(module)
 
-    def place(self, type_: TensorType, *, rest: bool, name: str = "") -> TensorType:
+    def place(
+        self, type_: TensorType, *, rest: bool, value: Value | None = None
+    ) -> TensorType:
         """Split dimensions by name; `rest`: also as between blocks. A placement that the model
         pins wins. Next come statements that name the value. Each axis is used once."""
         used = set(type_.axes)
         dims = list(type_.dims)
-        whole = {n for rule in self._strategy.whole if name in rule.of for n in rule.dims}
-        for rule in sorted(self._strategy.splits, key=lambda r: name not in r.of):
-            if name not in rule.of and (rule.of or (rule.rest and not rest)):
+        whole = {n for rule in self._strategy.whole if _names(rule, value) for n in rule.dims}
+        for rule in sorted(self._strategy.splits, key=lambda r: not _names(r, value)):
+            if not _names(rule, value) and (rule.of or (rule.rest and not rest)):
                 continue
             if not _limited(rule, dims):
                 continue
@@ -72,6 +75,11 @@ class Placer:
             divisor = divisor * op.expr("count")
         self._assumptions.divides(d.size, divisor, rule.loc)
         return replace(d, split=d.split + tuple(AxisUse(a, int(rule.soft)) for a in rule.over))
+
+
+def _names(rule: SplitRule | GatherRule, value: Value | None) -> bool:
+    """Whether a rule names the value."""
+    return value is not None and any(map(value.is_called, rule.of))
 
 
 def _concerns(rule: SplitRule, d: Dim) -> bool:

@@ -72,6 +72,10 @@ class _Resolver:
 
     def op(self, syntax: OpSyntax, scope: _Scope) -> Operation:
         definition = self._definition(syntax.name)
+        if definition.has(HasRegion) and definition.takes.most == 0 and syntax.region is not None:
+            # `stg.func @f (%x) {`: arguments without types read like operands
+            loose = [ArgSyntax(name, None, None) for name in syntax.operands]
+            syntax.operands, syntax.region.args = [], [*loose, *syntax.region.args]
         op = Operation(
             definition,
             self._operands(syntax, scope),

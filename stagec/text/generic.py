@@ -18,7 +18,7 @@ from stagec.ir.types import TensorType, Type
 from stagec.support.source import FileLoc, Loc, NameLoc
 
 _BARE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_VALUE = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)
+_VALUE = re.compile(r"[A-Za-z_][\w.]*|\d+", re.ASCII)
 
 
 def print_generic(module: Module, *, locations: bool = False) -> str:
@@ -55,11 +55,12 @@ class _Printer:
         return text + pad + "}"
 
     def _define(self, value: Value) -> str:
-        base = value.name if _VALUE.fullmatch(value.name) else "v"
+        base = value.name.replace("/", ".")
+        base = base if _VALUE.fullmatch(base) else "v"
         name, number = base, 1
         while any(name in taken for taken in self._taken):
             number += 1
-            name = f"{base}_{number}" if _BARE.fullmatch(base) else f"v{base}_{number}"
+            name = f"v{base}_{number}" if base[0].isdigit() else f"{base}_{number}"
         self._taken[-1].add(name)
         self._names[value] = f"%{name}"
         return f"%{name}"

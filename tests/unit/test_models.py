@@ -10,7 +10,7 @@ from importlib.resources import files
 import pytest
 
 from stagec.models import LibraryModel, library
-from tests.support import TINY, parse
+from tests.support import TINY, parse, run_passes
 
 BATCH = "B"  # given by a job, not by a model
 
@@ -30,7 +30,8 @@ def test_every_text_runs_on_tiny_sizes() -> None:
 @pytest.mark.parametrize("model", library().values(), ids=lambda m: m.name)
 def test_sizes_are_those_of_the_text(model: LibraryModel) -> None:
     """The catalog sizes symbols that there are, and leaves none but the batch open."""
-    module = parse(model.text)
+    module = parse(model.text, model.source_name)
+    run_passes(module, "inline")
     assert model.values.keys() <= set(module.symbols) - {BATCH}
     assert set(module.symbols) - module.env.keys() - model.values.keys() == {BATCH}
     assert module.parameters(), "it is a model to train"

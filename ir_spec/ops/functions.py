@@ -1,0 +1,88 @@
+"""Ops by which a text states a block once: imports, calls and parameters where they are used.
+
+The pass 'inline' opens them; no later pass meets one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr
+from stagec.ir.opdef import OpDef
+from stagec.ir.param import Param
+from stagec.ir.traits import Declares, Free, Named, OpenParams, Stays, Trait
+from stagec.ir.types import TensorType, Type
+from stagec.ir_spec.ops.structure import Declaration
+from stagec.support.diagnostics import error
+
+AS = "as"
+
+
+class ImportOp(Declaration):
+    """Brings in the private functions of another text, whose path is relative to this text's
+    folder, or else to the library's. What that text imports comes along.
+
+    The symbols and relations of that text say what its functions expect: a relation holds for each
+    call, in the sizes of the call.
+    """
+
+    name = "stg.import"
+    traits = (Declares("import"),)
+    parents = ("stg.module",)
+    params = (Param("path", "str", "the text", required=True, positional=True),)
+    example = 'stg.import["blocks/swiglu.stg"]'
+
+
+class _Opened(OpDef):
+    """Base of ops that 'inline' opens."""
+
+    traits: ClassVar[tuple[Trait, ...]] = ()
+
+    def infer(self, op: Operation) -> list[Type]:
+        raise error(
+            f"'{op.name}' has not been opened", op.loc, remedy="run the pass 'inline' before"
+        )
+
+
+class ParamOp(_Opened):
+    """A parameter of the model, stated where it is used: 'inline' makes it an argument of the
+    function.
+
+    In a repeat every iteration has its own, stacked along a new first dimension. One that stands
+    outside of a repeat and is used inside is shared by the iterations. Its role is `param`, unless
+    its type has another.
+    """
+
+    name = "stg.param"
+    traits = (Declares("parameter"),)
+    example = "%wq = stg.param : bf16[D, H, K]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if not isinstance(op.result.type, TensorType):
+            yield f"needs its type: write '%{op.result.name} = stg.param : bf16[...]'"
+
+
+class CallOp(_Opened):
+    """Calls a private function: 'inline' puts its operations here.
+
+    A parameter in brackets gives a symbol of the function a value: `F = F_shared`. Other symbols
+    are those of this module. What the function computes is named by a path of the function's name,
+    or of `as`: `%layers/mla/q`.
+    """
+
+    name = "stg.call"
+    operands = ("argument*",)
+    results = ("result*",)
+    traits = (Free(), Stays(), Named(), OpenParams())
+    params = (Param(AS, "name", "how paths call it (default: the function's name)"),)
+    example = "%y = stg.call @swiglu[F = F_shared, as = shared](%x)"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        for name, value in op.attrs.items():
+            if name not in (AS, "phase") and not isinstance(value, Expr):
+                yield f"gives symbol {name} a value that is no size: {value}"
+
+
+OPS = (ImportOp(), ParamOp(), CallOp())

@@ -1,0 +1,1 @@
+"""Strategy texts of published runs."""

@@ -1,0 +1,50 @@
+"""Reads texts: UTF-8, no longer than `MAX_BYTES`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.limits import MAX_BYTES
+from stagec.support.source import FileLoc, Source
+
+
+def read_text(path: str) -> Source:
+    """The text of a file. Raises `DiagnosticError` for what is no text, or longer than
+    `MAX_BYTES`, and `OSError`."""
+    file = Path(path)
+    if file.is_dir():
+        raise error(f"{path} is a folder, expected a file", remedy="give one .stg file")
+    if file.stat().st_size > MAX_BYTES:
+        raise _too_long(path)
+    with file.open("rb") as stream:
+        return decoded(path, stream.read(MAX_BYTES + 1))
+
+
+def decoded(name: str, data: bytes) -> Source:
+    """The text of these bytes. Raises `DiagnosticError` for what is no text, or too long."""
+    if len(data) > MAX_BYTES:
+        raise _too_long(name)
+    if b"\0" in data:
+        where = _place(name, data, data.index(b"\0"))
+        raise error("a NUL byte: this is not a text", where, remedy="give a text file")
+    try:
+        return Source(name, data.decode("utf-8-sig").replace("\r\n", "\n"))
+    except UnicodeDecodeError as e:
+        raise error(
+            f"byte 0x{data[e.start]:02x} is not UTF-8",
+            _place(name, data, e.start),
+            remedy="save the file as UTF-8",
+        ) from None
+
+
+def _place(name: str, data: bytes, at: int) -> FileLoc:
+    before = data[:at]
+    return FileLoc(name, before.count(b"\n") + 1, at - before.rfind(b"\n"))
+
+
+def _too_long(name: str) -> DiagnosticError:
+    return error(
+        f"{name} is longer than {MAX_BYTES >> 20} MiB",
+        remedy="state repeated layers once, in a stg.repeat",
+    )

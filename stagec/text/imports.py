@@ -1,0 +1,116 @@
+"""Finds the private functions that a module may call: its own, and those of imported texts.
+
+A path is relative to the folder of the text that imports it, or else to the library's. A text that
+is imported twice is read once.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagec.ir.core import Operation
+from stagec.ir.facts import Relation
+from stagec.ir.module import Module
+from stagec.models import LIBRARY, library_text
+from stagec.support.diagnostics import error, note
+from stagec.support.source import Loc, Source, file_loc
+from stagec.support.texts import read_text
+from stagec.text.build import parse_module
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A private function, and what the text that it was imported from states of its sizes."""
+
+    func: Operation
+    relations: tuple[Relation, ...] = ()
+
+
+def read_blocks(module: Module) -> dict[str, Block]:
+    """The private functions by name; the texts that were read are kept as sources of the module.
+
+    Raises `DiagnosticError` for a text that cannot be read, for texts that import each other in a
+    circle, and for two functions of one name.
+    """
+    reader = _Reader(module)
+    reader.take(module, (), imported=False)
+    return reader.blocks
+
+
+class _Reader:
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self.blocks: dict[str, Block] = {}
+
+    def take(self, module: Module, chain: tuple[str, ...], *, imported: bool) -> None:
+        """Add the private functions of a module, and those of what it imports."""
+        relations = tuple(r for r, _ in module.relations) if imported else ()
+        for func in module.functions:
+            if func.flag("private") and func.symbol:
+                self._add(func.symbol, Block(func, relations))
+        for op in module.declaring("import"):
+            source = _find(op)
+            if source.name in chain:
+                raise error(
+                    f"texts import each other: {' -> '.join((*chain, source.name))}",
+                    op.loc,
+                    remedy="move what both need to a text of its own",
+                )
+            if source.name not in self._module.sources:
+                self._module.sources[source.name] = source
+                text = parse_module(source, module.registry)
+                _check_private(text, op.loc)
+                self.take(text, (*chain, source.name), imported=True)
+
+    def _add(self, name: str, block: Block) -> None:
+        known = self.blocks.setdefault(name, block)
+        if known is not block:
+            raise error(
+                f"@{name} is defined twice",
+                block.func.loc,
+                remedy="rename one of the two",
+                notes=[note("it is defined here first", known.func.loc)],
+            )
+
+
+def _check_private(text: Module, loc: Loc) -> None:
+    for func in text.functions:
+        if not func.flag("private"):
+            raise error(
+                f"@{func.symbol} of an imported text is not private",
+                loc,
+                remedy="write 'stg.func @name[private] (...)', or import another text",
+                notes=[note("it is defined here", func.loc)],
+            )
+
+
+def _find(op: Operation) -> Source:
+    """The text that an import names. Raises `DiagnosticError` if there is none."""
+    path, place = op.text("path"), file_loc(op.loc)
+    if not path or posixpath.isabs(path) or "\\" in path or "\0" in path:
+        raise error(
+            f"an import expects a relative path, found {op.attrs['path']}",
+            op.loc,
+            remedy='write it relative to this text or to the library: "blocks/swiglu.stg"',
+        )
+    file = place.file if place is not None else ""
+    folders = [posixpath.dirname(file.removeprefix(LIBRARY)), ""]
+    if not file.startswith(LIBRARY):
+        beside = Path(file).parent / path
+        if beside.is_file():
+            return read_text(beside.as_posix())
+        folders = [""]
+    for folder in folders:
+        inside = posixpath.normpath(posixpath.join(folder, path))
+        if not inside.startswith("..") and inside.endswith(".stg"):
+            try:
+                return Source(LIBRARY + inside, library_text(inside))
+            except OSError:
+                continue
+    raise error(
+        f'there is no text "{path}", neither beside this one nor in the library',
+        op.loc,
+        remedy="check the path; it begins in the folder of this text",
+    )
