@@ -100,7 +100,7 @@ def checked(directory: Path, what: str, *more: str) -> list[tuple[int, int]]:
 
 
 #: Like others that stay in all runs, but for the order of actions, or with less at once.
-MORE = ("gpipe", "looped-bfs", "interleaved-zb", "zb-h1", "offload")
+MORE = ("gpipe", "looped-bfs", "interleaved-zb", "zb-h1", "offload", "kept", "plain ring")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, read_trac
 from stagec.ir.expr import const, evaluate, fraction, substitute
 from stagec.job.emit import emit_module
 from stagec.models import library
-from tests.support import GPT, LLAMA, analyse, only_program, parse_expr, stagec
+from tests.support import EXHAUSTIVE, GPT, LLAMA, analyse, only_program, parse_expr, stagec
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "one": {},
@@ -196,10 +196,10 @@ NAMES = {"op", "dtype", "phase", "name", "model", "schema", "example_rank"}
     ("model", "strategy"),
     [
         (LLAMA, "one"),
-        (LLAMA, "zero1"),
+        pytest.param(LLAMA, "zero1", marks=EXHAUSTIVE),
         (LLAMA, "all"),
         (GPT, "zero2-accumulated"),
-        (GPT, "gathered"),
+        pytest.param(GPT, "gathered", marks=EXHAUSTIVE),
     ],
 )
 def test_expressions_give_the_numbers(model: str, strategy: str) -> None:

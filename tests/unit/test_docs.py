@@ -165,7 +165,7 @@ VALIDATES = "stagec validate"
 
 
 #: Pages of many commands, or of large jobs, on what other pages show too.
-LONG = ("docs/memory.md", "docs/strategies.md", "docs/studies.md")
+LONG = ("docs/memory.md", "docs/scale.md", "docs/strategies.md", "docs/studies.md")
 
 
 @pytest.mark.parametrize(
