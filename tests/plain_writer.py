@@ -398,7 +398,7 @@ def _node(
     tag = sent[kind, channel] * len(rank_class.channels) + rank_class.channels[channel]
     sent[kind, channel] += 1
     name += ".send" if kind == "send" else ""
-    by = channel[1] % rank_class.env[channel[0]]
+    by = evaluate(channel[1], rank_class.env) % rank_class.env[channel[0]]
     return Node(kind, name, op.phase, size, over=channel[0], by=by, tag=tag)
 
 

@@ -272,7 +272,7 @@ class MessageOp(NodeOp):
 
     params = (
         Param("over", "axis", "the mesh axis", required=True),
-        Param("by", "int", "coordinate of the receiver minus that of the sender", required=True),
+        Param("by", "size", "coordinate of the receiver minus that of the sender", required=True),
         Param("bytes", "size", "bytes sent by one rank", required=True),
         Param("dtype", "name", "element type"),
         Param("channel", "int", "which of several streams of messages (default 0)"),

@@ -300,7 +300,7 @@ class _Lowering:
         deps, name = self._deps(op.operands), op.results[0].name
         attrs: dict[str, RawAttr] = {
             "over": _one_axis(op),
-            "by": op.integer("by", 1),
+            "by": op.expr("by") if "by" in op.attrs else 1,
             "bytes": definition.buffer(op),
             "dtype": op.operands[0].tensor.dtype,
             "channel": self._channels.setdefault(op, len(self._channels)),

@@ -63,7 +63,7 @@ class MessageKey:
 
     dir: str
     over: str
-    peer: int
+    peer: Expr
     phase: str
     dtype: str
 
@@ -201,7 +201,7 @@ def _count_collective(counts: Counts, op: Operation, times: Expr, size: Size) ->
 
 def _count_message(counts: Counts, op: Operation, times: Expr, size: Size) -> None:
     sends = op.name == "et.send"
-    by = op.integer("by")
+    by = op.expr("by")
     key = MessageKey(
         "send" if sends else "recv",
         op.text("over"),

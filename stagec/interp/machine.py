@@ -171,7 +171,7 @@ class Machine:
                 outputs.append(self._slice(op, index, parts))
                 continue
             result: Locals = list(parts)
-            for over, exchange in definition.stages(op, index):
+            for over, exchange in definition.stages(op, index, self.env):
                 for group in self.groups(over):
                     new = exchange([result[i] for i in group])
                     for r, part in zip(group, new, strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.ir.core import Attr, Operation
-from stagec.ir.decisions import Watched, plain
+from stagec.ir.decisions import NumberOf, Watched, ask, plain
 from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
@@ -91,7 +91,7 @@ class RankClass:
         """The ways of its messages: `send` or `recv`, the axis, and the coordinate of the receiver
         less that of the sender, modulo the axis."""
         found = (
-            (op.name.removeprefix("et."), *channel_of(op)[:2])
+            (op.name.removeprefix("et."), op.text("over"), ask(NumberOf(op.expr("by")), self.env))
             for op in self.graph.body.walk()
             if op.name in ("et.send", "et.recv")
         )
@@ -175,4 +175,9 @@ def _channels(graphs: list[Operation]) -> dict[Channel, int]:
         for op in graph.body.walk()
         if op.name in ("et.send", "et.recv")
     }
-    return {channel: number for number, channel in enumerate(sorted(found))}
+    return {channel: number for number, channel in enumerate(sorted(found, key=_place))}
+
+
+def _place(channel: Channel) -> tuple[str, int, str, int]:
+    over, by, number = channel
+    return over, by.value or 0, str(by), number

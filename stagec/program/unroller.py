@@ -230,7 +230,7 @@ class Unroller:
             self._number(op, "bytes"),
             scope=self._scope(op),
             over=channel[0],
-            by=channel[1] % self._env[channel[0]],
+            by=self._count(op, "by") % self._env[channel[0]],
             tag=count * len(self._channels) + self._channels[channel],
             op=op,
             deps=self._deps(op),

@@ -16,6 +16,7 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
+from stagec.ir.expr import evaluate
 from stagec.machines import Machine, load_machine
 from stagec.program.groups import neighbours
 from stagec.program.nodes import Node
@@ -132,7 +133,7 @@ def clocked(
             neighbours(issued.mesh, over, by, np.array([r], dtype=np.int64))[0]
         )
         for each in issued.classes
-        for over, by, _ in each.channels
+        for over, by in ((c[0], evaluate(c[1], each.env)) for c in each.channels)
         for r in range(len(of))
     }
     return clock(works, issued.groups, peers, slowdown, overlap=overlap, one_stream=one_stream)
