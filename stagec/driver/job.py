@@ -21,6 +21,7 @@ from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.instruments import instruments
 from stagec.driver.options import JobOptions, request
+from stagec.importers.library import model_source
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
@@ -67,7 +68,7 @@ class JobBuilder:
                 f"no model '{self.options.model}' in the library, and no file of that name",
                 remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
             )
-        source = remember(Source(entry.source_name, entry.text)) if entry else self._read_model()
+        source = remember(model_source(entry)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, dict(self._preset.values) if self._preset else {})
