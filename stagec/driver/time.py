@@ -17,7 +17,7 @@ from stagec.driver.limit import limit_option
 from stagec.driver.machine import machine_option
 from stagec.driver.measurements import measurements
 from stagec.driver.options import JobOptions, job_options, take_options
-from stagec.driver.planned import TYPED, Planned
+from stagec.driver.planned import PLAN, TYPED, Planned
 from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
@@ -164,7 +164,11 @@ def time_job(
     tokens = tokens_of(builder.module)
     forward = Planned(model_flops, after=TYPED)
     plans = Planned(EventPlans)
-    module = builder.lower(watching=[forward, *([plans] if memory else ())])
+    module = (
+        builder.lower(watching=[forward, plans])
+        if memory
+        else builder.lower(watching=[forward], without={PLAN})
+    )
     issued = Issued.of(module)
     step = step_time(issued, machine, overlap=overlap, measured=measured)
     pieces = sum(len(each.plan) for each in step.classes)
