@@ -25,7 +25,7 @@ class Activation(Elementwise):
     ) -> Sequence[Value | None]:
         (dy,) = grads
         x = op.operands[0]
-        return [dy and b.value(f"{op.name}_grad", [dy, x], hint=f"d_{x.name}")]
+        return [dy and b.value(f"{op.name}_grad", [dy, x], hint=x.prefixed("d_"))]
 
 
 class Gelu(Activation):
@@ -171,7 +171,7 @@ class Dropout(Elementwise):
                 "stg.dropout_grad",
                 [dy, need_result(op, 1, "mask")],
                 {"p": op.attrs["p"]},
-                hint=f"d_{x.name}",
+                hint=x.prefixed("d_"),
             )
         ]
 

@@ -129,7 +129,9 @@ class RmsNorm(RowOp):
         (dy,), (x, w) = grads, self.plain(op)
         if dy is None:
             return [None, None]
-        return b.op("stg.rmsnorm_grad", [dy, x, w], names=[f"d_{x.name}", f"d_{w.name}"]).results
+        return b.op(
+            "stg.rmsnorm_grad", [dy, x, w], names=[x.prefixed("d_"), w.prefixed("d_")]
+        ).results
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, w, *given = args
@@ -191,7 +193,7 @@ class LayerNorm(RowOp):
         (dy,), (x, w, bias) = grads, self.plain(op)
         if dy is None:
             return [None, None, None]
-        names = [f"d_{v.name}" for v in (x, w, bias)]
+        names = [v.prefixed("d_") for v in (x, w, bias)]
         return b.op("stg.layernorm_grad", [dy, x, w], names=names).results
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -281,7 +283,7 @@ class Softmax(RowOp):
     ) -> Sequence[Value | None]:
         (dy,), (x,) = grads, self.plain(op)
         attrs = {k: v for k, v in op.attrs.items() if k == "rsqrt"}
-        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, *given = args
