@@ -65,7 +65,7 @@ class Slice(OpDef):
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.pad", [dy], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.pad", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0][_places(op, ctx, args[0].ndim, ctx.size(op.expr("size")))]]
@@ -97,7 +97,7 @@ class Pad(OpDef):
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.slice", [dy], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.slice", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 0)
@@ -162,7 +162,7 @@ class Take(OpDef):
         (dy,), (x, *where) = grads, op.operands
         attrs: dict[str, RawAttr] = {**stated(op, (_ALONG, _AT))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 1)]
-        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=f"d_{x.name}")
+        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=x.prefixed("d_"))
         return [dx, *(None for _ in where)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

@@ -154,5 +154,5 @@ def _handed_over(forward: Operation, back: Operation, value: Value) -> Value:
     """The argument of `back` that brings a value of `forward`, iteration by iteration."""
     forward.body.terminator.add_operand(value)
     stacked = value.tensor.stacked(forward.expr("count"))
-    back.add_operand(forward.add_result(f"kept_{value.name}", stacked, value.loc))
+    back.add_operand(forward.add_result(value.prefixed("kept_"), stacked, value.loc))
     return back.body.add_arg(value.name, value.tensor, value.loc)
