@@ -20,6 +20,7 @@ from stagec.api import (
     Phase,
     Quoted,
     Region,
+    SymbolRef,
     TensorType,
     Value,
     const,
@@ -27,7 +28,6 @@ from stagec.api import (
     total,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.core import SymbolRef
 from stagec.ir.layers import declaration_of
 from stagec.ir.rewrite import carried
 from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
