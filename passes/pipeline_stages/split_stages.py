@@ -155,8 +155,8 @@ def split_stages(module: Module) -> None:
         for op in (*maker.orders(), made):
             place += 1
             module.root.body.insert(place, op)
-    func.erase()
-    for op in {declared for r in forward if (declared := _declared(r)) is not None}:
+    whole = {declared for r in forward if (declared := _declared(r)) is not None}
+    for op in (func, *whole):
         op.erase()
 
 
