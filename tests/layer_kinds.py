@@ -14,7 +14,7 @@ from stagec.ir.module import Module
 from stagec.ir.order import LayerOrder
 from tests.support import parse_one, run_passes
 
-SIZES: Mapping[str, int] = {"B": 8, "S": 4, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16}
+SIZES = {"B": 8, "S": 4, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16}
 
 #: Regular, irregular, the last kind of the text first, one kind alone.
 ORDERS: Sequence[str] = (
