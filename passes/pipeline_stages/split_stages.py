@@ -207,9 +207,7 @@ class _StageMaker:
         repeats = (r for row in sections.repeats.values() for r in row if r is not None)
         self._first_far = max(map(carried, repeats))
 
-    def make(
-        self, old: Operation, accumulate: Operation, counts: Mapping[str, Expr]
-    ) -> Operation:
+    def make(self, old: Operation, accumulate: Operation, counts: Mapping[str, Expr]) -> Operation:
         """The function, not yet in the module; `counts` are those of the parameters."""
         over = self._pipeline.rule.over
         func = Operation(
