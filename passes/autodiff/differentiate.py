@@ -42,11 +42,13 @@ from stagec.api import (
     Strategy,
     TensorType,
     Value,
+    const,
     error,
     letters,
     made_by,
     read_strategy,
 )
+from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS
@@ -237,7 +239,9 @@ class _TrainingStep:
         starts = [g for g in given if g is not None]
         if not live:
             return
-        back = tape.builder.op("stg.repeat", starts, {"count": count, "carry": len(live)}, types=())
+        order = {"order": op.attrs["order"]} if "order" in op.attrs else {}
+        attrs = {"count": count, "carry": const(len(live)), **order}
+        back = tape.builder.op("stg.repeat", starts, attrs, types=(), symbol=kind_of(op))
         if not op.flag("reverse"):
             back.attrs["reverse"] = True
         region = back.make_region()

@@ -194,7 +194,7 @@ def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
         {
             "dir": key.dir,
             "over": key.over,
-            "peer": key.peer,
+            "peer": show(key.peer),
             "phase": key.phase,
             "dtype": key.dtype,
             "count": show(expand(found.count)),

@@ -136,9 +136,8 @@ def _messages(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         calls, size = row["count"], bytes_text(row["bytes"])
         calls = f"{calls:,}" if isinstance(calls, int) else calls
-        made.add_row(
-            row["dir"], row["over"], f"{row['peer']:+d}", row["phase"], row["dtype"], calls, size
-        )
+        peer = f"{row['peer']:+d}" if isinstance(row["peer"], int) else row["peer"]
+        made.add_row(*(row["dir"], row["over"], peer, row["phase"], row["dtype"], calls, size))
     return made
 
 

@@ -91,8 +91,9 @@ class Module:
         there is not exactly one."""
         found = [func for func in self.functions if not func.flag("private")]
         if len(found) != 1:
+            which = " that are not private" if len(found) < len(self.functions) else ""
             raise error(
-                f"module @{self.name} has {len(found)} functions, expected one",
+                f"module @{self.name} has {len(found)} functions{which}, expected one",
                 self.root.loc,
                 remedy="state the forward computation in one stg.func",
             )
