@@ -147,8 +147,9 @@ class EmbeddingBagGrad(_Bags):
         else:
             each = np.broadcast_to(dy[..., None, :], (*rows.shape, dy.shape[-1]))
         if op.flag("tables"):
-            table: Array = np.zeros_like(rows) + np.arange(out.shape[0])[:, None]
-            np.add.at(out, (table[inside], local[inside]), each[inside])
+            for t, table in enumerate(out):
+                mine = inside[..., t, :]
+                np.add.at(table, local[..., t, :][mine], each[..., t, :, :][mine])
         else:
             np.add.at(out, local[inside], each[inside])
         return [out]
