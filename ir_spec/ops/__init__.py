@@ -5,6 +5,7 @@ from __future__ import annotations
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.ops import (
     activation,
+    adapters,
     attention,
     causal_conv,
     comm,
@@ -40,6 +41,7 @@ BUILTIN: tuple[OpDef, ...] = (
     *functions.OPS,
     *strategy.OPS,
     *policies.OPS,
+    *adapters.OPS,
     *contraction.OPS,
     *convolution.OPS,
     *extremes.OPS,

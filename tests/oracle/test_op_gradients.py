@@ -252,6 +252,40 @@ CASES = {
         "%y = stg.attention[causal](%q, %k, %v)",
         "B, S, H, N",
     ),
+    "attention-window": Case(
+        QKV, "%y = stg.attention[causal, window = 2](%q, %k, %v)", "B, S, H, E"
+    ),
+    "attention-window-both-sides": Case(
+        QKV, "%y = stg.attention[window = 2](%q, %k, %v)", "B, S, H, E"
+    ),
+    "attention-chunk": Case(QKV, "%y = stg.attention[causal, chunk = 2](%q, %k, %v)", "B, S, H, E"),
+    "attention-prefix": Case(
+        QKV, "%y = stg.attention[causal, prefix = 2](%q, %k, %v)", "B, S, H, E"
+    ),
+    "attention-softcap": Case(
+        QKV, "%y = stg.attention[causal, softcap = 1/2, rsqrt = 1/4](%q, %k, %v)", "B, S, H, E"
+    ),
+    "attention-alibi": Case(QKV, "%y = stg.attention[causal, alibi](%q, %k, %v)", "B, S, H, E"),
+    "attention-cross": Case(
+        "%q: f32[B, S, H, E | param], %k: f32[B, V, G, E | param], %v: f32[B, V, G, E | param]",
+        "%y = stg.attention(%q, %k, %v)",
+        "B, S, H, E",
+    ),
+    "attention-sinks": Case(
+        f"{QPACKED}, %sinks: f32[H | param]",
+        "%y = stg.attention[causal, window = 2, sinks](%q, %kv, %sinks)",
+        "B, S, H, E",
+    ),
+    "attention-bias": Case(
+        f"{QKV}, %sinks: f32[H | param], %bias: f32[H, S, S | param]",
+        "%y = stg.attention[sinks, bias, softcap = 3](%q, %k, %v, %sinks, %bias)",
+        "B, S, H, E",
+    ),
+    "attention-selected": Case(
+        f"{QKV}, %keys: i32[B, S, G]",
+        "%y = stg.attention[causal, selected](%q, %k, %v, %keys)",
+        "B, S, H, E",
+    ),
     "rope-last": Case(
         "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, last = E](%x)", "B, S, H, D"
     ),
