@@ -219,7 +219,8 @@ class _Inliner:
                 raise error(
                     f"@{name} has no size {symbol}",
                     call.loc,
-                    remedy=did_you_mean(symbol, known) or f"its sizes are: {', '.join(sorted(known))}",
+                    remedy=did_you_mean(symbol, known)
+                    or f"its sizes are: {', '.join(sorted(known))}",
                 )
         return sizes
 
@@ -255,9 +256,7 @@ class _Inliner:
 class _Copier:
     """Copies operations of a function: other values, sizes and names."""
 
-    def __init__(
-        self, values: dict[Value, Value], sizes: Mapping[str, Expr], at: _Context
-    ) -> None:
+    def __init__(self, values: dict[Value, Value], sizes: Mapping[str, Expr], at: _Context) -> None:
         self.values, self._sizes, self._at = values, sizes, at
 
     def copy(self, op: Operation) -> Operation:
