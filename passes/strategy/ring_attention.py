@@ -84,8 +84,18 @@ def ring_attention(
     Raises `DiagnosticError` if there is no such op, and for one that a ring does not take.
     """
     name = ring.dim
-    found = [op for op, _ in special_ops(module.main.body, name)]
-    found = [op for op in found if "ring" in op.definition.params_by_name]
+    special = [op for op, _ in special_ops(module.main.body, name)]
+    found = [op for op in special if "ring" in op.definition.params_by_name]
+    others = [op for op in special if "ring" not in op.definition.params_by_name]
+    if not found and others:
+        return ()  # they pass states or edges of their parts to the next rank
+    if found and others and ring.order == "zigzag":
+        raise error(
+            f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "
+            "zigzag order have no run of it",
+            others[0].loc,
+            remedy="give each rank one run: --cp-order plain, or exchange heads: --cp-mode ulysses",
+        )
     if not found:
         raise error(
             f"no op can pass its part of {name} round the ranks: there is no fused attention",

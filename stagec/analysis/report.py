@@ -59,12 +59,14 @@ def analysis(
             classes.append({**entry, "worst": known.get(stage)})
             products = {phase: products[phase] + mine[phase] for phase in products}
     parameters = graphs[0].attrs.get("parameters")
+    trainable = graphs[0].attrs.get("trainable", parameters)
     return {
         "schema": SCHEMA,
         "model": model,
         "ranks": show(axis_size(axes)),
         "mesh": axes,
         "parameters": show(parameters if isinstance(parameters, Expr) else ZERO),
+        "trainable_parameters": show(trainable if isinstance(trainable, Expr) else ZERO),
         "model_flops": None if forward is None else show(step_flops(forward, graphs)),
         "matmul_flops": {phase: show(expand(flops)) for phase, flops in products.items()},
         "classes": sorted(classes, key=lambda c: list(c["coords"].values())),

@@ -16,6 +16,7 @@ from stagec import __version__
 #: name -> (module that holds the click command `command`, one line of help)
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "compile": ("stagec.driver.compile", "Compile a model to one execution trace per rank."),
+    "import": ("stagec.driver.import_", "Write the text of a model from its config.json."),
     "materialize": ("stagec.driver.materialize", "Write traces of ranks from an archive."),
     "analyze": ("stagec.driver.analyze", "Count parameters, FLOPs, communication and memory."),
     "memory": ("stagec.driver.memory", "Plan what every rank holds, when, and whether it fits."),
