@@ -13,11 +13,8 @@ from stagec.ir_spec.ops import (
     convolution,
     extremes,
     functions,
-<<<<<<< HEAD
-    indexer,
-=======
     gated,
->>>>>>> wt-me
+    indexer,
     layout,
     linear_attention,
     losses,
@@ -28,11 +25,8 @@ from stagec.ir_spec.ops import (
     policies,
     recommend,
     ring,
-<<<<<<< HEAD
     rope,
-=======
     rwkv,
->>>>>>> wt-me
     scan,
     scan_base,
     selection,

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, product
+from stagec.ir.expr import Expr
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.traits import Fusible
+from stagec.ir.rule import Rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,

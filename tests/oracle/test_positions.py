@@ -42,15 +42,19 @@ STRATEGIES = {
 CASES = {
     "rope": (
         "",
-        "%q2 = stg.rope[base = 50, first = 2](%q)\n    "
-        "%k2 = stg.rope[base = 50, interleaved](%k)\n    "
-        "%a = stg.attention[causal](%q2, %k2, %k2)",
+        (
+            "%q2 = stg.rope[base = 50, first = 2](%q)\n    "
+            "%k2 = stg.rope[base = 50, interleaved](%k)\n    "
+            "%a = stg.attention[causal](%q2, %k2, %k2)"
+        ),
     ),
     "axes": (
         ", %p: i32[B, 3, S]",
-        "%q2 = stg.rope[sections = (1, 0, 1)](%q, %p)\n    "
-        "%k2 = stg.rope[sections = (1, 0, 1), interleaved](%k, %p)\n    "
-        "%a = stg.attention(%q2, %k2, %k2)",
+        (
+            "%q2 = stg.rope[sections = (1, 0, 1)](%q, %p)\n    "
+            "%k2 = stg.rope[sections = (1, 0, 1), interleaved](%k, %p)\n    "
+            "%a = stg.attention(%q2, %k2, %k2)"
+        ),
     ),
     "temperature": (
         "",
@@ -58,17 +62,21 @@ CASES = {
     ),
     "relative": (
         ", %table: f32[8, H | param]",
-        "%b = stg.relative_bias[sizes = (S, S), most = 12](%table)\n    "
-        "%a = stg.attention[bias, rsqrt = 1](%q, %k, %k, %b)",
+        (
+            "%b = stg.relative_bias[sizes = (S, S), most = 12](%table)\n    "
+            "%a = stg.attention[bias, rsqrt = 1](%q, %k, %k, %b)"
+        ),
     ),
     "indexer": (
         ", %wi: f32[D, I, J], %wj: f32[D, J], %ww: f32[D, I]",
-        '%qi = stg.einsum["bsd,dij->bsij"](%x, %wi)\n    '
-        '%ki = stg.einsum["bsd,dj->bsj"](%x, %wj)\n    '
-        '%w = stg.einsum["bsd,di->bsi"](%x, %ww)\n    '
-        "%scores = stg.index_scores[causal](%qi, %ki, %w)\n    "
-        "%top, %keys = stg.topk[k = N](%scores)\n    "
-        "%a = stg.attention[causal, selected](%q, %k, %k, %keys)",
+        (
+            '%qi = stg.einsum["bsd,dij->bsij"](%x, %wi)\n    '
+            '%ki = stg.einsum["bsd,dj->bsj"](%x, %wj)\n    '
+            '%w = stg.einsum["bsd,di->bsi"](%x, %ww)\n    '
+            "%scores = stg.index_scores[causal](%qi, %ki, %w)\n    "
+            "%top, %keys = stg.topk[k = N](%scores)\n    "
+            "%a = stg.attention[causal, selected](%q, %k, %k, %keys)"
+        ),
     ),
 }
 GRADIENTS = "infer-shapes,apply-strategy,differentiate,eliminate-dead-code"
