@@ -36,6 +36,7 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "In the region of a `stg.strategy`. [flags.md](flags.md) has the flags that write them.",
     ),
     "policies": ("Strategies: how it runs", "In the region of a `stg.strategy`."),
+    "adapters": ("Strategies: what is trained", "In the region of a `stg.strategy`."),
     "contraction": ("Contractions, sums, scaling", "In functions."),
     "extremes": (
         "Extremes",

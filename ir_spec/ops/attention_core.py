@@ -5,9 +5,9 @@ those that flags name, in this order:
 
 | flag       | operand                                                                            |
 |------------|------------------------------------------------------------------------------------|
-| `sinks`    | [H], a learned logit for each head in the denominator of the softmax (gpt-oss)       |
-| `bias`     | [H, S, T], which is added to the scores (T5, arXiv 1910.10683)                       |
-| `selected` | [B, S, N], the keys that each query sees, by their positions (arXiv 2512.02556)      |
+| `sinks`    | [H], a learned logit for each head in the denominator of the softmax (gpt-oss)     |
+| `bias`     | [H, S, T], which is added to the scores (T5, arXiv 1910.10683)                     |
+| `selected` | [B, S, N], the keys that each query sees, by their positions (arXiv 2512.02556)    |
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
 
-#: The shapes of operands that flags name; the keys lie along the factor in braces.
-_FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)s{t}", "selected": "bsn"}
+#: The shapes of operands that flags name.
+_FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
 #: What a step of a ring has in common with attention.
 SCORES = (
     CAUSAL,
@@ -62,7 +62,7 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
     if "ring" in op.attrs and (whole := [p.name for p in WHOLE if op.flag(p.name)]):
         yield (
             f"passes keys and values round a ring, which takes no {' and no '.join(whole)}: "
-            "expected --cp-mode all-gather or ulysses, or stg.gather or stg.exchange"
+            "expected stg.gather or stg.exchange"
         )
     yield from misfits_of_mask(op)
 
@@ -75,7 +75,7 @@ def core_rule(op: Operation, text: str, before: int, factor: str, special: str =
     more = further(op)
     packed = len(op.operands) == before + 1 + len(more)
     kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
-    shapes = {name: "," + _FURTHER[name].format(t=factor) for name in more}
+    shapes = {name: "," + _FURTHER[name] for name in more}
     grads = "".join(s for name, s in shapes.items() if name != "selected")
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)

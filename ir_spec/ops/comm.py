@@ -342,7 +342,10 @@ class CollectivePermute(Collective):
     ) -> Sequence[tuple[tuple[str, ...], Exchange]]:
         by = evaluate(op.expr("by"), env) if "by" in op.attrs else 1
         return [
-            (op.names("over"), lambda parts: [parts[(i - by) % len(parts)] for i in range(len(parts))])
+            (
+                op.names("over"),
+                lambda parts: [parts[(i - by) % len(parts)] for i in range(len(parts))],
+            )
         ]
 
 

@@ -2,17 +2,17 @@
 
 Of `x` queries with as many keys, at positions from 0:
 
-| brackets                | query i sees key j if              | pairs                                |
-|-------------------------|------------------------------------|--------------------------------------|
-| nothing                 | always                             | x^2                                  |
-| `causal`                | j <= i                             | x(x+1)/2                             |
-| `causal, window = W`    | i - W < j <= i                     | m(m+1)/2 + (x-m)W, m = min(x, W)     |
-| `window = W`            | i - W < j < i + W                  | twice that, less x                   |
-| `causal, chunk = C`     | j <= i, both in one block of C     | (x-r)(C+1)/2 + r(r+1)/2, r = x mod C |
-| `chunk = C`             | both are in one block of C         | (x-r)C + r^2                         |
-| `causal, prefix = P`    | j <= i or j < P                    | x(x+1)/2 + p(p-1)/2, p = min(x, P)   |
-| `causal, selected`      | j <= i, and j is among its N       | as those of a window of N            |
-| `selected`              | j is among its N                   | x min(x, N)                          |
+| brackets                | query i sees key j if           | pairs                                |
+|-------------------------|---------------------------------|--------------------------------------|
+| nothing                 | always                          | x^2                                  |
+| `causal`                | j <= i                          | x(x+1)/2                             |
+| `causal, window = W`    | i - W < j <= i                  | m(m+1)/2 + (x-m)W, m = min(x, W)     |
+| `window = W`            | i - W < j < i + W               | twice that, less x                   |
+| `causal, chunk = C`     | j <= i, both in one block of C  | (x-r)(C+1)/2 + r(r+1)/2, r = x mod C |
+| `chunk = C`             | both are in one block of C      | (x-r)C + r^2                         |
+| `causal, prefix = P`    | j <= i or j < P                 | x(x+1)/2 + p(p-1)/2, p = min(x, P)   |
+| `causal, selected`      | j <= i, and j is among its N    | as those of a window of N            |
+| `selected`              | j is among its N                | x min(x, N)                          |
 
 The pairs are counted, row by row, from these definitions. With fewer keys than queries, `t`, a
 causal mask leaves min(i+1, t) to query i: the pairs of a window of `t`.

@@ -230,9 +230,7 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
     return [*whole, *first[count:]]
 
 
-def _home(
-    b: Builder, values: Sequence[Value], steps: Expr, over: Sequence[str]
-) -> list[Value]:
+def _home(b: Builder, values: Sequence[Value], steps: Expr, over: Sequence[str]) -> list[Value]:
     """The values, which have gone so many places, where they belong: one place further after a
     whole round, or all the places back, if there were any."""
     if steps == axis_size(over) - 1:
@@ -263,9 +261,7 @@ def _cast(b: Builder, value: Value, dtype: str) -> Value:
     return b.value("stg.cast", [value], {"to": dtype}, hint=f"{value.name}_{dtype}")
 
 
-def _shift(
-    b: Builder, values: Sequence[Value], over: Sequence[str], by: Expr = ONE
-) -> list[Value]:
+def _shift(b: Builder, values: Sequence[Value], over: Sequence[str], by: Expr = ONE) -> list[Value]:
     """One message with these values to the rank that is so many places further."""
     names = _named([v.name for v in values], "next")
     attrs: dict[str, RawAttr] = {"over": tuple(over)}

@@ -17,10 +17,10 @@ from stagec.api import (
     read_strategy,
     symbol,
 )
+from stagec.ir_spec.ops.ring_work import alignment
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import special_ops
 from stagec.sharding.strategy import RingRule
-from stagec.ir_spec.ops.ring_work import alignment
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,21 @@ def ring_attention(
     """Make the ops concerned rings, in place; returns them, and the axes over which positions are
     split.
 
-    Raises `DiagnosticError` if there is no such op.
+    Raises `DiagnosticError` if there is no such op, and for one that a ring does not take.
     """
     name = ring.dim
-    found = [op for op, _ in special_ops(module.main.body, name)]
-    found = [op for op in found if "ring" in op.definition.params_by_name]
+    special = [op for op, _ in special_ops(module.main.body, name)]
+    found = [op for op in special if "ring" in op.definition.params_by_name]
+    others = [op for op in special if "ring" not in op.definition.params_by_name]
+    if not found and others:
+        return ()  # they pass states or edges of their parts to the next rank
+    if found and others and ring.order == "zigzag":
+        raise error(
+            f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "
+            "zigzag order have no run of it",
+            others[0].loc,
+            remedy="give each rank one run: --cp-order plain, or exchange heads: --cp-mode ulysses",
+        )
     if not found:
         raise error(
             f"no op can pass its part of {name} round the ranks: there is no fused attention",
@@ -94,6 +104,9 @@ def ring_attention(
         )
     for op in found:
         op.attrs["ring"] = ring.order
+        for message in op.definition.verify(op):
+            remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
+            raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
     over = tuple(
         a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
     )

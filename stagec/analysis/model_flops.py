@@ -5,9 +5,8 @@ appendix B; 2205.05198, section 5.3). Counted are matrix products and fused atte
 under a causal mask at half, under other masks with the pairs that they leave; backward is twice
 forward, and nothing is computed again. Products of routers count: DeepSeek-V3 with multi-token
 prediction has 260.64 GFLOP a token at a sequence of 4,096, where Megatron-Core, which leaves them
-out, publishes 260.02.
-Attention that a text writes as products and a softmax counts with all its scores, as in arXiv
-2104.04473, equation 3.
+out, publishes 260.02. Attention that a text writes as products and a softmax counts with all its
+scores, as in arXiv 2104.04473, equation 3.
 """
 
 from __future__ import annotations

@@ -301,8 +301,9 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
 
 
 def _trains(module: Module) -> bool:
-    """Whether the model has parameters: arguments with that role, or stated where they are used."""
-    if any(op.definition.declares == "parameter" for op in module.walk()):
+    """Whether the model has parameters to train: arguments with that role, or stated where they are used."""
+    stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
+    if any(isinstance(t, TensorType) and t.role in ("", "param") for t in stated):
         return True
     types = [a.type for func in module.functions for a in func.body.args]
     return any(isinstance(t, TensorType) and t.role == "param" for t in types)

@@ -259,6 +259,6 @@ class Experts:
         if not self.shared_gate:
             return body.let("shared", call)
         s = body.let("s", call)
-        gate = f'stg.einsum["bsd,dz->bsz"](%x, {body.param("shared_gate", "D, 1")})'
+        gate = f'stg.einsum["bsd,d->bs"](%x, {body.param("shared_gate", "D")})'
         g = body.let("g", f"stg.sigmoid({body.let('g0', gate)})")
-        return body.let("shared", f'stg.einsum["bsd,bsz->bsd"]({s}, {g})')
+        return body.let("shared", f'stg.einsum["bsd,bs->bsd"]({s}, {g})')

@@ -62,6 +62,11 @@ class Config:
         found = self._find([key])
         return found is not None and isinstance(found[1].value, list)
 
+    def is_text(self, key: str) -> bool:
+        """Whether a key has a string."""
+        found = self._find([key])
+        return found is not None and isinstance(found[1].value, str)
+
     def names(self, *keys: str) -> bool:
         """Whether one of the keys is there, be it with null."""
         self._asked.update(keys)
@@ -163,6 +168,16 @@ class Config:
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise self.wrong(keys[0], f"a list of integers from {least} to {most:,}")
             found.append(value)
+        return tuple(found)
+
+    def ratios(self, *keys: str, length: int | None = None) -> tuple[Fraction, ...]:
+        """A list of finite numbers, exact; () where no key is there."""
+        values = self._list(keys, length)
+        found: list[Fraction] = []
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int | Fraction):
+                raise self.wrong(keys[0], "a list of numbers")
+            found.append(Fraction(value))
         return tuple(found)
 
     def words(

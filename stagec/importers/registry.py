@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import classic, deepseek, llama, mixture
+from stagec.importers import classic, deepseek, hybrids, llama, mixture
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
@@ -14,6 +14,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *classic.FAMILIES,
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
+    *hybrids.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-
 #: What the names of the library's texts begin with.
 LIBRARY = "<library>/"
 
@@ -17,6 +16,12 @@ LIBRARY = "<library>/"
 def library_text(path: str) -> str:
     """A text of the library, by its path in there. Raises `OSError`."""
     return files("stagec.models").joinpath(path).read_text(encoding="utf-8")
+
+
+def blocks() -> tuple[str, ...]:
+    """The paths of all texts of blocks, as an import states them."""
+    found = files("stagec.models").joinpath("blocks").iterdir()
+    return tuple(sorted(f"blocks/{f.name}" for f in found if f.name.endswith(".stg")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from stagec.program.runs import Run
 from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
 from stagec.program.unroll import unroll, unrolled
-from stagec.schedule.attached import actions_of, receives_of, stages_of
+from stagec.schedule.attached import actions_of, joined_axis, receives_of, stages_of
 from stagec.support.diagnostics import error
 
 #: What a graph is unrolled with.
@@ -74,7 +74,8 @@ class RankClass:
 
     def _given(self) -> _Given:
         where = self.module, self.graph, self.stage
-        order = Order(actions_of(*where), receives_of(*where))
+        joined = joined_axis(self.module, self.graph)
+        order = Order(actions_of(*where), receives_of(*where), joined)
         stages = stages_of(self.graph)
         slot = stages.index(self.stage) if stages else 0
         loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None

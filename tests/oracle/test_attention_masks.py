@@ -44,8 +44,7 @@ STRATEGIES = {
     "plain": ("cp = 4", "stg.split[S, over = cp]\n    stg.ring[S, order = plain]"),
     "plain-2": (
         "cp = 2, tp = 2",
-        "stg.split[S, over = cp]\n    stg.split[(H, G), over = tp]\n    "
-        "stg.ring[S, order = plain]",
+        "stg.split[S, over = cp]\n    stg.split[(H, G), over = tp]\n    stg.ring[S, order = plain]",
     ),
     "gather": ("cp = 4", "stg.split[S, over = cp]\n    stg.gather[S]"),
     "exchange": ("cp = 4", "stg.split[S, over = cp]\n    stg.exchange[S, into = (H, G)]"),
@@ -77,7 +76,7 @@ GRADIENTS = "infer-shapes,apply-strategy,differentiate,eliminate-dead-code"
 
 def text(brackets: str, strategy: str) -> str:
     words = brackets.split(", ")
-    more = [name for name in ("sinks", "bias") if name in words]
+    more: list[str] = [name for name in ("sinks", "bias") if name in words]
     more += ["keys"] if "selected" in words else []
     mesh = ""
     if strategy:
@@ -105,7 +104,7 @@ def test_sharded_equals_one_device(strategy: str, variant: str) -> None:
 
 def visible(variant: str) -> int:
     """Pairs of 24 queries and keys, one by one from what the brackets say."""
-    words = dict((w.split(" = ") + [""])[:2] for w in VARIANTS[variant].split(", "))
+    words = dict([*w.split(" = "), ""][:2] for w in VARIANTS[variant].split(", "))
     window, chunk = int(words.get("window", 24)), int(words.get("chunk", 24))
     prefix = int(words.get("prefix", 0))
     count = 0

@@ -48,7 +48,63 @@ QKV = "%q: f32[B, S, H, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, G
 QPACKED = "%q: f32[B, S, H, E | param], %kv: f32[B, 2, S, G, E | param]"
 LAYERS = f"{X}, %W: f32[N, D, D | param], %G: f32[N, D | param]"
 
+SSM = "%dt: f32[B, S, H | param], %A: f32[H | param], %sk: f32[H | param], %bias: f32[H | param]"
+
 CASES = {
+    "causal_conv": Case(
+        f"{X}, %w: f32[D, N | param], %b: f32[D | param]",
+        "%y = stg.causal_conv(%x, %w, %b)",
+        "B, S, D",
+    ),
+    "causal_conv-silu": Case(
+        f"{X}, %w: f32[D, N | param], %b: f32[D | param]",
+        "%y = stg.causal_conv[silu](%x, %w, %b)",
+        "B, S, D",
+    ),
+    "causal_conv-heads": Case(
+        "%x: f32[B, S, H, E | param], %w: f32[H, E, 2 | param]",
+        "%y = stg.causal_conv[silu](%x, %w)",
+        "B, S, H, E",
+    ),
+    "selective_scan": Case(
+        f"{X}, %dt: f32[B, S, D | param], %A: f32[D, E | param], %b: f32[B, S, E | param], "
+        "%c0: f32[B, S, E | param], %sk: f32[D | param], %bias: f32[D | param]",
+        "%y = stg.selective_scan(%x, %dt, %A, %b, %c0, %sk, %bias)",
+        "B, S, D",
+    ),
+    "ssd": Case(
+        f"%x: f32[B, S, H, E | param], {SSM}, %b: f32[B, S, N | param], %c0: f32[B, S, N | param]",
+        "%y = stg.ssd[chunk = 2](%x, %dt, %A, %b, %c0, %sk, %bias)",
+        "B, S, H, E",
+    ),
+    "ssd-groups": Case(
+        f"%x: f32[B, S, H, E | param], {SSM}, %b: f32[B, S, G, N | param], "
+        "%c0: f32[B, S, G, N | param]",
+        "%y = stg.ssd[chunk = 2](%x, %dt, %A, %b, %c0, %sk, %bias)",
+        "B, S, H, E",
+    ),
+    **{
+        f"linear_attention-{d.count(',')}": Case(
+            f"%q: f32[B, S, H, E | param], %k: f32[B, S, H, E | param], "
+            f"%v: f32[B, S, H, N | param], %d: f32[{d} | param]",
+            "%y = stg.linear_attention[chunk = 2](%q, %k, %v, %d)",
+            "B, S, H, N",
+        )
+        for d in ("H", "B, S, H", "B, S, H, E")
+    },
+    "gated_delta_rule": Case(
+        "%q: f32[B, S, G, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, H, N | param], "
+        "%a: f32[B, S, H | param], %b: f32[B, S, H | param], %A: f32[H | param], "
+        "%bias: f32[H | param]",
+        "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+        "B, S, H, N",
+    ),
+    "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
+    "wkv7": Case(
+        ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
+        "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",
+        "B, S, H, E",
+    ),
     "einsum": Case(
         "%x: f32[B, S | param], %w: f32[S, D | param]",
         '%y = stg.einsum["bs,sd->bd"](%x, %w)',
@@ -196,7 +252,9 @@ CASES = {
         "%y = stg.attention[causal](%q, %k, %v)",
         "B, S, H, N",
     ),
-    "attention-window": Case(QKV, "%y = stg.attention[causal, window = 2](%q, %k, %v)", "B, S, H, E"),
+    "attention-window": Case(
+        QKV, "%y = stg.attention[causal, window = 2](%q, %k, %v)", "B, S, H, E"
+    ),
     "attention-window-both-sides": Case(
         QKV, "%y = stg.attention[window = 2](%q, %k, %v)", "B, S, H, E"
     ),
