@@ -53,8 +53,7 @@ def lifetimes(body: Region, env: Env, *, whole: bool = False) -> Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What becomes of the results of an operation in every iteration: they are `made`, or written
-    to where they stay, or to the buffer of an operand."""
+    """What becomes of the results of an operation: they are made, stay, or reuse an operand."""
 
     op: Operation
     operands: Sequence[Value]
@@ -281,10 +280,9 @@ class _Runner:
             self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
 
     def _region(self, region: Region, skip: Sequence[Operation]) -> None:
-        steps = self._bodies.get(region)
-        if steps is None:
-            steps = self._bodies[region] = in_order(region)
-        for step in steps:
+        if region not in self._bodies:
+            self._bodies[region] = in_order(region)
+        for step in self._bodies[region]:
             op = step.members[0] if isinstance(step, LayerStack) else step
             if op in skip:
                 continue
