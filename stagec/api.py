@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from stagec.formats.base import Format, Layout, PatchedEncoder, Variant
+from stagec.importers.config import Config
+from stagec.importers.family import ModelFamily
+from stagec.importers.text import Body, ModelText
 from stagec.ir import traits
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
@@ -50,7 +53,9 @@ __all__ = [
     "Array",
     "Attr",
     "AxisUse",
+    "Body",
     "Builder",
+    "Config",
     "Diagnostic",
     "DiagnosticError",
     "DiagnosticList",
@@ -68,6 +73,8 @@ __all__ = [
     "Loaded",
     "Loc",
     "Mesh",
+    "ModelFamily",
+    "ModelText",
     "Module",
     "NameLoc",
     "NumericContext",

@@ -36,13 +36,17 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "In the region of a `stg.strategy`. [flags.md](flags.md) has the flags that write them.",
     ),
     "policies": ("Strategies: how it runs", "In the region of a `stg.strategy`."),
+    "adapters": ("Strategies: what is trained", "In the region of a `stg.strategy`."),
     "contraction": ("Contractions, sums, scaling", "In functions."),
     "extremes": (
         "Extremes",
         "In functions. `insert-collectives` makes `stg.chosen` where the dimension is split.",
     ),
+    "convolution": ("Convolutions", "In functions."),
     "scan": ("Running sums", "In functions."),
+    "selection": ("Slices and positions", "In functions."),
     "activation": ("Activations and dropout", "In functions."),
+    "gated": ("Gated activations", "In functions."),
     "norm": ("Norms and softmax", "In functions."),
     "attention": ("Attention and positions", "In functions."),
     "moe": (
@@ -53,6 +57,8 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "Vocabulary",
         "In functions. `stg.max` and the last three replace `stg.cross_entropy` over a split one.",
     ),
+    "losses": ("Further losses, and time steps", "In functions."),
+    "recommend": ("Recommendation", "In functions."),
     "layout": ("Views, placement, gradients", "In functions."),
     "comm": (
         "Collectives",

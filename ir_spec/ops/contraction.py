@@ -8,7 +8,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import ZERO, Expr, fraction
+from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
 from stagec.ir.module import is_parameter
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
@@ -16,7 +16,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.traits import Fusible, Recasts
 from stagec.ir.types import EIGHT_BITS, FLOATS
-from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, work
+from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, stated, work
 
 
 class Einsum(OpDef):
@@ -277,34 +277,50 @@ class Mul(Elementwise):
 
 
 class Scale(Elementwise):
-    """Multiplies by a constant fraction."""
+    """Multiplies by a fraction, which may have symbols (a mean is a sum times 1/S), and by the
+    square root of `sqrt` or its inverse; one FLOP per element."""
 
     name = "stg.scale"
     linear = True
-    params = (Param("by", "ratio", "the factor", required=True),)
+    params = (
+        Param("by", "ratio", "the factor (default 1)"),
+        Param("sqrt", "size", "multiply by the square root of this"),
+        Param("rsqrt", "size", "divide by the square root of this"),
+    )
     example = "%y = stg.scale[by = 1/2](%x) : bf16[B]"
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        return [
-            dy
-            and b.value(
-                "stg.scale", [dy], {"by": op.attrs["by"]}, hint=op.operands[0].prefixed("d_")
-            )
-        ]
+        hint = op.operands[0].prefixed("d_")
+        return [dy and b.value("stg.scale", [dy], stated(op, self.params), hint=hint)]
 
     def fold(self, op: Operation) -> Value | None:
         """`scale[by = 1](x)` is x; a scale of a scale takes both factors."""
+        if {"sqrt", "rsqrt"} & op.attrs.keys():
+            return None
         inner = op.operands[0].producer
         if inner is not None and isinstance(inner.definition, Scale):
-            op.attrs["by"] = op.expr("by") * inner.expr("by")
+            op.attrs = {
+                **op.attrs,
+                **stated(inner, self.params),
+                "by": _factor(op) * _factor(inner),
+            }
             op.set_operand(0, inner.operands[0])
-        return op.operands[0] if op.expr("by") == 1 else None
+        return op.operands[0] if _factor(op) == 1 and op.attrs.keys() <= {"by", "phase"} else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0] * float(fraction(op.expr("by")))]
+        known = {name: const(value) for name, value in ctx.env.items()}
+        scale = float(fraction(substitute(_factor(op), known)))
+        for name, power in (("sqrt", 0.5), ("rsqrt", -0.5)):
+            if name in op.attrs:
+                scale *= ctx.size(op.expr(name)) ** power
+        return [args[0] * scale]
+
+
+def _factor(op: Operation) -> Expr:
+    return op.expr("by") if "by" in op.attrs else const(1)
 
 
 class Cast(Elementwise):

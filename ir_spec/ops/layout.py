@@ -1,5 +1,4 @@
-"""Ops that move or name data and compute nothing: reshape, permute, unbind, stack, concat, place,
-gradient."""
+"""Ops that move or name data and compute nothing: reshape, permute, stack, place, gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import ZERO, Expr, const, same
+from stagec.ir.expr import ZERO, Expr, const
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, factor_sizes
 from stagec.ir.param import Param
@@ -206,77 +205,6 @@ class StackOp(OpDef):
         return [np.stack(args, axis=op.integer("dim"))]
 
 
-class Concat(OpDef):
-    """Joins its operands along the last dimension; copies, no FLOPs."""
-
-    name = "stg.concat"
-    traits = (Fusible(),)
-    operands = ("x*",)
-    example = "%y = stg.concat(%x, %h) : bf16[B, S, 2*D]"
-
-    def rule(self, op: Operation) -> Rule:
-        lead, parts = _joined(op.operands[0].tensor.rank, len(op.operands))
-        size = sum((v.tensor.shape[-1] for v in op.operands), ZERO)
-        text = ",".join(lead + p for p in parts) + f"->{lead}Z"
-        return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        if dy is None:
-            return [None] * len(op.operands)
-        sizes = tuple(v.tensor.shape[-1] for v in op.operands)
-        names = [v.prefixed("d_") for v in op.operands]
-        return b.op("stg.cut", [dy], {"sizes": sizes}, names=names).results
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.concatenate(args, axis=-1)]
-
-
-class Cut(OpDef):
-    """Views of consecutive parts of the last dimension, of these sizes."""
-
-    name = "stg.cut"
-    operands = ("x",)
-    results = ("part*",)
-    traits = (View(),)
-    params = (Param("sizes", "sizes", "the sizes of the parts", required=True),)
-    example = "%p, %q = stg.cut[sizes = (K, D - K)](%x) : (bf16[B, S, K], bf16[B, S, D - K])"
-
-    def rule(self, op: Operation) -> Rule:
-        sizes = self._sizes(op)
-        lead, parts = _joined(op.operands[0].tensor.rank, len(sizes))
-        text = f"{lead}Z->" + ",".join(lead + p for p in parts)
-        known = dict(zip(parts, sizes, strict=True))
-        return make_rule(text, exchanged=f"{parts}Z", linear=[0], sizes=known)
-
-    @staticmethod
-    def _sizes(op: Operation) -> list[Expr]:
-        given = op.attrs["sizes"]
-        return [v for v in (given if isinstance(given, tuple) else (given,)) if isinstance(v, Expr)]
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        whole, total = op.operands[0].tensor.shape[-1], sum(self._sizes(op), ZERO)
-        if not same(whole, total):
-            yield f"expects parts that make up {whole}, found {total}"
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        present = all_present(op, grads)
-        return [b.value("stg.concat", present, hint=op.operands[0].prefixed("d_"))]
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
-        return np.split(args[0], ends[:-1], axis=-1)
-
-
-def _joined(rank: int, parts: int) -> tuple[str, str]:
-    """Letters of the dimensions before the last, and one for each part of the last."""
-    return letters(rank - 1), letters(rank - 1 + parts)[rank - 1 :]
-
-
 def all_present(op: Operation, grads: Sequence[Value | None]) -> list[Value]:
     """The gradients of all results. Raises `DiagnosticError` if one has none."""
     for result, grad in zip(op.results, grads, strict=True):
@@ -419,8 +347,6 @@ OPS = (
     Permute(),
     Unbind(),
     StackOp(),
-    Concat(),
-    Cut(),
     ShardingConstraint(),
     Copy(),
     Recall(),

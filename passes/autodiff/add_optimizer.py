@@ -68,7 +68,7 @@ def add_optimizer(module: Module) -> None:
     if strategy.optimizer == "none":
         return
     body = module.main.body
-    end, params = body.terminator, module.parameters()
+    end, params = body.terminator, module.trainable()
     placement = StatePlacement(module, strategy, PASS)
     grads = end.operands[1:]
     if len(grads) != len(params):

@@ -42,13 +42,17 @@ from stagec.api import (
     Strategy,
     TensorType,
     Value,
+    const,
     error,
     letters,
     made_by,
     read_strategy,
 )
+from stagec.ir.layers import kind_of
+from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS
+from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over
 from stagec.sharding.zero import StatePlacement
 
@@ -117,10 +121,10 @@ def differentiate(module: Module) -> None:
             end.loc,
             remedy="return a loss first, or compile without backward: --pipeline forward",
         )
-    params = module.parameters()
+    params = module.trainable()
     if not params:
         raise error(
-            f"@{func.symbol} has no parameters",
+            f"@{func.symbol} has no parameters to train",
             func.loc,
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
@@ -135,6 +139,7 @@ class _TrainingStep:
         self._registry = module.registry
         self._placement = StatePlacement(module, strategy, PASS)
         self._accumulates = False
+        self.idle = idle_values(module)
 
     def run(self, loss: Value) -> None:
         func = self._module.main
@@ -234,7 +239,9 @@ class _TrainingStep:
         starts = [g for g in given if g is not None]
         if not live:
             return
-        back = tape.builder.op("stg.repeat", starts, {"count": count, "carry": len(live)}, types=())
+        order = {"order": op.attrs["order"]} if "order" in op.attrs else {}
+        attrs = {"count": count, "carry": const(len(live)), **order}
+        back = tape.builder.op("stg.repeat", starts, attrs, types=(), symbol=kind_of(op))
         if not op.flag("reverse"):
             back.attrs["reverse"] = True
         region = back.make_region()
@@ -286,6 +293,8 @@ class _TrainingStep:
         for outer, grad in shared:
             result = back.add_result(outer.prefixed("d_") + "_stack", grad.tensor.stacked(count))
             tape.give(outer, _sum_stack(tape.builder, result, outer.prefixed("d_")))
+        if self.idle:
+            erase_unused(region)  # what backward does not use is not stashed
         hand_over(self._registry, op, back)
 
 
@@ -298,7 +307,9 @@ class _Tape:
         self.reduced: set[Value] = set()
 
     def give(self, value: Value, grad: Value) -> None:
-        """Add a contribution."""
+        """Add a contribution, if the value needs a gradient."""
+        if value in self._step.idle:
+            return
         self._grads.setdefault(value, []).append(grad)
 
     def has(self, value: Value) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from stagec.analysis.figures import FigureFormulas, Figures, MemoryMoments
-from stagec.analysis.model_flops import model_flops, step_flops
+from stagec.analysis.model_flops import model_flops, step_flops, step_tokens
 from stagec.ir.bind import check_names
 from stagec.ir.decisions import Decisions
-from stagec.ir.expr import Expr, UnboundError, evaluate
+from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
-from stagec.ir.types import TensorType
-from stagec.pipeline.instrument import Hooks, Instrument, Verification
+from stagec.pipeline.instrument import PLAN, TYPED, Hooks, Instrument, Verification
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
@@ -21,8 +20,6 @@ from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.time.step import Issued
-
-PLAN, TYPED = "plan-memory", "infer-shapes"
 
 
 class _Watch(Hooks):
@@ -113,18 +110,19 @@ class Family:
 
 
 class Compiled:
-    """One compile of a family: what it decided, and its figures as expressions."""
+    """One compile of a family: what it decided, and its figures as expressions; `model_flops` and
+    `tokens` of a step of all ranks are None where they are not known."""
 
     def __init__(
         self, module: Module, pipeline: Pipeline, around: Sequence[Instrument] = ()
     ) -> None:
-        watch, self._tokens = _Watch(), _tokens(module)
+        watch, self.tokens = _Watch(), step_tokens(module)
         PassManager(pipeline, [watch, Verification(), *around], verify=False).run(module)
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans = module, watch.plans
         flops = None if watch.forward is None else step_flops(watch.forward, module.graphs)
-        self._model_flops = flops
+        self.model_flops = flops
         self._issued: list[Issued] = []
 
     @cached_property
@@ -148,16 +146,6 @@ class Compiled:
         self._issued = [found, *self._issued[: _MOST_ISSUED - 1]]
         return found
 
-    def model_flops(self, values: Mapping[str, int]) -> int | None:
-        """Model FLOPs of a step of all ranks, as `stagec.analysis.model_flops` counts them; None
-        if they are not known."""
-        return None if self._model_flops is None else evaluate(self._model_flops, values)
-
-    def tokens(self, values: Mapping[str, int]) -> int | None:
-        """Tokens of a step: elements of the first input of whole numbers that has at least two
-        dimensions; None without one."""
-        return None if self._tokens is None else evaluate(self._tokens, values)
-
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for values that were decided alike. Raises `DiagnosticError`."""
         try:
@@ -168,11 +156,3 @@ class Compiled:
                 self._module.root.loc,
                 remedy=self._module.how_to_set(e.names),
             ) from None
-
-
-def _tokens(module: Module) -> Expr | None:
-    for arg in module.main.body.args:
-        type_ = arg.type
-        if isinstance(type_, TensorType) and type_.rank >= 2 and type_.dtype.startswith(("i", "u")):
-            return type_.elements
-    return None

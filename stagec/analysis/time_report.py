@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any
 
+from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.machines import Machine
 from stagec.program.nodes import Node
-from stagec.time.levers import Lever
+from stagec.time.costs import Measurements
+from stagec.time.levers import levers as all_levers
 from stagec.time.path import critical_path
 from stagec.time.pieces import Shape
 from stagec.time.replay import ClassReplay
-from stagec.time.step import Issued, StepTime
+from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 from stagec.time.tables import INTERPOLATED, MATCHED, NOT_FOUND
 
@@ -22,6 +24,8 @@ SCHEMA = 1
 _FOUND = {"matched": MATCHED, "interpolated": INTERPOLATED, "modelled": NOT_FOUND}
 #: Element types by whose peak utilizations are counted, as papers do: the first that there is.
 _PEAKS = ("bf16", "f16", "f32")
+#: Replays of more pieces than these take so long that levers, a dozen of them, wait to be asked.
+_MANY = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +113,25 @@ def time_report(
     model: str,
     issued: Issued,
     machine: Machine,
-    step: StepTime,
+    values: Mapping[str, int],
     *,
-    model_flops: int | None = None,
-    tokens: int | None = None,
-    levers: Iterable[Lever] = (),
+    model_flops: Expr | None,
+    tokens: Expr | None,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
 ) -> TimeReport:
-    """The report of a step. `model_flops` and `tokens` are those of a step of all ranks."""
+    """The report of what was issued, on a machine. `model_flops` and `tokens` are those of a step
+    of all ranks, in symbols and axes that have these `values`; tokens with a size that is open are
+    not known. Without `overlap` all collectives are blocking. `levers` says whether to try what
+    would help; None: if the step has few pieces. Raises `DiagnosticError`."""
+    step = step_time(issued, machine, overlap=overlap, measured=measured)
+    if levers is None:
+        levers = sum(len(each.plan) for each in step.classes) <= _MANY
+    tried = all_levers(issued, machine, overlap=overlap) if levers else ()
     seconds, ranks = step.seconds, sum(len(m) for m in issued.members)
+    needed = None if model_flops is None else evaluate(model_flops, values)
+    read = _known(tokens, values)
     rates = machine.compute.matrix
     peak = next((rates[d].value for d in _PEAKS if d in rates), 0.0)
     could = ranks * peak * seconds
@@ -135,21 +150,28 @@ def time_report(
         ranks,
         dict(issued.mesh),
         seconds,
-        tokens,
-        None if tokens is None else tokens / seconds,
-        None if tokens is None else tokens / seconds / ranks,
-        model_flops,
+        read,
+        None if read is None else read / seconds,
+        None if read is None else read / seconds / ranks,
+        needed,
         executed,
         peak,
-        None if model_flops is None else model_flops / could,
+        None if needed is None else needed / could,
         executed / could,
         step.slowest.name,
         _seconds(step.parts(step.slowest)),
         classes,
-        tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in levers),
+        tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
         step,
     )
+
+
+def _known(size: Expr | None, values: Mapping[str, int]) -> int | None:
+    try:
+        return None if size is None else evaluate(size, values)
+    except UnboundError:
+        return None
 
 
 def _seconds(parts: Mapping[str, int]) -> dict[str, float]:

@@ -14,9 +14,10 @@ from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.options import job_options, take_options
-from stagec.driver.planned import TYPED, Planned
+from stagec.driver.planned import Planned
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
+from stagec.pipeline.instrument import TYPED
 from stagec.support.diagnostics import error
 
 

@@ -57,18 +57,17 @@ class CompiledJob:
     ) -> TimeReport:
         """The time of its step on a machine. Raises `DiagnosticError`."""
         from stagec.analysis.time_report import time_report
-        from stagec.time.levers import levers as all_levers
-        from stagec.time.step import step_time
 
-        issued = self.compiled.issued(self.values)
         return time_report(
             self.name,
-            issued,
+            self.compiled.issued(self.values),
             machine,
-            step_time(issued, machine, overlap=overlap, measured=measured),
-            model_flops=self.compiled.model_flops(self.values),
-            tokens=self.compiled.tokens(self.values),
-            levers=all_levers(issued, machine, overlap=overlap) if levers else (),
+            self.values,
+            model_flops=self.compiled.model_flops,
+            tokens=self.compiled.tokens,
+            overlap=overlap,
+            levers=levers,
+            measured=measured,
         )
 
 

@@ -84,8 +84,8 @@ def _print_machine(machine: Machine) -> None:
 
 
 def _records(machine: Machine) -> Iterator[tuple[str, str]]:
-    """What the constants of each kind of kernels and of each level were fitted on."""
+    """What the constants of each kind of work and of each level were fitted on."""
     efficiency = machine.efficiency
-    for name in ("matmul", "attention", "memory", "interference"):
+    for name in ("matmul", "attention", "memory", "sustained", "host", "interference"):
         yield name, getattr(efficiency, name).fitted
     yield from ((name, constants.fitted) for name, constants in efficiency.network.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,26 @@ if TYPE_CHECKING:
 def measurements(
     files: Sequence[Path], package: str | None, machine: Machine
 ) -> Measurements | None:
-    """What was measured: files of users, and the tables of a package for a machine. Raises
-    `DiagnosticError`."""
+    """What was measured: files of users, and the tables of a package for a machine. A process
+    reads the same only once. Raises `DiagnosticError`."""
     if not files and package is None:
         return None
+    return _read(tuple((file, _stamp(file)) for file in files), package, machine.name)
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """What differs once a file is written again; None if it cannot be read."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=16)
+def _read(
+    files: tuple[tuple[Path, tuple[int, int] | None], ...], package: str | None, machine: str
+) -> Measurements:
     from stagec.time.costs import Measurements
     from stagec.time.measured import read_measured
 
@@ -26,5 +43,5 @@ def measurements(
     if package is not None:
         from stagec.time.aiconfigurator import read_tables
 
-        others = read_tables(machine.name)
-    return Measurements([table for file in files for table in read_measured(file)], others)
+        others = read_tables(machine)
+    return Measurements([table for file, _ in files for table in read_measured(file)], others)

@@ -14,10 +14,10 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.limit import Limit, limit_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.picture import draw, picture_options
-from stagec.driver.planned import PLAN
 from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
+from stagec.pipeline.instrument import PLAN
 
 
 @click.command("memory")

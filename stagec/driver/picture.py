@@ -15,9 +15,9 @@ from stagec.driver.common import report
 from stagec.driver.job import JobBuilder
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions, job_options, take_options
-from stagec.driver.planned import PLAN
 from stagec.driver.rates import H100, rate_options, rated_machine, roofline_of
 from stagec.ir.module import Module
+from stagec.pipeline.instrument import PLAN
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, NotAnIntegerError
 from stagec.support.files import write_file

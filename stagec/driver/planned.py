@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from stagec.ir.module import Module
-from stagec.pipeline.instrument import Hooks
+from stagec.pipeline.instrument import PLAN, Hooks
 from stagec.pipeline.passes import Pass
 from stagec.support.diagnostics import error
 
-PLAN, TYPED = "plan-memory", "infer-shapes"
 Found = TypeVar("Found")
 
 

@@ -17,23 +17,20 @@ from stagec.driver.limit import limit_option
 from stagec.driver.machine import machine_option
 from stagec.driver.measurements import measurements
 from stagec.driver.options import JobOptions, job_options, take_options
-from stagec.driver.planned import TYPED, Planned
+from stagec.driver.planned import Planned
 from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.driver.time_files import draw, draws, time_files
+from stagec.pipeline.instrument import PLAN, TYPED
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.time.costs import Measurements
     from stagec.time.step import Issued, StepTime
-
-#: Replays of more pieces than these take so long that levers, a dozen of them, wait to be asked.
-_MANY = 5_000
 
 
 @click.command("time")
@@ -126,8 +123,12 @@ class Timed:
     options: JobOptions
     report: TimeReport
     issued: Issued
-    step: StepTime
     plans: EventPlans | None
+
+    @property
+    def step(self) -> StepTime:
+        """The replay of its step."""
+        return self.report.step
 
 
 def time_of(
@@ -154,49 +155,32 @@ def time_job(
     """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
     Raises `DiagnosticError`."""
     from stagec.analysis.memory_events import EventPlans
-    from stagec.analysis.model_flops import model_flops, step_flops
+    from stagec.analysis.model_flops import model_flops, step_flops, step_tokens
     from stagec.analysis.time_report import time_report
-    from stagec.ir.expr import evaluate
-    from stagec.time.levers import levers as all_levers
-    from stagec.time.step import Issued, step_time
+    from stagec.time.step import Issued
 
     builder = JobBuilder(options)
-    tokens = tokens_of(builder.module)
+    tokens = step_tokens(builder.module)
     forward = Planned(model_flops, after=TYPED)
     plans = Planned(EventPlans)
-    module = builder.lower(watching=[forward, *([plans] if memory else ())])
+    module = (
+        builder.lower(watching=[forward, plans])
+        if memory
+        else builder.lower(watching=[forward], without={PLAN})
+    )
     issued = Issued.of(module)
-    step = step_time(issued, machine, overlap=overlap, measured=measured)
-    pieces = sum(len(each.plan) for each in step.classes)
-    tried = levers if levers is not None else pieces <= _MANY
-    if levers is None and not tried:
-        tell("--levers tries what would help")
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)
     report = time_report(
         builder.model_name,
         issued,
         machine,
-        step,
-        model_flops=None if flops is None else evaluate(flops, module.env),
+        module.env,
+        model_flops=flops,
         tokens=tokens,
-        levers=all_levers(issued, machine, overlap=overlap) if tried else (),
+        overlap=overlap,
+        levers=levers,
+        measured=measured,
     )
-    return Timed(
-        options, report, issued, step, plans.needed("memory over time") if memory else None
-    )
-
-
-def tokens_of(module: Module) -> int | None:
-    """Tokens of a step: elements of the first input of whole numbers that has at least two
-    dimensions; None without one, or if a size is open."""
-    from stagec.ir.expr import UnboundError, evaluate
-    from stagec.ir.types import TensorType
-
-    for arg in module.main.body.args:
-        type_ = arg.type
-        if isinstance(type_, TensorType) and type_.rank >= 2 and type_.dtype.startswith(("i", "u")):
-            try:
-                return evaluate(type_.elements, module.env)
-            except UnboundError:
-                return None
-    return None
+    if levers is None and not report.levers:
+        tell("--levers tries what would help")
+    return Timed(options, report, issued, plans.needed("memory over time") if memory else None)

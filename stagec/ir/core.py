@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stagec.ir.expr import Expr, substitute
 from stagec.ir.facts import Relation
+from stagec.ir.order import LayerOrder, Multiple
 from stagec.ir.types import TensorType, Type
 from stagec.support.source import UNKNOWN, Loc
 
@@ -44,7 +45,9 @@ class Quoted:
         return f'"{self.text}"'
 
 
-Attr = bool | str | Expr | Relation | SymbolRef | Quoted | tuple["Attr", ...]
+Attr = (
+    bool | str | Expr | Relation | SymbolRef | Quoted | LayerOrder | Multiple | tuple["Attr", ...]
+)
 
 
 class NotATensorError(TypeError):

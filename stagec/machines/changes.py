@@ -54,7 +54,7 @@ def _walk(node: Any, path: list[str], apply: _Apply) -> Any:
     if isinstance(node, Figure):
         if path:
             return None
-        value = apply(getattr(node, "value"), type(node))  # noqa: B009
+        value = apply(node.value, type(node))
         return node.model_copy(update={"value": value, "source": _SOURCE})
     if isinstance(node, BaseModel):
         if not path or path[0] in _TOLD or path[0] not in type(node).model_fields:

@@ -77,8 +77,8 @@ class Text(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Figure(Text):
-    """A figure and where it is from: a document and the place in it."""
+class Sourced(Text):
+    """A figure, with where it is from: a document and the place in it."""
 
     source: Annotated[str, Field(min_length=1)]
 
@@ -88,42 +88,43 @@ Seconds = Annotated[float, BeforeValidator(_floating("time"))]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
-class Size(Figure):
+class Size(Sourced):
     """Bytes."""
 
     value: Annotated[int, BeforeValidator(lambda v: math.floor(quantity("bytes", v)))]
 
 
-class Bandwidth(Figure):
+class Bandwidth(Sourced):
     """Bytes per second."""
 
     value: Annotated[float, BeforeValidator(_floating("bandwidth"))]
 
 
-class Rate(Figure):
+class Rate(Sourced):
     """FLOPs per second."""
 
     value: Annotated[float, BeforeValidator(_floating("rate"))]
 
 
-class Frequency(Figure):
+class Frequency(Sourced):
     """Hertz."""
 
     value: Annotated[float, BeforeValidator(_floating("frequency"))]
 
 
-class Duration(Figure):
+class Duration(Sourced):
     """Seconds; may be zero."""
 
     value: Seconds
 
 
-class Count(Figure):
+class Count(Sourced):
     """A number of things."""
 
     value: Annotated[int, BeforeValidator(_count)]
 
 
+Figure = Size | Bandwidth | Rate | Frequency | Duration | Count
 #: The kind of quantity of a figure, for texts that replace one.
 KINDS: Mapping[type[Figure], str] = MappingProxyType(
     {Size: "bytes", Bandwidth: "bandwidth", Rate: "rate", Frequency: "frequency", Duration: "time"}
@@ -136,8 +137,7 @@ _SHOWN = ("P", "T", "G", "M", "k", "", "m", "u", "n")
 
 def figure_text(figure: Figure) -> str:
     """A figure with its unit: `3.35 TB/s`; bytes in powers of 1024."""
-    value: float = getattr(figure, "value")  # noqa: B009
-    kind = KINDS.get(type(figure))
+    value, kind = figure.value, KINDS.get(type(figure))
     if kind is None:
         return str(value)
     scales = {n.removesuffix(base): s for base in [_BASES[kind]] for n, s in UNITS[kind][0].items()}

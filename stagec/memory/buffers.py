@@ -46,14 +46,16 @@ class Buffer:
     first: int = -1
     last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
     phases: set[str] = field(default_factory=set[str])
-    _size: Expr | None = None
+    sizes: dict[tuple[Value, Expr], Expr] = field(default_factory=dict[tuple[Value, Expr], Expr])
 
     @property
     def size(self) -> Expr:
-        """Bytes on one rank."""
-        if self._size is None:
-            self._size = expand(self.value.tensor.local_bytes * self.copies)
-        return self._size
+        """Bytes on one rank; `sizes` keeps those of all buffers of the value."""
+        key = self.value, self.copies
+        found = self.sizes.get(key)
+        if found is None:
+            found = self.sizes[key] = expand(self.value.tensor.local_bytes * self.copies)
+        return found
 
     @property
     def space(self) -> str:

@@ -142,7 +142,7 @@ class MemoryTimeline:
         self.order: RankActions = actions_of(module, func, stage)
         body = func.body
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
-        roles = {"param": "parameters", "state": "optimizer"}
+        roles = {"param": "parameters", "frozen": "parameters", "state": "optimizer"}
         self._fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
         self._fixed += [(g, "gradients") for g in gradients]
         self.size = planner.size

@@ -21,6 +21,9 @@ from stagec.support.diagnostics import Diagnostic, DiagnosticError, note
 from stagec.support.files import write_file
 from stagec.text.printer import print_module
 
+#: The passes after which others look at a module: its memory is planned, its types are known.
+PLAN, TYPED = "plan-memory", "infer-shapes"
+
 
 class Instrument(Protocol):
     """What the manager calls around every pass."""

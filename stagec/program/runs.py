@@ -43,12 +43,6 @@ class Run:
     start: int
     instance: Instance | None = None
 
-    def handle(self, node: Node) -> int:
-        """The handle of what a node of the run waits for."""
-        if self.instance is None:
-            return node.id
-        return int(self.instance.table[self.instance.template.place(node)])
-
     def tag(self, node: Node) -> int:
         """The tag of a message of the run; both of its ends have the same."""
         if self.instance is None or node.op is None:

@@ -51,6 +51,9 @@ class State(NamedTuple):
     busy: Intervals
 
 
+_NO_CHANNEL: Channel = ("", 0, 0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """What happens in a piece that is met in a state, relative to its base.
@@ -96,7 +99,8 @@ class Shape:
 
     `gates` are the inputs of the first computation. What is `late` matters only as far as it comes
     after the base: whatever waits for it starts after the base anyway. `sends` are places of
-    messages, with the channel of each. What `joins` classes is one node.
+    messages, with the channel of each. What `joins` classes is one node; if that is a message,
+    `channel` is its channel.
     """
 
     steps: Sequence[Step]
@@ -107,6 +111,7 @@ class Shape:
     streams: tuple[Stream, ...]
     late_streams: tuple[bool, ...]
     sends: tuple[tuple[int, Channel], ...]
+    channel: Channel = _NO_CHANNEL
 
     @property
     def node(self) -> Node:
@@ -169,11 +174,12 @@ def make_shape(
         tuple(late_inputs),
         tuple(late_streams),
         tuple(late_streams.values()),
-        tuple((i, channel_of_node(node)) for i, node in sends),
+        tuple((i, _channel(node)) for i, node in sends),
+        _channel(nodes[0]) if joins and nodes[0].is_message else _NO_CHANNEL,
     )
 
 
-def channel_of_node(node: Node) -> Channel:
+def _channel(node: Node) -> Channel:
     """The channel of a message."""
     if node.op is None:
         raise ValueError(f"{node.name} is a run of no operation")
@@ -202,13 +208,7 @@ class _Run:
 
     def entry(self) -> Entry:
         """What happened."""
-        free, last, starts, ends, causes = (
-            self._free,
-            self._last,
-            self._starts,
-            self._ends,
-            self._causes,
-        )
+        starts, ends, causes = self._starts, self._ends, self._causes
         now, before = 0, Cause()  # the end of the last computation, and which one that was
         for place, (step, cost) in enumerate(
             zip(self._piece.shape.steps, self._piece.costs, strict=True)
@@ -219,38 +219,56 @@ class _Run:
                 ends.append(now)
                 causes.append(before)
                 before = _cause_at(place)
-                continue
-            free[COMPUTE] = now
-            start, cause = self._start(step, before)
-            if cause.place < 0 and cause.input < 0 and cause.stream != COMPUTE:
-                self._before[cause.stream] = None
-            begun = start + cost.launch
-            end = begun + cost.time
-            if self._busy and step.node.is_computation:
-                slowed = stretched(begun, cost.time, self._busy, self._slowdown)
-                self._spend(INTERFERENCE, slowed - end)
-                end = slowed
-            if step.computes:
-                if start > now:
-                    self._waited(cause, start)
-                now, before = end, _cause_at(place)
-                if self._busy and self._busy[-1][1] <= now:
-                    self._busy.clear()
-            if step.beside and self._slowdown:
-                self._busy = merged([*self._busy, (start, end)])
-            for stream in step.streams:
-                free[stream], last[stream] = end, place
-            starts.append(start)
-            ends.append(end)
-            causes.append(cause)
-        free[COMPUTE] = now
-        compute = free[COMPUTE]
+            else:
+                self._free[COMPUTE] = now
+                self._run(place, step, cost, before)
+                if step.computes:
+                    now, before = ends[place], _cause_at(place)
+        self._free[COMPUTE] = now
+        return self._entry()
+
+    def _entry(self) -> Entry:
+        """What happened, once all nodes ran."""
+        compute = self._free[COMPUTE]
         left = tuple((max(first, compute), end) for first, end in self._busy if end > compute)
-        used = {stream: (free[stream], place) for stream, place in last.items()}
+        used = {stream: (self._free[stream], place) for stream, place in self._last.items()}
         used.pop(COMPUTE, None)
         parts = {part: time for part, time in self._parts.items() if time}
-        waits = self._waits
-        return Entry(compute, starts, ends, used, left, parts, waits, causes, tuple(self._before))
+        return Entry(
+            compute,
+            self._starts,
+            self._ends,
+            used,
+            left,
+            parts,
+            self._waits,
+            self._causes,
+            tuple(self._before),
+        )
+
+    def _run(self, place: int, step: Step, cost: Cost, before: Cause) -> None:
+        """Run a node: it starts when its streams are free and what it waits for is there."""
+        start, cause = self._start(step, before)
+        if cause.place < 0 and cause.input < 0 and cause.stream != COMPUTE:
+            self._before[cause.stream] = None
+        begun = start + cost.launch
+        end = begun + cost.time
+        if self._busy and step.node.is_computation:
+            slowed = stretched(begun, cost.time, self._busy, self._slowdown)
+            self._spend(INTERFERENCE, slowed - end)
+            end = slowed
+        if step.computes:
+            if start > self._free[COMPUTE]:
+                self._waited(cause, start)
+            if self._busy and self._busy[-1][1] <= end:
+                self._busy.clear()
+        if step.beside and self._slowdown:
+            self._busy = merged([*self._busy, (start, end)])
+        for stream in step.streams:
+            self._free[stream], self._last[stream] = end, place
+        self._starts.append(start)
+        self._ends.append(end)
+        self._causes.append(cause)
 
     def _start(self, step: Step, before: Cause) -> tuple[int, Cause]:
         """When a node starts and why; `before` is the last computation."""

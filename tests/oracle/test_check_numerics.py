@@ -79,11 +79,11 @@ def plugin(tmp_path: Path) -> Path:
     ("model", "strategy"),
     [
         (LLAMA, "one device"),
-        (LLAMA, "zero1-accumulated"),
         (LLAMA, "gathered loss"),
         (GPT, "all"),
-        (MIXTRAL, "fsdp"),
         pytest.param(LLAMA, "all", marks=EXHAUSTIVE),
+        pytest.param(LLAMA, "zero1-accumulated", marks=EXHAUSTIVE),
+        pytest.param(MIXTRAL, "fsdp", marks=EXHAUSTIVE),
         pytest.param(MIXTRAL, "all", marks=EXHAUSTIVE),
         pytest.param(LLAMA, "tp", marks=EXHAUSTIVE),
         pytest.param(LLAMA, "fsdp", marks=EXHAUSTIVE),

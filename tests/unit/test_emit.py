@@ -31,7 +31,7 @@ from stagec.job.writer import Emission, Written
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.text.printer import print_op
-from tests.support import LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
+from tests.support import EXHAUSTIVE, LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -413,7 +413,9 @@ write(made, Path(sys.argv[1]), force=True, progress=wait)
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=EXHAUSTIVE), signal.SIGKILL]
+)
 def test_a_killed_run_leaves_nothing_under_the_name(sent: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-c", SLOW, str(out)]

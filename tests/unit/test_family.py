@@ -18,7 +18,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
-from tests.support import tries
+from tests.support import EXHAUSTIVE, tries
 
 LOADED = load_plugins()
 
@@ -132,7 +132,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], int]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+#: Like others that stay in all runs, but for what decides.
+MORE = ("state that does not divide", "ring in plain order", "recompute in some layers", "offload")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=EXHAUSTIVE if c in MORE else ()) for c in CASES]
+)
 def test_figures_are_those_of_a_compile_of_their_own(case: str) -> None:
     options, values, most = CASES[case]
     text = text_of(JobOptions(**options))

@@ -21,7 +21,7 @@ from stagec.time.fit_network import Constants
 from stagec.time.measured import Key, table_text
 from stagec.time.search import Floats, least_squares, simplex
 from stagec.time.tables import Table
-from tests.support import stagec
+from tests.support import EXHAUSTIVE, stagec
 from tests.unit.fit_tables import (
     BYTES,
     PRODUCTS,
@@ -306,7 +306,7 @@ def written(tmp_path: Path, tables: list[Table], name: str = "h100.csv") -> Path
     return path
 
 
-@pytest.mark.parametrize("base", ["h100", "own/base.toml"])
+@pytest.mark.parametrize("base", [pytest.param("h100", marks=EXHAUSTIVE), "own/base.toml"])
 def test_the_text_is_the_machine_that_was_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_name_that_is_nearly_right_is_suggested() -> None:
 
 
 @given(st.data())
-@examples(150)
+@examples(60)
 def test_hostile_texts_are_errors(data: st.DataObject) -> None:
     """Lines that are dropped, doubled or spoiled end in a machine or in an error."""
     lines = TEXT.splitlines()
@@ -174,8 +174,8 @@ def test_a_text_on_a_base_changes_single_figures(tmp_path: Path) -> None:
         'bandwidth = { value = "25 GB/s", source = "me" }\n'
     )
     mine, h100 = load_machine(str(file)), machines()["h100-sxm"]
-    told = {p: (f.source, getattr(f, "value")) for p, f in mine.figures()}  # noqa: B009
-    known = {p: (f.source, getattr(f, "value")) for p, f in h100.figures()}  # noqa: B009
+    told = {p: (f.source, f.value) for p, f in mine.figures()}
+    known = {p: (f.source, f.value) for p, f in h100.figures()}
     differ = {p: told[p] for p in told if told[p] != known[p]}
     assert differ == {
         "memory.bandwidth": ("me", 2e12),
@@ -288,7 +288,7 @@ def test_figures_as_published() -> None:
 def test_texts_of_quantities_are_what_they_say(name: str) -> None:
     """`figure_text` and reading are inverse, up to six digits."""
     for path, figure in machines()[name].figures():
-        text, value = figure_text(figure), getattr(figure, "value")  # noqa: B009
+        text, value = figure_text(figure), figure.value
         if type(figure) in KINDS:
             assert float(quantity(KINDS[type(figure)], text)) == pytest.approx(value, 1e-5), path
 
@@ -304,6 +304,16 @@ def test_the_command() -> None:
     assert [m["name"] for m in json.loads(stagec("machines", "--json").out)] == list(machines())
     ran = stagec("machines", "h10")
     assert (ran.code, ran.err) == (1, "error: no machine 'h10'\n  help: did you mean 'h100'?\n")
+
+
+def test_what_each_constant_was_fitted_on_is_printed() -> None:
+    efficiency = load_machine("h100").model_dump()["efficiency"]
+    parts = {n: part for n, part in efficiency.items() if n != "network" and is_table(part)}
+    told = [line for line in stagec("machines", "h100").out.splitlines() if ": " in line]
+    for name, part in {**parts, **efficiency["network"]}.items():
+        (line,) = [line for line in told if line.startswith(f"efficiency of {name}: ")]
+        assert part["fitted"] in line
+        assert part["fitted"] or "not fitted" in line
 
 
 @pytest.mark.parametrize(

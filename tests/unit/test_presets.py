@@ -11,7 +11,7 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.models import library, presets
-from tests.support import analyse, stagec
+from tests.support import EXHAUSTIVE, analyse, stagec
 
 #: GPUs, tokens of a global batch, pipeline stages, as published.
 PUBLISHED = {
@@ -38,7 +38,13 @@ def test_ranks_and_batch_are_those_of_the_run(name: str) -> None:
     assert mesh.sizes["pp"] == stages
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+#: Large, and like others but for the sizes; lit tests compile them too.
+MORE = ("deepseek-v3", "llama3-405b-131k")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=EXHAUSTIVE if n in MORE else ()) for n in PUBLISHED]
+)
 def test_it_compiles_with_one_class_for_each_stage(name: str) -> None:
     ranks, _, stages = PUBLISHED[name]
     found = analyse("", preset=name)

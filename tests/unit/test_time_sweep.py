@@ -17,6 +17,8 @@ from stagec.api import time_step
 from stagec.driver.sweep_order import unbeaten
 from stagec.driver.sweep_rows import time_row
 from stagec.machines import load_machine
+from stagec.time.measured import read_measured
+from stagec.time.tables import Table
 from tests.support import LLAMA, examples, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +49,32 @@ def test_rows_are_the_times_of_each_alone() -> None:
         tp, machine, overlap = row["configuration"].values()
         alone = time_step(LLAMA, machine, overlap=overlap, tp=tp, ranks=8, sizes=SIZES)
         assert row["time"] == time_row(alone)
+
+
+def test_measured_files_are_read_once_and_again_when_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def spy(path: Path) -> list[Table]:
+        read.append(path)
+        return read_measured(path)
+
+    monkeypatch.setattr("stagec.time.measured.read_measured", spy)
+    table = tmp_path / "table.csv"
+
+    def steps(microseconds: int) -> list[float]:
+        row = f"all_gather,2x{2 * 8192 * 4096 * 2},{microseconds}"
+        table.write_text(f"kind,extents,microseconds\n{row}\n")
+        job = (*JOB, "--tp", "2", "--sp", "--machine", "h100-sxm", "--measured", str(table))
+        ran = stagec(*job, "--sweep", "overlap=on,off", "--json")
+        return [row["time"]["step_seconds"] for row in json.loads(ran.out)]
+
+    fast = steps(10)
+    assert len(fast) == 2
+    assert read == [table]
+    assert all(after > before for before, after in zip(fast, steps(10_000), strict=True))
+    assert read == [table] * 2
 
 
 @pytest.mark.parametrize(("text", "value"), [("2TB/s", "2 TB/s"), ("x2", 2), ("x0.5", 0.5)])
