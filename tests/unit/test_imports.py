@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stagec.support.limits import MAX_DEPTH, MAX_OPERATIONS
-from tests.support import Outcome, parse, print_module, run_passes, stagec
+from stagec.text.printer import print_module
+from tests.support import Outcome, parse, run_passes, stagec
 
 CALLS = "inline,infer-shapes"
 
