@@ -172,7 +172,9 @@ def test_an_archive_holds_them(tmp_path: Path) -> None:
 
 
 def test_without_a_plan() -> None:
-    passes = "infer-shapes,apply-strategy,propagate-sharding,insert-collectives,lower-to-trace"
+    passes = (
+        "inline,infer-shapes,apply-strategy,propagate-sharding,insert-collectives,lower-to-trace"
+    )
     ran = stagec("compile", *job(""), "--memory-events", "--dry-run", "--pipeline", passes)
     assert ran.code == 1
     assert "--memory-events needs the pass 'plan-memory'" in ran.err
