@@ -15,11 +15,11 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.importers.registry import BUILT_IN
+from stagec.importers import classic, deepseek, llama, mixture
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from tests.configurations import small
+from tests.configurations import FIRST, small
 from tests.support import STEP, inputs_of, pairwise, run_passes
 
 PLACED = f"{STEP},partition,stages,units,plan"
@@ -31,9 +31,13 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "pipeline": (("", 1, 0, 1), ("1f1b", 2, 1, 2), ("interleaved", 2, 2, 2)),
     "recompute": ("none", "selective", "full"),
 }
-TYPES = [name for family in BUILT_IN for name in family.model_types]
-#: Rows that stand for their kind: one of each computation.
-FIRST = ("llama", "gpt2", "falcon", "mistral", "deepseek_v3", "qwen2_moe", "cohere")
+#: Those of other modules have tests of their own.
+TYPES = [
+    name
+    for module in (llama, classic, mixture, deepseek)
+    for family in module.FAMILIES
+    for name in family.model_types
+]
 
 
 #: Strategies for each family; all families together have every pair of options.
