@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import classic, deepseek, hybrids, llama, mixture
+from stagec.importers import classic, deepseek, encoders, hybrids, llama, mixture, vision, diffusion
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
@@ -15,6 +15,9 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
     *hybrids.FAMILIES,
+    *encoders.FAMILIES,
+    *vision.FAMILIES,
+    *diffusion.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 
