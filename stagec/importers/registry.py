@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import classic, deepseek, encoders, hybrids, llama, mixture, vision, diffusion
+from stagec.importers import classic, deepseek, diffusion, encoders, hybrids, llama, mixture, vision
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
