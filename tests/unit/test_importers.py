@@ -62,10 +62,10 @@ def _siglip(width: int, inner: int, layers: int, patches: int, out: int) -> int:
 
 
 def _llama4_tower(width: int, inner: int, layers: int, patches: int, out: int) -> int:
-    """Those of Llama 4's: no bias before the first layer, a merger of four patches, a projection."""
+    """Those of Llama 4's: patches without a bias, a merger of four patches, a projection."""
     layer = 4 * width + 4 * (width**2 + width) + 2 * width * inner + inner + width
     ends = 3 * 14**2 * width + (patches + 1) * width + width + 4 * width
-    merger = 4 * width * 4096 // 4 * 4 + 4096 * 4096
+    merger = 4 * width * 4096 + 4096**2
     return layers * layer + ends + merger + 4096 * out
 
 
