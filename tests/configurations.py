@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 Keys = Mapping[str, Any]
@@ -175,6 +176,14 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "deepseek_v2": {"q_lora_rank": (8, None), "topk_method": ("greedy", "group_limited_greedy")},
     "deepseek_v3": {"first_k_dense_replace": (0, 1, 4), "routed_scaling_factor": (2.5, 1.0)},
 }
+
+
+#: Families that stand for the others in `make test`.
+FIRST = ("llama", "mistral", "falcon", "deepseek_v2")
+#: The families with features to try, and `exhaustive` all but the first ones.
+FEATURED = [
+    pytest.param(name, marks=() if name in FIRST else pytest.mark.exhaustive) for name in FEATURES
+]
 
 
 def small(model_type: str, **more: Any) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class Attention(OpDef):
         attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
         operands = [dy, op.results[0], need_result(op, 1, "lse"), *op.operands]
         last = len(op.operands) - op.flag("selected")
-        names = [f"d_{v.name}" for v in op.operands[:last]]
+        names = [v.prefixed("d_") for v in op.operands[:last]]
         found = b.op("stg.attention_grad", operands, attrs, names=names).results
         return [*found, *([None] * op.flag("selected"))]
 

@@ -71,7 +71,7 @@ class IndexScores(OpDef):
         if dy is None:
             return [None, None, None]
         attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
-        names = [f"d_{v.name}" for v in op.operands]
+        names = [v.prefixed("d_") for v in op.operands]
         return b.op("stg.index_scores_grad", [dy, *op.operands], attrs, names=names).results
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

@@ -89,7 +89,7 @@ class Rope(OpDef):
         if not op.flag("inverse"):
             attrs["inverse"] = True
         operands = [dy, *positions] if dy is not None else []
-        made = dy and b.value("stg.rope", operands, attrs, hint=f"d_{x.name}")
+        made = dy and b.value("stg.rope", operands, attrs, hint=x.prefixed("d_"))
         return [made, *([None] * len(positions))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -147,7 +147,7 @@ class Temperature(Elementwise):
     ) -> Sequence[Value | None]:
         (dy,) = grads
         attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
-        return [dy and b.value(self.name, [dy], attrs, hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value(self.name, [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (x,) = args
@@ -188,7 +188,7 @@ class RelativeBias(OpDef):
         (dy,), (table,) = grads, op.operands
         attrs = {k: v for k, v in op.attrs.items() if k in ("most", "causal")}
         attrs["buckets"] = table.tensor.shape[0]
-        return [dy and b.value("stg.relative_bias_grad", [dy], attrs, hint=f"d_{table.name}")]
+        return [dy and b.value("stg.relative_bias_grad", [dy], attrs, hint=table.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (table,) = args

@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import attended, classic, deepseek, hybrids, llama, mixture
+from stagec.importers import (
+    attended,
+    classic,
+    deepseek,
+    diffusion,
+    encoders,
+    hybrids,
+    llama,
+    mixture,
+    vision,
+)
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
@@ -16,6 +26,9 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
     *hybrids.FAMILIES,
+    *encoders.FAMILIES,
+    *vision.FAMILIES,
+    *diffusion.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 

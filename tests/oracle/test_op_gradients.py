@@ -322,6 +322,15 @@ CASES = {
         "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, last = E](%x)", "B, S, H, D"
     ),
     "concat": Case(f"{X}, %z: f32[B, S, E | param]", "%y = stg.concat(%x, %z)", "B, S, D + E"),
+    "concat-first": Case(
+        f"{X}, %z: f32[E, S, D | param]", "%y = stg.concat[dim = 0](%x, %z)", "B + E, S, D"
+    ),
+    "cut-middle": Case(
+        "%x: f32[B, S + E, D | param]",
+        "%p, %q = stg.cut[dim = 1, sizes = (S, E)](%x)\n"
+        '    %y = stg.einsum["bsd,bed->bse"](%p, %q)',
+        "B, S, E",
+    ),
     "cut": Case(
         "%x: f32[B, S, D + E | param]",
         '%p, %q = stg.cut[sizes = (D, E)](%x)\n    %y = stg.einsum["bsd,bse->bde"](%p, %q)',
