@@ -142,7 +142,7 @@ def test_a_random_configuration_compiles_and_checks(model_type: str, data: st.Da
         path, out = Path(folder) / "model.json", Path(folder) / "traces"
         path.write_text(json.dumps(config))
         words = [str(word) for pair in options.items() for word in pair]
-        microbatches = 2 if options["--pp"] > 1 else 1
+        microbatches = 2 if int(str(options["--pp"])) > 1 else 1
         more = ["--microbatches", str(microbatches), "--set", "B=8,S=32", "-o", str(out)]
         made = stagec("compile", str(path), *words, *more)
         assert made.code == 0, made.err
