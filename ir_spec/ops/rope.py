@@ -48,8 +48,9 @@ class Rope(OpDef):
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
-        *row, axis = letters(op.operands[0].tensor.rank + 1)
-        text, whole = "".join(row), row[-1]
+        every = letters(op.operands[0].tensor.rank + 1)
+        text, axis = every[:-1], every[-1]
+        row, whole = text, text[-1]
         if len(op.operands) == 1:
             return make_rule(f"{text}->{text}", whole=whole, each=[0])
         return make_rule(f"{text},{row[0]}{axis}{row[1]}->{text}", whole=whole + axis)

@@ -5,13 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import classic, deepseek, diffusion, encoders, hybrids, llama, mixture, vision
+from stagec.importers import (
+    attended,
+    classic,
+    deepseek,
+    diffusion,
+    encoders,
+    hybrids,
+    llama,
+    mixture,
+    vision,
+)
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
 BUILT_IN: tuple[ModelFamily, ...] = (
     *llama.FAMILIES,
     *classic.FAMILIES,
+    *attended.FAMILIES,
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
     *hybrids.FAMILIES,

@@ -51,6 +51,9 @@ class State(NamedTuple):
     busy: Intervals
 
 
+_NO_CHANNEL: Channel = ("", 0, 0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """What happens in a piece that is met in a state, relative to its base.
@@ -108,7 +111,7 @@ class Shape:
     streams: tuple[Stream, ...]
     late_streams: tuple[bool, ...]
     sends: tuple[tuple[int, Channel], ...]
-    channel: Channel = ("", 0, 0)
+    channel: Channel = _NO_CHANNEL
 
     @property
     def node(self) -> Node:
@@ -172,7 +175,7 @@ def make_shape(
         tuple(late_streams),
         tuple(late_streams.values()),
         tuple((i, _channel(node)) for i, node in sends),
-        _channel(nodes[0]) if joins and nodes[0].is_message else ("", 0, 0),
+        _channel(nodes[0]) if joins and nodes[0].is_message else _NO_CHANNEL,
     )
 
 

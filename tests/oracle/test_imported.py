@@ -61,6 +61,7 @@ def _rows() -> list[Any]:
 def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     schedule, pp, chunks, microbatches = row["pipeline"]
     tp, sp = row["tensor"]
+    tp = min(tp, 2) if row["context"] == "ulysses" else tp  # four heads go round
     dp, ep = row["data"]
     given: dict[str, Any] = {"tp": tp, "sp": sp, "dp": dp, "microbatches": microbatches}
     given |= {"zero": row["zero"], "recompute": row["recompute"]}

@@ -4,6 +4,7 @@ are those of the formulas, written down here anew."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_flops_of_the_indexer(strategy: str) -> None:
         assert sum(c["count"] * c[key]["forward"] for c in classes) == pair * pairs
 
 
-def rotated(attrs: str, size: int, positions: int) -> np.ndarray:
+def rotated(attrs: str, size: int, positions: int) -> Any:
     """stg.rope of ones."""
     module = compiled(
         f"""stg.module @m {{
@@ -134,7 +135,7 @@ def rotated(attrs: str, size: int, positions: int) -> np.ndarray:
     return np.asarray(found)[0]
 
 
-def angles_of(attrs: str, size: int) -> np.ndarray:
+def angles_of(attrs: str, size: int) -> Any:
     """Radians per position of each pair, from position 1."""
     found = rotated(attrs, size, 2)[1]
     half = size // 2
