@@ -237,7 +237,7 @@ class Experts:
         if self.shared:
             y = body.let("y", f"stg.add({y}, {self._write_shared(text, body, self.shared)})")
         body.do(f"stg.return({y})")
-        return text.function(joined(kind, "moe"), "%x", body)
+        return text.function("moe", "%x", body)
 
     def _write_experts(self, text: ModelText) -> str:
         if self.gated and "swiglu" in GATED[self.activation]:

@@ -301,11 +301,11 @@ class Config:
             f"the key '{self._where}{key}' is not known, and may change the computation: "
             f"{_shown(member.value)}",
             self.place(key),
-            remedy=f"{near + ' or ' if near else ''}{self._ignore(key)}",
+            remedy=f"{near + ' ' if near else ''}{self._ignore(key)}",
         )
 
     def _ignore(self, key: str) -> str:
-        return f"where it does not matter, leave it out: --ignore-key {self._where}{key}"
+        return f"If it does not matter here: stagec import --ignore-key {self._where}{key}"
 
 
 def _is_off(key: str, value: Json) -> bool:

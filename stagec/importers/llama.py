@@ -124,7 +124,7 @@ def read_baichuan(config: Config) -> ModelText:
     """Baichuan (arXiv 2309.10305): rotary positions in 7B; in 13B, whose configuration states
     `model_max_length` alone, a bias by distance."""
     alibi = not config.has("max_position_embeddings") and config.has("model_max_length")
-    kin = Kin(config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096))
+    kin = Kin(config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096), read_groups=False)
     config.skip("model_max_length", "z_loss_weight")
     rope, mask = (None, "causal, alibi") if alibi else (kin.rope(), "causal")
     mixer = Attention("H", rope=rope, mask=mask)

@@ -1,16 +1,24 @@
-"""Texts from configurations: their figures are those of the models, to the unit."""
+"""Texts from configurations: their figures are those of the models, to the unit; whatever keys a
+family has, the text is sound and compiles."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stagec.driver.configurations import import_configuration
+from stagec.importers.family import import_model
 from stagec.importers.registry import BUILT_IN
-from tests.support import analyse
+from stagec.support.source import Source
+from stagec.text.printer import print_module
+from tests.configurations import FEATURED, configurations
+from tests.support import analyse, examples, parse, run_passes, stagec
 
 DATA = Path(__file__).parents[1] / "data"
 FIGURES: dict[str, Any] = json.loads((DATA / "models.json").read_text())
@@ -43,3 +51,47 @@ def test_a_second_import_of_a_file_is_the_same_text(name: str) -> None:
         import_configuration(str(CONFIGS[name])).text
         == import_configuration(str(CONFIGS[name])).text
     )
+
+
+# -- random configurations
+
+
+@pytest.mark.parametrize("model_type", FEATURED)
+@examples(12)
+@given(data=st.data())
+def test_a_random_configuration_is_a_sound_text(model_type: str, data: st.DataObject) -> None:
+    """It parses, its blocks open, its shapes and placements verify, and printing it changes
+    nothing."""
+    config = data.draw(configurations(model_type))
+    text = import_model(Source("config.json", json.dumps(config)), BUILT_IN).text()
+    module = parse(text)
+    assert print_module(parse(print_module(module))) == print_module(module)
+    run_passes(module, "inline,infer-shapes")
+    assert not [op for op in module.walk() if op.name in ("stg.call", "stg.param")]
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "--dp": st.sampled_from((1, 2)),
+        "--tp": st.sampled_from((1, 2, 4)),
+        "--pp": st.sampled_from((1, 2)),
+        "--zero": st.sampled_from((0, 1, 3)),
+        "--recompute": st.sampled_from(("none", "full")),
+    }
+)
+
+
+@pytest.mark.parametrize("model_type", FEATURED)
+@examples(3)
+@given(data=st.data())
+def test_a_random_configuration_compiles_and_checks(model_type: str, data: st.DataObject) -> None:
+    config, options = data.draw(configurations(model_type)), data.draw(OPTIONS)
+    with TemporaryDirectory() as folder:
+        path, out = Path(folder) / "model.json", Path(folder) / "traces"
+        path.write_text(json.dumps(config))
+        words = [str(word) for pair in options.items() for word in pair]
+        microbatches = 2 if options["--pp"] > 1 else 1
+        more = ["--microbatches", str(microbatches), "--set", "B=8,S=32", "-o", str(out)]
+        made = stagec("compile", str(path), *words, *more)
+        assert made.code == 0, made.err
+        assert stagec("check", str(out)).code == 0
