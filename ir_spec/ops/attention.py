@@ -119,7 +119,7 @@ class Attention(OpDef):
         attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
         operands = [dy, op.results[0], need_result(op, 1, "lse"), *op.operands]
         last = len(op.operands) - op.flag("selected")
-        names = [f"d_{v.name}" for v in op.operands[:last]]
+        names = [v.prefixed("d_") for v in op.operands[:last]]
         found = b.op("stg.attention_grad", operands, attrs, names=names).results
         return [*found, *([None] * op.flag("selected"))]
 
@@ -233,7 +233,7 @@ class Rope(OpDef):
         attrs = {k: v for k, v in op.attrs.items() if k in ("base", "last")}
         if not op.flag("inverse"):
             attrs["inverse"] = True
-        return [dy and b.value("stg.rope", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.rope", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         last = ctx.size(op.expr("last")) if "last" in op.attrs else args[0].shape[-1]

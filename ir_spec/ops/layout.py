@@ -78,7 +78,7 @@ class Reshape(OpDef):
         attrs: dict[str, RawAttr] = {"spec": Quoted(f"{shape_text(right)}->{shape_text(left)}")}
         if inner:
             attrs |= {"factors": tuple(inner), "sizes": tuple(sizes[f] for f in inner)}
-        return [dy and b.value("stg.reshape", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.reshape", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         shape = [ctx.size(d.local) for d in op.result.tensor.dims]
@@ -113,7 +113,7 @@ class Permute(OpDef):
         left, _, right = op.text("spec").partition("->")
         spec = Quoted(f"{right.strip()}->{left.strip()}")
         return [
-            dy and b.value("stg.permute", [dy], {"spec": spec}, hint=f"d_{op.operands[0].name}")
+            dy and b.value("stg.permute", [dy], {"spec": spec}, hint=op.operands[0].prefixed("d_"))
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -165,7 +165,9 @@ class Unbind(OpDef):
     ) -> Sequence[Value | None]:
         present = all_present(op, grads)
         return [
-            b.value("stg.stack", present, {"dim": op.expr("dim")}, hint=f"d_{op.operands[0].name}")
+            b.value(
+                "stg.stack", present, {"dim": op.expr("dim")}, hint=op.operands[0].prefixed("d_")
+            )
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -249,7 +251,7 @@ class ShardingConstraint(Identity):
         if dy is None or not op.flag("both"):
             return [dy]
         pin = replace(op.result.tensor, partial=None)
-        hint = f"d_{op.operands[0].name}"
+        hint = op.operands[0].prefixed("d_")
         return [b.value("stg.sharding_constraint", [dy], {"both": True}, type=pin, hint=hint)]
 
 

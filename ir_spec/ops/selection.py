@@ -66,7 +66,7 @@ class Slice(OpDef):
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.pad", [dy], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.pad", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0][_places(op, ctx, args[0].ndim, ctx.size(op.expr("size")))]]
@@ -98,7 +98,7 @@ class Pad(OpDef):
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.slice", [dy], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.slice", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 0)
@@ -163,7 +163,7 @@ class Take(OpDef):
         (dy,), (x, *where) = grads, op.operands
         attrs: dict[str, RawAttr] = {**stated(op, (_ALONG, _AT))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 1)]
-        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=f"d_{x.name}")
+        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=x.prefixed("d_"))
         return [dx, *(None for _ in where)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -237,7 +237,7 @@ class Concat(OpDef):
         if dy is None:
             return [None] * len(op.operands)
         sizes = tuple(v.tensor.shape[_joint(op)] for v in op.operands)
-        names = [f"d_{v.name}" for v in op.operands]
+        names = [v.prefixed("d_") for v in op.operands]
         attrs: dict[str, RawAttr] = {"sizes": sizes, **stated(op, (_JOINED,))}
         return b.op("stg.cut", [dy], attrs, names=names).results
 
@@ -276,7 +276,7 @@ class Cut(OpDef):
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         present = all_present(op, grads)
-        hint = f"d_{op.operands[0].name}"
+        hint = op.operands[0].prefixed("d_")
         return [b.value("stg.concat", present, stated(op, (_JOINED,)), hint=hint)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

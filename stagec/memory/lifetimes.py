@@ -391,7 +391,7 @@ def _turns(
     stack: LayerStack, orders: Sequence[Sequence[IterationRun]]
 ) -> Sequence[tuple[int, int]]:
     """The member and the number of its run of each layer, in the order in which they run."""
-    return [(turn.member, turn.index) for turn in stack.turns(len(orders[0]))]
+    return [(turn.member, turn.number) for turn in stack.turns(len(orders[0]))]
 
 
 def _stacked(op: Operation) -> range:

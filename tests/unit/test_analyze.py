@@ -17,9 +17,9 @@ from stagec.analysis.report import analysis
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, read_trace
+from stagec.importers.library import model_source
 from stagec.ir.expr import const, evaluate, fraction, substitute
 from stagec.job.emit import emit_module
-from stagec.importers.library import model_source
 from stagec.models import library
 from tests.support import EXHAUSTIVE, GPT, LLAMA, analyse, only_program, parse_expr, stagec
 
