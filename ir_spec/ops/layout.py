@@ -1,4 +1,4 @@
-"""Ops that move or name data and compute nothing: reshape, permute, unbind, stack, place, gradient."""
+"""Ops that move or name data and compute nothing: reshape, permute, stack, place, gradient."""
 
 from __future__ import annotations
 

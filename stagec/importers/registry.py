@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import classic, deepseek, encoders, hybrids, llama, mixture, vision, diffusion
+from stagec.importers import (
+    classic,
+    deepseek,
+    diffusion,
+    encoders,
+    hybrids,
+    llama,
+    mixture,
+    multimodal,
+    vision,
+)
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
@@ -18,6 +28,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *encoders.FAMILIES,
     *vision.FAMILIES,
     *diffusion.FAMILIES,
+    *multimodal.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 
