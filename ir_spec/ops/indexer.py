@@ -10,7 +10,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, call, same
+from stagec.ir.expr import ONE, Expr, call, same
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
@@ -33,10 +33,11 @@ def _each(n: Sizes, products: int, sums: int) -> Expr:
     return n["b"] * n["h"] * (n["k"] * products + sums) * 2
 
 
-def _kernel(op: Operation, n: Sizes, dtype: str, products: int) -> KernelShape:
-    """A product of the queries of all heads with the keys."""
-    extents = (n["b"] * products, n["s"] * n["h"], n["t"], n["k"])
-    return KernelShape("matmul", dtype, extents)
+def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
+    """Attention with one key for all heads and values of one element: the sum over heads costs what
+    these would."""
+    extents = (n["b"], n["h"], ONE, n["s"], n["t"], n["k"], ONE)
+    return KernelShape(kind, op.operands[q].tensor.dtype, extents, op.flag("causal"))
 
 
 class IndexScores(OpDef):
@@ -61,7 +62,7 @@ class IndexScores(OpDef):
         return _each(n, 1, 1) * n["s"] * n["t"]
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return _kernel(op, n, op.operands[0].tensor.dtype, 1)
+        return _kernel(op, n, "attention", 0)
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
@@ -105,7 +106,7 @@ class IndexScoresGrad(OpDef):
         return _each(n, 3, 2) * n["s"] * n["t"]
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return _kernel(op, n, op.operands[1].tensor.dtype, 3)
+        return _kernel(op, n, "attention_backward", 1)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, q, k, w = args

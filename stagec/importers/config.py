@@ -46,6 +46,11 @@ class Config:
     def _is_ignored(self, key: str) -> bool:
         return key in self._ignored or self._where + key in self._ignored
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The keys that have been asked for so far."""
+        return frozenset(self._asked)
+
     # -- what there is -----------------------------------------------------------------------------
 
     @property
@@ -191,6 +196,13 @@ class Config:
                 raise self.wrong(keys[0], f"a list of {', '.join(map(repr, among))}")
             found.append(value)
         return tuple(found)
+
+    def lists(self, *keys: str) -> int:
+        """How many elements a list of lists has; 0 where no key is there."""
+        values = self._list(keys, None)
+        if not all(isinstance(value, list) for value in values):
+            raise self.wrong(keys[0], "a list of lists")
+        return len(values)
 
     def strings(self, *keys: str) -> tuple[str, ...]:
         """A list of strings; () where no key is there."""
