@@ -91,6 +91,220 @@ NEEDS: Mapping[str, Keys] = {
     "deepseek_v3": {**_LATENT, "n_group": 2, "topk_group": 1},
     "kimi_k2": {**_LATENT, "n_group": 1, "topk_group": 1},
 }
+_CHOSEN: Keys = {"num_experts_per_tok": 2}
+_BASE: Keys = {"hidden_size": 16, "vocab_size": 16, "num_hidden_layers": 4}
+_HEADS: Keys = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 16}
+_MAMBA2: Keys = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 2,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 4,
+}
+#: State-space models, linear attention and hybrids.
+SCANS: Mapping[str, Keys] = {
+    "mamba": {**_BASE, "state_size": 2, "conv_kernel": 3, "time_step_rank": 2},
+    "falcon_mamba": {**_BASE, "state_size": 2, "conv_kernel": 3, "time_step_rank": 2},
+    "mamba2": {
+        **_BASE,
+        "num_heads": 4,
+        "head_dim": 8,
+        "n_groups": 4,
+        "state_size": 2,
+        "conv_kernel": 3,
+        "chunk_size": 4,
+    },
+    "jamba": {
+        **_BASE,
+        **_HEADS,
+        **_CHOSEN,
+        "num_experts": 4,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 2,
+        "mamba_d_conv": 3,
+        "mamba_dt_rank": 2,
+    },
+    "bamba": {**_BASE, **_HEADS, **_MAMBA2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_BASE,
+        **_HEADS,
+        **_MAMBA2,
+        **_CHOSEN,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 8,
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "attention_multiplier": 0.25,
+        "residual_multiplier": 0.5,
+    },
+    "nemotron_h": {
+        **_BASE,
+        **_HEADS,
+        "head_dim": 4,
+        "hybrid_override_pattern": "M-M*",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "n_groups": 4,
+        "ssm_state_size": 2,
+        "conv_kernel": 3,
+        "chunk_size": 4,
+    },
+    "falcon_h1": {
+        **_BASE,
+        **_HEADS,
+        **_MAMBA2,
+        "mamba_d_ssm": 32,
+        "key_multiplier": 0.5,
+        "ssm_multipliers": [1, 0.5, 1, 0.25, 1],
+    },
+    "qwen3_next": {
+        **_BASE,
+        **_HEADS,
+        **_CHOSEN,
+        "head_dim": 8,
+        "num_experts": 4,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 2,
+        "linear_value_head_dim": 2,
+        "linear_conv_kernel_dim": 3,
+        "full_attention_interval": 2,
+        "partial_rotary_factor": 0.5,
+    },
+    "minimax_m1": {
+        **_BASE,
+        **_HEADS,
+        **_CHOSEN,
+        "num_local_experts": 4,
+        "attn_type_list": [0, 0, 1, 0],
+        "layernorm_linear_attention_alpha": 1.5,
+    },
+    "rwkv7": {
+        **_BASE,
+        "head_dim": 4,
+        "intermediate_size": 16,
+        "decay_low_rank_dim": 2,
+        "a_low_rank_dim": 2,
+        "v_low_rank_dim": 2,
+        "gate_low_rank_dim": 2,
+    },
+}
+_POSITIONS: Keys = {"max_position_embeddings": 32}
+_SIDES: Keys = {
+    "d_model": 16,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "vocab_size": 16,
+}
+_TOWER: Keys = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+_IMAGE: Keys = {"image_size": 8, "patch_size": 2}
+#: Encoders, encoders with decoders, towers of vision, diffusion transformers.
+TOWERS: Mapping[str, Keys] = {
+    "bert": {**_TOWER, **_POSITIONS, "vocab_size": 16, "type_vocab_size": 2},
+    "roberta": {**_TOWER, "max_position_embeddings": 34, "vocab_size": 16, "type_vocab_size": 1},
+    "distilbert": {
+        "dim": 16,
+        "hidden_dim": 16,
+        "n_layers": 4,
+        "n_heads": 4,
+        "vocab_size": 16,
+        **_POSITIONS,
+    },
+    "t5": {
+        "d_model": 16,
+        "d_kv": 4,
+        "d_ff": 16,
+        "num_layers": 4,
+        "num_heads": 4,
+        "vocab_size": 16,
+        "relative_attention_num_buckets": 4,
+        "n_positions": 16,
+    },
+    "bart": {**_SIDES, "max_position_embeddings": 16},
+    "whisper": {
+        **_SIDES,
+        "num_mel_bins": 4,
+        "max_source_positions": 16,
+        "max_target_positions": 16,
+    },
+    "vit": {**_TOWER, **_IMAGE, "num_labels": 8},
+    "deit": {**_TOWER, **_IMAGE, "num_labels": 8},
+    "clip": {
+        "projection_dim": 8,
+        "vision_config": {**_TOWER, **_IMAGE},
+        "text_config": {**_TOWER, "vocab_size": 16, "max_position_embeddings": 8},
+    },
+    "DiTTransformer2DModel": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 4,
+        "num_layers": 5,
+        "sample_size": 8,
+        "patch_size": 2,
+        "num_embeds_ada_norm": 7,
+    },
+    "FluxTransformer2DModel": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 4,
+        "in_channels": 8,
+        "num_layers": 2,
+        "num_single_layers": 4,
+        "joint_attention_dim": 8,
+        "pooled_projection_dim": 8,
+        "guidance_embeds": True,
+        "axes_dims_rope": [2, 2],
+    },
+}
+_VISION: Keys = {"vision_config": {"hidden_size": 8, "intermediate_size": 8, **_IMAGE}}
+_QWEN_VISION: Keys = {
+    "depth": 2,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "out_hidden_size": 32,
+    "patch_size": 2,
+}
+#: Language models beside a tower of vision that a step of texts does not compute.
+BESIDE: Mapping[str, Keys] = {
+    "qwen2_5_vl": {"vision_config": _QWEN_VISION},
+    "qwen2_vl": {"vision_config": {"embed_dim": 8, "hidden_size": 32, "depth": 2, "patch_size": 2}},
+    "mllama": {
+        "cross_attention_layers": [1],
+        "num_hidden_layers": 5,
+        **_VISION,
+        "vision_config": {
+            **_VISION["vision_config"],
+            "num_hidden_layers": 2,
+            "num_global_layers": 1,
+            "intermediate_layers_indices": [0],
+            "vision_output_dim": 16,
+        },
+    },
+}
+#: A language model in a section of its own, beside a tower.
+_LLAVA: Keys = {
+    "text_config": {"model_type": "llama", **SMALL},
+    "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": 2, **_VISION["vision_config"]},
+}
+#: Configurations that have no keys of `SMALL`.
+OWN: Mapping[str, Keys] = {
+    **SCANS,
+    **TOWERS,
+    "camembert": TOWERS["roberta"],
+    "xlm-roberta": TOWERS["roberta"],
+    "mt5": {**TOWERS["t5"], "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "llava": _LLAVA,
+    "llava_next": _LLAVA,
+}
 _TIED: Keys = {"tie_word_embeddings": (True, False)}
 _BIASED: Keys = {"attention_bias": (True, False)}
 _GROUPS: Keys = {"num_key_value_heads": (2, 4)}
@@ -188,7 +402,11 @@ FEATURED = [
 
 def small(model_type: str, **more: Any) -> dict[str, Any]:
     """A small configuration of a family."""
-    given = {"model_type": model_type, **SMALL, **NEEDS.get(model_type, {}), **more}
+    key = "_class_name" if model_type.endswith("Model") and model_type in TOWERS else "model_type"
+    if model_type in OWN:
+        return {key: model_type, **OWN[model_type], **more}
+    needs = NEEDS.get(model_type, {}) | BESIDE.get(model_type, {})
+    given = {key: model_type, **SMALL, **needs, **more}
     left_out = ["num_key_value_heads"] * (model_type in UNGROUPED.split())
     left_out += ["rope_theta"] * (model_type in UNROTATED.split())
     return {key: value for key, value in given.items() if key not in left_out}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagec.api import (
@@ -17,6 +18,7 @@ from stagec.api import (
     read_strategy,
     symbol,
 )
+from stagec.ir_spec.ops.attention_core import key_rows
 from stagec.ir_spec.ops.ring_work import alignment
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import special_ops
@@ -104,7 +106,7 @@ def ring_attention(
         )
     for op in found:
         op.attrs["ring"] = ring.order
-        for message in op.definition.verify(op):
+        for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
             raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
     over = tuple(
@@ -119,3 +121,10 @@ def ring_attention(
     op = Operation(module.registry["stg.zigzag"], (), attrs, loc=made)
     root.insert(1 + max(places, default=-1), op)
     return found, over
+
+
+def _another_sequence(op: Operation) -> Iterator[str]:
+    """What is wrong with cross attention: its queries do not stand where its keys do."""
+    rows, keys = key_rows(op, 0)
+    if rows.size != keys.size:
+        yield f"is cross attention, of {rows.size} queries to {keys.size} keys, which no ring takes"

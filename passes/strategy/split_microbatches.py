@@ -12,6 +12,7 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
+    Region,
     Strategy,
     TensorType,
     const,
@@ -20,6 +21,7 @@ from stagec.api import (
     read_strategy,
     symbol,
 )
+from stagec.ir.core import substitute_attr
 from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.traits import Repeats
 from stagec.sharding.assumptions import Assumptions
@@ -134,6 +136,7 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     for child in inner:
         body.ops.remove(child)
         region.append(child)
+    _shrink(region, batch, count)
     outputs = end.operands
     region.append(Operation(module.registry["stg.yield"], outputs, loc=end.loc))
     forget_types(op)
@@ -144,6 +147,28 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     infer_op(op, problems)
     problems.check()
     return op
+
+
+def _shrink(region: Region, batch: str, count: int) -> None:
+    """Sizes that operations state for the batch become those of one microbatch; means stay those of
+    the whole batch. Raises `DiagnosticError` for a value of pairs of the batch."""
+    part = {batch: symbol(batch) / count}
+    for op in region.walk():
+        for value in op.results if count > 1 else ():
+            if isinstance(value.type, TensorType) and _times(value.type, batch) > 1:
+                raise error(
+                    f"%{value.name} is of pairs along {batch}, which microbatches would not see: "
+                    f"{value.type}",
+                    op.loc,
+                    remedy="leave the batch whole: --microbatches 1",
+                )
+        for name, param in op.definition.params_by_name.items():
+            if param.kind == "sizes" and name in op.attrs:
+                op.attrs[name] = substitute_attr(op.attrs[name], part)
+
+
+def _times(type_: TensorType, name: str) -> int:
+    return sum(name in d.size.symbols for d in type_.dims)
 
 
 def _has(type_: TensorType, name: str) -> bool:

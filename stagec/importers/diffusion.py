@@ -139,6 +139,7 @@ def read_dit(config: Config) -> ModelText:
     c = inner.let("c", f"stg.call @{condition}({t}, %classes, {own})")
     inner.do(f"stg.yield({inner.let('r', f'stg.call @{block}(%h, {c})')})")
     body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
+    t = _time(body, "last_times", "%time")  # anew: a last pipeline stage has only the data
     c = body.let("c1", f"stg.call @{condition}[as = last]({t}, %classes, {first})")
     m = body.let("m", f"stg.call @{_modulation(text, 2)}({c})")
     shift, scale = _unbound(body, m, ["shift", "scale"])
