@@ -91,13 +91,6 @@ def ring_attention(
     others = [op for op in special if "ring" not in op.definition.params_by_name]
     if not found and others:
         return [], ()  # they pass states or edges of their parts to the next rank
-    if found and others and ring.order == "zigzag":
-        raise error(
-            f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "
-            "zigzag order have no run of it",
-            others[0].loc,
-            remedy="give each rank one run: --cp-order plain, or exchange heads: --cp-mode ulysses",
-        )
     if not found:
         raise error(
             f"no op can pass its part of {name} round the ranks: there is no fused attention",
@@ -109,6 +102,13 @@ def ring_attention(
         for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
             raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
+    if found and others and ring.order == "zigzag":
+        raise error(
+            f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "
+            "zigzag order have no run of it",
+            others[0].loc,
+            remedy="give each rank one run: --cp-order plain, or exchange heads: --cp-mode ulysses",
+        )
     over = tuple(
         a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
     )
