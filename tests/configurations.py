@@ -293,7 +293,11 @@ BESIDE: Mapping[str, Keys] = {
 #: A language model in a section of its own, beside a tower.
 _LLAVA: Keys = {
     "text_config": {"model_type": "llama", **SMALL},
-    "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": 2, **_VISION["vision_config"]},
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "num_hidden_layers": 2,
+        **_VISION["vision_config"],
+    },
 }
 #: Configurations that have no keys of `SMALL`.
 OWN: Mapping[str, Keys] = {

@@ -84,7 +84,9 @@ def _rows() -> list[Any]:
 
 def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of a combination, with what the family takes in place of what it does not."""
-    schedule, pp, chunks, microbatches = row["pipeline"] if model_type not in PAIRED else ("", 1, 0, 1)
+    schedule, pp, chunks, microbatches = (
+        row["pipeline"] if model_type not in PAIRED else ("", 1, 0, 1)
+    )
     dp, ep = row["data"]
     given: dict[str, Any] = {"dp": dp, "microbatches": microbatches, "recompute": row["recompute"]}
     given["zero"] = row["zero"]

@@ -15,8 +15,8 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from tests.configurations import TOWERS, small
 from tests import numpy_layers as nn
+from tests.configurations import TOWERS, small
 from tests.support import EXHAUSTIVE, inputs_of, run_numeric, run_passes
 
 Array = Any
@@ -53,9 +53,7 @@ def language_loss(y: Array, p: Params, norm: Callable[[Array, Array], Array] = n
     return loss(norm(y, scale) @ head, p["labels"])
 
 
-def residual(
-    mixer: Layer, block: Layer, norm: Callable[[Array, Array], Array] = nn.rms
-) -> Layer:
+def residual(mixer: Layer, block: Layer, norm: Callable[[Array, Array], Array] = nn.rms) -> Layer:
     """A norm before each part, and after it where the layer has such norms."""
 
     def layer(x: Array, p: Params) -> Array:
@@ -136,9 +134,7 @@ def gpt_oss(p: Params) -> float:
     def block(x: Array, own: Params) -> Array:
         moe = under(own, "moe")
         logits = x @ moe["router"] + moe["router_bias"]
-        return nn.experts(
-            x, under(moe, "experts"), nn.softmax_of_chosen, logits, 2, nn.bounded
-        )
+        return nn.experts(x, under(moe, "experts"), nn.softmax_of_chosen, logits, 2, nn.bounded)
 
     local = attends("local_attention", turn=turned(100), mask=nn.window(6))
     layers = {
