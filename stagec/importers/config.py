@@ -192,6 +192,13 @@ class Config:
             found.append(value)
         return tuple(found)
 
+    def lists(self, *keys: str) -> int:
+        """How many elements a list of lists has; 0 where no key is there."""
+        values = self._list(keys, None)
+        if not all(isinstance(value, list) for value in values):
+            raise self.wrong(keys[0], "a list of lists")
+        return len(values)
+
     def strings(self, *keys: str) -> tuple[str, ...]:
         """A list of strings; () where no key is there."""
         values = self._list(keys, None)

@@ -14,6 +14,7 @@ from stagec.importers import (
     hybrids,
     llama,
     mixture,
+    multimodal,
     vision,
 )
 from stagec.importers.family import ModelFamily, known_families
@@ -29,6 +30,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *encoders.FAMILIES,
     *vision.FAMILIES,
     *diffusion.FAMILIES,
+    *multimodal.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 
