@@ -162,8 +162,13 @@ def alone(family: str) -> tuple[dict[str, Array], Mapping[str, Array]]:
 
 
 def rows() -> list[Any]:
-    """Strategies drawn pairwise for every family."""
-    found = list(pairwise({"family": tuple(CONFIGS), **FACTORS}))
+    """Eight strategies for every family, of those that hold every pair of values."""
+    drawn = list(pairwise(FACTORS))
+    found = [
+        {"family": family, **drawn[(8 * number + i) % len(drawn)]}
+        for number, family in enumerate(CONFIGS)
+        for i in range(8)
+    ]
     return each_value(found, lambda r: "-".join(map(str, r.values())).replace(" ", ""))
 
 
