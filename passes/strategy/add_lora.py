@@ -22,8 +22,8 @@ from stagec.ir.rewrite import carried
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.ops.adapters import LoraRule
+from stagec.ir_spec.ops.contraction import Einsum
 from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
 

@@ -28,7 +28,7 @@ class Counter:
     def product(self, spec: str, *args: Array) -> Array:
         sizes = {
             f: n
-            for part, a in zip(spec.split("->")[0].split(","), args, strict=True)
+            for part, a in zip(spec.partition("->")[0].split(","), args, strict=True)
             for f, n in zip(part, a.shape, strict=True)
         }
         self.flops += 2 * int(np.prod([*sizes.values()]))

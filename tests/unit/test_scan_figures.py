@@ -1,5 +1,5 @@
-"""FLOPs of convolutions and scans of published models: those of `models.json` that PyTorch's counter
-does not see, which come on top of the products."""
+"""FLOPs of convolutions and scans of published models: the figures of `models.json` that come on
+top of the products, since PyTorch's counter does not see them."""
 
 from __future__ import annotations
 
