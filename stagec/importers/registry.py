@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import classic, deepseek, hybrids, llama, mixture
+from stagec.importers import classic, deepseek, hybrids, llama, mixture, zamba
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
@@ -15,6 +15,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
     *hybrids.FAMILIES,
+    *zamba.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 
