@@ -27,7 +27,8 @@ class Activation(Elementwise):
         (dy,) = grads
         x = op.operands[0]
         return [
-            dy and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=f"d_{x.name}")
+            dy
+            and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=x.prefixed("d_"))
         ]
 
 
@@ -38,7 +39,7 @@ class FromResult(Elementwise):
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        hint = f"d_{op.operands[0].name}"
+        hint = op.operands[0].prefixed("d_")
         return [dy and b.value(f"{op.name}_grad", [dy, op.result], hint=hint)]
 
 
@@ -180,7 +181,7 @@ class Exp(Elementwise):
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        return [dy and b.value("stg.mul", [dy, op.result], hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.mul", [dy, op.result], hint=op.operands[0].prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.exp(args[0])]
@@ -219,7 +220,7 @@ class Dropout(Elementwise):
                 "stg.dropout_grad",
                 [dy, need_result(op, 1, "mask")],
                 {"p": op.attrs["p"]},
-                hint=f"d_{x.name}",
+                hint=x.prefixed("d_"),
             )
         ]
 

@@ -93,7 +93,7 @@ class CausalConv(_Conv):
         (dy,) = grads
         if dy is None:
             return [None] * len(op.operands)
-        names = [f"d_{v.name}" for v in op.operands]
+        names = [v.prefixed("d_") for v in op.operands]
         return b.op("stg.causal_conv_grad", [dy, *op.operands], _how(op), names=names).results
 
     def partition(

@@ -40,7 +40,7 @@ class Mse(OpDef):
     ) -> Sequence[Value | None]:
         (dloss,), (x, target) = grads, op.operands
         mean = {"mean": op.expr("mean")}
-        hint = f"d_{x.name}"
+        hint = x.prefixed("d_")
         return [dloss and b.value("stg.mse_grad", [x, target, dloss], mean, hint=hint), None]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

@@ -124,7 +124,7 @@ class Scan(ScanKind):
         (dy,) = grads
         if dy is None:
             return [None] * len(op.operands)
-        names = [f"d_{v.name}" for v in op.operands]
+        names = [v.prefixed("d_") for v in op.operands]
         return b.op(f"{self.stem}_grad", [dy, *op.operands], _attrs(op), names=names).results
 
     def partition(

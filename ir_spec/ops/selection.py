@@ -1,4 +1,4 @@
-"""Parts of values at known places: slices, and one position of a sequence, with their gradients."""
+"""Parts of values at known places: slices, one position of a sequence, joints and cuts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import Fusible, View
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.layout import all_present
 from stagec.support.diagnostics import error
 
 _DIM = Param("dim", "int", "the dimension (default 0)")
@@ -65,7 +66,7 @@ class Slice(OpDef):
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.pad", [dy], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.pad", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0][_places(op, ctx, args[0].ndim, ctx.size(op.expr("size")))]]
@@ -97,7 +98,7 @@ class Pad(OpDef):
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.slice", [dy], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.slice", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 0)
@@ -162,7 +163,7 @@ class Take(OpDef):
         (dy,), (x, *where) = grads, op.operands
         attrs: dict[str, RawAttr] = {**stated(op, (_ALONG, _AT))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 1)]
-        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=f"d_{x.name}")
+        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=x.prefixed("d_"))
         return [dx, *(None for _ in where)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -210,4 +211,98 @@ def _chosen(
     return np.asarray(at)[..., None] == np.asarray(ctx.positions(along))
 
 
-OPS = (Slice(), Pad(), Take(), Put())
+_JOINED = Param("dim", "int", "the dimension (default: the last one)")
+
+
+class Concat(OpDef):
+    """Joins its operands along a dimension; copies, no FLOPs."""
+
+    name = "stg.concat"
+    traits = (Fusible(),)
+    operands = ("x*",)
+    params = (_JOINED,)
+    example = "%y = stg.concat(%x, %h) : bf16[B, S, 2*D]"
+
+    def rule(self, op: Operation) -> Rule:
+        whole, parts = _joined(op, len(op.operands))
+        d = _joint(op)
+        size = sum((v.tensor.shape[d] for v in op.operands if v.tensor.rank > d), ZERO)
+        text = ",".join(whole.replace("Z", p) for p in parts) + f"->{whole}"
+        return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is None:
+            return [None] * len(op.operands)
+        sizes = tuple(v.tensor.shape[_joint(op)] for v in op.operands)
+        names = [v.prefixed("d_") for v in op.operands]
+        attrs: dict[str, RawAttr] = {"sizes": sizes, **stated(op, (_JOINED,))}
+        return b.op("stg.cut", [dy], attrs, names=names).results
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.concatenate(args, axis=_joint(op))]
+
+
+class Cut(OpDef):
+    """Views of consecutive parts of a dimension, of these sizes."""
+
+    name = "stg.cut"
+    operands = ("x",)
+    results = ("part*",)
+    traits = (View(),)
+    params = (Param("sizes", "sizes", "the sizes of the parts", required=True), _JOINED)
+    example = "%p, %q = stg.cut[sizes = (K, D - K)](%x) : (bf16[B, S, K], bf16[B, S, D - K])"
+
+    def rule(self, op: Operation) -> Rule:
+        sizes = self._sizes(op)
+        whole, parts = _joined(op, len(sizes))
+        text = f"{whole}->" + ",".join(whole.replace("Z", p) for p in parts)
+        known = dict(zip(parts, sizes, strict=True))
+        return make_rule(text, exchanged=f"{parts}Z", linear=[0], sizes=known)
+
+    @staticmethod
+    def _sizes(op: Operation) -> list[Expr]:
+        given = op.attrs["sizes"]
+        return [v for v in (given if isinstance(given, tuple) else (given,)) if isinstance(v, Expr)]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        whole, total = op.operands[0].tensor.shape[_joint(op)], sum(self._sizes(op), ZERO)
+        if not same(whole, total):
+            yield f"expects parts that make up {whole}, found {total}"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        present = all_present(op, grads)
+        hint = op.operands[0].prefixed("d_")
+        return [b.value("stg.concat", present, stated(op, (_JOINED,)), hint=hint)]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
+        return np.split(args[0], ends[:-1], axis=_joint(op))
+
+
+def _joint(op: Operation) -> int:
+    """The dimension that the op joins or cuts. Raises `DiagnosticError` if the operand lacks it."""
+    x = op.operands[0]
+    found = op.integer("dim", x.tensor.rank - 1)
+    if not 0 <= found < max(x.tensor.rank, 1):
+        raise error(
+            f"'{op.name}' works along dimension {found}, which %{x.name} does not have: {x.type}",
+            op.loc,
+            remedy=f"choose dim from 0 to {x.tensor.rank - 1}",
+        )
+    return found
+
+
+def _joined(op: Operation, parts: int) -> tuple[str, str]:
+    """Letters of the dimensions, Z for that of the parts, and one letter for each part."""
+    rank = op.operands[0].tensor.rank
+    text = letters(max(rank - 1, 0) + parts)
+    d, lead = _joint(op), text[: max(rank - 1, 0)]
+    return f"{lead[:d]}Z{lead[d:]}", text[len(lead) :]
+
+
+OPS = (Slice(), Pad(), Take(), Put(), Concat(), Cut())

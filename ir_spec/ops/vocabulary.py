@@ -48,7 +48,9 @@ class Embedding(OpDef):
         rows = table.tensor.shape[0]
         return [
             dy
-            and b.value("stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=f"d_{table.name}"),
+            and b.value(
+                "stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=table.prefixed("d_")
+            ),
             None,
         ]
 
@@ -126,7 +128,7 @@ class CrossEntropy(OpDef):
                 "stg.cross_entropy_grad",
                 operands,
                 {"mean": op.expr("mean")},
-                hint=f"d_{logits.name}",
+                hint=logits.prefixed("d_"),
             ),
             None,
         ]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from stagec.driver.common import read_source
-from stagec.importers.family import import_text
+from stagec.importers.family import import_model
 from stagec.importers.registry import BUILT_IN, families_of, knows
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_BYTES
@@ -41,7 +41,7 @@ def import_configuration(
         from stagec.pipeline.plugins import load_plugins  # takes longer than all the rest
 
         families = families_of(load_plugins(plugins).registry.extras)
-    return Source(f"<import {source.name}>", import_text(source, families, ignored))
+    return Source(f"<import {source.name}>", import_model(source, families, ignored).text())
 
 
 def _file(path: str) -> str:

@@ -31,10 +31,10 @@ class ModelFamily:
     marks: tuple[str, ...] = ()
 
 
-def import_text(
+def import_model(
     source: Source, families: Iterable[ModelFamily], ignored: Collection[str] = ()
-) -> str:
-    """The STG text of a configuration file. Keys named in `ignored` are taken as left out.
+) -> ModelText:
+    """The text of a configuration file. Keys named in `ignored` are taken as left out.
 
     Raises `DiagnosticError` for what is no configuration, for a family that is not known, and for
     keys that are wrong or that change the computation and are not known.
@@ -45,7 +45,7 @@ def import_text(
     family = _family_of(config, text, members, known_families(families))
     model = family.read(config)
     config.finish()
-    return model.text()
+    return model
 
 
 def known_families(families: Iterable[ModelFamily]) -> dict[str, ModelFamily]:

@@ -8,7 +8,7 @@ a function. Symbols that no line uses are left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _WIDTH = 110
@@ -118,8 +118,7 @@ class ModelText:
 
     def text(self) -> str:
         """The whole text, ending in a line break."""
-        used = self.used | set(_NAMES.findall(" ".join(_code(self._inner()))))
-        known = {n: s for n, s in self.symbols.items() if n in used}
+        known = self.used_symbols
         relations = [r for r in self.relations if set(_NAMES.findall(r)) <= known.keys()]
         lines = [f"// {line}" for line in (self.title, *self.notes)]
         lines.append(f"stg.module @{self.name}[phase = parsed] {{")
@@ -130,6 +129,12 @@ class ModelText:
         for function in self.functions.values():
             lines += ["", *("  " + line for line in function)]
         return "\n".join(line.rstrip() for line in [*lines, "}"]) + "\n"
+
+    @property
+    def used_symbols(self) -> Mapping[str, Symbol]:
+        """The symbols that some line uses."""
+        used = self.used | set(_NAMES.findall(" ".join(_code(self._inner()))))
+        return {n: s for n, s in self.symbols.items() if n in used}
 
     def _inner(self) -> Iterable[str]:
         for function in self.functions.values():

@@ -26,7 +26,8 @@ def blocks() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
-    """A model of the library: the name of its text and the values of its symbols."""
+    """A model of the library: the name of its text, or of a configuration from which the text is
+    written (`stagec.importers.library`), and the values of its symbols."""
 
     name: str
     title: str
@@ -34,14 +35,9 @@ class LibraryModel:
     values: Mapping[str, int]
 
     @property
-    def text(self) -> str:
-        """The STG text, with the text's own defaults."""
-        return library_text(self.text_name)
-
-    @property
-    def source_name(self) -> str:
-        """What diagnostics call the text."""
-        return LIBRARY + self.text_name
+    def is_configuration(self) -> bool:
+        """Whether the text is written from a configuration."""
+        return self.text_name.endswith(".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +69,4 @@ def presets() -> Mapping[str, Preset]:
 def library() -> Mapping[str, LibraryModel]:
     """All models, by name."""
     catalog = tomllib.loads(library_text("catalog.toml"))
-    return {n: LibraryModel(n, e["title"], e["text"], e["set"]) for n, e in catalog.items()}
+    return {n: LibraryModel(n, e["title"], e["text"], e.get("set", {})) for n, e in catalog.items()}

@@ -51,6 +51,9 @@ class State(NamedTuple):
     busy: Intervals
 
 
+_NO_CHANNEL: Channel = ("", ZERO, 0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """What happens in a piece that is met in a state, relative to its base.
@@ -96,7 +99,8 @@ class Shape:
 
     `gates` are the inputs of the first computation. What is `late` matters only as far as it comes
     after the base: whatever waits for it starts after the base anyway. `sends` are places of
-    messages, with the channel of each. What `joins` classes is one node.
+    messages, with the channel of each. What `joins` classes is one node; if that is a message,
+    `channel` is its channel.
     """
 
     steps: Sequence[Step]
@@ -107,6 +111,7 @@ class Shape:
     streams: tuple[Stream, ...]
     late_streams: tuple[bool, ...]
     sends: tuple[tuple[int, Channel], ...]
+    channel: Channel = _NO_CHANNEL
 
     @property
     def node(self) -> Node:
@@ -169,11 +174,12 @@ def make_shape(
         tuple(late_inputs),
         tuple(late_streams),
         tuple(late_streams.values()),
-        tuple((i, channel_of_node(node)) for i, node in sends),
+        tuple((i, _channel(node)) for i, node in sends),
+        _channel(nodes[0]) if joins and nodes[0].is_message else _NO_CHANNEL,
     )
 
 
-def channel_of_node(node: Node) -> Channel:
+def _channel(node: Node) -> Channel:
     """The channel of a message."""
     if node.op is None:
         raise ValueError(f"{node.name} is a run of no operation")

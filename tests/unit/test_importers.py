@@ -1,16 +1,29 @@
-"""Texts from configurations: their figures are those of the models, to the unit."""
+"""Texts from configurations: their figures are those of the models, to the unit; whatever keys a
+family has, the text is sound and compiles."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from stagec.analysis.count import count_module
 from stagec.driver.configurations import import_configuration
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.importers.family import import_model
 from stagec.importers.registry import BUILT_IN
-from tests.support import analyse
+from stagec.ir.expr import evaluate
+from stagec.ir.loads import planned_env
+from stagec.support.source import Source
+from stagec.text.printer import print_module
+from tests.configurations import FEATURED, configurations
+from tests.support import analyse, examples, parse, run_passes, stagec
 
 DATA = Path(__file__).parents[1] / "data"
 FIGURES: dict[str, Any] = json.loads((DATA / "models.json").read_text())
@@ -30,11 +43,59 @@ READ = [n for n in CONFIGS if (_read(n).get("model_type") or _read(n)["_class_na
 def test_figures_are_those_of_the_model(name: str) -> None:
     """Parameters, and forward FLOPs of products with masks ignored, as PyTorch counts them."""
     expected = FIGURES[name]
-    length = expected["flops_fwd"].get("S", 4096)
-    found = analyse(str(CONFIGS[name]), sizes={"B": 1, "S": length})
+    given = expected["flops_fwd"]
+    sizes = {"B": 1, **({"S": given["S"]} if "S" in given else {})}  # else those of the text
+    found = analyse(str(CONFIGS[name]), sizes=sizes)
     (stage,) = found["classes"]
     assert found["parameters"] == expected["params"]
     assert stage["matmul_flops"]["forward"] == expected["flops_fwd"]["total_dense"]
+
+
+@pytest.mark.parametrize("name", [n for n in READ if "total_causal" in FIGURES[n]["flops_fwd"]])
+def test_executed_products_are_those_of_the_pairs_seen(name: str) -> None:
+    """Forward, masks counted: causal ones, windows, blocks, selected keys."""
+    expected = FIGURES[name]["flops_fwd"]
+    assert _executed(str(CONFIGS[name]), expected.get("S", 4096)) == expected["total_causal"]
+
+
+def _executed(path: str, length: int) -> int:
+    module = JobBuilder(JobOptions(path, sizes={"B": 1, "S": length})).lower()
+    return evaluate(count_module(module).matmul_executed["forward"], planned_env(module))
+
+
+def _siglip(width: int, inner: int, layers: int, patches: int, out: int) -> int:
+    """Parameters of Gemma 3's tower of 14 x 14 patches, and of what joins it to the text model."""
+    layer = 4 * width + 4 * (width**2 + width) + 2 * width * inner + inner + width
+    ends = (3 * 14**2 + 1) * width + patches * width + 2 * width
+    return layers * layer + ends + width * out + width
+
+
+def _llama4_tower(width: int, inner: int, layers: int, patches: int, out: int) -> int:
+    """Those of Llama 4's: patches without a bias, a merger of four patches, a projection."""
+    layer = 4 * width + 4 * (width**2 + width) + 2 * width * inner + inner + width
+    ends = 3 * 14**2 * width + (patches + 1) * width + width + 4 * width
+    merger = 4 * width * 4096 + 4096**2
+    return layers * layer + ends + merger + 4096 * out
+
+
+@pytest.mark.parametrize(
+    ("name", "tower"),
+    [
+        ("gemma-3-4b-it", _siglip(1152, 4304, 27, 4096, 2560)),
+        ("llama-4-scout", _llama4_tower(1408, 5632, 34, 576, 5120)),
+    ],
+)
+def test_text_models_of_models_with_images(name: str, tower: int, tmp_path: Path) -> None:
+    """All but the tower, whose FLOPs the figures leave out."""
+    inner = _read(name)["text_config"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(inner))
+    expected = FIGURES[name]
+    found = analyse(str(path), sizes={"B": 1, "S": 4096})
+    assert found["parameters"] + tower == expected["params"]
+    (stage,) = found["classes"]
+    assert stage["matmul_flops"]["forward"] == expected["flops_fwd"]["total_dense"]
+    assert _executed(str(path), 4096) == expected["flops_fwd"]["total_causal"]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -43,3 +104,47 @@ def test_a_second_import_of_a_file_is_the_same_text(name: str) -> None:
         import_configuration(str(CONFIGS[name])).text
         == import_configuration(str(CONFIGS[name])).text
     )
+
+
+# -- random configurations
+
+
+@pytest.mark.parametrize("model_type", FEATURED)
+@examples(12)
+@given(data=st.data())
+def test_a_random_configuration_is_a_sound_text(model_type: str, data: st.DataObject) -> None:
+    """It parses, its blocks open, its shapes and placements verify, and printing it changes
+    nothing."""
+    config = data.draw(configurations(model_type))
+    text = import_model(Source("config.json", json.dumps(config)), BUILT_IN).text()
+    module = parse(text)
+    assert print_module(parse(print_module(module))) == print_module(module)
+    run_passes(module, "inline,infer-shapes")
+    assert not [op for op in module.walk() if op.name in ("stg.call", "stg.param")]
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "--dp": st.sampled_from((1, 2)),
+        "--tp": st.sampled_from((1, 2, 4)),
+        "--pp": st.sampled_from((1, 2)),
+        "--zero": st.sampled_from((0, 1, 3)),
+        "--recompute": st.sampled_from(("none", "full")),
+    }
+)
+
+
+@pytest.mark.parametrize("model_type", FEATURED)
+@examples(3)
+@given(data=st.data())
+def test_a_random_configuration_compiles_and_checks(model_type: str, data: st.DataObject) -> None:
+    config, options = data.draw(configurations(model_type)), data.draw(OPTIONS)
+    with TemporaryDirectory() as folder:
+        path, out = Path(folder) / "model.json", Path(folder) / "traces"
+        path.write_text(json.dumps(config))
+        words = [str(word) for pair in options.items() for word in pair]
+        microbatches = 2 if int(str(options["--pp"])) > 1 else 1
+        more = ["--microbatches", str(microbatches), "--set", "B=8,S=32", "-o", str(out)]
+        made = stagec("compile", str(path), *words, *more)
+        assert made.code == 0, made.err
+        assert stagec("check", str(out)).code == 0
