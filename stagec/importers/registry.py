@@ -16,6 +16,7 @@ from stagec.importers import (
     mixture,
     multimodal,
     vision,
+    zamba,
 )
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
@@ -27,6 +28,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
     *hybrids.FAMILIES,
+    *zamba.FAMILIES,
     *encoders.FAMILIES,
     *vision.FAMILIES,
     *diffusion.FAMILIES,
