@@ -199,6 +199,7 @@ _LLAVA = (
     "vision_feature_select_strategy",
     "image_seq_length",
     "image_grid_pinpoints",
+    "ignore_index",
     "vocab_size",
     "tie_word_embeddings",
     "use_image_newline_parameter",
@@ -209,9 +210,7 @@ FAMILIES: Sequence[ModelFamily] = (
         "Qwen2.5-VL", ("qwen2_5_vl",), read_qwen2_5_vl, "Qwen2; tower with SwiGLU, 2 x 2 merger"
     ),
     ModelFamily("Qwen2-VL", ("qwen2_vl",), read_qwen2_vl, "Qwen2; tower of ViT, 2 x 2 merger"),
-    ModelFamily(
-        "Llama 3.2 Vision", ("mllama",), read_mllama, "gated cross attention, tiles"
-    ),
+    ModelFamily("Llama 3.2 Vision", ("mllama",), read_mllama, "gated cross attention, tiles"),
     ModelFamily(
         "LLaVA", ("llava", "llava_next"), read_llava, "Llama's kin; tower of CLIP or SigLIP"
     ),
