@@ -188,7 +188,9 @@ class FeedForward:
     @property
     def name(self) -> str:
         """What the block is called: swiglu, geglu, or mlp without a gate."""
-        return GATED[self.activation][4:10] if self.gated else "mlp"
+        if not self.gated:
+            return "mlp"
+        return "swiglu" if "swiglu" in GATED[self.activation] else "geglu"
 
     def _up(self, body: Body) -> list[str]:
         if self.gated:
