@@ -18,6 +18,7 @@ from stagec.driver.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
+from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, STEP, inputs_of, run_passes
 from tests.towers import SIZES, TOWERS, tower
 
@@ -36,6 +37,7 @@ ROWS: Sequence[Mapping[str, Any]] = (
 NO_SEQUENCE = ("vit", "deit", "DiTTransformer2DModel")
 #: A loss over all pairs of the batch: with microbatches it is another loss.
 PAIRS = ("clip", "siglip")
+DIFFUSION = ("DiTTransformer2DModel", "FluxTransformer2DModel")
 FIRST = ("bert", "t5", "whisper", "clip", "FluxTransformer2DModel")
 
 
@@ -83,3 +85,55 @@ def test_a_step_on_a_mesh_equals_that_on_one_device(name: str, row: Mapping[str,
     assert len(results) == len(expected)
     for theirs, mine in zip(expected.items(), results.items(), strict=True):
         np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-9, atol=1e-9, err_msg=mine[0])
+
+
+#: Models whose layers are chains of repeats; conditions of diffusion go to all layers at once.
+CHAINS = [name for name in TOWERS if name not in (*PAIRS, *DIFFUSION)]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "t5" else EXHAUSTIVE) for n in CHAINS]
+)
+def test_a_pipelined_step_equals_that_on_one_device(name: str) -> None:
+    """Encoder and decoder are one chain: what all layers of the decoder attend to is sent along."""
+    inputs, expected = plain(name)
+    options = {"pp": 2, "dp": 2, "microbatches": 4}
+    found = module(name, f"{STEP},partition,stages,units,plan", **options)
+    results = run_named(found, found.env, inputs)
+    (loss, *rest), (first, *_) = results, expected
+    np.testing.assert_allclose(results[loss], expected[first], rtol=1e-9)
+    for result in rest:
+        theirs = expected[result.removesuffix("_g")]
+        np.testing.assert_allclose(results[result], theirs, rtol=1e-9, atol=1e-9, err_msg=result)
+
+
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_a_condition_of_all_layers_cannot_be_pipelined(name: str) -> None:
+    with pytest.raises(DiagnosticError, match="beyond layers that are cut into pipeline stages"):
+        module(name, f"{STEP},partition,stages", pp=2, microbatches=4)
+
+
+SEQUENCES = {
+    "bert": ("ulysses", "ring", "all-gather"),
+    "clip": ("ulysses", "ring", "all-gather"),
+    "t5": ("ulysses", "all-gather"),
+    "whisper": ("ulysses", "all-gather"),
+    "mllama": ("ulysses", "ring", "all-gather"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        pytest.param(n, m, marks=() if n == "bert" else EXHAUSTIVE)
+        for n, modes in SEQUENCES.items()
+        for m in modes
+    ],
+)
+def test_a_split_sequence(name: str, mode: str) -> None:
+    """Learned positions, pooling and the heads of losses included."""
+    inputs, expected = plain(name)
+    found = module(name, f"{STEP},partition,units", cp=2, dp=2, cp_mode=mode)
+    results = run_named(found, found.env, inputs)
+    for (result, mine), theirs in zip(results.items(), expected.values(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9, err_msg=result)
