@@ -24,7 +24,7 @@ SMALL: Keys = {
 #: Families whose heads all have their own keys and values, or one for all.
 UNGROUPED = """
     baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt opt persimmon
-    deepseek_v2 deepseek_v3 kimi_k2 RefinedWeb RefinedWebModel
+    deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb RefinedWebModel
 """
 #: Families without a base of rotary positions.
 UNROTATED = "bloom codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
@@ -45,8 +45,27 @@ _LATENT: Keys = {
     "kv_lora_rank": 8,
     "q_lora_rank": 8,
 }
+_GEMMA3: Keys = {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2}
+_LLAMA4: Keys = {
+    "head_dim": 8,
+    "attention_chunk_size": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 24,
+    "interleave_moe_layer_step": 2,
+}
 #: What a family needs besides the sizes.
 NEEDS: Mapping[str, Keys] = {
+    "gemma3": _GEMMA3,
+    "llama4": _LLAMA4,
+    "gemma": {"head_dim": 8},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 6},
+    "gemma3_text": _GEMMA3,
+    "olmo3": {"sliding_window": 6},
+    "cohere2": {"sliding_window": 6},
+    "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, **_WIDE},
+    "llama4_text": _LLAMA4,
+    "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 5},
     "qwen3": {"head_dim": 8},
     "seed_oss": {"head_dim": 8},
     "ernie4_5": {"head_dim": 8},
@@ -119,6 +138,28 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "cohere": {"use_qk_norm": (True, False), "logit_scale": (0.5, 1)},
     "olmo": {"clip_qkv": (8, None)},
     "persimmon": {"qk_layernorm": (True, False)},
+    "gemma2": {
+        "attn_logit_softcapping": (50.0, None),
+        "final_logit_softcapping": (30.0, None),
+        "sliding_window": (6, 64),
+    },
+    "gemma3_text": {
+        "sliding_window_pattern": (2, 3),
+        "rope_local_base_freq": (50.0, 100),
+        "attention_bias": (True, False),
+    },
+    "olmo3": {
+        "layer_types": (["full_attention"] * 2 + ["sliding_attention"] * 2, ["full_attention"] * 4),
+    },
+    "cohere2": {"logit_scale": (0.25, 1), "sliding_window_pattern": (2, 4)},
+    "gpt_oss": {"attention_bias": (True, False), "swiglu_limit": (7.0, 1.5)},
+    "llama4_text": {
+        "interleave_moe_layer_step": (1, 2),
+        "use_qk_norm": (True, False),
+        "attn_temperature_tuning": (True, False),
+        "attention_chunk_size": (4, 16),
+    },
+    "deepseek_v32": {"index_topk": (3, 64), "first_k_dense_replace": (0, 1, 4)},
     "mixtral": _WINDOW,
     "phimoe": {"attention_bias": (True, False), "lm_head_bias": (True, False)},
     "qwen2_moe": {"decoder_sparse_step": (1, 2), "norm_topk_prob": (True, False)},

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stagec.importers import diffusion, encoders, multimodal, vision
-
 Keys = Mapping[str, Any]
 _ENCODER: Keys = {
     "hidden_size": 16,
@@ -109,13 +107,6 @@ TOWERS: Mapping[str, Keys] = {
         "vision_config": {**_VISION, "model_type": "clip_vision_model"},
     },
 }
-#: The model types of these families, which no decoder's configuration fits.
-TOWER_TYPES = frozenset(
-    name
-    for room in (encoders, vision, diffusion, multimodal)
-    for family in room.FAMILIES
-    for name in family.model_types
-)
 #: What a text has besides B that is no key of the configuration.
 SIZES: Mapping[str, Mapping[str, int]] = {
     "DiTTransformer2DModel": {"U": 8},

@@ -88,7 +88,7 @@ def ring_attention(
     found = [op for op in special if "ring" in op.definition.params_by_name]
     others = [op for op in special if "ring" not in op.definition.params_by_name]
     if not found and others:
-        return ()  # they pass states or edges of their parts to the next rank
+        return [], ()  # they pass states or edges of their parts to the next rank
     if found and others and ring.order == "zigzag":
         raise error(
             f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "

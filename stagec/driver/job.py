@@ -310,7 +310,7 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
 
 
 def _trains(module: Module) -> bool:
-    """Whether the model has parameters to train: arguments with that role, or stated where they are used."""
+    """Whether the model has parameters to train: arguments, or stated where they are used."""
     stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
     if any(isinstance(t, TensorType) and t.role in ("", "param") for t in stated):
         return True

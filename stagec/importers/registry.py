@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from stagec.importers import (
+    attended,
     classic,
     deepseek,
     diffusion,
@@ -22,6 +23,7 @@ from stagec.support.source import Source
 BUILT_IN: tuple[ModelFamily, ...] = (
     *llama.FAMILIES,
     *classic.FAMILIES,
+    *attended.FAMILIES,
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
     *hybrids.FAMILIES,

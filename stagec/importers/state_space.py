@@ -86,7 +86,7 @@ class Mamba2:
         body = Body()
         group = ("G_m, N", "gn") if self.grouped else ("N", "n")
         shapes = {"u": ("H_m, P", "hp"), "b": group, "c": group}
-        by = dict(zip(("z", "u", "b", "c", "dt"), self.scales, strict=True))
+        by = dict[str, Fraction](zip(("z", "u", "b", "c", "dt"), self.scales, strict=True))
         z = self._projected(body, "z", *shapes["u"], by["z"])
         for out, shape in shapes.items():
             x = self._projected(body, f"{out}0", *shape, by[out])

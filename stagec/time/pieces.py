@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from stagec.ir.expr import ZERO
 from stagec.program.groups import Channel, channel_of
 from stagec.program.nodes import Node
 from stagec.time.streams import (
@@ -49,6 +50,9 @@ class State(NamedTuple):
     inputs: tuple[int, ...]
     streams: tuple[int, ...]
     busy: Intervals
+
+
+_NO_CHANNEL: Channel = ("", ZERO, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +112,7 @@ class Shape:
     streams: tuple[Stream, ...]
     late_streams: tuple[bool, ...]
     sends: tuple[tuple[int, Channel], ...]
-    channel: Channel = ("", 0, 0)
+    channel: Channel = _NO_CHANNEL
 
     @property
     def node(self) -> Node:
@@ -172,7 +176,7 @@ def make_shape(
         tuple(late_streams),
         tuple(late_streams.values()),
         tuple((i, _channel(node)) for i, node in sends),
-        _channel(nodes[0]) if joins and nodes[0].is_message else ("", 0, 0),
+        _channel(nodes[0]) if joins and nodes[0].is_message else _NO_CHANNEL,
     )
 
 

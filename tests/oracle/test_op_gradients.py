@@ -287,6 +287,38 @@ CASES = {
         "%y = stg.attention[causal, selected](%q, %k, %v, %keys)",
         "B, S, H, E",
     ),
+    "rope-first": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, first = E](%x)", "B, S, H, D"
+    ),
+    "rope-interleaved": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, interleaved](%x)", "B, S, H, D"
+    ),
+    "rope-yarn": Case(
+        "%x: f32[B, S, H, D | param]",
+        "%y = stg.rope[base = 50, scaling = yarn, factor = 4, original = 64](%x)",
+        "B, S, H, D",
+    ),
+    "rope-sections": Case(
+        "%x: f32[B, S, H, D | param], %p: i32[B, 2, S]",
+        "%y = stg.rope[base = 50, sections = (1, 1), restart](%x, %p)",
+        "B, S, H, D",
+    ),
+    "temperature": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.temperature[floor = 2](%x)", "B, S, H, D"
+    ),
+    "relative-bias": Case(
+        "%x: f32[V, H | param]",
+        "%y = stg.relative_bias[sizes = (S, H), most = 3, causal](%x)",
+        "H, S, H",
+    ),
+    "relative-bias-both-ways": Case(
+        "%x: f32[H, G | param]", "%y = stg.relative_bias[sizes = (S, S), most = 3](%x)", "G, S, S"
+    ),
+    "index-scores": Case(
+        "%q: f32[B, S, H, E | param], %k: f32[B, V, E | param], %w: f32[B, S, H | param]",
+        "%y = stg.index_scores(%q, %k, %w)",
+        "B, S, V",
+    ),
     "rope-last": Case(
         "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, last = E](%x)", "B, S, H, D"
     ),

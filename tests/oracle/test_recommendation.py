@@ -40,7 +40,9 @@ def test_a_step_with_split_tables(kind: str, tmp_path: Path) -> None:
     results = run_named(found, found.env, inputs)
     for (name, mine), theirs in zip(results.items(), expected.values(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9, err_msg=name)
-    forward = [op for op in found.walk() if op.phase == "forward" and op.results and "over" in op.attrs]
+    forward = [
+        op for op in found.walk() if op.phase == "forward" and op.results and "over" in op.attrs
+    ]
     kinds = {op.name.removeprefix("stg.") for op in forward if op.operands[0].tensor.rank > 1}
     assert moves in kinds or not moves
     (table,) = (p for p in found.parameters() if p.name == "tables")

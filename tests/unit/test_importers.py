@@ -12,9 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.analysis.count import count_module
 from stagec.driver.configurations import import_configuration
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
 from stagec.importers.family import import_model
 from stagec.importers.registry import BUILT_IN
+from stagec.ir.expr import evaluate
+from stagec.ir.loads import planned_env
 from stagec.support.source import Source
 from stagec.text.printer import print_module
 from tests.configurations import FEATURED, configurations
@@ -34,16 +39,41 @@ def _read(name: str) -> dict[str, Any]:
 READ = [n for n in CONFIGS if (_read(n).get("model_type") or _read(n)["_class_name"]) in KNOWN]
 
 
+def _sizes(name: str) -> dict[str, int]:
+    """Those of the figures; a sequence as the configuration has it where they name none."""
+    length = FIGURES[name]["flops_fwd"].get("S")
+    return {"B": 1} if length is None else {"B": 1, "S": length}
+
+
 @pytest.mark.parametrize("name", READ)
 def test_figures_are_those_of_the_model(name: str) -> None:
     """Parameters, and forward FLOPs of products with masks ignored, as PyTorch counts them."""
     expected = FIGURES[name]
-    forward = expected["flops_fwd"]
-    sizes = {"B": 1, **({"S": forward["S"]} if "S" in forward else {})}
-    found = analyse(str(CONFIGS[name]), sizes=sizes)
+    found = analyse(str(CONFIGS[name]), sizes=_sizes(name))
     (stage,) = found["classes"]
     assert found["parameters"] == expected["params"]
     assert stage["matmul_flops"]["forward"] == expected["flops_fwd"]["total_dense"]
+
+
+@pytest.mark.parametrize("name", [n for n in READ if "total_causal" in FIGURES[n]["flops_fwd"]])
+def test_executed_products_are_those_of_the_pairs_seen(name: str) -> None:
+    """Forward, masks counted: causal ones, windows, blocks, selected keys."""
+    expected = FIGURES[name]["flops_fwd"]
+    module = JobBuilder(JobOptions(str(CONFIGS[name]), sizes=_sizes(name))).lower()
+    counts = count_module(module)
+    found = evaluate(counts.matmul_executed["forward"], planned_env(module))
+    assert found == expected["total_causal"]
+
+
+@pytest.mark.parametrize("name", ["gemma-3-4b-it", "llama-4-scout"])
+def test_the_text_model_alone(name: str, tmp_path: Path) -> None:
+    """The configuration inside of that with a tower is that of a model with the same products."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(_read(name)["text_config"]))
+    found = analyse(str(path), sizes={"B": 1, "S": 4096})
+    assert found["parameters"] < FIGURES[name]["params"]
+    (stage,) = found["classes"]
+    assert stage["matmul_flops"]["forward"] == FIGURES[name]["flops_fwd"]["total_dense"]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -91,7 +121,7 @@ def test_a_random_configuration_compiles_and_checks(model_type: str, data: st.Da
         path, out = Path(folder) / "model.json", Path(folder) / "traces"
         path.write_text(json.dumps(config))
         words = [str(word) for pair in options.items() for word in pair]
-        microbatches = 2 if options["--pp"] > 1 else 1
+        microbatches = 2 if int(str(options["--pp"])) > 1 else 1
         more = ["--microbatches", str(microbatches), "--set", "B=8,S=32", "-o", str(out)]
         made = stagec("compile", str(path), *words, *more)
         assert made.code == 0, made.err
