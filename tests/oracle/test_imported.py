@@ -40,8 +40,6 @@ TYPES = [
 ]
 
 
-#: Families with learned positions.
-SLICED = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "mpt")
 #: Strategies for each family; all families together have every pair of options.
 STRATEGIES = 8
 
@@ -71,10 +69,6 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
         one_head = model_type in ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
         few = row["context"] == "ulysses" and (tp > 2 or one_head)
         given |= {"cp": 2, "cp_mode": "all-gather" if few else row["context"]}
-        # zigzag is no order for learned positions: a slice needs them in a row
-        given |= (
-            {"cp_order": "plain"} if given["cp_mode"] == "ring" and model_type in SLICED else {}
-        )
     if "expert" in " ".join(small(model_type)):
         given["ep"] = ep
     return given
