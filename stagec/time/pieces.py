@@ -51,7 +51,7 @@ class State(NamedTuple):
     busy: Intervals
 
 
-_NO_CHANNEL: Channel = ("", 0, 0)
+_NO_CHANNEL: Channel = ("", ZERO, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
