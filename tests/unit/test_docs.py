@@ -402,7 +402,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.silu_grad": {"x": "bf16[B]"},
     **{
         f"stg.{name}{grad}": {"x": "bf16[B]"}
-        for name in ("relu", "sigmoid", "tanh", "exp", "dropout")
+        for name in ("relu", "sigmoid", "tanh", "exp", "softplus", "dropout")
         for grad in ("", "_grad")
     },
     "stg.slice": {"table": "bf16[V, D]"},
