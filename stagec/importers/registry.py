@@ -17,6 +17,7 @@ from stagec.importers import (
     mixture,
     multimodal,
     vision,
+    zamba,
 )
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
@@ -29,6 +30,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *deepseek.FAMILIES,
     *further.FAMILIES,
     *hybrids.FAMILIES,
+    *zamba.FAMILIES,
     *encoders.FAMILIES,
     *vision.FAMILIES,
     *diffusion.FAMILIES,
