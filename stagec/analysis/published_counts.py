@@ -1,7 +1,8 @@
 """Parameters and FLOPs of models that were counted in PyTorch, beside those of the library's texts.
 
 The figures are those of the reference implementation without weights: its parameters, tied ones
-once, and the forward FLOPs of one sequence as `torch.utils.flop_counter` counts them, masks ignored.
+once, and the forward FLOPs of one sequence as `torch.utils.flop_counter` counts them, masks
+ignored.
 """
 
 from __future__ import annotations
