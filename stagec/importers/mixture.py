@@ -209,7 +209,7 @@ def read_ernie_moe(config: Config) -> ModelText:
         ("sparse", mixture) if first <= i <= last and (i + 1) % every == 0 else ("dense", plain)
         for i in range(kin.count)
     ]
-    mixer = Attention(rope=kin.rope())
+    mixer = Attention(rope=kin.rope(interleaved=True))
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied(True)))
 
 
