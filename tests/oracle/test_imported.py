@@ -36,6 +36,8 @@ TYPES = [name for family in BUILT_IN for name in family.model_types]
 FIRST = ("llama", "gpt2", "falcon", "mistral", "deepseek_v3", "qwen2_moe", "cohere")
 
 
+#: Families whose attention sees selected keys, which do not go round a ring.
+SELECTING = ("deepseek_v32",)
 #: Strategies for each family; all families together have every pair of options.
 STRATEGIES = 8
 
@@ -62,7 +64,8 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     if pp > 1:
         given |= {"pp": pp, "schedule": schedule, "chunks": chunks}
     if row["context"]:
-        given |= {"cp": 2, "cp_mode": row["context"]}
+        whole = row["context"] == "ring" and model_type in SELECTING
+        given |= {"cp": 2, "cp_mode": "all-gather" if whole else row["context"]}
     if "expert" in " ".join(small(model_type)):
         given["ep"] = ep
     return given
