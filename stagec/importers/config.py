@@ -46,6 +46,11 @@ class Config:
     def _is_ignored(self, key: str) -> bool:
         return key in self._ignored or self._where + key in self._ignored
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The keys that have been asked for so far."""
+        return frozenset(self._asked)
+
     # -- what there is -----------------------------------------------------------------------------
 
     @property

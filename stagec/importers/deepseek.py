@@ -155,7 +155,6 @@ def _sigmoid_stack(kin: Kin, mixer: Block) -> ModelText:
     plain = FeedForward(kin.activation())
     dense = config.count("first_k_dense_replace", default=3)
     config.only("moe_layer_freq", 1)
-    config.skip("num_nextn_predict_layers")
     blocks = kin.dense_first(dense, mixture, plain)
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
 

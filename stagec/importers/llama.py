@@ -27,7 +27,7 @@ def read_llama(config: Config) -> ModelText:
 def read_mistral(config: Config) -> ModelText:
     """Mistral (arXiv 2310.06825): a window in every layer, or where `layer_types` says so."""
     kin = Kin(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
-    window = kin.window(None if config.names("sliding_window") else 4096)
+    window = kin.window(4096)
     mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), window)
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 
@@ -145,13 +145,15 @@ def read_exaone4(config: Config) -> ModelText:
     some layers see a window, the others have no positions."""
     kin = Kin(config, "EXAONE 4", Sizes(4096, 16384, 32, 32, 102400, 2048))
     rotary = Attention(qk_norm=RMS, rope=kin.rope())
-    window = kin.window(None if config.names("sliding_window") else 4096)
+    hybrid = config.has("sliding_window") or not config.names("sliding_window")
+    window = kin.window(4096)
     pattern = config.every("sliding_window_pattern", default=4)
     local = kin.windows([(i + 1) % pattern != 0 for i in range(kin.count)])
-    mixers = kin.masked(rotary, local, window)
-    if window is not None:
+    mixers = kin.all(rotary)
+    if hybrid:
+        near = kin.masked(rotary, [True] * kin.count, window)[0][1]
         still = replace(rotary, rope=None)
-        mixers = [(name, still if name == "global" else block) for name, block in mixers]
+        mixers = [("local", near) if each else ("global", still) for each in local]
     block = FeedForward(kin.activation())
     decoder = Decoder(tied=kin.tied())
     return kin.stack(mixers, kin.all(block), decoder, norm=None, post=RMS)

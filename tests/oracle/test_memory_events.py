@@ -106,7 +106,14 @@ def checked(directory: Path, what: str, *more: str) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["one", "fsdp", "kept", "recompute", "1f1b", "sp zb-h1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kept",
+        "1f1b",
+        *(pytest.param(n, marks=EXHAUSTIVE) for n in ("one", "recompute", "sp zb-h1")),
+    ],
+)
 def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
     """Their traces are well-formed, and hold what is planned."""
     model = tmp_path / "kinds.stg"
@@ -165,7 +172,9 @@ def test_an_archive_holds_them(tmp_path: Path) -> None:
 
 
 def test_without_a_plan() -> None:
-    passes = "infer-shapes,apply-strategy,propagate-sharding,insert-collectives,lower-to-trace"
+    passes = (
+        "inline,infer-shapes,apply-strategy,propagate-sharding,insert-collectives,lower-to-trace"
+    )
     ran = stagec("compile", *job(""), "--memory-events", "--dry-run", "--pipeline", passes)
     assert ran.code == 1
     assert "--memory-events needs the pass 'plan-memory'" in ran.err

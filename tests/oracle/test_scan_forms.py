@@ -65,7 +65,8 @@ def ssd(x: Mapping[str, Array], n: Counter) -> Array:
     b, c = (np.repeat(v, heads // SIZES["G"], axis=3) for v in (b, c))
     left = np.moveaxis(np.exp(a[..., -1:] - a), 3, 2)
     states = n.product("bcjhn,bcjhp->bchnp", b * left[..., None], u)
-    state, before = np.zeros_like(states[:, 0]), []
+    before: list[Array] = []
+    state = np.zeros_like(states[:, 0])
     for i in range(states.shape[1]):
         before.append(state)
         state = np.exp(a[:, i, :, -1])[..., None, None] * state + states[:, i]
@@ -109,7 +110,7 @@ def delta(x: Mapping[str, Array], n: Counter) -> Array:
         strict = np.tril(kk * decay * np.moveaxis(beta[:, i], 2, 1)[..., None], -1)
         right = np.concatenate([k[:, i] * np.exp(g[:, i])[..., None], v[:, i]], -1)
         right = np.moveaxis(right * beta[:, i, ..., None], 2, 1)
-        solved = np.linalg.solve(np.eye(size) + strict, right)
+        solved: Array = np.linalg.solve(np.eye(size) + strict, right)
         n.flops += size * right.size
         w, u = solved[..., : SIZES["K"]], solved[..., SIZES["K"] :]
         new = u - n.product("bhik,bhkv->bhiv", w, state)
