@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import isqrt
@@ -95,7 +96,7 @@ def _scores(kin: Kin, cap: Fraction) -> str:
     return ", ".join(words)
 
 
-def _gemma_stack(kin: Kin, mixers: list[Named], final: Fraction) -> ModelText:
+def _gemma_stack(kin: Kin, mixers: Sequence[Named], final: Fraction) -> ModelText:
     block = FeedForward(kin.activation(_GEMMA_GATE))
     decoder = replace(_gemma_decoder(kin), logit_cap=final or None)
     return kin.stack(mixers, kin.all(block), decoder, norm=GEMMA_NORM, post=GEMMA_NORM)
@@ -129,7 +130,7 @@ def _olmo_mixer(kin: Kin) -> Attention:
     )
 
 
-def _olmo(kin: Kin, mixers: list[Named]) -> ModelText:
+def _olmo(kin: Kin, mixers: Sequence[Named]) -> ModelText:
     block = FeedForward(kin.activation())
     return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()), norm=None, post=RMS)
 

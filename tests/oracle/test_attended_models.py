@@ -52,13 +52,25 @@ def gelu(x: Array) -> Array:
 def rope(x: Array, base: float = BASE, neighbours: bool = False) -> Array:
     """[s, ..., k] as complex numbers that turn."""
     half = x.shape[-1] // 2
-    angles = np.arange(len(x))[:, None] * base ** (-np.arange(half) / half)
+    angles: Array = np.arange(len(x))[:, None] * base ** (-np.arange(half) / half)
     turn = np.exp(1j * angles).reshape(len(x), *([1] * (x.ndim - 2)), half)
     if neighbours:
         z = (x[..., ::2] + 1j * x[..., 1::2]) * turn
         return np.stack([z.real, z.imag], -1).reshape(x.shape)
     z = (x[..., :half] + 1j * x[..., half:]) * turn
     return np.concatenate([z.real, z.imag], -1)
+
+
+def everything(i: int, j: int) -> bool:
+    return True
+
+
+def near(i: int, j: int) -> bool:
+    return i - j < 6
+
+
+def same_block(i: int, j: int) -> bool:
+    return i // 4 == j // 4
 
 
 def attend(
@@ -118,7 +130,7 @@ def gemma2(x: Array, p: Params, i: int) -> Array:
     w = inside(p, "local_attention" if local else "global_attention")
     n = rms(x, 1 + p["attn_norm"])
     q, k = rope(projected(n, w, "q")), rope(projected(n, w, "k"))
-    sees = (lambda i, j: i - j < 6) if local else (lambda i, j: True)
+    sees = near if local else everything
     a = output(attend(q, k, projected(n, w, "v"), sees, divisor=2, cap=50), w)
     x = x + rms(a, 1 + p["attn_post_norm"])
     f = gated(rms(x, 1 + p["ffn_norm"]), inside(p, "geglu"), gelu)
@@ -131,7 +143,7 @@ def gemma3(x: Array, p: Params, i: int) -> Array:
     n, base = rms(x, 1 + p["attn_norm"]), 10000 if local else BASE
     q = rope(rms(projected(n, w, "q"), 1 + w["q_norm"]), base)
     k = rope(rms(projected(n, w, "k"), 1 + w["k_norm"]), base)
-    sees = (lambda i, j: i - j < 6) if local else (lambda i, j: True)
+    sees = near if local else everything
     a = output(attend(q, k, projected(n, w, "v"), sees, divisor=16), w)
     x = x + rms(a, 1 + p["attn_post_norm"])
     f = gated(rms(x, 1 + p["ffn_norm"]), inside(p, "geglu"), gelu)
@@ -143,7 +155,7 @@ def olmo2(x: Array, p: Params, i: int) -> Array:
     q, k = (projected(x, w, n) for n in "qk")
     q = rope(rms(q.reshape(S, -1), w["q_norm"]).reshape(q.shape))
     k = rope(rms(k.reshape(S, -1), w["k_norm"]).reshape(k.shape))
-    a = output(attend(q, k, projected(x, w, "v"), lambda i, j: True), w)
+    a = output(attend(q, k, projected(x, w, "v"), everything), w)
     x = x + rms(a, p["attn_post_norm"])
     return x + rms(gated(x, inside(p, "swiglu")), p["ffn_post_norm"])
 
@@ -155,7 +167,7 @@ def cohere2(x: Array, p: Params, i: int) -> Array:
     q, k, v = (projected(n, w, name) for name in "qkv")
     if local:
         q, k = rope(q, neighbours=True), rope(k, neighbours=True)
-    sees = (lambda i, j: i - j < 6) if local else (lambda i, j: True)
+    sees = near if local else everything
     return x + output(attend(q, k, v, sees), w) + gated(n, inside(p, "swiglu"))
 
 
@@ -164,7 +176,7 @@ def gpt_oss(x: Array, p: Params, i: int) -> Array:
     w = inside(p, "local_attention" if local else "global_attention")
     n = rms(x, p["attn_norm"])
     q, k = rope(projected(n, w, "q")), rope(projected(n, w, "k"))
-    sees = (lambda i, j: i - j < 6) if local else (lambda i, j: True)
+    sees = near if local else everything
     x = x + output(attend(q, k, projected(n, w, "v"), sees, sinks=w["sinks"]), w)
     n, m, e = rms(x, p["ffn_norm"]), inside(p, "moe"), inside(p, "moe/experts")
     out = np.zeros_like(x)
@@ -188,7 +200,7 @@ def llama4(x: Array, p: Params, i: int) -> Array:
         q, k = rms(rope(q, neighbours=True)), rms(rope(k, neighbours=True))
     else:
         q = q * (np.log(np.floor((np.arange(S) + 1) / 8192) + 1) * 0.1 + 1)[:, None, None]
-    sees = (lambda i, j: i // 4 == j // 4) if local else (lambda i, j: True)
+    sees = same_block if local else everything
     x = x + output(attend(q, k, v, sees), w)
     n = rms(x, p["ffn_norm"])
     if i % 2 == 0:
