@@ -130,7 +130,7 @@ def _olmo_mixer(kin: Kin) -> Attention:
     )
 
 
-def _olmo(kin: Kin, mixers: list[Named]) -> ModelText:
+def _olmo(kin: Kin, mixers: Sequence[Named]) -> ModelText:
     block = FeedForward(kin.activation())
     return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()), norm=None, post=RMS)
 
@@ -140,7 +140,8 @@ def read_cohere2(config: Config) -> ModelText:
     window, and the others have no positions."""
     kin = Kin(config, "Command R7B", Sizes(8192, 22528, 40, 64, 256000, 8192))
     biased = kin.flag("attention_bias")
-    rotary = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    rope = replace(kin.rope(), interleaved=True)
+    rotary = Attention(qkv_bias=biased, out_bias=biased, rope=rope)
     config.skip("cache_implementation", "rotary_pct", "order_of_interleaved_layers")
     config.only("use_gated_activation", True)
     config.only("use_parallel_block", True)

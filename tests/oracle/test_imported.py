@@ -15,7 +15,7 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.importers import classic, deepseek, further, llama, mixture
+from stagec.importers import attended, classic, deepseek, further, llama, mixture
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
@@ -34,12 +34,16 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 #: Those of other modules have tests of their own.
 TYPES = [
     name
-    for module in (llama, classic, mixture, deepseek, further)
+    for module in (llama, classic, attended, mixture, deepseek, further)
     for family in module.FAMILIES
     for name in family.model_types
 ]
 
 
+#: Families whose attention sees selected keys, which do not go round a ring.
+SELECTING = ("deepseek_v32",)
+#: Families with learned positions.
+SLICED = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "mpt")
 #: Strategies for each family; all families together have every pair of options.
 STRATEGIES = 8
 
@@ -59,7 +63,6 @@ def _rows() -> list[Any]:
 def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     schedule, pp, chunks, microbatches = row["pipeline"]
     tp, sp = row["tensor"]
-    tp = min(tp, 2) if row["context"] == "ulysses" else tp  # four heads go round
     dp, ep = row["data"]
     given: dict[str, Any] = {"tp": tp, "sp": sp, "dp": dp, "microbatches": microbatches}
     given |= {"zero": row["zero"], "recompute": row["recompute"]}
@@ -68,7 +71,12 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     if row["context"]:
         one_head = model_type in ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
         few = row["context"] == "ulysses" and (tp > 2 or one_head)
-        given |= {"cp": 2, "cp_mode": "all-gather" if few else row["context"]}
+        whole = row["context"] == "ring" and model_type in SELECTING
+        given |= {"cp": 2, "cp_mode": "all-gather" if few or whole else row["context"]}
+        # zigzag is no order for learned positions: a slice needs them in a row
+        given |= (
+            {"cp_order": "plain"} if given["cp_mode"] == "ring" and model_type in SLICED else {}
+        )
     if "expert" in " ".join(small(model_type)):
         given["ep"] = ep
     return given
