@@ -45,22 +45,26 @@ _LATENT: Keys = {
     "kv_lora_rank": 8,
     "q_lora_rank": 8,
 }
+_GEMMA3: Keys = {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2}
+_LLAMA4: Keys = {
+    "head_dim": 8,
+    "attention_chunk_size": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 24,
+    "interleave_moe_layer_step": 2,
+}
 #: What a family needs besides the sizes.
 NEEDS: Mapping[str, Keys] = {
+    "gemma3": _GEMMA3,
+    "llama4": _LLAMA4,
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 6},
-    "gemma3_text": {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2},
+    "gemma3_text": _GEMMA3,
     "olmo3": {"sliding_window": 6},
     "cohere2": {"sliding_window": 6},
     "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, **_WIDE},
-    "llama4_text": {
-        "head_dim": 8,
-        "attention_chunk_size": 4,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 1,
-        "intermediate_size_mlp": 24,
-        "interleave_moe_layer_step": 2,
-    },
+    "llama4_text": _LLAMA4,
     "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 5},
     "qwen3": {"head_dim": 8},
     "seed_oss": {"head_dim": 8},

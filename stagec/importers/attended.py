@@ -10,6 +10,7 @@ from stagec.importers.blocks import LAYER_SCALE, RMS, Attention, FeedForward, No
 from stagec.importers.common import read_bases
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
+from stagec.importers.idle import gemma3_tower, llama4_tower
 from stagec.importers.kin import Kin, Named, Sizes
 from stagec.importers.stack import Decoder
 from stagec.importers.text import ModelText, Symbol
@@ -187,14 +188,15 @@ def read_llama4(config: Config) -> ModelText:
     rope = replace(kin.rope(), interleaved=True)
     plain = Norm("rms", affine="none")
     normed = plain if kin.flag("use_qk_norm", True) else None
-    kin.text.symbol("C", config.size("attention_chunk_size", default=8192), "attention_chunk_size")
+    blocks = config.size("attention_chunk_size", default=8192, most=1 << 30)
+    kin.text.symbol("C_attn", blocks, "attention_chunk_size")
     rotary = Attention(
         qkv_bias=biased,
         out_bias=biased,
         rope=rope,
         qk_norm=normed,
         after_rope=True,
-        mask="causal, chunk = C",
+        mask="causal, chunk = C_attn",
     )
     still = replace(rotary, rope=None, qk_norm=None, mask="causal", queries=_temperature(config))
     mixers = [("local", rotary) if each else ("global", still) for each in _rotated(kin)]
@@ -241,10 +243,23 @@ def _llama4_blocks(kin: Kin) -> list[Named]:
     return [("sparse", mixture) if i in sparse else ("dense", dense) for i in range(kin.count)]
 
 
+def read_gemma3_images(config: Config) -> ModelText:
+    """Gemma 3 with its tower, which a step of texts does not use."""
+    config.merge("text_config")
+    return gemma3_tower(config, read_gemma3(config))
+
+
+def read_llama4_images(config: Config) -> ModelText:
+    """Llama 4 with its tower, which a step of texts does not use."""
+    config.merge("text_config")
+    return llama4_tower(config, read_llama4(config))
+
+
 FAMILIES = (
     ModelFamily("Gemma", ("gemma",), read_gemma, "norms of 1 + w, GeGLU, scaled embeddings"),
     ModelFamily("Gemma 2", ("gemma2",), read_gemma2, "windows 1:1, bounded scores and logits"),
     ModelFamily("Gemma 3", ("gemma3_text",), read_gemma3, "windows 5:1, two bases, q and k normed"),
+    ModelFamily("Gemma 3 with images", ("gemma3",), read_gemma3_images, "a tower of SigLIP"),
     ModelFamily("OLMo 2", ("olmo2",), read_olmo2, "norms behind the blocks, of all q and all k"),
     ModelFamily("OLMo 3", ("olmo3",), read_olmo3, "OLMo 2 with windows 3:1"),
     ModelFamily("Command R7B", ("cohere2",), read_cohere2, "parallel blocks, windows 3:1"),
@@ -252,4 +267,5 @@ FAMILIES = (
     ModelFamily(
         "Llama 4", ("llama4_text",), read_llama4, "blocks 3:1, no positions, scaled expert inputs"
     ),
+    ModelFamily("Llama 4 with images", ("llama4",), read_llama4_images, "a tower of its own"),
 )

@@ -241,7 +241,8 @@ class Kin:
     def dense_first(self, dense: int, mixture: Experts, plain: FeedForward) -> list[Named]:
         """Feed-forward blocks: so many dense ones, then experts."""
         dense = min(dense, self.count)
-        return [("dense", plain)] * dense + [("sparse", mixture)] * (self.count - dense)
+        first: list[Named] = [("dense", plain)] * dense
+        return [*first, *([("sparse", mixture)] * (self.count - dense))]
 
     def stack(
         self,

@@ -219,7 +219,8 @@ def read_minimax_m2(config: Config) -> ModelText:
         "MiniMax-M2",
         Sizes(3072, 1536, 62, 48, 200064, 196608, groups=8, dim=128, base=5000000),
     )
-    config.only("attn_type_list", [1] * kin.count)
+    every: list[object] = [1] * kin.count
+    config.only("attn_type_list", every)
     config.only("qk_norm_type", "per_layer")
     config.only("shared_intermediate_size", 0)
     config.skip("layernorm_full_attention_beta", "layernorm_linear_attention_beta")
