@@ -244,7 +244,7 @@ class Kin:
         """Feed-forward blocks: so many dense ones, then experts."""
         dense = min(dense, self.count)
         first: list[Named] = [("dense", plain)] * dense
-        return [*first, *[("sparse", mixture)] * (self.count - dense)]
+        return [*first, *([("sparse", mixture)] * (self.count - dense))]
 
     def stack(
         self,
