@@ -19,7 +19,6 @@ from stagec.support.diagnostics import (
     Diagnostic,
     DiagnosticError,
     NotAnIntegerError,
-    error,
     note,
     render,
 )

@@ -1,0 +1,104 @@
+"""The best points of many, by lower bounds and exact values: branch and bound.
+
+    bounds   1.0  1.2  1.5  2.0  3.0
+    exact    1.4  1.3   -    -    -       best: 1.3; no other can be better than 1.5
+
+A bound may be refined, once, before its point is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """A point by its number, its value (less is better), and what is known of it."""
+
+    number: int
+    value: float
+    what: T
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """The better first; of equal ones the one that stands first in the space."""
+        return self.value, self.number
+
+
+class Search(Generic[T]):
+    """The best `wanted` points by bounds, and what is proven about the others.
+
+    No point that was not tried is better than `proven`; `left` may still be among the best.
+    """
+
+    def __init__(self, bounds: Mapping[int, float], wanted: int) -> None:
+        self.best: list[Found[T]] = []
+        self.tried = self.refused = 0
+        self._wanted = wanted
+        self._refined: set[int] = set()
+        self._open = [(bound, number) for number, bound in bounds.items()]
+        heapify(self._open)
+
+    @property
+    def worst(self) -> float:
+        """The value that a point has to reach to be among the best."""
+        return self.best[-1].value if len(self.best) == self._wanted else float("inf")
+
+    @property
+    def proven(self) -> float:
+        """No point that was not tried is better than this."""
+        return self._open[0][0] if self._open else float("inf")
+
+    @property
+    def left(self) -> int:
+        """How many points may still be among the best."""
+        return sum(bound <= self.worst for bound, _ in self._open)
+
+    def next(self, most: int) -> list[int]:
+        """The most promising points that may still be among the best."""
+        found: list[int] = []
+        while self._open and len(found) < most and self._open[0][0] <= self.worst:
+            found.append(heappop(self._open)[1])
+        return found
+
+    def put_back(self, bounds: Iterable[tuple[int, float]]) -> None:
+        """Points that were not tried after all, with better bounds."""
+        for number, bound in bounds:
+            heappush(self._open, (bound, number))
+
+    def learn(self, number: int, value: float | None, what: T) -> None:
+        """Take in what a point is; None: it is none, or does not fit."""
+        self.tried += 1
+        if value is None:
+            self.refused += 1
+            return
+        found = [*self.best, Found(number, value, what)]
+        self.best = sorted(found, key=lambda f: f.order)[: self._wanted]
+
+    def run(
+        self,
+        refine: Callable[[Sequence[int]], Mapping[int, float]],
+        evaluate: Callable[[Sequence[int]], Iterable[tuple[int, float | None, T]]],
+        at_a_time: int,
+    ) -> Iterator[int]:
+        """Refine and evaluate until nothing that is left can be among the best; yields how many
+        points have been tried. `refine` gives better bounds of points that have some."""
+        while batch := self.next(at_a_time):
+            new = [number for number in batch if number not in self._refined]
+            self._refined.update(new)
+            better = refine(new) if new else {}
+            self.put_back(better.items())
+            for number, value, what in evaluate([n for n in batch if n not in better]):
+                self.learn(number, value, what)
+                yield self.tried
+
+
+def exhaustive(values: Mapping[int, float | None], wanted: int) -> list[Found[Any]]:
+    """The best points of all, none of them left out: what a search has to find."""
+    found = [Found[Any](n, v, None) for n, v in values.items() if v is not None]
+    return sorted(found, key=lambda f: f.order)[:wanted]
