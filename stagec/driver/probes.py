@@ -33,6 +33,8 @@ from stagec.time.streams import PICOSECONDS
 #: The symbol of the layers that are many, and how many of them probes have.
 LAYERS = "L"
 _FEW = (2, 4)
+#: Probes are of the clock of the devices; that of the hosts can only make a step longer.
+_NO_HOST = {"efficiency.host.issue": 0.0}
 _STATIC = ("parameters", "gradients", "optimizer")
 #: Flags of which a probe of the work of a microbatch has the default: they are about many
 #: microbatches, stages or data-parallel ranks.
@@ -136,9 +138,7 @@ def _slope(values: list[float]) -> float:
 
 
 def _job(options: JobOptions, layers: int, batch: int) -> CompiledJob:
-    return CompiledJob.of(
-        options.changed(sizes={**options.sizes, LAYERS: layers, BATCH: batch})
-    )
+    return CompiledJob.of(options.changed(sizes={**options.sizes, LAYERS: layers, BATCH: batch}))
 
 
 def _static(job: CompiledJob) -> float:
@@ -157,7 +157,7 @@ def _spans(job: CompiledJob, asked: Asked) -> _Spans:
     """Seconds of a step up to the end of backward, between the layers of forward and those of
     backward, and the longest wait between two computations; the least of all classes."""
     issued = job.compiled.issued(job.values)
-    step = step_time(issued, asked.machine, overlap=asked.overlap)
+    step = step_time(issued, asked.machine.changed(_NO_HOST), overlap=asked.overlap)
     found = [_of_class(each) for each in step.classes]
     return _Spans(
         min(s.whole for s in found), min(s.head for s in found), max(s.cut for s in found)
@@ -238,7 +238,7 @@ def _shapes(jobs: Sequence[JobOptions], layers: Layers) -> Shape:
         if key not in known:
             known[key] = _laid_out(layers, *key)
         rows.append(known[key])
-    return Shape(*np.array(rows, dtype=np.float64).T)
+    return Shape(*np.array(rows, dtype=np.float64).reshape(-1, 8).T)
 
 
 def _laid_out(

@@ -6,170 +6,165 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.common import kept_reports, write_output
+from stagec.driver.common import write_output
 from stagec.driver.emission import worker_options
-from stagec.driver.job import JobBuilder
-from stagec.driver.limit import AT_HAND, Limit, limit_option
-from stagec.driver.machine import machine_option
-from stagec.driver.options import JobOptions, Sizes, merged_sizes
-from stagec.driver.search_space import (
-    KNOBS,
-    base_options,
-    default_space,
-    knob_option,
-    values_text,
-)
-from stagec.explore.space import Space
+from stagec.driver.limit import limit_option
+from stagec.driver.options import Sizes, merged_sizes
+from stagec.driver.search_question import Machines, Pareto, questions, space_text
+from stagec.driver.search_space import KNOBS, RANKS, Values, knob_option
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.driver.search_run import Answer, Question, Run
+    from stagec.driver.search_run import Answer, Question, Run, Tell
 
-#: Points that a search lists one by one.
-_MOST_POINTS = 2_000_000
+_OPTIONS = (
+    click.argument("model", required=False, default=""),
+    click.option(
+        "--set",
+        "sizes",
+        type=Sizes(),
+        multiple=True,
+        callback=merged_sizes,
+        help="Sizes of symbols; B is the global batch in sequences.",
+    ),
+    click.option(
+        "--ranks",
+        type=Values(RANKS),
+        metavar="N|A..B",
+        help="All ranks; several (256..4096 doubles): the best for each.",
+    ),
+    click.option(
+        "--machine",
+        type=Machines(),
+        help="The machine that the job runs on: a name that 'stagec machines' lists, or a file; "
+        "several: which is best.",
+    ),
+    click.option("--space", metavar="FILE", help="What varies, as a text with a stg.space."),
+    click.option(
+        "--seed-from",
+        metavar="PRESET",
+        help="Start from a published run: its model and sizes, and degrees next to its own.",
+    ),
+    *(knob_option(flag) for flag in KNOBS.values()),
+    limit_option("What a rank may hold (default: the device, less what is not for the job)."),
+    click.option("--top", type=click.IntRange(1, 1000), default=5, help="How many to show."),
+    click.option(
+        "--objective",
+        type=click.Choice(["time", "tokens-per-rank", "cost", "memory"]),
+        default="time",
+        help="What is best: the shortest step, most tokens/s of a rank, fewest rank-seconds, or "
+        "the smallest peak of memory.",
+    ),
+    click.option(
+        "--pareto",
+        type=Pareto(),
+        help="Instead of the best: all that no other beats in these respects.",
+    ),
+    click.option("--exhaustive", is_flag=True, help="Evaluate every legal point: no bounds."),
+    click.option(
+        "--neighbours", is_flag=True, help="Evaluate all that differ from the best in one flag."
+    ),
+    click.option(
+        "--sensitivity",
+        is_flag=True,
+        help="Tell which figure of the machine, halved or doubled, changes the best of those shown.",
+    ),
+    click.option("--print-space", is_flag=True, help="Print what varies, and stop."),
+    click.option(
+        "--overlap/--no-overlap",
+        default=True,
+        help="Whether collectives run beside computations, or all of them are blocking.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values."),
+    click.option(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="Write a page: memory over time, all flags side by side, and what each is.",
+    ),
+    click.option(
+        "--cache/--no-cache", default=True, help="Whether to keep answers and to use kept ones."
+    ),
+    click.option("-o", "--output", metavar="FILE", help="Write the result here, not to stdout."),
+)
 
 
-def _knobs(function: Callable[..., Any]) -> Callable[..., Any]:
-    for flag in reversed(KNOBS.values()):
-        function = knob_option(flag)(function)
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = worker_options(function)
+    for option in reversed(_OPTIONS):
+        function = option(function)
     return function
 
 
 @click.command("search")
-@click.argument("model", required=False, default="")
-@click.option(
-    "--set",
-    "sizes",
-    type=Sizes(),
-    multiple=True,
-    callback=merged_sizes,
-    help="Sizes of symbols; B is the global batch in sequences.",
-)
-@click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="All ranks.")
-@machine_option("The machine that the job runs on: a name that 'stagec machines' lists, or a file.")
-@_knobs
-@limit_option(
-    "What a rank may hold: a size or a device (default: 'machine', less what is not for the job)."
-)
-@click.option("--top", type=click.IntRange(1, 1000), default=5, help="How many to show.")
-@click.option(
-    "--objective",
-    type=click.Choice(["time", "tokens-per-rank", "cost", "memory"]),
-    default="time",
-    help="What is best: the shortest step, most tokens/s of a rank, fewest rank-seconds, or the "
-    "smallest peak of memory.",
-)
-@click.option("--exhaustive", is_flag=True, help="Evaluate every legal point: no bounds.")
-@click.option("--print-space", is_flag=True, help="Print what varies and how many points, and stop.")
-@click.option(
-    "--overlap/--no-overlap",
-    default=True,
-    help="Whether collectives run beside computations, or all of them are blocking.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@worker_options
-@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+@_options
 def command(**given: Any) -> int:
     """Search the strategies that fit and are fastest, and tell why the others lose.
 
     Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A). What
     is not given varies as practitioners vary it (--print-space), or has its default.
     """
-    question = _question(given)
+    if given["as_json"] and given["as_csv"]:
+        raise error("--json and --csv are two forms of the answer", remedy="choose one of them")
+    asked = questions(given)
     if given["print_space"]:
-        write_output(_space_text(question.space), given["output"])
+        write_output(space_text(asked[0].space), given["output"])
         return 0
+    from stagec.driver.search_cache import cached
+
+    found = cached(given, asked, lambda: _found(asked, given))
+    if given["html"] is not None:
+        from stagec.driver.search_page import write_page
+
+        write_page(given["html"], found)
+    _print(found, given)
+    return 0 if found["best"] else 1
+
+
+def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers as plain data."""
+    from stagec.driver.search_extra import neighbours, sensitivity
     from stagec.driver.search_run import search
-    from stagec.driver.search_table import as_json, print_answer
+    from stagec.driver.search_table import as_json
 
+    answers: list[Answer] = []
     with _crew(given) as (run, at_a_time), _line() as tell:
-        answer = search(question, run, at_a_time, tell)
+        for question in asked:
+            answers.append(search(question, run, at_a_time, tell))
+            if answers[-1].interrupted:
+                break
+        found = as_json(answers)
+        first = min((a for a in answers if a.best), key=lambda a: a.best[0].value, default=None)
+        if first is not None and not first.interrupted:
+            found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
+            if given["sensitivity"]:
+                found["sensitivity"] = sensitivity(first, run)
+    return found
+
+
+def _print(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    from stagec.driver.search_table import csv_text, print_answer
+
     if given["as_json"]:
-        write_output(json.dumps(as_json(answer), indent=1) + "\n", given["output"])
+        text = json.dumps(found, indent=1) + "\n"
+    elif given["as_csv"]:
+        text = csv_text(found)
     else:
-        from io import StringIO
-
         table = StringIO()
-        print_answer(answer, table if given["output"] or not sys.stdout.isatty() else sys.stdout)
-        write_output(table.getvalue(), given["output"])
-    return 0 if answer.best else 1
-
-
-def _question(given: Mapping[str, Any]) -> Question:
-    """What is asked. Raises `DiagnosticError`."""
-    from stagec.driver.probes import LAYERS, Layers
-    from stagec.driver.search_run import Question
-
-    if given["machine"] is None:
-        raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
-    if given["ranks"] is None:
-        raise error("a search needs the number of ranks", remedy="add --ranks 512, for example")
-    with kept_reports():
-        module = JobBuilder(JobOptions(given["model"], sizes=given["sizes"]), symbolic=True).module
-    sizes = {n: v for n, v in module.symbols.items() if v is not None}
-    base = base_options(JobOptions(given["model"], sizes=given["sizes"]), sizes)
-    counts = [op.expr("count") for op in module.walk() if op.name == "stg.repeat"]
-    names = [count.symbol_name for count in counts]
-    numbers = [sizes.get(n or "", count.value or 0) for n, count in zip(names, counts, strict=True)]
-    at = names.index(LAYERS) if LAYERS in names else len(names)
-    layers = Layers(sum(numbers[:at]), sizes.get(LAYERS, 0), sum(numbers[at + 1 :]))
-    return Question(
-        base,
-        sizes,
-        layers,
-        _space(given, sizes),
-        given["machine"],
-        given["ranks"],
-        given["limit"] or Limit(AT_HAND, 0),
-        given["objective"],
-        given["top"],
-        given["overlap"],
-        exhaustive=given["exhaustive"],
-    )
-
-
-def _space(given: Mapping[str, Any], sizes: Mapping[str, int]) -> Space:
-    """The default with what flags say instead. Raises `DiagnosticError` for one that is too
-    large."""
-    knobs = dict(default_space(sizes, given["ranks"], given["machine"]).knobs)
-    said = {n: given[n] for n in KNOBS if given[n] is not None}
-    if "microbatches" in said:
-        knobs.pop("microbatch_size", None)
-        if "microbatch_size" in said:
-            raise error(
-                "--microbatches and --microbatch-size both give the microbatches",
-                remedy="give one of them",
-            )
-    space = Space({**knobs, **said})
-    if space.count > _MOST_POINTS:
-        seconds = space.count * 1e-4
-        raise error(
-            f"the space has {space.count:,} points: to list them takes about {_long(seconds)}",
-            remedy=f"vary less, up to {_MOST_POINTS:,} points; --print-space tells what varies",
-        )
-    return space
-
-
-def _long(seconds: float) -> str:
-    for unit, size in (("years", 3.15e7), ("days", 86400.0), ("hours", 3600.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.0f} {unit}"
-    return f"{seconds / 60:,.0f} minutes"
-
-
-def _space_text(space: Space) -> str:
-    lines = [
-        f"--{name.replace('_', '-')} {values_text(name, values)}"
-        for name, values in space.knobs.items()
-    ]
-    return "\n".join([*lines, f"{space.count:,} points", ""])
+        straight = sys.stdout.isatty() and not given["output"]
+        print_answer(found, sys.stdout if straight else table)
+        text = table.getvalue()
+    write_output(text, given["output"])
 
 
 @contextmanager
@@ -191,7 +186,7 @@ def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
 
 
 @contextmanager
-def _line() -> Generator[Callable[[str], None]]:
+def _line() -> Generator[Tell]:
     """A line of progress on a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: None
@@ -205,8 +200,3 @@ def _line() -> Generator[Callable[[str], None]]:
         yield tell
     finally:
         tell("")
-
-
-def answered(answers: Sequence[Answer]) -> bool:
-    """Whether any of them found something."""
-    return any(answer.best for answer in answers)

@@ -25,7 +25,7 @@ from stagec.driver.probes import (
 from stagec.driver.search_jobs import Evaluated, Task
 from stagec.driver.search_space import Candidate, Listed, listed
 from stagec.explore.bounds import Floats
-from stagec.explore.branch import Found, Search
+from stagec.explore.branch import Found, Front, Search
 from stagec.explore.space import Space
 from stagec.machines import Machine
 
@@ -51,6 +51,7 @@ class Question:
     overlap: bool = True
     measured: Any = None
     exhaustive: bool = False
+    pareto: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Answer:
     cut: Counter[str] = field(default_factory=Counter[str])
     known: dict[int, Evaluated | str] = field(default_factory=dict[int, "Evaluated | str"])
     interrupted: bool = False
+    bounds: tuple[Floats, Floats] | None = None
     bound_seconds: float = 0.0
     seconds: float = 0.0
 
@@ -83,6 +85,7 @@ Tell = Callable[[str], None]
 def search(question: Question, run: Run, at_a_time: int, tell: Tell) -> Answer:
     """The best jobs. Interrupted, it says what is known so far."""
     began = time.monotonic()
+    tell("listing the points")
     space = listed(question.space, question.base.changed(ranks=question.ranks), question.sizes)
     answer = Answer(question, space, [])
     if space.jobs:
@@ -111,17 +114,44 @@ class _Searching:
         except KeyboardInterrupt:
             answer.interrupted, answer.left = True, len(self._jobs)
             return
-        search: Search[Evaluated] = Search(bounds, self._question.wanted)
-        try:
-            for tried in search.run(self._refine, self._evaluate, self._at_a_time):
-                self._progress(search, tried)
-        except KeyboardInterrupt:
-            answer.interrupted = True
+        search = self._front(bounds) if self._question.pareto else self._best(bounds)
         answer.best, answer.proven, answer.left = search.best, search.proven, search.left
         answer.evaluated = search.tried
         if not answer.interrupted:
-            slow = len(bounds) - search.tried
-            answer.cut[f"{_slower(self._question.objective)} by its bound"] += slow
+            better = "beaten" if self._question.pareto else _slower(self._question.objective)
+            answer.cut[f"{better} by its bound"] += len(bounds) - search.tried
+
+    def _best(self, bounds: Mapping[int, float]) -> Search[Evaluated]:
+        search: Search[Evaluated] = Search(bounds, self._question.wanted)
+        try:
+            for tried in search.run(self._refine, self._evaluate, self._at_a_time):
+                self._progress(tried, search.best, search.proven)
+        except KeyboardInterrupt:
+            self._answer.interrupted = True
+        return search
+
+    def _front(self, bounds: Mapping[int, float]) -> Front[Evaluated]:
+        """The front of time and memory, of those that may fit."""
+        seconds, held = self._answer.bounds or (np.zeros(len(self._jobs)),) * 2
+        respects = {"time": seconds, "memory": held}
+        names = [n for n in self._question.pareto if n in respects]
+        front: Front[Evaluated] = Front(
+            {n: tuple(float(respects[r][n]) for r in names) for n in bounds}
+        )
+
+        def evaluate(
+            numbers: Sequence[int],
+        ) -> Iterator[tuple[int, tuple[float, ...] | None, Evaluated]]:
+            for number, value, found in self._evaluate(numbers):
+                values = {"time": found.seconds or 0.0, "memory": float(found.peak)}
+                yield number, None if value is None else tuple(values[r] for r in names), found
+
+        try:
+            for tried in front.run(evaluate, self._at_a_time):
+                self._progress(tried, front.best[:1], front.proven)
+        except KeyboardInterrupt:
+            self._answer.interrupted = True
+        return front
 
     # -- bounds ------------------------------------------------------------------------------------
 
@@ -136,7 +166,7 @@ class _Searching:
         self._works, self._states = self._probed(works), self._probed(states)
         began = time.monotonic()
         seconds, held = bounds_of(self._jobs, question.layers, self._works, self._states)
-        answer.bound_seconds = time.monotonic() - began
+        answer.bound_seconds, answer.bounds = time.monotonic() - began, (seconds, held)
         rooms = self._rooms()
         fits = held <= rooms
         answer.cut["too much memory by its bound"] += int((~fits).sum())
@@ -203,9 +233,7 @@ class _Searching:
 
     # -- exact -------------------------------------------------------------------------------------
 
-    def _evaluate(
-        self, numbers: Sequence[int]
-    ) -> Iterator[tuple[int, float | None, Evaluated]]:
+    def _evaluate(self, numbers: Sequence[int]) -> Iterator[tuple[int, float | None, Evaluated]]:
         question, answer = self._question, self._answer
         order = sorted(numbers, key=lambda n: repr(_structure(self._jobs[n])))
         about = question.machine, question.limit, question.overlap, question.measured
@@ -229,12 +257,11 @@ class _Searching:
         tokens of a rank and cost follow the time."""
         return of * self._question.ranks if self._question.objective == "cost" else of
 
-    def _progress(self, search: Search[Evaluated], tried: int) -> None:
+    def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
         rate = tried / max(1e-9, time.monotonic() - self._began)
-        best = f"{search.best[0].value:.4g}" if search.best else "none yet"
+        value = f"{best[0].value:.4g}" if best else "none yet"
         self._tell(
-            f"{tried:,} evaluated ({rate:.1f}/s), best {best}, none of the others below "
-            f"{search.proven:.4g}"
+            f"{tried:,} evaluated ({rate:.1f}/s), best {value}, none of the others below {proven:.4g}"
         )
 
 

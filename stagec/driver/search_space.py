@@ -4,7 +4,7 @@ its points are."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import click
@@ -22,6 +22,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 #: A knob that is no flag: sequences of a microbatch on a rank. It gives `--microbatches`.
 MICROBATCH = "microbatch_size"
 MICROBATCH_FLAG = Flag(MICROBATCH, "Sequences of a microbatch on a rank.", "int", 0, least=1)
+RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
 KNOBS: Mapping[str, Flag] = {**FLAGS, MICROBATCH: MICROBATCH_FLAG}
 #: Kinds of flags whose values have commas: alternatives stand between bars.
 _WITH_COMMAS = ("names", "layers", "loads")
@@ -242,8 +243,3 @@ def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
             remedy="add --set B=1024, for example",
         )
     return options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})
-
-
-def with_ranks(options: JobOptions, ranks: int) -> JobOptions:
-    """The same on so many ranks."""
-    return replace(options, ranks=ranks)

@@ -98,6 +98,71 @@ class Search(Generic[T]):
                 yield self.tried
 
 
+def beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether one is as good in all respects and better in one.
+
+    | one    | other  | beats |
+    |--------|--------|-------|
+    | (1, 5) | (2, 5) | yes   |
+    | (1, 5) | (1, 5) | no    |
+    | (1, 5) | (2, 4) | no    |
+    """
+    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+
+
+class Front(Generic[T]):
+    """All points that no other beats, by bounds in several respects: a point is not tried if one
+    that was tried beats its bounds."""
+
+    def __init__(self, bounds: Mapping[int, tuple[float, ...]]) -> None:
+        self._bounds = bounds
+        self._open = sorted(bounds, key=lambda n: (bounds[n], n))
+        self._values: dict[int, tuple[float, ...]] = {}
+        self._what: dict[int, T] = {}
+        self.tried = 0
+
+    @property
+    def best(self) -> list[Found[T]]:
+        """The front, by the first respect."""
+        values = self._values
+        kept = [n for n, v in values.items() if not any(beats(w, v) for w in values.values())]
+        kept.sort(key=lambda n: (values[n], n))
+        return [Found(n, values[n][0], self._what[n]) for n in kept]
+
+    @property
+    def proven(self) -> float:
+        """No point that was not tried is better than this in the first respect."""
+        return self._bounds[self._open[0]][0] if self._open else float("inf")
+
+    @property
+    def left(self) -> int:
+        """How many points may still be on the front."""
+        return sum(not self._is_beaten(n) for n in self._open)
+
+    def _is_beaten(self, number: int) -> bool:
+        return any(beats(v, self._bounds[number]) for v in self._values.values())
+
+    def run(
+        self,
+        evaluate: Callable[[Sequence[int]], Iterable[tuple[int, tuple[float, ...] | None, T]]],
+        at_a_time: int,
+    ) -> Iterator[int]:
+        """Evaluate until no point is left that may be on the front; yields how many have been."""
+        while True:
+            batch: list[int] = []
+            while self._open and len(batch) < at_a_time:
+                number = self._open.pop(0)
+                if not self._is_beaten(number):
+                    batch.append(number)
+            if not batch:
+                return
+            for number, values, what in evaluate(batch):
+                self.tried += 1
+                if values is not None:
+                    self._values[number], self._what[number] = values, what
+                yield self.tried
+
+
 def exhaustive(values: Mapping[int, float | None], wanted: int) -> list[Found[Any]]:
     """The best points of all, none of them left out: what a search has to find."""
     found = [Found[Any](n, v, None) for n, v in values.items() if v is not None]
