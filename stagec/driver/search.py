@@ -76,7 +76,7 @@ _OPTIONS = (
     click.option(
         "--sensitivity",
         is_flag=True,
-        help="Tell which figure of the machine, halved or doubled, changes the best of those shown.",
+        help="Tell which figure of the machine, halved or doubled, changes which of them is best.",
     ),
     click.option("--print-space", is_flag=True, help="Print what varies, and stop."),
     click.option(

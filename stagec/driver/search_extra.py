@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagec.driver.flags import FLAGS
 from stagec.driver.options import JobOptions
 from stagec.driver.search_jobs import Evaluated, Task
 from stagec.driver.search_run import Answer, Run
+from stagec.driver.search_space import microbatch_of
 from stagec.driver.search_table import strategy_of
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
@@ -24,8 +25,8 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
     they are told by what is known: their values, or their bounds."""
     best = answer.best[0]
     job = answer.candidate(best).options
-    jobs = [c.options for c in answer.listed.jobs]
-    near = {n: c for n, o in enumerate(jobs) if (c := _change(job, o)) is not None}
+    jobs, sizes = [c.options for c in answer.listed.jobs], answer.question.sizes
+    near = {n: c for n, o in enumerate(jobs) if (c := _change(job, o, sizes)) is not None}
     if run is not None:
         question = answer.question
         about = question.machine, question.limit, question.overlap, question.measured
@@ -37,19 +38,20 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
     return sorted(told, key=lambda row: (row["more"] is None, row["more"] or 0.0))
 
 
-def _change(one: JobOptions, other: JobOptions) -> str | None:
+def _change(one: JobOptions, other: JobOptions, sizes: Mapping[str, int]) -> str | None:
     """The one flag in which jobs differ, as text; None if they differ in none or in several."""
     names = [n for n in FLAGS if n not in _FOLLOW and getattr(one, n) != getattr(other, n)]
-    if len(names) == 2 and set(names) == {"schedule", "chunks"}:
+    if set(names) == {"schedule", "chunks"}:
         names = ["schedule"]  # chunks are those of the schedule
-    if not names and one.microbatches != other.microbatches:
-        return f"microbatches {other.microbatches}"
-    if len(names) == 2 and set(names) == {"sp", "tp"}:
+    if set(names) == {"sp", "tp"}:
         names = ["tp"]  # without tp there is no sp
-    if len(names) != 1:
+    size = microbatch_of(other, sizes)
+    same = size == microbatch_of(one, sizes)
+    if not names:
+        return None if same else f"microbatch-size {size}"
+    if len(names) > 1 or not same:
         return None
-    same = names[0] in ("pp", "tp", "cp", "ep") or one.microbatches == other.microbatches
-    return f"{names[0].replace('_', '-')} {getattr(other, names[0])}" if same else None
+    return f"{names[0].replace('_', '-')} {getattr(other, names[0])}"
 
 
 def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, Any]:

@@ -260,9 +260,8 @@ class _Searching:
     def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
         rate = tried / max(1e-9, time.monotonic() - self._began)
         value = f"{best[0].value:.4g}" if best else "none yet"
-        self._tell(
-            f"{tried:,} evaluated ({rate:.1f}/s), best {value}, none of the others below {proven:.4g}"
-        )
+        rest = f"none of the others below {proven:.4g}"
+        self._tell(f"{tried:,} evaluated ({rate:.1f}/s), best {value}, {rest}")
 
 
 _NOTHING = Evaluated({}, {}, None)

@@ -39,7 +39,8 @@ class Shape:
 
     In layers of one microbatch, forward and backward: `busy` is what a rank runs, and what others
     run before its first and after its last, of the rank that has most of both; `last` the same of
-    the rank with the head. `held` are the layers of the first rank, and `stashes` how many of them it keeps at once, one for each microbatch.
+    the rank with the head. `held` are the layers of the first rank, and `stashes` how many of them
+    it keeps at once, one for each microbatch.
     """
 
     layers: Floats

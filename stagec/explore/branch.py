@@ -165,5 +165,5 @@ class Front(Generic[T]):
 
 def exhaustive(values: Mapping[int, float | None], wanted: int) -> list[Found[Any]]:
     """The best points of all, none of them left out: what a search has to find."""
-    found = [Found[Any](n, v, None) for n, v in values.items() if v is not None]
+    found: list[Found[Any]] = [Found(n, v, None) for n, v in values.items() if v is not None]
     return sorted(found, key=lambda f: f.order)[:wanted]

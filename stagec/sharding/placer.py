@@ -30,9 +30,7 @@ class Placer:
         self._strategy, self._assumptions = strategy, assumptions
         self._microbatches = accumulation(module)
 
-    def place(
-        self, type_: TensorType, *, rest: bool, value: Value | None = None
-    ) -> TensorType:
+    def place(self, type_: TensorType, *, rest: bool, value: Value | None = None) -> TensorType:
         """Split dimensions by name; `rest`: also as between blocks. A placement that the model
         pins wins. Next come statements that name the value. Each axis is used once."""
         used = set(type_.axes)
