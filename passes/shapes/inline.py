@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stagec.api import Expr, Module, Operation, Pass, Phase, Region, TensorType, Value, error
+from stagec.api import Expr, Module, Operation, Pass, Region, TensorType, Value, error
 from stagec.ir.core import Attr, substitute_attr
 from stagec.ir.facts import Relation
 from stagec.ir.traits import Repeats

@@ -69,9 +69,14 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     data = options.ep // options.tp if whole else options.ep
     batch = microbatch_of(options, sizes) * data
     given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
-    if options.recompute_layers or options.recompute_every > 1:
-        given["recompute"] = "none"  # what is recomputed in some layers is left out
+    if _recomputes_some(options):
+        given["recompute"] = "none"  # the least time; nothing is said of what is kept
     return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
+
+
+def _recomputes_some(options: JobOptions) -> bool:
+    """Whether layers differ in what is computed again."""
+    return bool(options.recompute_layers or options.recompute_every)
 
 
 def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions | None:
@@ -226,7 +231,7 @@ def bounds_of(
     work = Work(
         *(array(works, name) for name in ("layer", "rest", "head", "cut")),
     )
-    stash = array(works, "stash")
+    stash = array(works, "stash") * [not _recomputes_some(job) for job in jobs]
     return time_bound(work, shape), memory_bound(array(states, "static"), stash, shape)
 
 

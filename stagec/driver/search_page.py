@@ -112,7 +112,7 @@ def _scatter(points: Sequence[Mapping[str, Any]]) -> str:
         for n, (p, x, y) in enumerate(zip(points, xs, ys, strict=True))
     ]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in front)
-    foot, low = _HEIGHT - 10, _HEIGHT - _BOTTOM + 10
+    foot, low, right = _HEIGHT - 10, _HEIGHT - _BOTTOM + 10, WIDTH - 20
     return "\n".join(
         [
             f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" role="img" aria-label="memory over time">',
@@ -120,7 +120,7 @@ def _scatter(points: Sequence[Mapping[str, Any]]) -> str:
             f'<polyline class="front" points="{line}"/>',
             *reversed(marks),
             f'<text x="{_LEFT}" y="{foot}">{seconds_text(min(times))}</text>',
-            f'<text x="{WIDTH - 20}" y="{foot}" text-anchor="end">{seconds_text(max(times))}</text>',
+            f'<text x="{right}" y="{foot}" text-anchor="end">{seconds_text(max(times))}</text>',
             f'<text x="0" y="{low - 8}">{bytes_text(min(held))}</text>',
             f'<text x="0" y="24">{bytes_text(max(held))}</text>',
             "</svg>",

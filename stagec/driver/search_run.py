@@ -31,7 +31,8 @@ from stagec.machines import Machine
 
 #: Runs units of work: results with the numbers of the units.
 Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
-OBJECTIVES = ("time", "tokens-per-rank", "cost", "memory")
+#: Characters of a message of the compiler that tell it from others.
+_LONG = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ class _Searching:
             number = order[i]
             answer.known[number] = found
             if isinstance(found, str):
-                answer.cut[f"refused by the compiler: {found}"] += 1
+                answer.cut[f"refused by the compiler: {found[:_LONG]}"] += 1
                 yield number, None, _NOTHING
             elif found.seconds is None:
                 category = max(found.memory, key=lambda c: found.memory[c])

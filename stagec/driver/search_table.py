@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 SCHEMA = 1
-_MOST_NEAR, _MOST_CUT = 16, 10
+_MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
 
 
 def command_of(options: JobOptions, number: int) -> str:
@@ -289,7 +289,7 @@ def _neighbours(found: Sequence[Mapping[str, Any]]) -> Any:
     for row in found[:_MOST_NEAR]:
         more = row["note"] if row["more"] is None else f"{row['note']} {row['more']:+.1%}".strip()
         held = row.get("memory_peak")
-        made.add_row(row["change"], more, "" if held is None else bytes_text(held))
+        made.add_row(row["change"], more[:_LONG], "" if held is None else bytes_text(held))
     return made
 
 

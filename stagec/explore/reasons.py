@@ -62,7 +62,7 @@ def crossed(mesh: Mapping[str, int], levels: Mapping[str, int | None]) -> dict[s
     have the ranks that each joins, the innermost first."""
     found: dict[str, str] = {}
     reach = 1
-    for axis in reversed(mesh):
+    for axis in reversed(list(mesh)):
         reach *= mesh[axis]
         if mesh[axis] > 1:
             names = (name for name, ranks in levels.items() if ranks is None or ranks >= reach)

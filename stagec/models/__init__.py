@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-
 #: What the names of the library's texts begin with.
 LIBRARY = "<library>/"
 

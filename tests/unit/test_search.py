@@ -114,10 +114,14 @@ def test_the_best_are_those_of_all_points(space: tuple[Any, ...]) -> None:
     model, sizes, ranks, machine, more = space
     question = asked(model, sizes, ranks, machine, **more)
     found, every = answer_of(question), answer_of(replace(question, exhaustive=True))
-    fits = [(v.seconds, v.peak) for v in every.known.values() if _is_timed(v)]
+    fits = [
+        (v.seconds, v.peak)
+        for v in every.known.values()
+        if isinstance(v, Evaluated) and v.seconds is not None
+    ]
     wanted = [(f.value, f.what.peak) for f in found.best]
     distinct = list(dict.fromkeys(wanted))
-    assert distinct == _values([(s or 0.0, p) for s, p in fits], len(distinct))
+    assert distinct == _values(fits, len(distinct))
     assert len(wanted) == 3 or len(distinct) == len(set(fits))
     assert found.evaluated <= every.evaluated
     assert found.bounds is not None
@@ -126,10 +130,6 @@ def test_the_best_are_those_of_all_points(space: tuple[Any, ...]) -> None:
         if isinstance(value, Evaluated):
             assert held[number] <= value.peak
             assert value.seconds is None or seconds[number] <= value.seconds
-
-
-def _is_timed(value: Evaluated | str) -> bool:
-    return isinstance(value, Evaluated) and value.seconds is not None
 
 
 @given(st.integers(0, 10**6))
