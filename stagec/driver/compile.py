@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,11 @@ from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.formats.base import Format
+    from stagec.ir.expr import Expr
     from stagec.ir.module import Module
     from stagec.job.emit import Annotate, Job
     from stagec.job.writer import Written
+    from stagec.pipeline.instrument import Hooks
     from stagec.time.durations import Durations
 
 
@@ -56,9 +58,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--names",
-    type=click.Choice(["full", "short", "none"]),
+    type=click.Choice(["full", "short", "none", "chakra"]),
     default="full",
-    help="Names of nodes: with phase, microbatch and layer, without, or none (smaller files).",
+    help="Names of nodes: with phase, microbatch and layer, without, none (smaller files), or full "
+    "ones after the type of their record (chakra), for Chakra's timeline tool.",
 )
 @click.option(
     "--memory-events",
@@ -97,10 +100,15 @@ def command(**given: Any) -> int:
         sys.stdout.write(builder.strategy())
         return 0
     strategy = builder.strategy()
+    from stagec.analysis.model_flops import model_flops
+    from stagec.pipeline.instrument import TYPED
+
     formats = formats_asked(given["format"], builder.module.registry, given)
     if output is not None and not given["dry_run"]:
         check_targets(formats, output, given)
-    module, annotate = _lower(builder, memory_events=given["memory_events"])
+    forward = Planned(model_flops, after=TYPED)
+    watching = [forward] if any(each.wants_flops for each in formats) else []
+    module, annotate = _lower(builder, watching, memory_events=given["memory_events"])
     from stagec.analysis.report import analysis
 
     result = analysis(module, builder.model_name)
@@ -108,6 +116,7 @@ def command(**given: Any) -> int:
     written: list[Written] = []
     if not given["dry_run"]:
         job = _job(builder, given, durations, annotate, formats[0])
+        job = replace(job, flops=_step_flops(forward.found, module))
         about = provenance(builder, strategy, given)
         if output is not None:
             written = write_formats(
@@ -152,14 +161,24 @@ def check_archive_options(given: dict[str, Any]) -> None:
         )
 
 
-def _lower(builder: JobBuilder, *, memory_events: bool) -> tuple[Module, Annotate | None]:
+def _lower(
+    builder: JobBuilder, watching: Sequence[Hooks], *, memory_events: bool
+) -> tuple[Module, Annotate | None]:
     """The lowered module, and what adds memory events to its programs."""
     if not memory_events:
-        return builder.lower(), None
+        return builder.lower(watching=watching), None
     from stagec.analysis.memory_events import EventPlans
 
     plans = Planned(EventPlans)
-    return builder.lower(watching=[plans]), plans.needed("--memory-events").annotate
+    return builder.lower(watching=[*watching, plans]), plans.needed("--memory-events").annotate
+
+
+def _step_flops(forward: Expr | None, module: Module) -> int | None:
+    """FLOPs of a step by the model's text, of all ranks."""
+    from stagec.analysis.model_flops import step_flops
+    from stagec.ir.expr import evaluate
+
+    return None if forward is None else evaluate(step_flops(forward, module.graphs), module.env)
 
 
 def _durations(given: Mapping[str, Any]) -> Durations | None:

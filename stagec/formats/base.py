@@ -101,10 +101,12 @@ class TraceJob(Protocol):
 @dataclass(frozen=True, slots=True)
 class ModelJob:
     """What a compiled job has and an archive has not: the lowered module, with its sizes and
-    schedules, and the rank classes in the order of `TraceJob.members`."""
+    schedules, and the rank classes in the order of `TraceJob.members`. `flops` are those of a step
+    by the model's text, of all ranks, if the format `wants_flops` and they are known."""
 
     module: Module
     classes: Sequence[RankClass]
+    flops: int | None = None
 
 
 #: What a format may ask for: the times of computations, a machine, or the model, which an archive
@@ -128,6 +130,7 @@ class Format:
     suffix: ClassVar[str] = ""
     patched: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset()
+    wants_flops: ClassVar[bool] = False
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> RankBytes:
         """Makes the files of the ranks that run a program; with `durations` the times of its

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from stagec.formats.astra_sim.format import ASTRA_SIM
 from stagec.formats.base import Format
 from stagec.formats.chakra.format import CHAKRA
 from stagec.ir.opdef import Registry
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
-BUILTIN: tuple[Format, ...] = (CHAKRA,)
+BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM)
 _ONE = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\}\s*)?(?:,|$)")
 
 

@@ -16,7 +16,7 @@ from stagec.machines import Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
-from stagec.program.nodes import NODE_KINDS, Ints, Names, Node, Program
+from stagec.program.nodes import NODE_KINDS, Ints, Names, Program
 
 #: Adds to a program what is asked for.
 Annotate = Callable[[RankClass, Program], Program]
@@ -38,6 +38,7 @@ class Job:
     format: Format = CHAKRA
     machine: Machine | None = None
     module: Module | None = None
+    flops: int | None = None
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -67,7 +68,7 @@ class Job:
     @property
     def model(self) -> ModelJob | None:
         """What it was compiled from."""
-        return None if self.module is None else ModelJob(self.module, self.classes)
+        return None if self.module is None else ModelJob(self.module, self.classes, self.flops)
 
     def program(self, number: int) -> Program:
         """The program of a class; the latest few are kept."""
@@ -92,7 +93,7 @@ class Job:
         dropped = list(self.format.drops(program, self.layout))
         kinds: Counter[str] = Counter()
         for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
-            kinds[_kind(node)] += count
+            kinds[node.record] += count
         events = program.events
         memory = {"static_bytes": events.static, "peak_bytes": events.peak} if events else None
         return {
@@ -104,12 +105,6 @@ class Job:
             **({"memory": memory} if memory is not None else {}),
             **({DROPPED: dropped} if dropped else {}),
         }
-
-
-def _kind(node: Node) -> str:
-    if node.is_message or node.is_copy:
-        return node.kind
-    return "coll" if node.is_collective else "comp"
 
 
 def make_job(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from stagec.formats.base import Durations, Format, Layout
 from stagec.formats.chakra.encode import Encoder, fixed_varint
@@ -13,12 +15,18 @@ from stagec.program.groups import Groups
 from stagec.program.nodes import Program
 
 
+@dataclass(frozen=True)
 class ChakraFormat(Format):
-    """Chakra execution traces: protobuf records, one file a rank, and a file of groups."""
+    """Chakra execution traces: protobuf records, one file a rank, and a file of groups.
 
-    name = "chakra"
-    suffix = "et"
-    patched = True
+    With `tensor_names` each node of a program with memory events has the tensors that it reads and
+    writes, see `tensors_of`.
+    """
+
+    tensor_names: bool = False
+    name: ClassVar[str] = "chakra"
+    suffix: ClassVar[str] = "et"
+    patched: ClassVar[bool] = True
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
         return Encoder(self, program, layout, durations)
