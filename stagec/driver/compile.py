@@ -69,6 +69,12 @@ if TYPE_CHECKING:
     help="Say of every node how many bytes it adds while it runs, and gives back at its end.",
 )
 @click.option(
+    "--tensor-names",
+    is_flag=True,
+    help="Name the tensors that every node reads and writes, with their bytes: what ASTRA-sim's "
+    "replay of memory wants. Says what --memory-events does, too.",
+)
+@click.option(
     "--archive",
     type=Path,
     metavar="FILE",
@@ -104,11 +110,14 @@ def command(**given: Any) -> int:
     from stagec.pipeline.instrument import TYPED
 
     formats = formats_asked(given["format"], builder.module.registry, given)
+    if given["tensor_names"]:
+        formats = [each.with_options({"tensor-names": "true"}) for each in formats]
+    events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
     if output is not None and not given["dry_run"]:
         check_targets(formats, output, given)
     forward = Planned(model_flops, after=TYPED)
     watching = [forward] if any(each.wants_flops for each in formats) else []
-    module, annotate = _lower(builder, watching, memory_events=given["memory_events"])
+    module, annotate = _lower(builder, watching, memory_events=events)
     from stagec.analysis.report import analysis
 
     result = analysis(module, builder.model_name)

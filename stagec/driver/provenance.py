@@ -21,6 +21,7 @@ _OF_TRACES: Mapping[str, object] = {
     "names": "full",
     "granularity": "op",
     "memory_events": False,
+    "tensor_names": False,
     "name": None,
     "machine": None,
     "peak_tflops": None,

@@ -140,10 +140,15 @@ def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
         parts = None if totals else _parts(folder, where, about, slowest)
         told = peaks(text)
         peak = _peak_bytes(where, max(told, key=lambda r: _bytes(told[r]))) if told else None
-    flops, rate = about.get("model_flops"), about.get("peak_flops")
-    known = isinstance(flops, int) and isinstance(rate, int | float)
-    mfu = flops / (slowest.end / 1e9 * ranks * rate) if known and slowest.end else None
-    return Simulated(name, ends, parts, mfu, peak)
+    return Simulated(name, ends, parts, _mfu(about, slowest.end / 1e9), peak)
+
+
+def _mfu(about: Mapping[str, Any], seconds: float) -> float | None:
+    """FLOPs of the model by what the devices could do meanwhile, if they are known."""
+    flops, peak = about.get("model_flops"), about.get("peak_flops")
+    if not isinstance(flops, int) or not isinstance(peak, int | float) or not seconds * peak:
+        return None
+    return flops / (seconds * int(about["ranks"]) * peak)
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -280,7 +285,9 @@ def _peak_bytes(where: Path, rank: int) -> int | None:
     """The peak of a rank, exactly, from the counter that ASTRA-sim writes in MiB."""
     try:
         found = json.loads((where / f"local_mem_trace.{rank}.json").read_bytes())
-        used = [e["args"]["Memory_MB"] for e in found["traceEvents"] if e.get("ph") == "C"]
+        used: list[float] = [
+            e["args"]["Memory_MB"] for e in found["traceEvents"] if e.get("ph") == "C"
+        ]
         return round(max(used) * 2**20)
     except (OSError, ValueError, KeyError, TypeError):
         return None

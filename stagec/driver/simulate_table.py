@@ -30,7 +30,10 @@ def print_simulated(found: Simulated, out: TextIO) -> None:
     shown = [(*r[:4], _ms(r[4]), f"{r[4] / max(1, slowest.end):.1%}") for r in rows]
     widths = [max(len(line[i]) for line in (title, *shown)) for i in range(len(title))]
     for line in (title, *shown):
-        cells = (c.ljust(w) if not i else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths)))
+        cells = (
+            c.ljust(w) if not i else c.rjust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        )
         out.write("  ".join(("", *cells)).rstrip() + "\n")
 
 

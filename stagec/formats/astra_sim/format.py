@@ -60,7 +60,8 @@ class AstraSimFormat(ChakraFormat):
             )
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
-        found = ["a stream for each communicator: a rank has one collective or send at a time"]
+        found = [*super().drops(program, layout)]
+        found += ["a stream for each communicator: a rank has one collective or send at a time"]
         if not self.durations:
             types = sorted({k.dtype for n in program.prototypes for k in n.kernels if k.dtype})
             if len(types) > 1:
