@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,12 @@ def _size(infrastructure: Any) -> int:
 
 def _levels(graph: Any, wrong: Callable[[str], DiagnosticError]) -> list[_Level]:
     units: dict[str, list[str]] = {}
+    parts: dict[str, set[str]] = {}
     for node, about in graph.nodes(data=True):
+        unit = str(about.get("composed_device"))
+        parts.setdefault(unit, set()).add(node)
         if about.get("type") == "xpu":
-            units.setdefault(str(about["composed_device"]), []).append(node)
+            units.setdefault(unit, []).append(node)
     sizes = {len(members) for members in units.values()}
     if not sizes:
         raise wrong("no component is an xpu, so there is no accelerator")
@@ -132,7 +136,7 @@ def _levels(graph: Any, wrong: Callable[[str], DiagnosticError]) -> list[_Level]
             found.append(inside)
     if others:
         lengths = _latency(graph, units[first][0], units[others[0]][0], wrong)
-        rate = _alike([_out(graph, unit, members) for unit, members in units.items()], wrong)
+        rate = _alike([_out(graph, parts[unit], members) for unit, members in units.items()], wrong)
         if not rate:
             raise wrong(f"no link with a bandwidth leads out of '{first}'")
         found.append(_Level("outside", 0, "fat-tree", rate, lengths))
@@ -179,9 +183,8 @@ def _level(
     return _Level("inside", size, kind, rate, hops * _time(links[0]))
 
 
-def _out(graph: Any, unit: str, members: list[str]) -> float:
-    """What one accelerator of a device sends out of it, in bytes/s."""
-    inside = {n for n, about in graph.nodes(data=True) if about.get("composed_device") == unit}
+def _out(graph: Any, inside: set[str], members: list[str]) -> float:
+    """What one accelerator of a device sends out of it, in bytes/s; `inside` are its components."""
     out = sum(
         _rate(edge)
         for node in inside
@@ -204,7 +207,7 @@ def _latency(graph: Any, one: str, other: str, wrong: Callable[[str], Diagnostic
         way = networkx.shortest_path(graph, one, other)
     except networkx.NetworkXNoPath:
         raise wrong(f"no link leads from '{one}' to '{other}'") from None
-    return sum(_time(graph.edges[a, b]) for a, b in zip(way, way[1:], strict=False))
+    return sum(_time(graph.edges[a, b]) for a, b in pairwise(way))
 
 
 def _rate(link: Mapping[str, str]) -> float:
