@@ -99,12 +99,12 @@ def vit(p: Inputs) -> float:
 def _patches(p: Inputs, name: str, images: Array, size: int) -> Array:
     """Every patch by itself."""
     height, width = images.shape[2:]
-    rows = []
+    rows: list[Array] = []
     for top in range(0, height, size):
         for left in range(0, width, size):
             patch = images[:, :, top : top + size, left : left + size]
             rows.append(np.tensordot(patch, p[f"{name}/w"], 3))
-    found = np.stack(rows, 1)
+    found: Array = np.stack(rows, 1)
     return found + p[f"{name}/b"] if f"{name}/b" in p else found
 
 
