@@ -24,10 +24,10 @@ SMALL: Keys = {
 #: Families whose heads all have their own keys and values, or one for all.
 UNGROUPED = """
     baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt opt persimmon
-    deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb RefinedWebModel
+    chatglm glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb RefinedWebModel
 """
 #: Families without a base of rotary positions.
-UNROTATED = "bloom codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
+UNROTATED = "bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
 _EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 _WIDE: Keys = {"num_experts": 4, "num_experts_per_tok": 2}
 _ROUTED: Keys = {
@@ -90,6 +90,11 @@ NEEDS: Mapping[str, Keys] = {
     "minimax_m2": {**_WIDE, "head_dim": 8, "rotary_dim": 4},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": [2] * 4},
     "grok-1": _WIDE,
+    "bailing_moe": {**_EXPERTS, "num_shared_experts": 1},
+    "bailing_moe_v2": {**_EXPERTS, "num_shared_experts": 1},
+    "git": {**_EXPERTS},
+    "glm_moe_dsa": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 8},
+    "chatglm": {"kv_channels": 8},
     "deepseek": _ROUTED,
     "deepseek_v2": _LATENT,
     "deepseek_v3": {**_LATENT, "n_group": 2, "topk_group": 1},
@@ -176,6 +181,11 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "dots1": {"first_k_dense_replace": (0, 2)},
     "ernie4_5_moe": {"moe_layer_start_index": (0, 2), "moe_layer_interval": (1, 2)},
     "minimax_m2": {"use_qk_norm": (True, False)},
+    "minicpm": {"scale_emb": (12, 1), "scale_depth": (1.4,), "dim_model_base": (16,)},
+    "chatglm": {"add_qkv_bias": (True, False), "rope_ratio": (1, 50)},
+    "bailing_moe": {"use_qkv_bias": (True, False), "first_k_dense_replace": (0, 1)},
+    "bailing_moe_v2": {"use_qk_norm": (True, False), "n_group": (2,), "topk_group": (1,)},
+    "git": {"attn_logit_softcapping": (30.0, 50)},
     "deepseek": {"moe_layer_freq": (1, 2), "norm_topk_prob": (True, False)},
     "deepseek_v2": {"q_lora_rank": (8, None), "topk_method": ("greedy", "group_limited_greedy")},
     "deepseek_v3": {"first_k_dense_replace": (0, 1, 4), "routed_scaling_factor": (2.5, 1.0)},

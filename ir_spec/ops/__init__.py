@@ -28,9 +28,13 @@ from stagec.ir_spec.ops import (
     rope,
     rwkv,
     scan,
+<<<<<<< HEAD
     scan_base,
     selection,
     state_space,
+=======
+    space,
+>>>>>>> wt-search
     strategy,
     structure,
     token_shift,
@@ -43,7 +47,11 @@ BUILTIN: tuple[OpDef, ...] = (
     *functions.OPS,
     *strategy.OPS,
     *policies.OPS,
+<<<<<<< HEAD
     *adapters.OPS,
+=======
+    *space.OPS,
+>>>>>>> wt-search
     *contraction.OPS,
     *convolution.OPS,
     *extremes.OPS,

@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "analyze": ("stagec.driver.analyze", "Count parameters, FLOPs, communication and memory."),
     "memory": ("stagec.driver.memory", "Plan what every rank holds, when, and whether it fits."),
     "time": ("stagec.driver.time", "Tell how long a step takes on a machine, and why."),
+    "search": ("stagec.driver.search", "Search the strategies that fit and are fastest."),
     "opt": ("stagec.driver.opt", "Run passes over a module, text in, text out."),
     "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),
     "show": ("stagec.driver.show", "Print an execution trace."),

@@ -15,7 +15,7 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.importers import attended, classic, deepseek, llama, mixture
+from stagec.importers import attended, classic, deepseek, further, llama, mixture
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
@@ -34,7 +34,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 #: Those of other modules have tests of their own.
 TYPES = [
     name
-    for module in (llama, classic, attended, mixture, deepseek)
+    for module in (llama, classic, attended, mixture, deepseek, further)
     for family in module.FAMILIES
     for name in family.model_types
 ]

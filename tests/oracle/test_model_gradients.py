@@ -12,11 +12,11 @@ import pytest
 
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from tests.support import DEEPSEEK, TINY, inputs_of, run_numeric, tiny_module
+from tests.support import DEEPSEEK, TINY, TINY_CLICKS, inputs_of, run_numeric, tiny_module
 
 STEP = 1e-5
 #: All texts of the library; DeepSeek-V3 with multi-token prediction has all of the plain one.
-MODELS = tuple(name for name in TINY if name != DEEPSEEK)
+MODELS = tuple(name for name in (*TINY, *TINY_CLICKS) if name != DEEPSEEK)
 
 
 @cache
