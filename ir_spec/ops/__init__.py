@@ -28,13 +28,10 @@ from stagec.ir_spec.ops import (
     rope,
     rwkv,
     scan,
-<<<<<<< HEAD
     scan_base,
     selection,
-    state_space,
-=======
     space,
->>>>>>> wt-search
+    state_space,
     strategy,
     structure,
     token_shift,
@@ -47,11 +44,8 @@ BUILTIN: tuple[OpDef, ...] = (
     *functions.OPS,
     *strategy.OPS,
     *policies.OPS,
-<<<<<<< HEAD
     *adapters.OPS,
-=======
     *space.OPS,
->>>>>>> wt-search
     *contraction.OPS,
     *convolution.OPS,
     *extremes.OPS,

@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "import": ("stagec.driver.import_", "Write the text of a model from its config.json."),
     "materialize": ("stagec.driver.materialize", "Write traces of ranks from an archive."),
     "analyze": ("stagec.driver.analyze", "Count parameters, FLOPs, communication and memory."),
+    "simulate": ("stagec.driver.simulate", "Run ASTRA-sim on a folder of traces."),
     "memory": ("stagec.driver.memory", "Plan what every rank holds, when, and whether it fits."),
     "time": ("stagec.driver.time", "Tell how long a step takes on a machine, and why."),
     "search": ("stagec.driver.search", "Search the strategies that fit and are fastest."),
