@@ -362,7 +362,9 @@ _DELTA = {
     **dict.fromkeys(("gate", "beta"), "bf16[B, S, H]"),
     **dict.fromkeys(("A_log", "dt_bias"), "f32[H]"),
 }
-_WKV: Mapping[str, str] = dict.fromkeys(("q", "w", "k", "v", "kappa", "a", "dy"), "bf16[B, S, H, K]")
+_WKV: Mapping[str, str] = dict.fromkeys(
+    ("q", "w", "k", "v", "kappa", "a", "dy"), "bf16[B, S, H, K]"
+)
 _FAMILIES: Mapping[str, Mapping[str, str]] = {
     "stg.selective_scan": _SELECTIVE,
     "stg.ssd": _SSD,
