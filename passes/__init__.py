@@ -29,6 +29,7 @@ from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGrad
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
 from stagec.passes.shapes.inline import Inline
+from stagec.passes.strategy.add_lora import AddLora
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
 from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
@@ -47,6 +48,7 @@ PLUGIN = Plugin(
         Inline,
         InferShapes,
         NormalizeStrategy,
+        AddLora,
         SetElementTypes,
         InsertFp8Casts,
         SizeExperts,
@@ -83,8 +85,8 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "normalize-strategy,set-element-types,insert-fp8-casts,size-experts,"
-        "choose-recompute,split-microbatches,place-values,shard-parameters,gather-dimensions,"
+        "apply-strategy": "normalize-strategy,add-lora,set-element-types,insert-fp8-casts,"
+        "size-experts,choose-recompute,split-microbatches,place-values,shard-parameters,gather-dimensions,"
         "exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,insert-collectives,narrow-collectives,"
         "keep-gathered-parameters,record-expert-rows",

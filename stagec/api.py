@@ -9,7 +9,18 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stagec.formats.base import Format, Layout, PatchedEncoder, Variant
+from stagec.formats.base import (
+    Format,
+    JobFormat,
+    Layout,
+    PatchedEncoder,
+    TraceJob,
+    Variant,
+    all_ranks,
+)
+from stagec.importers.config import Config
+from stagec.importers.family import ModelFamily
+from stagec.importers.text import Body, ModelText
 from stagec.ir import traits
 from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Quoted, Region, SymbolRef, Value
@@ -50,7 +61,9 @@ __all__ = [
     "Array",
     "Attr",
     "AxisUse",
+    "Body",
     "Builder",
+    "Config",
     "Diagnostic",
     "DiagnosticError",
     "DiagnosticList",
@@ -63,11 +76,14 @@ __all__ = [
     "Format",
     "Hooks",
     "Instrument",
+    "JobFormat",
     "Layout",
     "Load",
     "Loaded",
     "Loc",
     "Mesh",
+    "ModelFamily",
+    "ModelText",
     "Module",
     "NameLoc",
     "NumericContext",
@@ -99,9 +115,11 @@ __all__ = [
     "SymbolRef",
     "TensorType",
     "TimeReport",
+    "TraceJob",
     "Type",
     "Value",
     "Variant",
+    "all_ranks",
     "as_expr",
     "axis_size",
     "call",

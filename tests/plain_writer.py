@@ -33,7 +33,8 @@ from stagec.program.classes import RankClass
 from stagec.program.groups import Groups, channel_of, group_axes, neighbours
 from stagec.program.nodes import Node
 from stagec.schedule.action import Action, steps
-from stagec.schedule.attached import actions_of, receives_of, regions_of
+from stagec.schedule.attached import actions_of, placement_of, receives_of, regions_of
+from tests.stacks import as_they_run, beside, layers_of, place_of
 
 Iterations = tuple[int, ...]
 
@@ -56,15 +57,16 @@ class Gradient(NamedTuple):
 
 @dataclass
 class Bucket:
-    """One call of a reduction, and the run that completes it."""
+    """One call of a reduction, and the run that it is issued behind if it joins stages."""
 
     call: Run
+    late: Run | None = None
     inside: list[Gradient] = field(default_factory=list[Gradient])
 
     @property
     def ready(self) -> Run | None:
-        """The run that completes its last gradient."""
-        return self.inside[-1].run
+        """The run that it stands behind: the one that completes its last gradient."""
+        return self.late or self.inside[-1].run
 
 
 def _around(op: Operation) -> list[Operation]:
@@ -99,6 +101,10 @@ class _Origins:
         """Of a repeat or an accumulation, in the order in which they run."""
         return list(range(self.size(op, "count")))[:: -1 if op.flag("reverse") else 1]
 
+    def layers(self, op: Operation) -> list[tuple[Operation, int]]:
+        """The iterations of a repeat and of all that run among them."""
+        return layers_of(op) if "order" in op.attrs else [(op, i) for i in self.iterations(op)]
+
     def idle(self, op: Operation, at: Iterations) -> bool:
         """Whether an operation in a repeat does not run in this iteration: what was gathered is
         still there from forward, or the iteration does not recompute."""
@@ -106,7 +112,7 @@ class _Origins:
         if repeat is None or repeat.name != "et.repeat":
             return False
         if "ahead" in op.attrs:
-            return self.iterations(repeat).index(at[-1]) < self.size(op, "kept")
+            return self.layers(repeat).index((repeat, at[-1])) < self.size(op, "kept")
         return op.phase == "recompute" and not replays(repeat, at[-1])
 
     def run(self, value: Value, at: Iterations, slices: Iterations = ()) -> Run | None:
@@ -135,7 +141,10 @@ class _Origins:
         carried = value.index < owner.integer("carry", 1)
         if not order:
             return self.run(owner.operands[value.index], at, slices) if carried else None
-        if carried or not slices:
+        if carried:
+            last, i = self.layers(owner)[-1]
+            return self.run(last.body.terminator.operands[value.index], (*at, i), slices)
+        if not slices:
             return self.run(inner, (*at, order[-1]), slices)
         return self.run(inner, (*at, slices[0]), slices[1:])
 
@@ -151,20 +160,20 @@ class _Origins:
             return self.run(given, outer, slices)
         if value.index >= owner.integer("carry", 1):
             return self.run(given, outer, (i, *slices))
-        order = self.iterations(owner)
-        if i == order[0]:
-            return self.run(given, outer, slices)
-        before = order[order.index(i) - 1]
-        return self.run(owner.body.terminator.operands[value.index], (*outer, before), slices)
+        layers = self.layers(owner)
+        if (owner, i) == layers[0]:
+            return self.run(beside(owner)[0].operands[value.index], outer, slices)
+        maker, before = layers[layers.index((owner, i)) - 1]
+        return self.run(maker.body.terminator.operands[value.index], (*outer, before), slices)
 
     def gradients(self, call: Run) -> dict[int, list[Gradient]]:
         """What a reduction takes, by the chunk of the model; each layer by itself."""
         found: dict[int, list[Gradient]] = {}
         for value, part in zip(call.op.operands, call.op.exprs("parts"), strict=True):
-            size, chunk, inner, layers = evaluate(part, self._env), 0, value, 0
+            size, chunk, inner, layers, repeat = evaluate(part, self._env), 0, value, 0, call.op
             while not layers and (op := inner.producer) is not None and op.region is not None:
                 stacked = op.name == "et.repeat" and inner.index >= op.integer("carry", 1)
-                layers = self.size(op, "count") if stacked else 0
+                layers, repeat = (self.size(op, "count") if stacked else 0), op
                 chunk = op.integer("chunk", chunk)
                 inner = op.region.terminator.operands[inner.index]
             mine = found.setdefault(chunk, [])
@@ -172,7 +181,8 @@ class _Origins:
                 mine.append(Gradient(size, self.run(value, call.at), "", value.name))
             for i in range(layers):
                 run = self.run(value, call.at, (i,))
-                mine.append(Gradient(size // layers, run, f"L{i}", value.name))
+                label = f"L{place_of(repeat, i)}"
+                mine.append(Gradient(size // layers, run, label, value.name))
         return {chunk: found[chunk] for chunk in sorted(found)}
 
 
@@ -183,22 +193,26 @@ def _numbered(op: Operation, at: Iterations) -> list[tuple[Operation, int]]:
 
 class _Issue:
     """The order of issue: `runs`, and `calls` of reductions that are cut into buckets. `behind`
-    are runs that another one was issued behind, whatever their streams."""
+    are runs that another one was issued behind, whatever their streams. What joins stages, along
+    the axis `joined`, is issued behind all runs so far: `late` are the last ones before calls."""
 
     def __init__(
         self,
         origins: _Origins,
         actions: Sequence[Action],
         receives: Mapping[int, Sequence[Action]],
+        joined: str,
     ) -> None:
         self._origins, self._actions, self._receives = origins, actions, receives
+        self._joined = joined
         self.runs: list[Run] = []
         self.calls: list[Run] = []
         self.behind: dict[Run, list[Run]] = {}
+        self.late: dict[Run, Run] = {}
 
     def region(self, region: Region, at: Iterations) -> None:
         """Issue what a region runs."""
-        for op in region.ops[:-1]:
+        for op in as_they_run(region):
             if not (op.name == "et.recall" or "ahead" in op.attrs or self._origins.idle(op, at)):
                 self._op(op, at)
 
@@ -208,15 +222,16 @@ class _Issue:
         elif "schedule" in op.attrs:
             self._schedule(op.region, at)
         else:
-            order = self._origins.iterations(op)
-            early = [o for o in op.region.ops if "ahead" in o.attrs]
-            ahead = max((self._origins.size(o, "ahead") for o in early), default=0)
-            for step, i in enumerate(order):
-                for soon in order[step + ahead if step else 0 : step + ahead + 1]:
-                    for gather in early:
+            order = self._origins.layers(op)
+            early = {o: [g for g in o.body.ops if "ahead" in g.attrs] for o, _ in order}
+            all_early = [gather for gathers in early.values() for gather in gathers]
+            ahead = max((self._origins.size(o, "ahead") for o in all_early), default=0)
+            for step, (layer, i) in enumerate(order):
+                for later, soon in order[step + ahead if step else 0 : step + ahead + 1]:
+                    for gather in early[later]:
                         if not self._origins.idle(gather, (*at, soon)):
                             self._run(Run(gather, (*at, soon)))
-                self.region(op.region, (*at, i))
+                self.region(layer.body, (*at, i))
 
     def _schedule(self, region: Region, at: Iterations) -> None:
         """Actions as ordered, messages received before the action that the schedule says."""
@@ -236,7 +251,7 @@ class _Issue:
             for action in step:
                 start = len(self.runs)
                 for op in filter(None, map(actions.get, regions_of(action))):
-                    for inner in op.body.ops[:-1]:
+                    for inner in as_they_run(op.body):
                         if not _posted(inner):
                             self._op(inner, (*at, action.microbatch))
                 parts.append(self.runs[start:])
@@ -264,6 +279,9 @@ class _Issue:
         elif run.op.flag("overlapped"):  # it goes while the last product is computed
             product = next((r for r in before if self._origins.size(r.op, "matmul")), None)
             self.behind[run] = [r for r in [next(before, None)] if r and product]
+        elif run.op.name == "et.coll" and self._joined in run.op.names("group"):
+            self.behind[run] = [r for r in [next(before, None)] if r]
+            self.late[run] = self.runs[-1]
         (self.calls if "bucket" in run.op.attrs else self.runs).append(run)
 
     def buckets(self) -> list[Bucket]:
@@ -276,7 +294,7 @@ class _Issue:
                 full = True
                 for gradient in sorted(given, key=lambda g: place.get(g.run, -1)):
                     if full:
-                        mine.append(Bucket(call))
+                        mine.append(Bucket(call, self.late.get(call)))
                     mine[-1].inside.append(gradient)
                     held = sum(g.size for g in mine[-1].inside)
                     full = held >= self._origins.size(call.op, "bucket")
@@ -321,7 +339,10 @@ def program_of(rank_class: RankClass) -> PlainProgram:
     }
     last = {regions[r]: a.microbatch for a in actions for r in regions_of(a) if r in regions}
     origins = _Origins(rank_class.env, last)
-    issue = _Issue(origins, actions, receives_of(*where))
+    placement = placement_of(rank_class.module, graph)
+    one_copy = placement is not None and placement.copies == 1
+    joined = graph.text("over") if one_copy else ""
+    issue = _Issue(origins, actions, receives_of(*where), joined)
     issue.region(graph.body, ())
     return PlainProgram(rank_class.name, list(_nodes(rank_class, origins, issue)))
 
@@ -333,10 +354,10 @@ def _nodes(rank_class: RankClass, origins: _Origins, issue: _Issue) -> Iterator[
     final: list[Run | Bucket] = [b for b in buckets if b.ready is None]
     final += issue.runs
     for bucket in buckets:
-        ready = next((b for b in reversed(buckets) if b.call == bucket.ready), bucket.ready)
+        ready = _completing(bucket, buckets)
         if ready is not None:
             i = final.index(ready) + 1
-            while isinstance(there := final[i], Bucket) and there.ready == bucket.ready:
+            while _stands_behind(final[i], ready, buckets):
                 i += 1
             final.insert(i, bucket)
     made = [_node(rank_class, origins, thing, sent) for thing in final]
@@ -349,7 +370,8 @@ def _nodes(rank_class: RankClass, origins: _Origins, issue: _Issue) -> Iterator[
             found = [g.run for g in thing.inside]
         else:
             found = [origins.run(v, thing.at) for v in thing.op.operands]
-            node.after = [by_run[r] for r in issue.behind.get(thing, ())]
+        call = thing.call if isinstance(thing, Bucket) else thing
+        node.after = [by_run[r] for r in issue.behind.get(call, ())]
         node.deps = list(dict.fromkeys(by_run[r] for r in found if r))
         if node.blocking:
             node.after += filter(None, [streams.get("et.comp")])
@@ -366,6 +388,19 @@ def _nodes(rank_class: RankClass, origins: _Origins, issue: _Issue) -> Iterator[
     yield from made
 
 
+def _completing(bucket: Bucket, buckets: Sequence[Bucket]) -> Run | Bucket | None:
+    """What a bucket stands behind; of a reduction in buckets it is the last one."""
+    return next((b for b in reversed(buckets) if b.call == bucket.ready), bucket.ready)
+
+
+def _stands_behind(thing: Run | Bucket, ready: Run | Bucket, buckets: Sequence[Bucket]) -> bool:
+    """Whether it is a bucket behind what is ready, or behind such a bucket."""
+    if not isinstance(thing, Bucket):
+        return False
+    before = _completing(thing, buckets)
+    return before is not None and (before == ready or _stands_behind(before, ready, buckets))
+
+
 def _node(
     rank_class: RankClass, origins: _Origins, thing: Run | Bucket, sent: Counter[object]
 ) -> Node:
@@ -374,7 +409,8 @@ def _node(
     numbers, scope = list(at), f"{op.phase}/"
     for around in _around(op):
         if _counts(around):
-            scope += f"{'L' if around.name == 'et.repeat' else 'mb'}{numbers.pop(0)}/"
+            number = place_of(around, numbers.pop(0))
+            scope += f"{'L' if around.name == 'et.repeat' else 'mb'}{number}/"
         elif around.integer("chunk"):
             scope += f"c{around.integer('chunk')}/"
     if isinstance(thing, Bucket):
@@ -398,7 +434,7 @@ def _node(
     tag = sent[kind, channel] * len(rank_class.channels) + rank_class.channels[channel]
     sent[kind, channel] += 1
     name += ".send" if kind == "send" else ""
-    by = channel[1] % rank_class.env[channel[0]]
+    by = evaluate(channel[1], rank_class.env) % rank_class.env[channel[0]]
     return Node(kind, name, op.phase, size, over=channel[0], by=by, tag=tag)
 
 

@@ -69,6 +69,7 @@ JOBS: Mapping[str, Sequence[str]] = {
         "--schedule",
         "dualpipe",
     ],
+    "1F1B, tied": ["gpt-1.7b", "--set", "L=8,S=1024", "--pp", "8", "--microbatches", "16"],
     "1F1B, TP, SP, DDP": [*_STAGES, "1f1b", "--tp", "4", "--dp", "4", "--sp"],
 }
 

@@ -1,4 +1,5 @@
-"""Writes docs/ops.md, docs/passes.md, docs/flags.md and docs/api.md from the definitions.
+"""Writes docs/ops.md, docs/passes.md, docs/flags.md, docs/families.md and
+docs/api.md from the definitions.
 
 `python -m tools.gen_docs` rewrites the pages; with `--check` it compares them with the definitions,
 prints the difference and the command that accepts it, and exits with 1.
@@ -22,6 +23,7 @@ from stagec.ir_spec.ops.statement import Statement
 from stagec.pipeline.passes import Pass, option_text, options_of, reads_its_own_options
 from stagec.pipeline.plugins import Loaded, load_plugins
 from tools.gen_api import api_page
+from tools.gen_families import families_page
 from tools.gen_flags import flags_page
 from tools.markup import ACCEPT, ROOT, anchor, markdown, page, paragraphs
 
@@ -36,13 +38,29 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "In the region of a `stg.strategy`. [flags.md](flags.md) has the flags that write them.",
     ),
     "policies": ("Strategies: how it runs", "In the region of a `stg.strategy`."),
+    "adapters": ("Strategies: what is trained", "In the region of a `stg.strategy`."),
     "contraction": ("Contractions, sums, scaling", "In functions."),
     "extremes": (
         "Extremes",
         "In functions. `insert-collectives` makes `stg.chosen` where the dimension is split.",
     ),
+    "convolution": ("Convolutions", "In functions."),
     "scan": ("Running sums", "In functions."),
+    "causal_conv": (
+        "Causal convolutions",
+        "In functions. `insert-collectives` makes the last two where the sequence is split.",
+    ),
+    "token_shift": ("Token shift", "In functions."),
+    "state_space": (
+        "State-space layers",
+        "In functions. `insert-collectives` makes the ops of states where the sequence is split.",
+    ),
+    "linear_attention": ("Linear attention and delta rules", "In functions."),
+    "rwkv": ("RWKV", "In functions."),
+    "scan_base": ("States between parts of a sequence", "`insert-collectives` makes them."),
+    "selection": ("Slices and positions", "In functions."),
     "activation": ("Activations and dropout", "In functions."),
+    "gated": ("Gated activations", "In functions."),
     "norm": ("Norms and softmax", "In functions."),
     "attention": ("Attention and positions", "In functions."),
     "moe": (
@@ -53,6 +71,8 @@ ROOMS: Mapping[str, tuple[str, str]] = {
         "Vocabulary",
         "In functions. `stg.max` and the last three replace `stg.cross_entropy` over a split one.",
     ),
+    "losses": ("Further losses, and time steps", "In functions."),
+    "recommend": ("Recommendation", "In functions."),
     "layout": ("Views, placement, gradients", "In functions."),
     "comm": (
         "Collectives",
@@ -92,6 +112,7 @@ def pages() -> Mapping[Path, str]:
         docs / "ops.md": ops_page(loaded),
         docs / "passes.md": passes_page(loaded),
         docs / "flags.md": flags_page(),
+        docs / "families.md": families_page(),
         docs / "api.md": api_page(docs / "examples" / "api.py"),
     }
 

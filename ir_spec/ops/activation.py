@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,51 +10,71 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.traits import Fusible
-from stagec.ir_spec.ops.base import Elementwise, need_result, pointwise, work
+from stagec.ir.rule import Rule
+from stagec.ir_spec.ops.base import Elementwise, need_result, pointwise, stated, work
+from stagec.ir_spec.ops.curves import FORM, gelu_form, sigmoid, silu_derivative
 
 
 class Activation(Elementwise):
-    """Base of activations `y = f(x)` whose gradient op is `<name>_grad(dy, x)`."""
+    """Base of activations `y = f(x)` whose gradient op is `<name>_grad(dy, x)`, with the parameters
+    of the activation."""
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
         x = op.operands[0]
-        return [dy and b.value(f"{op.name}_grad", [dy, x], hint=f"d_{x.name}")]
+        return [
+            dy
+            and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=x.prefixed("d_"))
+        ]
+
+
+class FromResult(Elementwise):
+    """Base of activations whose gradient op is `<name>_grad(dy, y)`: only the result is stashed."""
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        hint = op.operands[0].prefixed("d_")
+        return [dy and b.value(f"{op.name}_grad", [dy, op.result], hint=hint)]
 
 
 class Gelu(Activation):
-    """GeLU in its tanh form (arXiv 1606.08415), 8 FLOPs per element."""
+    """GeLU (arXiv 1606.08415): x times the normal distribution function at x.
+
+    `form` says how that is computed. FLOPs per element: tanh, the default, 8; erf, which is exact,
+    5; quick, x times the sigmoid of 1.702 x, 4.
+    """
 
     name = "stg.gelu"
-    cost = 8
+    params = (FORM,)
     example = "%y = stg.gelu(%x) : bf16[B]"
 
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, gelu_form(op).cost, self.rule(op))
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x = args[0]
-        return [0.5 * x * (1 + np.tanh(_GELU * (x + 0.044715 * x**3)))]
+        return [gelu_form(op).value(args[0])]
 
 
 class GeluGrad(Elementwise):
-    """Gradient of `stg.gelu`, 14 FLOPs per element."""
+    """Gradient of `stg.gelu`. FLOPs per element: tanh 14, erf 11, quick 8."""
 
     name = "stg.gelu_grad"
-    cost = 14
     operands = ("dy", "x")
+    params = (FORM,)
     example = "%dx = stg.gelu_grad(%dy, %x) : bf16[B]"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return work(n, gelu_form(op).grad_cost, self.rule(op))
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, x = args
-        t = np.tanh(_GELU * (x + 0.044715 * x**3))
-        return [dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _GELU * (1 + 3 * 0.044715 * x * x))]
-
-
-_GELU = float(np.sqrt(2 / np.pi))
+        return [dy * gelu_form(op).derivative(x)]
 
 
 class Silu(Activation):
@@ -65,7 +85,7 @@ class Silu(Activation):
     example = "%y = stg.silu(%x) : bf16[B]"
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0] / (1 + np.exp(-args[0]))]
+        return [args[0] * sigmoid(args[0])]
 
 
 class SiluGrad(Elementwise):
@@ -81,61 +101,110 @@ class SiluGrad(Elementwise):
         return [dy * silu_derivative(x)]
 
 
-def silu_derivative(x: Array) -> Array:
-    """d silu(x) / dx."""
-    s = 1 / (1 + np.exp(-x))
-    return s * (1 + x * (1 - s))
+class Relu(FromResult):
+    """max(x, 0), one comparison per element. Its square is `stg.mul` of the result with itself."""
 
-
-class Swiglu(Activation):
-    """silu(gate) * up (arXiv 2002.05202); dimension 1, of size 2, holds gate and up. 4 FLOPs per
-    result."""
-
-    name = "stg.swiglu"
-    operands = ("gate_up",)
-    example = "%m = stg.swiglu(%gu) : bf16[B, S, F]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule(_packed(op.operands[0].tensor.rank - 1, "{packed}->{plain}"), whole="z")
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        shape = op.operands[0].tensor.shape
-        if len(shape) < 2 or shape[1] != 2:
-            yield f"dimension 1 holds gate and up, so it must be 2: {op.operands[0].type}"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 4, self.rule(op)) / n["z"]
+    name = "stg.relu"
+    example = "%y = stg.relu(%x) : bf16[B]"
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        gate, up = args[0][:, 0], args[0][:, 1]
-        return [gate / (1 + np.exp(-gate)) * up]
+        return [np.maximum(args[0], 0)]
 
 
-class SwigluGrad(OpDef):
-    """Gradient of `stg.swiglu`, 10 FLOPs per element of dy."""
+class ReluGrad(Elementwise):
+    """Gradient of `stg.relu`: dy where the result is positive; one comparison per element."""
 
-    name = "stg.swiglu_grad"
-    traits = (Fusible(),)
-    operands = ("dy", "gate_up")
-    example = "%dgu = stg.swiglu_grad(%dm, %gu) : bf16[B, 2, S, F]"
-
-    def rule(self, op: Operation) -> Rule:
-        return make_rule(
-            _packed(op.operands[0].tensor.rank, "{plain},{packed}->{packed}"), whole="z"
-        )
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return work(n, 10, self.rule(op)) / n["z"]
+    name = "stg.relu_grad"
+    operands = ("dy", "y")
+    example = "%dx = stg.relu_grad(%dy, %y) : bf16[B]"
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, (gate, up) = args[0], (args[1][:, 0], args[1][:, 1])
-        silu = gate / (1 + np.exp(-gate))
-        return [np.stack([dy * up * silu_derivative(gate), dy * silu], axis=1)]
+        dy, y = args
+        return [np.where(y > 0, dy, 0.0)]
 
 
-def _packed(rank: int, text: str) -> str:
-    plain = letters(rank)
-    return text.format(plain=plain, packed=plain[0] + "z" + plain[1:])
+class Sigmoid(FromResult):
+    """1 / (1 + exp(-x)), 2 FLOPs per element."""
+
+    name = "stg.sigmoid"
+    cost = 2
+    example = "%y = stg.sigmoid(%x) : bf16[B]"
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [sigmoid(args[0])]
+
+
+class SigmoidGrad(Elementwise):
+    """Gradient of `stg.sigmoid`, dy * y * (1 - y): 3 FLOPs per element."""
+
+    name = "stg.sigmoid_grad"
+    cost = 3
+    operands = ("dy", "y")
+    example = "%dx = stg.sigmoid_grad(%dy, %y) : bf16[B]"
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, y = args
+        return [dy * y * (1 - y)]
+
+
+class Tanh(FromResult):
+    """Hyperbolic tangent, one FLOP per element. A soft cap c is c * tanh(x / c) (arXiv 2408.00118):
+    between two `stg.scale`."""
+
+    name = "stg.tanh"
+    example = "%y = stg.tanh(%x) : bf16[B]"
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.tanh(args[0])]
+
+
+class TanhGrad(Elementwise):
+    """Gradient of `stg.tanh`, dy * (1 - y * y): 3 FLOPs per element."""
+
+    name = "stg.tanh_grad"
+    cost = 3
+    operands = ("dy", "y")
+    example = "%dx = stg.tanh_grad(%dy, %y) : bf16[B]"
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, y = args
+        return [dy * (1 - y * y)]
+
+
+class Exp(Elementwise):
+    """e to the power of x, one FLOP per element."""
+
+    name = "stg.exp"
+    example = "%y = stg.exp(%x) : bf16[B]"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        return [dy and b.value("stg.mul", [dy, op.result], hint=op.operands[0].prefixed("d_"))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.exp(args[0])]
+
+
+class Softplus(Elementwise):
+    """log(1 + exp(x)), 3 FLOPs per element; minus the logarithm of the sigmoid of -x."""
+
+    name = "stg.softplus"
+    cost = 3
+    example = "%y = stg.softplus(%x) : bf16[B]"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), x = grads, op.operands[0]
+        if dy is None:
+            return [None]
+        slope = b.value("stg.sigmoid", [x], hint=x.prefixed("slope_"))
+        return [b.value("stg.mul", [dy, slope], hint=x.prefixed("d_"))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.logaddexp(args[0], 0)]
 
 
 class Dropout(Elementwise):
@@ -171,7 +240,7 @@ class Dropout(Elementwise):
                 "stg.dropout_grad",
                 [dy, need_result(op, 1, "mask")],
                 {"p": op.attrs["p"]},
-                hint=f"d_{x.name}",
+                hint=x.prefixed("d_"),
             )
         ]
 
@@ -209,8 +278,14 @@ OPS = (
     GeluGrad(),
     Silu(),
     SiluGrad(),
-    Swiglu(),
-    SwigluGrad(),
+    Relu(),
+    ReluGrad(),
+    Sigmoid(),
+    SigmoidGrad(),
+    Tanh(),
+    TanhGrad(),
+    Exp(),
+    Softplus(),
     Dropout(),
     DropoutGrad(),
 )

@@ -1,61 +1,127 @@
-"""What all forms of fused attention share: operands, FLOPs and the numeric reference."""
+"""What all forms of fused attention share: operands, parameters, FLOPs and the numeric reference.
+
+The operands are queries, keys and values - the latter two packed in one value, or apart - and then
+those that flags name, in this order:
+
+| flag       | operand                                                                            |
+|------------|------------------------------------------------------------------------------------|
+| `sinks`    | [H], a learned logit for each head in the denominator of the softmax (gpt-oss)     |
+| `bias`     | [H, S, T], which is added to the scores (T5, arXiv 1910.10683)                     |
+| `selected` | [B, S, N], the keys that each query sees, by their positions (arXiv 2512.02556)    |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, product
+from stagec.ir.expr import Expr, call, evaluate, expand, fraction, product, same
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.norm import visible
+from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
 
-CAUSAL = Param("causal", "flag", "mask the future")
+#: The shapes of operands that flags name.
+_FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
+#: What a step of a ring has in common with attention.
+SCORES = (
+    CAUSAL,
+    *SPANS,
+    Param("rsqrt", "size", "scores are divided by the square root of this (default K)"),
+    Param("softcap", "size", "a bound c of the scores: c tanh(score / c)"),
+    Param("alibi", "flag", "bias by distance, with the slopes of arXiv 2108.12409"),
+    Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
+)
+WHOLE = (
+    Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
+    Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
+)
 
 
-def core_flops(n: Sizes, keys: int, values: int) -> Expr:
-    """2 FLOPs per multiply-add of products with the whole score matrix of these queries and keys:
-    `keys` of them with head size K, `values` with that of the values."""
-    scores = product(n[f] for f in "bgrs") * n.get("t", n["s"])
-    return scores * (n["k"] * keys + n.get("v", n["k"]) * values) * 2
+def further(op: Operation) -> list[str]:
+    """The operands after keys and values, by the flags that name them."""
+    return [name for name in _FURTHER if op.flag(name)]
 
 
-def core_kernel(kind: str, dtype: str, n: Sizes, keys: Expr, causal: bool) -> KernelShape:
-    """The kernel of attention with so many keys. Its FLOPs are `2 * batch * heads * queries * keys`
-    times `qk + v`, backward times `3*qk + 2*v`; half of that if it is causal."""
-    heads = n["g"] * n["r"]
-    extents = (n["b"], heads, n["g"], n["s"], keys, n["k"], n.get("v", n["k"]))
-    return KernelShape(kind, dtype, extents, causal)
+def core_misfits(op: Operation, before: int) -> Iterator[str]:
+    """What is wrong with the operands and parameters, with `before` operands before the keys."""
+    more = further(op)
+    found = len(op.operands) - before - len(more)
+    if found not in (1, 2):
+        rest = "".join(f", then {name}" for name in more)
+        yield f"expects q and kv, or q, k and v{rest}"
+    elif found == 1 and op.operands[before].tensor.shape[1] != 2:
+        kv = op.operands[before].type
+        yield f"dimension 1 of kv holds keys and values, so it must be 2: {kv}"
+    if "ring" in op.attrs and (whole := [p.name for p in WHOLE if op.flag(p.name)]):
+        yield (
+            f"passes keys and values round a ring, which takes no {' and no '.join(whole)}: "
+            "expected stg.gather or stg.exchange"
+        )
+    yield from misfits_of_mask(op)
 
 
 def core_rule(op: Operation, text: str, before: int, factor: str, special: str = "") -> Rule:
-    """The rule with keys and values in `{kv}`, split along the sequence as `factor`, and the head
-    size of the values in `{v}`. They are one packed operand after `before` others, or two, of which
-    the values may have a head size of their own."""
-    packed = len(op.operands) == before + 1
-    v = "k" if packed else "v"
+    """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
+    of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
+    values are one packed operand after `before` others, or two, of which the values may have a head
+    size of their own."""
+    more = further(op)
+    packed = len(op.operands) == before + 1 + len(more)
     kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
-    return make_rule(text.format(kv=kv, v=v), whole="zkv", special=special)
+    shapes = {name: "," + _FURTHER[name] for name in more}
+    grads = "".join(s for name, s in shapes.items() if name != "selected")
+    v = "k" if packed else "v"
+    filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)
+    return make_rule(filled, whole="zkvn", special=special)
 
 
-def unpack(args: Sequence[Array]) -> tuple[Array, Array, Array]:
-    """q, k and v of either form."""
-    if len(args) == 2:
-        return args[0], args[1][:, 0], args[1][:, 1]
-    return args[0], args[1], args[2]
+# -- work ------------------------------------------------------------------------------------------
 
 
-def scores_of(q: Array, k: Array) -> Array:
-    """q k^T / sqrt(K), [b, g, r, s, t]."""
-    b, s, h, d = q.shape
-    g = k.shape[2]
-    return np.einsum("bsgrk,btgk->bgrst", q.reshape(b, s, g, h // g, d), k) / np.sqrt(d)
+def core_flops(n: Sizes, seen_pairs: Expr, keys: int, values: int) -> Expr:
+    """2 FLOPs per multiply-add of products over so many pairs of queries and keys: `keys` products
+    with head size K, `values` with that of the values."""
+    heads = product(n[f] for f in "bgr")
+    return expand(heads * seen_pairs * (n["k"] * keys + n.get("v", n["k"]) * values) * 2)
+
+
+def all_pairs(n: Sizes) -> Expr:
+    """The pairs of all queries and keys, masks ignored."""
+    return n["s"] * n.get("t", n["s"])
+
+
+def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
+    """The pairs that the mask leaves on a rank; `q` is the operand with the queries. Where these
+    are split over ranks, and keys are not, it is the mean over the ranks, rounded up."""
+    rows, columns = key_rows(op, q)
+    if is_plain(op) and not op.flag("causal"):
+        return all_pairs(n)
+    if is_plain(op) and same(rows.size, columns.size) and same(n.get("t", n["s"]), rows.size):
+        return n["s"] * (rows.size + 1) / 2
+    count = op.operands[-1].tensor.shape[-1] if op.flag("selected") else None
+    whole = pairs(op, rows.size, columns.size, count)
+    ranks = rows.size / n["s"]
+    return whole if ranks == 1 else call("ceildiv", [whole, ranks])
+
+
+def core_kernel(
+    op: Operation, kind: str, n: Sizes, keys: Expr, masked: bool, left: Expr
+) -> KernelShape:
+    """The kernel of attention with so many keys. Its FLOPs are `2 * batch * heads * queries * keys`
+    times `qk + v`, backward times `3*qk + 2*v`; half of that if it is `masked` by a causal mask. Of
+    other masks, which leave `left` pairs, a query meets the mean number of keys, rounded up."""
+    heads = n["g"] * n["r"]
+    if not is_plain(op):
+        keys, masked = call("ceildiv", [left, n["s"]]), False
+    extents = (n["b"], heads, n["g"], n["s"], keys, n["k"], n.get("v", n["k"]))
+    return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked)
 
 
 def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:
@@ -65,15 +131,84 @@ def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:
     return op.operands[q].tensor.dims[1], k[2 if len(k) == 5 else 1]
 
 
-def masked(
-    op: Operation, ctx: NumericContext, keys: NumericContext, q: int, scores: Array
-) -> Array:
-    """Scores with -inf where a causal mask hides the key; `keys` is the rank they are of, `q` the
-    operand with the queries."""
-    if not op.flag("causal"):
-        return scores
+# -- numeric reference -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """The operands of a reference from the queries on; heads in groups that share a key."""
+
+    q: Array
+    k: Array
+    v: Array
+    packed: bool
+    more: Mapping[str, Array] = field(default_factory=dict[str, Array])
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Groups, and heads of one group."""
+        return self.k.shape[2], self.q.shape[2] // self.k.shape[2]
+
+    def by_group(self, x: Array) -> Array:
+        """[b, s, h, k] as [b, s, g, r, k]."""
+        return x.reshape(*x.shape[:2], *self.heads, x.shape[-1])
+
+
+def given(op: Operation, args: Sequence[Array]) -> Given:
+    """q, keys and values of either form, and further operands."""
+    names = further(op)
+    count = len(args) - len(names)
+    more = dict(zip(names, args[count:], strict=True))
+    if count == 2:
+        return Given(args[0], args[1][:, 0], args[1][:, 1], True, more)
+    return Given(args[0], args[1], args[2], False, more)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores [b, g, r, s, t], -inf where the mask hides a key, and what they are divided by; their
+    derivative by what a cap is laid on is `slope`."""
+
+    values: Array
+    divisor: float
+    slope: Array
+
+
+def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, x: Given) -> Scores:
+    """The scores; `keys` is the rank that keys are of, `q` the operand with the queries."""
     rows, columns = key_rows(op, q)
-    return np.where(visible(ctx.positions(rows), keys.positions(columns)), scores, -np.inf)
+    at, of = ctx.positions(rows), keys.positions(columns)
+    size = fraction_of(op, "rsqrt", ctx) if "rsqrt" in op.attrs else x.q.shape[-1]
+    divisor = float(np.sqrt(float(size)))
+    found = np.einsum("bsgrk,btgk->bgrst", x.by_group(x.q), x.k) / divisor
+    slope = np.ones_like(found)
+    if "softcap" in op.attrs:
+        cap = float(fraction_of(op, "softcap", ctx))
+        part = np.tanh(found / cap)
+        found, slope = cap * part, 1 - part * part
+    if op.flag("alibi"):
+        distance = np.asarray(at)[:, None] - np.asarray(of)[None, :]
+        slopes = alibi_slopes(op, ctx, q).reshape(*x.heads, 1, 1)
+        found = found - slopes * np.abs(distance)
+    if "bias" in x.more:
+        found = found + x.more["bias"].reshape(*x.heads, *found.shape[-2:])
+    visible = seen(op, at, of, spans(op, ctx))
+    if "selected" in x.more:
+        chosen = (x.more["selected"][..., None] == np.asarray(of)).any(-2)
+        visible = (visible & chosen)[:, None, None]
+    return Scores(np.where(visible, found, -np.inf), divisor, slope)
+
+
+def fraction_of(op: Operation, name: str, ctx: NumericContext) -> float:
+    """The number of a size, which may be a constant fraction."""
+    value = op.expr(name)
+    return float(evaluate(value, ctx.env)) if value.symbols else float(fraction(value))
+
+
+def alibi_slopes(op: Operation, ctx: NumericContext, q: int) -> Array:
+    """2^(-8 h / H) for heads h from 1 to H, of those that the rank has."""
+    heads = op.operands[q].tensor.dims[2]
+    return 2.0 ** (-8 * (np.asarray(ctx.positions(heads)) + 1) / ctx.size(heads.size))
 
 
 def log_sum_exp(scores: Array) -> Array:
@@ -83,25 +218,33 @@ def log_sum_exp(scores: Array) -> Array:
         return (np.log(np.exp(scores - top).sum(-1, keepdims=True)) + top)[..., 0]
 
 
-def forward(q: Array, v: Array, scores: Array) -> list[Array]:
+def forward(x: Given, scores: Scores) -> list[Array]:
     """The output and its log-sum-exp [b, h, s]; rows that see nothing give 0 and -inf."""
-    lse = log_sum_exp(scores)
-    p = np.exp(scores - np.maximum(lse, np.finfo(float).min)[..., None])
-    out = np.einsum("bgrst,btgv->bsgrv", p, v).reshape(*q.shape[:3], v.shape[-1])
-    return [out, lse.reshape(q.shape[0], q.shape[2], q.shape[1])]
+    lse = log_sum_exp(scores.values)
+    if "sinks" in x.more:
+        lse = np.logaddexp(lse, x.more["sinks"].reshape(*x.heads, 1))
+    p = np.exp(scores.values - np.maximum(lse, np.finfo(float).min)[..., None])
+    out = np.einsum("bgrst,btgv->bsgrv", p, x.v).reshape(*x.q.shape[:3], x.v.shape[-1])
+    return [out, lse.reshape(x.q.shape[0], x.q.shape[2], x.q.shape[1])]
 
 
-def backward(args: Sequence[Array], scores: Array) -> list[Array]:
-    """The gradients from dy, y, lse, q and keys and values (arXiv 2205.14135, algorithm 4)."""
-    dy, y, lse, q = args[:4]
-    _, k, v = unpack(args[3:])
-    b, s, h, d = q.shape
-    g = k.shape[2]
-    p = np.exp(scores - lse.reshape(b, g, h // g, s, 1))
-    dyg = dy.reshape(b, s, g, h // g, v.shape[-1])
-    delta = np.moveaxis((dy * y).sum(-1).reshape(b, s, g, h // g), 1, 3)[..., None]
+def backward(x: Given, scores: Scores, dy: Array, y: Array, lse: Array) -> list[Array]:
+    """The gradients (arXiv 2205.14135, algorithm 4) of q, keys and values, and of sinks and bias.
+    The share of a sink in the softmax takes from the result what the others give to it."""
+    b, s = x.q.shape[:2]
+    lse = np.maximum(lse.reshape(b, *x.heads, s), np.finfo(float).min)
+    p = np.exp(scores.values - lse[..., None])
+    dyg = x.by_group(dy)
+    delta = np.moveaxis(x.by_group((dy * y).sum(-1)[..., None])[..., 0], 1, 3)
     dv = np.einsum("bgrst,bsgrv->btgv", p, dyg)
-    ds = p * (np.einsum("bsgrv,btgv->bgrst", dyg, v) - delta) / np.sqrt(d)
-    dq = np.einsum("bgrst,btgk->bsgrk", ds, k).reshape(q.shape)
-    dk = np.einsum("bgrst,bsgrk->btgk", ds, q.reshape(b, s, g, h // g, d))
-    return [dq, np.stack([dk, dv], axis=1)] if len(args) == 5 else [dq, dk, dv]
+    added = p * (np.einsum("bsgrv,btgv->bgrst", dyg, x.v) - delta[..., None])
+    ds = added * scores.slope / scores.divisor
+    dq = np.einsum("bgrst,btgk->bsgrk", ds, x.k).reshape(x.q.shape)
+    dk = np.einsum("bgrst,bsgrk->btgk", ds, x.by_group(x.q))
+    found = [dq, np.stack([dk, dv], axis=1)] if x.packed else [dq, dk, dv]
+    if "sinks" in x.more:
+        share = np.exp(x.more["sinks"].reshape(*x.heads, 1) - lse)
+        found.append(-(share * delta).sum((0, 3)).reshape(-1))
+    if "bias" in x.more:
+        found.append(added.sum(0).reshape(x.more["bias"].shape))
+    return found

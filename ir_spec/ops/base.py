@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Attr, Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import OpDef, Sizes
 from stagec.ir.param import Param
@@ -27,6 +28,11 @@ def pointwise(
 def work(n: Sizes, per_element: int, rule: Rule) -> Expr:
     """`per_element` FLOPs for each point of the rule's index space."""
     return product(n[f] for f in rule.factors) * per_element
+
+
+def stated(op: Operation, params: Iterable[Param]) -> dict[str, Attr]:
+    """The parameters of these that the op states, for an op that has them too."""
+    return {p.name: op.attrs[p.name] for p in params if p.name in op.attrs}
 
 
 class Elementwise(OpDef):

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ZERO, Expr, total
+from stagec.ir.expr import ZERO, Expr, evaluate, total
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.traits import View
@@ -77,8 +77,11 @@ class Collective(Movement):
         """The local results of one group from its local operands."""
         raise NotImplementedError
 
-    def stages(self, op: Operation, index: int) -> Sequence[tuple[tuple[str, ...], Exchange]]:
-        """The exchange of operand `index` as exchanges in groups over these axes, in order."""
+    def stages(
+        self, op: Operation, index: int, env: Mapping[str, int]
+    ) -> Sequence[tuple[tuple[str, ...], Exchange]]:
+        """The exchange of operand `index` as exchanges in groups over these axes, in order, for
+        these values of symbols."""
         return [(op.names("over"), lambda parts: self.exchange(op, index, parts))]
 
     def buffer(self, op: Operation) -> Expr:
@@ -274,7 +277,9 @@ class AllToAll(Collective):
         ((_, source, d),) = _moves(op, index)
         return _exchanged(parts, source, d)
 
-    def stages(self, op: Operation, index: int) -> Sequence[tuple[tuple[str, ...], Exchange]]:
+    def stages(
+        self, op: Operation, index: int, env: Mapping[str, int]
+    ) -> Sequence[tuple[tuple[str, ...], Exchange]]:
         return [(over, _exchange(source, d)) for over, source, d in _moves(op, index)]
 
 
@@ -323,7 +328,7 @@ class CollectivePermute(Collective):
     """
 
     name = "stg.collective_permute"
-    params = (_OVER, Param("by", "int", "places, round the ring (default 1)"))
+    params = (_OVER, Param("by", "size", "places, round the ring (default 1)"))
     example = "%k2 = stg.collective_permute[over = cp](%k) : bf16[B, S@cp, G, K]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
@@ -332,9 +337,16 @@ class CollectivePermute(Collective):
             raise ValueError(f"expects a value split over {', '.join(over)}, found {type_}")
         return type_.inner
 
-    def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
-        by = op.integer("by", 1)
-        return [parts[(i - by) % len(parts)] for i in range(len(parts))]
+    def stages(
+        self, op: Operation, index: int, env: Mapping[str, int]
+    ) -> Sequence[tuple[tuple[str, ...], Exchange]]:
+        by = evaluate(op.expr("by"), env) if "by" in op.attrs else 1
+        return [
+            (
+                op.names("over"),
+                lambda parts: [parts[(i - by) % len(parts)] for i in range(len(parts))],
+            )
+        ]
 
 
 class AllSlice(Movement):

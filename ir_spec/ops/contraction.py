@@ -8,7 +8,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import ZERO, Expr, fraction
+from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
 from stagec.ir.module import is_parameter
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
@@ -16,7 +16,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.traits import Fusible, Recasts
 from stagec.ir.types import EIGHT_BITS, FLOATS
-from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, work
+from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, stated, work
 
 
 class Einsum(OpDef):
@@ -79,8 +79,8 @@ class Einsum(OpDef):
             dy = b.value("stg.cast", [dy], {"to": op.text("grad")}, hint=f"{dy.name}_f8")
         to = {"to": op.text("to")} if "to" in op.attrs else {}
         sizes = factor_sizes(op, self.rule(op))
-        dx = _operand_grad(b, (out, right, left), [dy, w], sizes, f"d_{x.name}", to)
-        dw = _operand_grad(b, (left, out, right), [x, dy], sizes, f"d_{w.name}", to)
+        dx = _operand_grad(b, (out, right, left), [dy, w], sizes, x.prefixed("d_"), to)
+        dw = _operand_grad(b, (left, out, right), [x, dy], sizes, w.prefixed("d_"), to)
         return [dx, dw]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -162,7 +162,7 @@ class Add(OpDef):
                 "stg.sum",
                 [dy],
                 {"spec": Quoted(f"{shape_text(out)}->{shape_text(shape)}")},
-                hint=f"d_{v.name}",
+                hint=v.prefixed("d_"),
             )
             for v, shape in zip(op.operands, shapes, strict=True)
         ]
@@ -213,7 +213,7 @@ class Sum(OpDef):
             "spec": Quoted(f"{shape_text(right)}->{shape_text(left)}"),
             "sizes": tuple(sizes[f] for g in new for f in g),
         }
-        return [dy and b.value("stg.broadcast", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.broadcast", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.einsum(op.text("spec"), *args)]
@@ -244,7 +244,7 @@ class Broadcast(OpDef):
         (dy,) = grads
         (left,), (right,) = parse_rule(op.text("spec"))
         spec = Quoted(f"{shape_text(right)}->{shape_text(left)}")
-        hint = f"d_{op.operands[0].name}"
+        hint = op.operands[0].prefixed("d_")
         return [dy and b.value("stg.sum", [dy], {"spec": spec}, hint=hint)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -268,8 +268,8 @@ class Mul(Elementwise):
             return [None, None]
         x, y = op.operands
         return [
-            b.value("stg.mul", [dy, y], hint=f"d_{x.name}"),
-            b.value("stg.mul", [dy, x], hint=f"d_{y.name}"),
+            b.value("stg.mul", [dy, y], hint=x.prefixed("d_")),
+            b.value("stg.mul", [dy, x], hint=y.prefixed("d_")),
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -277,32 +277,50 @@ class Mul(Elementwise):
 
 
 class Scale(Elementwise):
-    """Multiplies by a constant fraction."""
+    """Multiplies by a fraction, which may have symbols (a mean is a sum times 1/S), and by the
+    square root of `sqrt` or its inverse; one FLOP per element."""
 
     name = "stg.scale"
     linear = True
-    params = (Param("by", "ratio", "the factor", required=True),)
+    params = (
+        Param("by", "ratio", "the factor (default 1)"),
+        Param("sqrt", "size", "multiply by the square root of this"),
+        Param("rsqrt", "size", "divide by the square root of this"),
+    )
     example = "%y = stg.scale[by = 1/2](%x) : bf16[B]"
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        return [
-            dy
-            and b.value("stg.scale", [dy], {"by": op.attrs["by"]}, hint=f"d_{op.operands[0].name}")
-        ]
+        hint = op.operands[0].prefixed("d_")
+        return [dy and b.value("stg.scale", [dy], stated(op, self.params), hint=hint)]
 
     def fold(self, op: Operation) -> Value | None:
         """`scale[by = 1](x)` is x; a scale of a scale takes both factors."""
+        if {"sqrt", "rsqrt"} & op.attrs.keys():
+            return None
         inner = op.operands[0].producer
         if inner is not None and isinstance(inner.definition, Scale):
-            op.attrs["by"] = op.expr("by") * inner.expr("by")
+            op.attrs = {
+                **op.attrs,
+                **stated(inner, self.params),
+                "by": _factor(op) * _factor(inner),
+            }
             op.set_operand(0, inner.operands[0])
-        return op.operands[0] if op.expr("by") == 1 else None
+        return op.operands[0] if _factor(op) == 1 and op.attrs.keys() <= {"by", "phase"} else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0] * float(fraction(op.expr("by")))]
+        known = {name: const(value) for name, value in ctx.env.items()}
+        scale = float(fraction(substitute(_factor(op), known)))
+        for name, power in (("sqrt", 0.5), ("rsqrt", -0.5)):
+            if name in op.attrs:
+                scale *= ctx.size(op.expr(name)) ** power
+        return [args[0] * scale]
+
+
+def _factor(op: Operation) -> Expr:
+    return op.expr("by") if "by" in op.attrs else const(1)
 
 
 class Cast(Elementwise):
@@ -334,7 +352,7 @@ class Cast(Elementwise):
         x = op.operands[0]
         if dy is None or dy.tensor.dtype == x.tensor.dtype:
             return [dy]
-        return [b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=f"d_{x.name}")]
+        return [b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]

@@ -5,15 +5,13 @@ The pass 'inline' opens them; no later pass meets one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import Param
 from stagec.ir.traits import Declares, Free, Named, OpenParams, Stays, Trait
-from stagec.ir.types import TensorType, Type
+from stagec.ir.types import Type
 from stagec.ir_spec.ops.structure import Declaration
 from stagec.support.diagnostics import error
 
@@ -59,17 +57,13 @@ class ParamOp(_Opened):
     traits = (Declares("parameter"),)
     example = "%wq = stg.param : bf16[D, H, K]"
 
-    def verify(self, op: Operation) -> Iterator[str]:
-        if not isinstance(op.result.type, TensorType):
-            yield f"needs its type: write '%{op.result.name} = stg.param : bf16[...]'"
-
 
 class CallOp(_Opened):
     """Calls a private function: 'inline' puts its operations here.
 
     A parameter in brackets gives a symbol of the function a value: `F = F_shared`. Other symbols
-    are those of this module. What the function computes is named by a path of the function's name,
-    or of `as`: `%layers/mla/q`.
+    are those of whoever calls. What the function computes is named by a path of the function's
+    name, or of `as`: `%layers/mla/q`. A second call of one name gets a number: `%layers/mla_2/q`.
     """
 
     name = "stg.call"
@@ -77,12 +71,7 @@ class CallOp(_Opened):
     results = ("result*",)
     traits = (Free(), Stays(), Named(), OpenParams())
     params = (Param(AS, "name", "how paths call it (default: the function's name)"),)
-    example = "%y = stg.call @swiglu[F = F_shared, as = shared](%x)"
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        for name, value in op.attrs.items():
-            if name not in (AS, "phase") and not isinstance(value, Expr):
-                yield f"gives symbol {name} a value that is no size: {value}"
+    example = "%y = stg.call @swiglu[F = 4*D, as = shared](%x)"
 
 
 OPS = (ImportOp(), ParamOp(), CallOp())

@@ -19,15 +19,15 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, evaluate, product
+from stagec.ir.expr import Expr, evaluate, fraction, product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import Fusible, Trait
+from stagec.ir_spec.ops.base import stated
 from stagec.support.diagnostics import error
 
-_EPS = 1e-5
 Axes = tuple[str, ...]
 
 
@@ -45,21 +45,30 @@ class RowOp(OpDef):
         row = letters(op.operands[0].tensor.rank)
         table = {"x": row, "w": row[-1:]}
         given = [row[:-1]] * len(self.given(op))
-        left, right = ([table[c] for c in side] for side in self.signature)
+        left, right = ([table[c] for c in side] for side in self.sides(op))
         text = ",".join(left + given) + "->" + ",".join(right)
         return make_rule(text, special="" if given else row[-1:])
 
+    def sides(self, op: Operation) -> tuple[str, str]:
+        """Its signature, with the vectors that this one has."""
+        return self.signature
+
     def given(self, op: Operation) -> Sequence[Value]:
         """The statistics that it is given."""
-        return op.operands[len(self.signature[0]) :]
+        return op.operands[len(self.sides(op)[0]) :]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if len(self.given(op)) not in (0, self.sums):
             yield f"expects {self.sums} statistics of its rows or none, found {len(self.given(op))}"
 
+    def saved(self, op: Operation) -> int:
+        """FLOPs per element that it saves because it lacks a vector."""
+        return 0
+
     def flops(self, op: Operation, n: Sizes) -> Expr:
         row = letters(op.operands[0].tensor.rank)
-        return product(n[f] for f in row) * self.costs[bool(self.given(op))]
+        cost = self.costs[bool(self.given(op))] - self.saved(op)
+        return product(n[f] for f in row) * cost
 
     def plain(self, op: Operation) -> Sequence[Value]:
         """Its operands, if it computes its statistics itself. Raises `DiagnosticError`."""
@@ -109,13 +118,102 @@ def _length(op: Operation, ctx: NumericContext) -> int:
     return ctx.size(op.operands[0].tensor.shape[-1])
 
 
-class RmsNorm(RowOp):
+_EPS = Param("eps", "ratio", "is added to the mean square or variance (default 1/100000)")
+_AFFINE = Param(
+    "affine",
+    "name",
+    "the vectors that it has (default full)",
+    choices=("full", "scale", "none"),
+    default="full",
+)
+_ZERO_CENTERED = Param("zero_centered", "flag", "the scale is 1 + w of the vector w that is given")
+_NORM_PARAMS = (_AFFINE, _ZERO_CENTERED, _EPS)
+
+
+class WithVectors(RowOp):
+    """Base of norms and of their gradients. `full` is how many vectors a norm has at most: a scale,
+    then a bias; `sums_up` says that the op is a gradient, which sums up those of its vectors."""
+
+    params = _NORM_PARAMS
+    full: ClassVar[int] = 1
+    sums_up: ClassVar[bool] = False
+
+    def vectors(self, op: Operation) -> int:
+        """How many vectors the norm has."""
+        return {"full": self.full, "scale": 1, "none": 0}[op.text("affine")]
+
+    def scale(self, op: Operation) -> Value | None:
+        """The vector w."""
+        return op.operands[2 if self.sums_up else 1] if self.vectors(op) else None
+
+    def sides(self, op: Operation) -> tuple[str, str]:
+        count = self.vectors(op)
+        if self.sums_up:
+            return "xx" + "w" * min(count, 1), "x" + "w" * count
+        return "x" + "w" * count, "x"
+
+    def saved(self, op: Operation) -> int:
+        """Without a bias 1; without a scale 1, and for the gradient 3."""
+        count = self.vectors(op)
+        scale = 0 if count else 3 if self.sums_up else 1
+        return scale + (1 if self.full == 2 and count < 2 else 0)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.flag("zero_centered") and not self.vectors(op):
+            yield "has no scale that could be zero-centered"
+
+    def rule(self, op: Operation) -> Rule:
+        least = len(self.sides(op)[0])
+        if len(op.operands) not in (least, least + self.sums):
+            raise error(
+                f"'{op.name}' expects {least} operands with affine = {op.text('affine')}, or "
+                f"{self.sums} statistics of its rows more, found {len(op.operands)}",
+                op.loc,
+                remedy="give the vectors that 'affine' states: full, scale or none",
+            )
+        return super().rule(op)
+
+    def weighted(self, b: Builder, op: Operation, x: Value) -> Value:
+        """The sums over the rows of x times the scale."""
+        w, hint = self.scale(op), f"{x.name}_sum"
+        if w is None:
+            return _sum(b, x, hint)
+        if not op.flag("zero_centered"):
+            return _dot(b, x, w, hint)
+        return b.value("stg.add", [_sum(b, x, f"{hint}_plain"), _dot(b, x, w, hint)], hint=hint)
+
+    def scaled(self, op: Operation, x: Array, args: Sequence[Array]) -> Array:
+        """x times the scale, of the numbers that the operands have."""
+        if not self.vectors(op):
+            return x
+        w = args[2 if self.sums_up else 1]
+        return x * (1 + w if op.flag("zero_centered") else w)
+
+
+class Norm(WithVectors):
+    """Base of norms, whose gradient op is `<name>_grad`."""
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), operands = grads, self.plain(op)
+        if dy is None:
+            return [None] * len(operands)
+        names = [v.prefixed("d_") for v in operands]
+        taken = [dy, *operands[:2]] if self.vectors(op) else [dy, operands[0]]
+        attrs = stated(op, _NORM_PARAMS)
+        return b.op(f"{op.name}_grad", taken, attrs, names=names).results
+
+
+class RmsNorm(Norm):
     """x / rms(x) * scale (arXiv 1910.07467), 4 FLOPs per element; 2 if it is given the sums of the
-    squares of the rows."""
+    squares of the rows.
+
+    With `affine = none` it has no scale, and 1 FLOP less.
+    """
 
     name = "stg.rmsnorm"
-    operands = ("x", "scale", "squares*")
-    signature = ("xw", "x")
+    operands = ("x", "scale and squares*")
     costs = (4, 2)
     example = "%n = stg.rmsnorm(%h, %g) : bf16[B, S, D]"
 
@@ -123,59 +221,56 @@ class RmsNorm(RowOp):
         x = op.operands[0]
         return _together(b, [_dot(b, x, x, f"{x.name}_squares")], over)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (x, w) = grads, self.plain(op)
-        if dy is None:
-            return [None, None]
-        return b.op("stg.rmsnorm_grad", [dy, x, w], names=[f"d_{x.name}", f"d_{w.name}"]).results
-
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x, w, *given = args
+        x, given = args[0], args[len(self.sides(op)[0]) :]
         squares = given[0] if given else (x * x).sum(-1)
-        return [x * _rsqrt(squares / _length(op, ctx)) * w]
+        return [self.scaled(op, x * _rsqrt(op, squares / _length(op, ctx)), args)]
 
 
-def _rsqrt(x: Array) -> Array:
+def _rsqrt(op: Operation, x: Array) -> Array:
     """1/sqrt of a statistic of rows, for each of their elements."""
-    return (1 / np.sqrt(x + _EPS))[..., None]
+    eps = float(fraction(op.expr("eps"))) if "eps" in op.attrs else 1e-5
+    return (1 / np.sqrt(x + eps))[..., None]
 
 
-class RmsNormGrad(RowOp):
+class RmsNormGrad(WithVectors):
     """Gradient of `stg.rmsnorm` with respect to x and scale, 11 FLOPs per element; 6 if it is given
-    the sums over the rows of x*x and dy*scale*x."""
+    the sums over the rows of x*x and dy*scale*x. 3 less without a scale."""
 
     name = "stg.rmsnorm_grad"
-    operands = ("dy", "x", "scale", "sums*")
-    results = ("dx", "dscale")
-    signature = ("xxw", "xw")
+    operands = ("dy", "x", "scale and sums*")
+    results = ("dx", "dscale?")
     sums = 2
+    sums_up = True
     costs = (11, 6)
     example = "%dx, %dg = stg.rmsnorm_grad(%dn, %h, %g) : (bf16[B, S, D], bf16[D])"
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
-        dy, x, w = op.operands
+        dy, x = op.operands[:2]
         both = b.value("stg.mul", [dy, x], hint=f"{dy.name}_{x.name}")
-        dots = [_dot(b, x, x, f"{x.name}_squares"), _dot(b, both, w, f"{both.name}_sum")]
+        dots = [_dot(b, x, x, f"{x.name}_squares"), self.weighted(b, op, both)]
         return _together(b, dots, over)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, x, w, *given = args
-        g, n = dy * w, _length(op, ctx)
+        dy, x = args[:2]
+        given = args[len(self.sides(op)[0]) :]
+        g, n = self.scaled(op, dy, args), _length(op, ctx)
         squares, inner = given or ((x * x).sum(-1), (g * x).sum(-1))
-        r = _rsqrt(squares / n)
+        r = _rsqrt(op, squares / n)
         dx = r * g - x * r**3 * inner[..., None] / n
-        return [dx, (dy * x * r).reshape(-1, x.shape[-1]).sum(0)]
+        return [dx, (dy * x * r).reshape(-1, x.shape[-1]).sum(0)][: 1 + self.vectors(op)]
 
 
-class LayerNorm(RowOp):
+class LayerNorm(Norm):
     """(x - mean) / std * scale + bias (arXiv 1607.06450), 7 FLOPs per element; 4 if it is given the
-    sums over the rows of x and x*x."""
+    sums over the rows of x and x*x.
+
+    `affine = scale` leaves the bias out, `affine = none` both: 1 FLOP less for each.
+    """
 
     name = "stg.layernorm"
-    operands = ("x", "scale", "bias", "sums*")
-    signature = ("xww", "x")
+    operands = ("x", "scale, bias and sums*")
+    full = 2
     sums = 2
     costs = (7, 4)
     example = "%n = stg.layernorm(%h, %g, %b) : bf16[B, S, D]"
@@ -185,57 +280,53 @@ class LayerNorm(RowOp):
         sums = [_sum(b, x, f"{x.name}_sum"), _dot(b, x, x, f"{x.name}_squares")]
         return _together(b, sums, over)
 
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,), (x, w, bias) = grads, self.plain(op)
-        if dy is None:
-            return [None, None, None]
-        names = [f"d_{v.name}" for v in (x, w, bias)]
-        return b.op("stg.layernorm_grad", [dy, x, w], names=names).results
-
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x, w, b, *given = args
-        xhat, _ = _standardize(x, given, _length(op, ctx))
-        return [xhat * w + b]
+        x, given = args[0], args[len(self.sides(op)[0]) :]
+        xhat, _ = _standardize(op, x, given, _length(op, ctx))
+        y = self.scaled(op, xhat, args)
+        return [y + args[2] if self.vectors(op) == 2 else y]
 
 
-class LayerNormGrad(RowOp):
+class LayerNormGrad(WithVectors):
     """Gradient of `stg.layernorm` with respect to x, scale and bias, 14 FLOPs per element; 6 if it
-    is given the sums over the rows of x, x*x, dy*scale and dy*scale*x."""
+    is given the sums over the rows of x, x*x, dy*scale and dy*scale*x. 1 less without a bias, 3
+    less without a scale."""
 
     name = "stg.layernorm_grad"
-    operands = ("dy", "x", "scale", "sums*")
-    results = ("dx", "dscale", "dbias")
-    signature = ("xxw", "xww")
+    operands = ("dy", "x", "scale and sums*")
+    results = ("dx", "dscale?", "dbias?")
+    full = 2
     sums = 4
+    sums_up = True
     costs = (14, 6)
     example = "%dx, %dg, %db = stg.layernorm_grad(%dn, %h, %g) : (bf16[B, S, D], bf16[D], bf16[D])"
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
-        dy, x, w = op.operands
+        dy, x = op.operands[:2]
         both = b.value("stg.mul", [dy, x], hint=f"{dy.name}_{x.name}")
         sums = [_sum(b, x, f"{x.name}_sum"), _dot(b, x, x, f"{x.name}_squares")]
-        sums += [_dot(b, dy, w, f"{dy.name}_sum"), _dot(b, both, w, f"{both.name}_sum")]
+        sums += [self.weighted(b, op, dy), self.weighted(b, op, both)]
         return _together(b, sums, over)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, x, w, *given = args
-        g, n = dy * w, _length(op, ctx)
-        xhat, r = _standardize(x, given[:2], n)
+        dy, x = args[:2]
+        given = args[len(self.sides(op)[0]) :]
+        g, n = self.scaled(op, dy, args), _length(op, ctx)
+        xhat, r = _standardize(op, x, given[:2], n)
         first, inner = given[2:] or (g.sum(-1), (g * x).sum(-1))
         mean = (given[0] if given else x.sum(-1)) / n
         along = (inner - mean * first)[..., None] * r / n  # the mean of g * xhat
         dx = r * (g - first[..., None] / n - xhat * along)
         flat = (-1, x.shape[-1])
-        return [dx, (dy * xhat).reshape(flat).sum(0), dy.reshape(flat).sum(0)]
+        sums = [(dy * xhat).reshape(flat).sum(0), dy.reshape(flat).sum(0)]
+        return [dx, *sums[: self.vectors(op)]]
 
 
-def _standardize(x: Array, given: Sequence[Array], n: int) -> tuple[Array, Array]:
+def _standardize(op: Operation, x: Array, given: Sequence[Array], n: int) -> tuple[Array, Array]:
     """(x - mean) / std, and 1/std, of rows of n elements with these sums of x and x*x."""
     total, squares = given or (x.sum(-1), (x * x).sum(-1))
     mean = total / n
-    r = _rsqrt(squares / n - mean * mean)
+    r = _rsqrt(op, squares / n - mean * mean)
     return (x - mean[..., None]) * r, r
 
 
@@ -281,7 +372,7 @@ class Softmax(RowOp):
     ) -> Sequence[Value | None]:
         (dy,), (x,) = grads, self.plain(op)
         attrs = {k: v for k, v in op.attrs.items() if k == "rsqrt"}
-        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, *given = args

@@ -8,72 +8,64 @@ again, and their gradients, summed up in fp32, along with them until they are ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, const, product
+from stagec.ir.expr import ONE, Expr, call, const, product
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.types import axis_index, axis_size
+from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
-    CAUSAL,
+    SCORES,
+    all_pairs,
     backward,
     core_flops,
     core_kernel,
+    core_misfits,
     core_rule,
     forward,
-    masked,
+    given,
     scores_of,
-    unpack,
 )
+from stagec.ir_spec.ops.masks import is_plain
+from stagec.ir_spec.ops.ring_work import active, computed_pairs, hops, seen_pairs
 from stagec.ir_spec.ops.strategy import ORDERS
-
-
-def _computed(op: Operation, flops: Expr) -> Expr:
-    """What kernels compute in a step that is not left out, masks ignored. In zigzag order a causal
-    mask hides half of the keys, or all keys from half of the queries, in every step but the first:
-    kernels leave that half out."""
-    halved = not op.flag("home") and op.text("order") == "zigzag"
-    return flops / 2 if op.flag("causal") and halved else flops
-
-
-def _executed(op: Operation, flops: Expr) -> Expr:
-    """What a causal mask leaves of that: half of the first step, and all of the others."""
-    return flops / 2 if _masks(op) else flops
-
-
-def _masks(op: Operation) -> bool:
-    """Whether a mask hides some of what kernels compute."""
-    return op.flag("causal") and op.flag("home")
 
 
 def _kernel(op: Operation, kind: str, n: Sizes) -> KernelShape:
     """With the keys of one step: those that kernels leave out are no keys, and only in the first
     step the mask hides some of the rest."""
-    keys = _computed(op, n["s"])
-    return core_kernel(kind, op.operands[0].tensor.dtype, n, keys, _masks(op))
+    keys = computed_pairs(op, all_pairs(n)) / n["s"]
+    return core_kernel(op, kind, n, keys, op.flag("causal") and op.flag("home"), _left(op, n))
+
+
+def _left(op: Operation, n: Sizes) -> Expr:
+    """The pairs that the mask leaves in a step."""
+    computed = computed_pairs(op, all_pairs(n))
+    if is_plain(op) and not (op.flag("causal") and op.flag("home")):
+        return computed
+    return seen_pairs(op, n["s"])
 
 
 class _Step(OpDef):
-    """Base of the steps of a ring."""
+    """Base of the steps of a ring; `queries` is the operand with the queries."""
 
+    queries = 0
     params = (
-        CAUSAL,
+        *SCORES,
         Param("over", "axes", "the axes that keys and values go round", required=True),
         Param("order", "name", "how positions lie on ranks", required=True, choices=ORDERS),
         Param("home", "flag", "keys and values are the rank's own: the first step"),
     )
 
     def active(self, op: Operation) -> Expr | None:
-        """In plain order a causal mask hides all that comes from later ranks: rank i sees i."""
-        everything = not op.flag("causal") or op.flag("home") or op.text("order") == "zigzag"
-        return None if everything else axis_index(op.names("over"))
+        return None if op.flag("home") else active(op, op.operands[self.queries].tensor.dims[1])
 
 
 def _source(op: Operation, ctx: NumericContext) -> NumericContext:
@@ -85,9 +77,9 @@ class AttentionBlock(_Step):
     """A step of ring attention: queries with one rank's keys and values, and the log-sum-exp.
 
     Without `home`, in a repeat, keys and values come from one rank further back in every iteration.
-    Rows that see no key give 0 and -inf. FLOPs as `stg.attention`; under a causal mask, in zigzag
-    order, half of them in every step: of the first one the mask hides the rest, of the others
-    kernels compute no more.
+    Rows that see no key give 0 and -inf. FLOPs are those of the pairs that the mask leaves: of a
+    causal mask, in zigzag order, s(s+1)/2 in the first step, of which kernels compute all s^2, and
+    s^2/2 in the others. Other masks: `stagec/ir_spec/ops/ring_work.py`.
     """
 
     name = "stg.attention_block"
@@ -99,23 +91,26 @@ class AttentionBlock(_Step):
     )
 
     def rule(self, op: Operation) -> Rule:
-        return core_rule(op, "bs(gr)k,{kv}->bs(gr){v},b(gr)s", 1, "s")
+        return core_rule(op, "bs(gr)k,{kv}{more}->bs(gr){v},b(gr)s", 1, "s")
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from core_misfits(op, 1)
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.operands[0].tensor.dtype, "f32"]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _executed(op, self.matmul_flops(op, n))
+        return core_flops(n, _left(op, n), 1, 1)
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _computed(op, core_flops(n, 1, 1))
+        return core_flops(n, computed_pairs(op, all_pairs(n)), 1, 1)
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, "attention", n)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        q, k, v = unpack(args)
-        return forward(q, v, masked(op, ctx, _source(op, ctx), 0, scores_of(q, k)))
+        x = given(op, args)
+        return forward(x, scores_of(op, ctx, _source(op, ctx), 0, x))
 
 
 class AttentionBlockGrad(_Step):
@@ -123,8 +118,9 @@ class AttentionBlockGrad(_Step):
     and log-sum-exp; five products, as `stg.attention_grad`."""
 
     name = "stg.attention_block_grad"
+    queries = 3
     operands = ("dy", "y", "lse", "q", "k", "v*")
-    results = ("dq", "dk", "dv?")
+    results = ("dq", "dk", "dv?", "dsinks?")
     example = (
         "%dq, %dk, %dv = stg.attention_block_grad[causal, over = cp, order = zigzag]"
         "(%da, %a, %lse, %q, %k, %v) : "
@@ -132,20 +128,25 @@ class AttentionBlockGrad(_Step):
     )
 
     def rule(self, op: Operation) -> Rule:
-        return core_rule(op, "bs(gr){v},bs(gr){v},b(gr)s,bs(gr)k,{kv}->bs(gr)k,{kv}", 4, "s")
+        text = "bs(gr){v},bs(gr){v},b(gr)s,bs(gr)k,{kv}{more}->bs(gr)k,{kv}{grads}"
+        return core_rule(op, text, 4, "s")
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from core_misfits(op, 4)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _executed(op, self.matmul_flops(op, n))
+        return core_flops(n, _left(op, n), 3, 2)
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _computed(op, core_flops(n, 3, 2))
+        return core_flops(n, computed_pairs(op, all_pairs(n)), 3, 2)
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, "attention_backward", n)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        _, k, _ = unpack(args[3:])
-        return backward(args, masked(op, ctx, _source(op, ctx), 3, scores_of(args[3], k)))
+        dy, y, lse, *rest = args
+        x = given(op, rest)
+        return backward(x, scores_of(op, ctx, _source(op, ctx), 3, x), dy, y, lse)
 
 
 class MergeAttention(OpDef):
@@ -183,10 +184,11 @@ class MergeAttention(OpDef):
 
 def ring_forward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
     """`stg.attention` of a sequence split over these axes: n steps and n-1 transfers of keys and
-    values."""
-    (q, *kv), attrs = op.operands, _attrs(op, over)
+    values, fewer if the mask hides what lies further away. Sinks count in the first step."""
+    attrs, home = _attrs(op, over)
     names = [op.results[0].name, f"{op.results[0].name}_lse"]
-    first = b.op("stg.attention_block", op.operands, {**attrs, "home": True}, names=names).results
+    first = b.op("stg.attention_block", op.operands, home, names=names).results
+    q, *kv = op.operands[: len(op.operands) - op.flag("sinks")]
 
     def step(inner: Builder, values: list[Value]) -> list[Value]:
         moved = _shift(inner, values[:-2], over)
@@ -196,36 +198,57 @@ def ring_forward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
         return [*moved, *merged.results]
 
     start = [*kv, _cast(b, first[0], "f32"), first[1]]
-    total, lse = _go_round(b, start, over, step)[-2:]
+    total, lse = _go_round(b, start, _hops(op, over), step)[-2:]
     return [_cast(b, total, q.tensor.dtype), lse]
 
 
 def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
     """`stg.attention_grad` of a sequence split over these axes: n steps, n-1 transfers of keys and
-    values and n of their gradients, which end where they belong."""
-    given, kv, attrs = op.operands[:4], op.operands[4:], _attrs(op, over)
+    values and n of their gradients, the last of which takes them where they belong."""
+    attrs, home = _attrs(op, over)
     names = [r.name for r in op.results]
-    first = b.op("stg.attention_block_grad", op.operands, {**attrs, "home": True}, names=names)
+    first = b.op("stg.attention_block_grad", op.operands, home, names=names).results
+    operands = op.operands[: len(op.operands) - op.flag("sinks")]
+    queries, kv = operands[:4], operands[4:]
+    count = 1 + len(kv)
 
     def step(inner: Builder, values: list[Value]) -> list[Value]:
         moved = _shift(inner, values[: len(kv)], over)
         dq, *dkv = values[len(kv) :]
         sums = [dq, *_shift(inner, dkv, over)]
-        operands = [*given, *moved]
-        parts = inner.op("stg.attention_block_grad", operands, attrs, names=_named(names, "part"))
-        pairs = zip(sums, parts.results, _named(names, "sum"), strict=True)
+        made = _named(names[:count], "part")
+        parts = inner.op("stg.attention_block_grad", [*queries, *moved], attrs, names=made)
+        pairs = zip(sums, parts.results, _named(names[:count], "sum"), strict=True)
         return [*moved, *(inner.value("stg.add", p, {"into": True}, hint=n) for *p, n in pairs)]
 
-    start = [*kv, *(_cast(b, grad, "f32") for grad in first.results)]
-    dq, *dkv = _go_round(b, start, over, step)[len(kv) :]
+    start = [*kv, *(_cast(b, grad, "f32") for grad in first[:count])]
+    steps = _hops(op, over)
+    dq, *dkv = _go_round(b, start, steps, step)[len(kv) :]
     dtypes = [r.tensor.dtype for r in op.results]
-    home = [dq, *_shift(b, dkv, over)]
-    return [_cast(b, grad, dtype) for grad, dtype in zip(home, dtypes, strict=True)]
+    back = [dq, *_home(b, dkv, steps, over)]
+    whole = [_cast(b, grad, dtype) for grad, dtype in zip(back, dtypes, strict=False)]
+    return [*whole, *first[count:]]
 
 
-def _attrs(op: Operation, over: Sequence[str]) -> dict[str, RawAttr]:
-    causal: dict[str, RawAttr] = {"causal": True} if op.flag("causal") else {}
-    return {**causal, "over": tuple(over), "order": op.text("ring")}
+def _home(b: Builder, values: Sequence[Value], steps: Expr, over: Sequence[str]) -> list[Value]:
+    """The values, which have gone so many places, where they belong: one place further after a
+    whole round, or all the places back, if there were any."""
+    if steps == axis_size(over) - 1:
+        return _shift(b, values, over)
+    return _go_round(b, values, call("min", [steps, ONE]), lambda i, v: _shift(i, v, over, -steps))
+
+
+def _attrs(op: Operation, over: Sequence[str]) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
+    """The parameters of the steps, and of the first one."""
+    shared: dict[str, RawAttr] = {p.name: op.attrs[p.name] for p in SCORES if p.name in op.attrs}
+    home = {**shared, "home": True, "over": tuple(over), "order": op.text("ring")}
+    return {name: v for name, v in home.items() if name not in ("sinks", "home")}, home
+
+
+def _hops(op: Operation, over: Sequence[str]) -> Expr:
+    """How many steps there are after the first."""
+    rows = op.results[0].tensor.dims[1].size  # of the result or of the gradient of the queries
+    return hops(op, rows, axis_size(over), op.text("ring"))
 
 
 def _named(names: Sequence[str], suffix: str) -> list[str]:
@@ -238,20 +261,23 @@ def _cast(b: Builder, value: Value, dtype: str) -> Value:
     return b.value("stg.cast", [value], {"to": dtype}, hint=f"{value.name}_{dtype}")
 
 
-def _shift(b: Builder, values: Sequence[Value], over: Sequence[str]) -> list[Value]:
-    """One message with these values to the next rank."""
+def _shift(b: Builder, values: Sequence[Value], over: Sequence[str], by: Expr = ONE) -> list[Value]:
+    """One message with these values to the rank that is so many places further."""
     names = _named([v.name for v in values], "next")
-    return b.op("stg.collective_permute", values, {"over": tuple(over)}, names=names).results
+    attrs: dict[str, RawAttr] = {"over": tuple(over)}
+    if by != 1:
+        attrs["by"] = by
+    return b.op("stg.collective_permute", values, attrs, names=names).results
 
 
 def _go_round(
     b: Builder,
     start: Sequence[Value],
-    over: Sequence[str],
+    steps: Expr,
     step: Callable[[Builder, list[Value]], list[Value]],
 ) -> list[Value]:
-    """A repeat of all steps but the first, which carries these values."""
-    attrs: dict[str, Expr] = {"count": axis_size(over) - 1, "carry": const(len(start))}
+    """A repeat of so many steps, which carries these values."""
+    attrs: dict[str, Expr] = {"count": steps, "carry": const(len(start))}
     loop = b.insert(Operation(b.registry["stg.repeat"], start, attrs, loc=b.loc))
     region = loop.make_region()
     args = [region.add_arg(f"{v.name}_i", v.tensor.inner, v.loc) for v in start]

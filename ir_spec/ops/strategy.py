@@ -10,7 +10,7 @@ from typing import Any
 from stagec.ir.core import Operation
 from stagec.ir.param import Param
 from stagec.ir.traits import Declares, Holds
-from stagec.ir_spec.ops.axes import DATA_AXES, EXPERTS, REPLICAS, SHARDING, TENSOR_PARALLEL
+from stagec.ir_spec.ops.axes import DATA_AXES, EXPERTS, HEADS, REPLICAS, SHARDING, TENSOR_PARALLEL
 from stagec.ir_spec.ops.statement import Axes, Flag, Record, Request, Statement, parameter
 from stagec.ir_spec.ops.structure import Declaration
 
@@ -160,7 +160,7 @@ class ExchangeOp(Statement):
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
         if "cp" in request.axes and request["cp_mode"] == "ulysses":
-            yield {"dim": "S", "into": tuple(n for n in ("H", "G") if n in request.sizes)}
+            yield {"dim": "S", "into": tuple(n for n in HEADS if n in request.sizes)}
 
 
 @dataclass(frozen=True)

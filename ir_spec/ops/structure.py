@@ -149,13 +149,29 @@ class RowsOp(Declaration):
     example = "stg.rows[of = E, over = ep, even = B*S*T/ep]"
 
 
-class FuncOp(Declaration):
-    """A function. Arguments with the clause `param` are trainable, those with `state` are updated
-    in place.
+class OrderOp(Declaration):
+    """States in which order layers of several kinds run; kinds are the names of repeats.
 
-    A `private` function is a block that others call, and may leave out the types of its arguments.
+    Repeats with this `order` that hand carried values on to each other are one stack: the carried
+    values pass through its layers in the order stated here. Each kind runs its iterations in turn,
+    first to last. A plain chain of repeats runs all layers of one kind, then all of the next.
+    """
+
+    name = "stg.order"
+    traits = (Declares("layers"), Named())
+    parents = ("stg.module",)
+    params = (Param("layers", "order", "kinds of layers in order", required=True, positional=True),)
+    example = "stg.order @layers[(5*local, global)*10, 2*local]"
+
+
+class FuncOp(Declaration):
+    """A function. Arguments with the clause `param` are trained, those with `frozen` are parameters
+    without gradient and optimizer state, those with `state` are updated in place.
+
+    A `private` function is a block that others call. It may leave out the types of all arguments.
     With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`
-    is then the number of parameters of the whole model.
+    is then the number of parameters of the whole model, `trainable` that of those that are trained
+    if others are frozen.
     """
 
     name = "stg.func"
@@ -165,7 +181,8 @@ class FuncOp(Declaration):
         Param("private", "flag", "a block, which others call"),
         Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
-        Param("parameters", "size", "trainable parameters of the whole model"),
+        Param("parameters", "size", "parameters of the whole model"),
+        Param("trainable", "size", "those that are trained, if others are frozen"),
     )
     example = "stg.func @f(%x: f32[B]) -> f32[B] {\n  stg.return(%x)\n}"
 
@@ -201,6 +218,8 @@ class RegionOp(OpDef):
 
 #: Of repeats whose layers have loads of their own.
 FIRST = Param("first", "sizes", "where loads differ: the number of the first layer, by stage")
+#: Of repeats that are kinds of layers of one stack.
+ORDER = Param("order", "symbol", "the stg.order of the stack that its layers belong to")
 #: Of repeats in which only some iterations recompute.
 REPLAY = (
     Param("replay_first", "int", "slices in which ops of phase recompute run, from the first"),
@@ -235,6 +254,7 @@ class RepeatOp(RegionOp):
     along their first dimension. Values yielded beyond the carried ones come out stacked along a new
     first dimension. `reverse` runs from the last slice to the first. With `replay_first` or
     `replay_every`, ops of phase recompute run in the first or in every n-th of the slices only.
+    With an `order` its name is a kind of layers, which run among those of other kinds.
     What begins with `recompute` is for differentiation, which removes it.
     """
 
@@ -244,6 +264,7 @@ class RepeatOp(RegionOp):
         Param("count", "size", "the number of iterations", required=True),
         Param("carry", "int", "how many values are carried (default 1)"),
         Param("reverse", "flag", "run from the last slice to the first"),
+        ORDER,
         FIRST,
         *REPLAY,
         *RECOMPUTE,
@@ -358,6 +379,7 @@ OPS = (
     AssumeOp(),
     MeshOp(),
     ZigzagOp(),
+    OrderOp(),
     FuncOp(),
     ReturnOp(),
     YieldOp(),

@@ -29,7 +29,7 @@ from stagec.ir.traits import (
 )
 from stagec.ir.types import NODE, Type
 from stagec.ir_spec.ops.pipeline import ACTIONS
-from stagec.ir_spec.ops.structure import FIRST, REPLAY, Declaration, Terminator
+from stagec.ir_spec.ops.structure import FIRST, ORDER, REPLAY, Declaration, Terminator
 
 
 class FreeOp(Declaration):
@@ -146,7 +146,8 @@ class GraphOp(Declaration):
     parents = ("stg.module",)
     params = (
         Param("ranks", "size", "how many ranks run it", required=True),
-        Param("parameters", "size", "trainable parameters of the whole model"),
+        Param("parameters", "size", "parameters of the whole model"),
+        Param("trainable", "size", "those that are trained, if others are frozen"),
         Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
     )
@@ -232,7 +233,8 @@ class CollOp(NodeOp):
     iteration early: it waits for the computations of the iteration before the previous one only
     (FSDP prefetch); with `ahead = 0` it is issued when its iteration begins. The first `kept`
     iterations of its repeat have the result already, so there it is no call. A `blocking` one runs
-    in the order of the computations: it waits for the one before it, and the next waits for it.
+    in the order of the computations: it waits for the one before it, and the next waits for it. One
+    that joins pipeline stages is issued behind the schedule, unless each stage holds two copies.
     """
 
     name = "et.coll"
@@ -272,7 +274,7 @@ class MessageOp(NodeOp):
 
     params = (
         Param("over", "axis", "the mesh axis", required=True),
-        Param("by", "int", "coordinate of the receiver minus that of the sender", required=True),
+        Param("by", "size", "coordinate of the receiver minus that of the sender", required=True),
         Param("bytes", "size", "bytes sent by one rank", required=True),
         Param("dtype", "name", "element type"),
         Param("channel", "int", "which of several streams of messages (default 0)"),
@@ -335,6 +337,7 @@ class EtRepeatOp(EtRegionOp):
         Param("count", "size", "iterations", required=True),
         Param("carry", "int", "carried values"),
         Param("reverse", "flag", "from the last to the first"),
+        ORDER,
         FIRST,
         *REPLAY,
     )

@@ -42,13 +42,17 @@ from stagec.api import (
     Strategy,
     TensorType,
     Value,
+    const,
     error,
     letters,
     made_by,
     read_strategy,
 )
+from stagec.ir.layers import kind_of
+from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS
+from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over
 from stagec.sharding.zero import StatePlacement
 
@@ -117,10 +121,10 @@ def differentiate(module: Module) -> None:
             end.loc,
             remedy="return a loss first, or compile without backward: --pipeline forward",
         )
-    params = module.parameters()
+    params = module.trainable()
     if not params:
         raise error(
-            f"@{func.symbol} has no parameters",
+            f"@{func.symbol} has no parameters to train",
             func.loc,
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
@@ -135,6 +139,7 @@ class _TrainingStep:
         self._registry = module.registry
         self._placement = StatePlacement(module, strategy, PASS)
         self._accumulates = False
+        self.idle = idle_values(module)
 
     def run(self, loss: Value) -> None:
         func = self._module.main
@@ -201,7 +206,7 @@ class _TrainingStep:
         if wrapped is not None:
             end = wrapped.body.terminator
             end.add_operand(grad)
-            grad = wrapped.add_result(f"g_{param.name}", grad.type, param.loc)
+            grad = wrapped.add_result(param.prefixed("g_"), grad.type, param.loc)
             outer = self._module.main.body
             b = Builder(self._registry, outer, len(outer.ops) - 1, loc=b.loc, phase="gradient")
         return grad if self.reduces_inside() else self._reduced(b, grad, param, sliced=False)
@@ -213,7 +218,7 @@ class _TrainingStep:
         wire = _cast(b, grad, dtypes.reduce)
         place = self._placement.gradient(param)
         place = replace(place.sliced() if sliced else place.inner, dtype=dtypes.reduce)
-        final = b.value("stg.gradient", [wire], type=place, hint=f"g_{param.name}")
+        final = b.value("stg.gradient", [wire], type=place, hint=param.prefixed("g_"))
         result = _cast(b, final, dtypes.grad)
         b.loc, b.phase = loc, phase
         return result
@@ -234,14 +239,16 @@ class _TrainingStep:
         starts = [g for g in given if g is not None]
         if not live:
             return
-        back = tape.builder.op("stg.repeat", starts, {"count": count, "carry": len(live)}, types=())
+        order = {"order": op.attrs["order"]} if "order" in op.attrs else {}
+        attrs = {"count": count, "carry": const(len(live)), **order}
+        back = tape.builder.op("stg.repeat", starts, attrs, types=(), symbol=kind_of(op))
         if not op.flag("reverse"):
             back.attrs["reverse"] = True
         region = back.make_region()
         inner = _Tape(self, Builder(self._registry, region, loc=tape.builder.loc, phase="backward"))
         for i in live:
             arg = region.add_arg(
-                f"d_{op.results[i].name}", op.body.args[i].tensor.unplaced(), op.loc
+                op.results[i].prefixed("d_"), op.body.args[i].tensor.unplaced(), op.loc
             )
             inner.give(op.body.terminator.operands[i], arg)
         inner.backward(list(op.body.ops[:-1]))
@@ -273,18 +280,21 @@ class _TrainingStep:
         yields += [g for _, g in shared]
         region.append(Operation(self._registry["stg.yield"], yields, loc=back.loc))
         for i, value in zip(live, yields, strict=False):
-            back.add_result(f"d_{op.operands[i].name}", value.tensor)
+            back.add_result(op.operands[i].prefixed("d_"), value.tensor)
             tape.give(op.operands[i], back.results[-1])
         for (outer, is_param), value in zip(slots, yields[len(live) :], strict=False):
             result = back.add_result(
-                f"g_{outer.name}" if is_param else f"d_{outer.name}", value.tensor.stacked(count)
+                outer.prefixed("g_") if is_param else outer.prefixed("d_"),
+                value.tensor.stacked(count),
             )
             tape.give(outer, result)
             if is_param:
                 tape.reduced.add(outer)
         for outer, grad in shared:
-            result = back.add_result(f"d_{outer.name}_stack", grad.tensor.stacked(count))
-            tape.give(outer, _sum_stack(tape.builder, result, outer.name))
+            result = back.add_result(outer.prefixed("d_") + "_stack", grad.tensor.stacked(count))
+            tape.give(outer, _sum_stack(tape.builder, result, outer.prefixed("d_")))
+        if self.idle:
+            erase_unused(region)  # what backward does not use is not stashed
         hand_over(self._registry, op, back)
 
 
@@ -297,7 +307,9 @@ class _Tape:
         self.reduced: set[Value] = set()
 
     def give(self, value: Value, grad: Value) -> None:
-        """Add a contribution."""
+        """Add a contribution, if the value needs a gradient."""
+        if value in self._step.idle:
+            return
         self._grads.setdefault(value, []).append(grad)
 
     def has(self, value: Value) -> bool:
@@ -309,7 +321,7 @@ class _Tape:
         found = self._grads.pop(value, [])
         if len(found) > 1:
             b = _where_made(self.builder, found) if at_once else self.builder
-            return b.value("stg.add", found, hint=f"d_{value.name}")
+            return b.value("stg.add", found, hint=value.prefixed("d_"))
         return found[0] if found else None
 
     def leftovers(self) -> list[tuple[Value, Value]]:
@@ -334,10 +346,10 @@ class _Tape:
                     self.give(value, grad)
 
 
-def _sum_stack(b: Builder, stack: Value, name: str) -> Value:
+def _sum_stack(b: Builder, stack: Value, hint: str) -> Value:
     """The sum over the iterations of a repeat."""
     text = letters(stack.tensor.rank)
-    return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=f"d_{name}")
+    return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=hint)
 
 
 def _where_made(b: Builder, values: Sequence[Value]) -> Builder:

@@ -29,6 +29,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
+from stagec.ir.layers import kind_of
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import NODE
@@ -79,9 +80,9 @@ def _lower(module: Module, func: Operation) -> None:
     axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
     stages = attrs.get("stages", ())
     attrs["ranks"] = axis_size(axes) * (len(stages) if isinstance(stages, tuple) and stages else 1)
-    attrs["parameters"] = (
-        func.expr("parameters") if "parameters" in func.attrs else _elements(module.parameters())
-    )
+    attrs |= {n: func.attrs[n] for n in ("parameters", "trainable") if n in func.attrs}
+    if "parameters" not in attrs:
+        attrs |= module.parameter_counts()
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     _Lowering(module).function(func.body, graph.make_region())
@@ -90,10 +91,6 @@ def _lower(module: Module, func: Operation) -> None:
 
 #: Phases whose collectives move activations and their gradients.
 _ACTIVATIONS = ("forward", "backward", "recompute")
-
-
-def _elements(parameters: list[Value]) -> Expr:
-    return total(p.tensor.elements for p in parameters)
 
 
 class _Lowering:
@@ -194,7 +191,8 @@ class _Lowering:
         attrs: dict[str, RawAttr] = {
             n: v for n, v in op.attrs.items() if n in known and n != "phase"
         }
-        new = b.op(name, self._deps(inputs), {**attrs, **changed}, types=())
+        attrs |= changed
+        new = b.op(name, self._deps(inputs), attrs, types=(), symbol=kind_of(op))
         region = new.make_region()
         for arg, value in zip(old.args, inputs, strict=True):
             if value in self._nodes:
@@ -300,7 +298,7 @@ class _Lowering:
         deps, name = self._deps(op.operands), op.results[0].name
         attrs: dict[str, RawAttr] = {
             "over": _one_axis(op),
-            "by": op.integer("by", 1),
+            "by": op.expr("by") if "by" in op.attrs else 1,
             "bytes": definition.buffer(op),
             "dtype": op.operands[0].tensor.dtype,
             "channel": self._channels.setdefault(op, len(self._channels)),

@@ -24,6 +24,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.loads import planned_env
 from stagec.ir.traits import Repeats
+from stagec.ir.types import WEIGHTS
 from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
 from stagec.memory.buffers import STASH, Buffer
 from stagec.memory.lifetimes import lifetimes
@@ -116,7 +117,7 @@ class _Plan:
         step around them."""
         args, outside = self._body.args, self._planner.run(None)
         parts = {
-            "parameters": _bytes(v for v in args if v.tensor.role == "param"),
+            "parameters": _bytes(v for v in args if v.tensor.role in WEIGHTS),
             "gradients": _bytes(self._sets.gradients),
             "optimizer": _bytes(v for v in args if v.tensor.role == "state"),
         }

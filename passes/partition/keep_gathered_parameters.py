@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.passes.partition.reshards import reshard_behind
-from stagec.sharding.gathers import gathers_of, single_gathers_of, source_of
+from stagec.sharding.gathers import gathers_of, is_sliced, single_gathers_of, source_of
 from stagec.sharding.stages import accumulation, pipeline_rule
 
 
@@ -108,11 +108,18 @@ def keep_parameters(module: Module, policy: str) -> None:
         for forward, back, mine, again in list(_pairs(func.body)):
             if policy == "last":
                 mine.attrs["keep"] = again.attrs["kept"] = const(1)
+                continue
+            if again.parent is None:
+                continue  # of a parameter that several repeats share
+            if is_sliced(mine):
+                value, user = _handed_over(forward, back, mine.result), back.body.terminator
             else:
-                value = _handed_over(forward, back, mine.result)
-                kept.setdefault(back.body, []).append(value)
-                again.result.replace_with(value)
-                again.erase()
+                value, user = _before(forward, mine), back
+            region = user.parent or back.body
+            if value not in kept.setdefault(region, []):
+                kept[region].append(value)
+            again.result.replace_with(value)
+            again.erase()
         for region, values in kept.items():
             reshard_behind(module, region, values)
 
@@ -132,6 +139,14 @@ def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Op
                         yield forward, back, mine, again
 
 
+def _before(forward: Operation, gather: Operation) -> Value:
+    """The result of a gather that all layers share, which is moved in front of them."""
+    if gather.parent is forward.body and forward.parent is not None:
+        forward.body.ops.remove(gather)
+        forward.parent.insert(forward.position(), gather)
+    return gather.result
+
+
 def _alike(a: Operation, b: Operation) -> bool:
     return all(a.attrs.get(n) == b.attrs.get(n) for n in ("dim", "over"))
 
@@ -140,5 +155,5 @@ def _handed_over(forward: Operation, back: Operation, value: Value) -> Value:
     """The argument of `back` that brings a value of `forward`, iteration by iteration."""
     forward.body.terminator.add_operand(value)
     stacked = value.tensor.stacked(forward.expr("count"))
-    back.add_operand(forward.add_result(f"kept_{value.name}", stacked, value.loc))
+    back.add_operand(forward.add_result(value.prefixed("kept_"), stacked, value.loc))
     return back.body.add_arg(value.name, value.tensor, value.loc)

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value
+from stagec.ir.expr import ZERO
+from stagec.ir.layers import kind_of
 from stagec.ir.traits import Accumulates, Repeats
-from stagec.sharding.gathers import single_gathers_of, source_of
+from stagec.sharding.gathers import is_sliced, single_gathers_of, source_of
 
 
 @dataclass(frozen=True)
@@ -93,23 +95,20 @@ def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) ->
     """Replace the gathers of a region, of an action or a repeat, by values made outside."""
     repeat = region.owner if region.owner.has(Repeats) else None
     gathers = [op for op in single_gathers_of(region) if op.flag("once")]
-    keys = {op: (_whole(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
-    if new := [op for op in gathers if keys[op] not in known]:
-        made = _in_turn(new, repeat, before) if repeat is not None else _copied(new, before)
-        known.update((keys[op], value) for op, value in zip(new, made, strict=True))
+    keys = {op: (source_of(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
+    new = [op for op in gathers if keys[op] not in known]
+    whole = [op for op in new if not is_sliced(op)]
+    known.update((keys[op], value) for op, value in zip(whole, _copied(whole, before), strict=True))
+    if repeat is not None and (slices := [op for op in new if is_sliced(op)]):
+        made = _in_turn(slices, repeat, before)
+        known.update((keys[op], value) for op, value in zip(slices, made, strict=True))
     for op in gathers:
         value = known[keys[op]]
-        if repeat is not None:
+        if repeat is not None and is_sliced(op):
             repeat.add_operand(value)
             value = region.add_arg(op.result.name, op.result.tensor, op.loc)
         op.result.replace_with(value)
         op.erase()
-
-
-def _whole(gather: Operation) -> Value:
-    """The parameter that is gathered, with all its slices."""
-    value = gather.operands[0]
-    return source_of(gather) if value.region.owner.has(Repeats) else value
 
 
 def _attrs(gather: Operation) -> dict[str, Attr]:
@@ -127,7 +126,9 @@ def _in_turn(gathers: Sequence[Operation], repeat: Operation, before: Builder) -
     """One repeat that gathers slice by slice, in the order in which forward uses them."""
     count = repeat.expr("count")
     operands = [source_of(op) for op in gathers]
-    outer = before.op("stg.repeat", operands, {"count": count, "carry": 0}, types=())
+    order = {"order": repeat.attrs["order"]} if "order" in repeat.attrs else {}
+    attrs = {"count": count, "carry": ZERO, **order}
+    outer = before.op("stg.repeat", operands, attrs, types=(), symbol=kind_of(repeat))
     inner = Builder(before.registry, outer.make_region(), loc=outer.loc)
     for op in gathers:
         arg = inner.region.add_arg(op.operands[0].name, op.operands[0].type, op.loc)
@@ -135,4 +136,4 @@ def _in_turn(gathers: Sequence[Operation], repeat: Operation, before: Builder) -
         inner.value("stg.all_gather", [arg], _attrs(op), type=op.result.type, hint=op.result.name)
     results = [op.result for op in inner.region.ops]
     inner.op("stg.yield", results, types=())
-    return [outer.add_result(f"kept_{r.name}", r.tensor.stacked(count), r.loc) for r in results]
+    return [outer.add_result(r.prefixed("kept_"), r.tensor.stacked(count), r.loc) for r in results]

@@ -7,7 +7,7 @@ is kept for the parameters that the stage holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagec.api import (
@@ -20,6 +20,7 @@ from stagec.api import (
     Phase,
     Quoted,
     Region,
+    SymbolRef,
     TensorType,
     Value,
     const,
@@ -27,6 +28,7 @@ from stagec.api import (
     total,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.layers import declaration_of
 from stagec.ir.rewrite import carried
 from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, Slot, dissect
@@ -140,7 +142,7 @@ def split_stages(module: Module) -> None:
         _mark_weights(sections, critical_ops(sections))
     forward = [op for op in sections.repeats[ActionKind.FORWARD] if op is not None]
     pieces = cut(module, pipeline, forward)
-    parameters = total(p.tensor.elements for p in module.parameters())
+    counts = module.parameter_counts()
     far = far_values(sections, pieces)
     kinds: dict[tuple[object, ...], list[int]] = {}
     for stage in range(pipeline.stages):
@@ -149,10 +151,19 @@ def split_stages(module: Module) -> None:
     place = func.position()
     for stages in kinds.values():
         maker = _StageMaker(module, pipeline, sections, pieces, far, stages, messages)
-        made = maker.make(func, accumulate, parameters)
-        place += 1
-        module.root.body.insert(place, made)
-    func.erase()
+        made = maker.make(func, accumulate, counts)
+        for op in (*maker.orders(), made):
+            place += 1
+            module.root.body.insert(place, op)
+    whole = {declared for r in forward if (declared := _declared(r)) is not None}
+    for op in (func, *whole):
+        op.erase()
+
+
+def _declared(repeat: Operation) -> Operation | None:
+    """The declaration of the order of the whole stack, of which stages hold parts."""
+    name = repeat.attrs.get("order")
+    return declaration_of(repeat, name) if isinstance(name, SymbolRef) else None
 
 
 def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
@@ -175,6 +186,7 @@ def _kind(
             held.copy,
             held.piece.counts,
             held.piece.sections,
+            held.piece.orders,
             held.comes_from,
             held.goes_to,
             held.cut_in,
@@ -202,13 +214,13 @@ class _StageMaker:
         self._module, self._pipeline, self._sections = module, pipeline, sections
         self._stages, self._pieces = stages, pieces
         self._held = held_pieces(pipeline, pieces, stages[0])
-        self._registry = module.registry
+        self._registry, self._loc = module.registry, made_by(PASS, sections.body.owner.loc)
         self._messages, self._far = messages, far
         repeats = (r for row in sections.repeats.values() for r in row if r is not None)
         self._first_far = max(map(carried, repeats))
 
-    def make(self, old: Operation, accumulate: Operation, parameters: Expr) -> Operation:
-        """The function, not yet in the module."""
+    def make(self, old: Operation, accumulate: Operation, counts: Mapping[str, Expr]) -> Operation:
+        """The function, not yet in the module; `counts` are those of the parameters."""
         over = self._pipeline.rule.over
         func = Operation(
             old.definition,
@@ -216,7 +228,7 @@ class _StageMaker:
             {
                 "over": over,
                 "stages": tuple(const(s) for s in self._stages),
-                "parameters": parameters,
+                **counts,
             },
             symbol=f"{old.symbol}_stage{self._stages[0]}",
             loc=old.loc,
@@ -226,7 +238,9 @@ class _StageMaker:
         new.attrs |= _schedule_attrs(self._pipeline)
         region = new.make_region()
         sections, first = self._sections, self._first_layers
-        values = StageValues(self._registry, func, new, sections, self._held, first)
+        values = StageValues(
+            self._registry, func, new, sections, self._held, first, self._order_name
+        )
         body.append(new)
         self._actions(values, region)
         step = StageStep(
@@ -244,6 +258,21 @@ class _StageMaker:
             total(piece.counts[repeat] for piece in self._pieces[: mine[place].depth])
             for mine in all_held
         )
+
+    def orders(self) -> Iterator[Operation]:
+        """The orders of the layers of several kinds that the stages hold."""
+        for held in self._held:
+            for name, order in held.piece.orders:
+                attrs: dict[str, Attr] = {"layers": order}
+                symbol = self._order_name(held, name).name
+                yield Operation(
+                    self._registry["stg.order"], (), attrs, symbol=symbol, loc=self._loc
+                )
+
+    def _order_name(self, held: Held, name: SymbolRef) -> SymbolRef:
+        """What the order of a stack is called on a chunk of these stages."""
+        chunk = f"_c{held.home.chunk}" if len(self._held) > 1 else ""
+        return SymbolRef(f"{name.name}_stage{self._stages[0]}{chunk}")
 
     # -- actions -----------------------------------------------------------------------------------
 

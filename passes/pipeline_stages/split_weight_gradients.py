@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
+from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.ops.strategy import PipelineRule
 from stagec.passes.pipeline_stages.far_values import critical_ops
@@ -124,9 +125,8 @@ class _Split:
         op, registry = self._op, self._module.registry
         count = op.expr("count")
         loc = made_by(PASS, op.loc)
-        second = Operation(
-            op.definition, (), {**op.attrs, "carry": count - count, "phase": op.phase}, loc=loc
-        )
+        attrs = {**op.attrs, "carry": count - count, "phase": op.phase}
+        second = Operation(op.definition, (), attrs, symbol=kind_of(op), loc=loc)
         new = second.make_region()
         yielded = list(self._end.operands)
         moved = [i for i, v in enumerate(yielded) if v.producer in self._later]
@@ -157,7 +157,7 @@ class _Split:
             else:
                 self._end.add_operand(value)
                 stacked = value.tensor.stacked(self._op.expr("count"))
-                outer = self._op.add_result(f"hand_{value.name}", stacked, value.loc)
+                outer = self._op.add_result(value.prefixed("hand_"), stacked, value.loc)
             second.add_operand(outer)
             self._inside[value] = second.body.add_arg(value.name, value.tensor, value.loc)
         return self._inside[value]

@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from stagec.api import Attr, Builder, Operation, Region, Registry, TensorType, Type, Value
+from stagec.api import (
+    Attr,
+    Builder,
+    Operation,
+    Region,
+    Registry,
+    SymbolRef,
+    TensorType,
+    Type,
+    Value,
+)
+from stagec.ir.layers import LayerStack, kind_of, stack_of
+from stagec.ir.traits import Repeats
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
 from stagec.sharding.stages import Held
 
@@ -30,8 +42,10 @@ class StageValues:
         sections: Sections,
         held: Sequence[Held],
         first_layers: Callable[[Held, int], Attr],
+        order_name: Callable[[Held, SymbolRef], SymbolRef],
     ) -> None:
         self._registry, self._first_layers = registry, first_layers
+        self._order_name = order_name
         self.func, self.accumulate, self.sections, self.held = func, accumulate, sections, held
         self._env: dict[int, dict[Value, Value]] = {h.home.chunk: {} for h in held}
         self._args: dict[tuple[Value, int | None], Value] = {}
@@ -152,12 +166,24 @@ class StageValues:
             self.define(op.results[0], self.get(operands[0], region))
             return
         chunk = self._holding.home.chunk
+        stack = stack_of(op) if op.has(Repeats) else LayerStack((op,))
         inputs = [
-            self._fed.get((chunk, op, i)) or self.get(v, region) for i, v in enumerate(operands)
+            self._fed.get((chunk, op, i)) or self.get(self._carried(stack, op, i, v), region)
+            for i, v in enumerate(operands)
         ]
         new = self._copy(op, inputs, {}, region)
         for old, value in zip(op.results, new.results, strict=True):
             self.define(old, self._added(chunk, old, value, region))
+        if stack.order is not None:  # kinds that the piece does not hold pass on what they get
+            for other in stack.members:
+                for old, value in zip(other.results[: stack.carried], new.results, strict=False):
+                    self.define(old, value)
+
+    def _carried(self, stack: LayerStack, op: Operation, index: int, value: Value) -> Value:
+        """What a repeat takes: if the piece holds none of the kinds before it, what these take."""
+        known = value in self._env[self._holding.home.chunk]
+        first = stack.order is None or op is stack.members[0] or index >= stack.carried
+        return value if known or first else stack.inputs[index]
 
     def _added(self, chunk: int, original: Value, own: Value, region: Region) -> Value:
         """A part of a sum, and what has arrived of the others."""
@@ -181,13 +207,16 @@ class StageValues:
         region: Region,
     ) -> Operation:
         """A copy of an operation at the end of a region; `inside` maps values of inner regions."""
-        attrs = dict(op.attrs)
+        attrs, symbol = dict(op.attrs), kind_of(op)
         index = self._repeat_index(op)
         if index is not None:
+            if isinstance(name := attrs.pop("order", None), SymbolRef):
+                symbol = symbol if self._holding.piece.order(name) is not None else None
+                attrs |= {"order": self._order_name(self._holding, name)} if symbol else {}
             attrs["count"] = self._holding.piece.counts[index]
             if "first" in attrs:
                 attrs["first"] = self._first_layers(self._holding, index)
-        new = Operation(op.definition, operands, attrs, loc=op.loc)
+        new = Operation(op.definition, operands, attrs, symbol=symbol, loc=op.loc)
         for inner in op.region.walk() if op.region is not None else ():
             for value in inner.operands:  # computed before the region that uses it
                 if value.producer is not None and value.producer.parent is self.sections.body:

@@ -5,28 +5,32 @@
       %y = stg.einsum["bd,de->be"](%x, %w)
       stg.return(%y)
     }
-    stg.func @train (%x: bf16[B, D]) {                 @train (%x: ..., %layers/ffn/w: bf16[L, D, D | param])
-      %r = stg.repeat @layers[count = L] (%h = %x) {     (%layers/h = %x, %layers/ffn/w_i = %layers/ffn/w)
-        %a = stg.call @ffn(%h)                             %layers/ffn/y = stg.einsum(%layers/h, %layers/ffn/w_i)
-        stg.yield(%a)                                      stg.yield(%layers/ffn/y)
+    stg.repeat @layers[count = L] (%h = %x) {   (%layers/h = %x, %layers/ffn/w_i = %layers/ffn/w)
+      %a = stg.call @ffn(%h)                      %layers/ffn/y = stg.einsum(...)
+      stg.yield(%a)                               stg.yield(%layers/ffn/y)
 
-A value is named by its path: the repeats and functions around it. The location of an operation is
-its place in the function, under the path of the call.
+A value is named by its path: the repeats and functions around it. A second call or repeat of one
+name gets a number, and so does a second parameter. The location of an operation is its place in the
+function, under the path of the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 
 from stagec.api import Expr, Module, Operation, Pass, Region, TensorType, Value, error
 from stagec.ir.core import Attr, substitute_attr
 from stagec.ir.facts import Relation
+from stagec.ir.infer import same_shape, stated
+from stagec.ir.param import attr_text
 from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim, Type
 from stagec.ir_spec.ops.functions import AS, CallOp, ParamOp
-from stagec.support.diagnostics import note
-from stagec.support.source import Loc, NameLoc, file_loc
+from stagec.support.diagnostics import DiagnosticError, note
+from stagec.support.limits import MAX_DEPTH, MAX_OPERATIONS
+from stagec.support.source import Loc, NameLoc, file_loc, made_by
 from stagec.support.suggest import did_you_mean
 from stagec.text.imports import Block, read_blocks
 
@@ -39,7 +43,6 @@ class Inline(Pass):
     them. Values are named by their path.
 
     Before:
-        stg.symbols[B, D, L]
         stg.func @ffn[private] (%x) {
           %w = stg.param : bf16[D, D]
           %y = stg.einsum["bd,de->be"](%x, %w)
@@ -53,7 +56,6 @@ class Inline(Pass):
           stg.return(%r)
         }
     After:
-        stg.symbols[B, D, L]
         stg.func @f(%x: bf16[B, D], %layers/ffn/w: bf16[L, D, D | param]) {
           %r = stg.repeat @layers[count = L] (%layers/h = %x, %layers/ffn/w_i = %layers/ffn/w) {
             %layers/ffn/y = stg.einsum["bd,de->be"](%layers/h, %layers/ffn/w_i)
@@ -92,11 +94,13 @@ def inline(module: Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Where operations stand: their path, the repeats around them, and the calls on the way."""
+    """Where operations stand: their path, the repeats around them, the calls on the way, and the
+    symbols that these gave values."""
 
     path: tuple[str, ...] = ()
     repeats: tuple[Operation, ...] = ()
     calls: tuple[str, ...] = ()
+    sizes: Mapping[str, Expr] = field(default_factory=dict[str, Expr])
 
     def named(self, name: str) -> str:
         """A name with its path."""
@@ -106,11 +110,20 @@ class _Context:
 class _Inliner:
     def __init__(self, module: Module, blocks: Mapping[str, Block]) -> None:
         self._module, self._blocks, self._main = module, blocks, module.main
-        self._declared = module.symbols.keys()
+        self._declared = module.symbols.keys() | (module.mesh.axes if module.mesh else ())
         self._relations = {r for r, _ in module.relations}
+        self._scopes: set[tuple[str, ...]] = set()
+        self._operations = 0
+        self._known: dict[str, set[str]] = {}
 
     def run(self) -> None:
         self._ops(list(self._main.body.ops), _Context())
+
+    def _scope(self, at: _Context, name: str) -> tuple[str, ...]:
+        """The path of a call or a repeat there: each has its own."""
+        path = _untaken(name, lambda n: (*at.path, n) in self._scopes)
+        self._scopes.add((*at.path, path))
+        return (*at.path, path)
 
     def _ops(self, ops: Iterable[Operation], at: _Context) -> None:
         for op in ops:
@@ -122,10 +135,11 @@ class _Inliner:
                 self._enter(op, op.region, at)
 
     def _enter(self, op: Operation, region: Region, at: _Context) -> None:
+        around = at.named("")
         if op.symbol:
-            at = replace(at, path=(*at.path, op.symbol))
+            at = replace(at, path=self._scope(at, op.symbol))
         for value in (*region.args, *(r for inner in region.ops for r in inner.results)):
-            value.name = at.named(value.name.rpartition("/")[2])
+            value.name = at.named(value.name.removeprefix(around))
         if op.has(Repeats):
             at = replace(at, repeats=(*at.repeats, op))
         self._ops(list(region.ops), at)
@@ -143,10 +157,12 @@ class _Inliner:
             )
         counts = tuple(Dim(repeat.expr("count")) for repeat in at.repeats)
         stacked = replace(type_, dims=(*counts, *type_.dims), role=type_.role or "param")
-        value = self._main.body.add_arg(op.result.name, stacked, op.result.loc)
+        args = self._main.body.args
+        name = _untaken(op.result.name, lambda n: any(arg.name == n for arg in args))
+        value = self._main.body.add_arg(name, stacked, op.result.loc)
         for repeat in at.repeats:
             repeat.add_operand(value)
-            value = repeat.body.add_arg(f"{op.result.name}_i", None, op.result.loc)
+            value = repeat.body.add_arg(f"{name}_i", None, op.result.loc)
         op.result.replace_with(value)
         op.erase()
 
@@ -156,16 +172,18 @@ class _Inliner:
         """Put the operations of a function in the place of its call."""
         name = call.symbol or ""
         block = self._block(call, name, at)
-        sizes = self._sizes(call, block, name)
-        inner = replace(at, path=(*at.path, call.text(AS, name)), calls=(*at.calls, name))
+        sizes = {**at.sizes, **self._sizes(call, block, name)}
+        path = self._scope(at, call.text(AS, name))
+        inner = replace(at, path=path, calls=(*at.calls, name), sizes=sizes)
         body, region = block.func.body, call.parent
         if region is None:
             raise ValueError("a call stands in a region")
         values = dict(zip(body.args, call.operands, strict=True))
         for arg, given in values.items():
-            _settle(given, arg.type, sizes)
+            _settle(given, _sized(arg.type, sizes), made_by(f"@{name}", call.loc))
         copier = _Copier(values, sizes, inner)
         made = [copier.copy(op) for op in body.ops[:-1]]
+        self._count(made, call.loc)
         place = call.position()
         for number, op in enumerate(made):
             region.insert(place + number, op)
@@ -173,11 +191,23 @@ class _Inliner:
         self._assume(call, block, sizes)
         found = [copier.values[v] for v in body.terminator.operands]
         for value, type_ in zip(found, body.returns, strict=False):
-            _settle(value, type_, sizes)
+            _settle(value, _sized(type_, sizes), made_by(f"@{name}", body.terminator.loc))
         for result, value in zip(call.results, found, strict=True):
+            _settle(value, result.type, result.loc)
             result.replace_with(value)
         call.erase()
         self._ops(made, inner)
+
+    def _count(self, made: Iterable[Operation], loc: Loc) -> None:
+        """A module that was opened is a text that can be read again. Raises `DiagnosticError` for
+        one that is too long."""
+        self._operations += sum(1 for _ in _within(made))
+        if self._operations > MAX_OPERATIONS:
+            raise error(
+                f"the functions that are called hold more than {MAX_OPERATIONS:,} operations",
+                loc,
+                remedy="state what runs several times once, in a stg.repeat",
+            )
 
     def _block(self, call: Operation, name: str, at: _Context) -> Block:
         """The function that is called. Raises `DiagnosticError` if the call does not fit it."""
@@ -194,6 +224,8 @@ class _Inliner:
                 call.loc,
                 remedy="repeat layers with stg.repeat",
             )
+        if len(at.calls) >= MAX_DEPTH:
+            raise _too_deep(call.loc)
         body = block.func.body
         takes, gives = len(body.args), len(body.terminator.operands)
         for what, found, expected in (
@@ -211,21 +243,43 @@ class _Inliner:
 
     def _sizes(self, call: Operation, block: Block, name: str) -> dict[str, Expr]:
         """The values that a call gives symbols. Raises `DiagnosticError` for one that the function
-        does not have."""
-        sizes = {k: v for k, v in call.attrs.items() if k != AS and isinstance(v, Expr)}
-        known = _symbols(block.func.body.walk()) | _symbols([block.func])
-        for symbol in sizes:
+        does not have, and for what is no size."""
+        sizes: dict[str, Expr] = {}
+        given = {symbol: value for symbol, value in call.attrs.items() if symbol != AS}
+        known = self._symbols_of(block) if given else set[str]()
+        for symbol, value in given.items():
             if symbol not in known:
                 raise error(
                     f"@{name} has no size {symbol}",
                     call.loc,
-                    remedy=did_you_mean(symbol, known) or f"its sizes are: {', '.join(sorted(known))}",
+                    remedy=did_you_mean(symbol, known)
+                    or f"its sizes are: {', '.join(sorted(known)) or 'none'}",
+                    notes=[note("it is defined here", block.func.loc)],
                 )
+            if not isinstance(value, Expr):
+                raise error(
+                    f"size {symbol} of @{name} gets {attr_text(value)}, which is no size",
+                    call.loc,
+                    remedy=f"write '{symbol} = F', '{symbol} = 4*D' or a number",
+                )
+            sizes[symbol] = value
         return sizes
 
+    def _symbols_of(self, block: Block, depth: int = 0) -> set[str]:
+        """The symbols of a function, and of those that it calls unless it gives them values."""
+        name = block.func.symbol or ""
+        if name not in self._known:
+            if depth >= MAX_DEPTH:
+                raise _too_deep(block.func.loc)
+            self._known[name] = _symbols([block.func, *block.func.body.walk()])
+            for op in block.func.body.walk():
+                called = self._blocks.get(op.symbol or "")
+                if isinstance(op.definition, CallOp) and called is not None:
+                    self._known[name] |= self._symbols_of(called, depth + 1) - op.attrs.keys()
+        return self._known[name]
+
     def _check_sizes(self, call: Operation, made: Sequence[Operation], name: str) -> None:
-        inside = (o for op in made for o in (op, *(op.region.walk() if op.region else ())))
-        missing = sorted(_symbols(inside) - self._declared)
+        missing = sorted(_symbols(_within(made)) - self._declared)
         if missing:
             listed = ", ".join(missing)
             raise error(
@@ -255,9 +309,7 @@ class _Inliner:
 class _Copier:
     """Copies operations of a function: other values, sizes and names."""
 
-    def __init__(
-        self, values: dict[Value, Value], sizes: Mapping[str, Expr], at: _Context
-    ) -> None:
+    def __init__(self, values: dict[Value, Value], sizes: Mapping[str, Expr], at: _Context) -> None:
         self.values, self._sizes, self._at = values, sizes, at
 
     def copy(self, op: Operation) -> Operation:
@@ -269,28 +321,62 @@ class _Copier:
             inner = new.make_region()
             for arg in op.region.args:
                 self.values[arg] = inner.add_arg(
-                    self._at.named(arg.name), self._type(arg.type), arg.loc
+                    self._at.named(arg.name), _sized(arg.type, self._sizes), arg.loc
                 )
             for child in op.region.ops:
                 inner.append(self.copy(child))
         for result in op.results:
             self.values[result] = new.add_result(
-                self._at.named(result.name), self._type(result.type), result.loc
+                self._at.named(result.name), _sized(result.type, self._sizes), result.loc
             )
         return new
-
-    def _type(self, type_: Type | None) -> Type | None:
-        return type_.substitute(self._sizes) if isinstance(type_, TensorType) else type_
 
     def _loc(self, loc: Loc) -> Loc:
         place = file_loc(loc)
         return loc if place is None else NameLoc("/".join(self._at.path), place)
 
 
-def _settle(value: Value, type_: Type | None, sizes: Mapping[str, Expr]) -> None:
-    """A value has the type that a function states for it; shape inference compares."""
-    if value.type is None and isinstance(type_, TensorType):
-        value.type = type_.substitute(sizes).inner
+def _settle(value: Value, type_: Type | None, loc: Loc) -> None:
+    """A value has the type that is stated for it at a place; shape inference compares. Raises
+    `DiagnosticError` if it is known to have another."""
+    if not isinstance(type_, TensorType):
+        return
+    if value.type is None:
+        value.type, value.loc = type_.inner, loc
+        return
+    found = value.tensor
+    if found.dtype != type_.dtype or not same_shape(found.shape, type_.shape):
+        raise error(
+            f"%{value.name} is {found.unplaced()}, but {stated(loc)} {type_.unplaced()}",
+            loc,
+            remedy="take another value, or give the call other sizes in brackets",
+            notes=[note(f"%{value.name} is defined here", value.loc)],
+        )
+
+
+def _sized(type_: Type | None, sizes: Mapping[str, Expr]) -> Type | None:
+    return type_.substitute(sizes) if isinstance(type_, TensorType) else type_
+
+
+def _too_deep(loc: Loc) -> DiagnosticError:
+    return error(
+        f"calls of functions in functions go deeper than {MAX_DEPTH}",
+        loc,
+        remedy="call functions beside each other",
+    )
+
+
+def _untaken(name: str, taken: Callable[[str], bool]) -> str:
+    """The name, with a number if it is taken."""
+    return next(n for n in chain([name], (f"{name}_{i}" for i in count(2))) if not taken(n))
+
+
+def _within(ops: Iterable[Operation]) -> Iterator[Operation]:
+    """Operations and what is in their regions."""
+    for op in ops:
+        yield op
+        if op.region is not None:
+            yield from op.region.walk()
 
 
 def _symbols(ops: Iterable[Operation]) -> set[str]:

@@ -80,7 +80,8 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
     assumptions = Assumptions(module, ExchangeDimensions.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
     for name, into in strategy.exchanged:
-        found = special_ops(module.main.body, name)
+        special = [op for op, _ in special_ops(module.main.body, name)]
+        found = [op for op in special if _has(op, into)]
         if not found:
             raise error(
                 f"no op treats a split of {name} in its own way, so there is nothing to exchange",
@@ -88,10 +89,15 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
                 remedy="exchange around fused attention; for other models gather: "
                 "--cp-mode all-gather",
             )
-        for op, _ in found:
+        for op in found:
             _exchange_operands(module, placer, op, name, into)
             _exchange_back(module, placer, op, name, into)
     assumptions.check()
+
+
+def _has(op: Operation, dims: Sequence[str]) -> bool:
+    """Whether the result has one of these dimensions; without one the op stays as it is."""
+    return any(d.size.symbol_name in dims for d in op.results[0].tensor.dims)
 
 
 def _exchange_operands(

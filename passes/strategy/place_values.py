@@ -21,6 +21,7 @@ from stagec.api import (
 )
 from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.traits import Repeats
+from stagec.ir.types import WEIGHTS
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 
@@ -66,7 +67,7 @@ def place_values(module: Module, strategy: Strategy) -> None:
     assumptions = Assumptions(module, PlaceValues.name, strategy.loc)
     placer, body = Placer(module, strategy, assumptions), module.main.body
     for arg in body.args:
-        arg.type = placer.place(arg.tensor, rest=arg.tensor.role == "param", value=arg)
+        arg.type = placer.place(arg.tensor, rest=arg.tensor.role in WEIGHTS, value=arg)
     if any(rule.rest for rule in strategy.splits):
         _place_carried(placer, body)
     _place_named(module, strategy, placer)

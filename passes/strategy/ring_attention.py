@@ -17,6 +17,7 @@ from stagec.api import (
     read_strategy,
     symbol,
 )
+from stagec.ir_spec.ops.ring_work import alignment
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import special_ops
 from stagec.sharding.strategy import RingRule
@@ -64,38 +65,57 @@ class RingAttention(Pass):
         strategy = read_strategy(module)
         assumptions = Assumptions(module, self.name, strategy.loc)
         for ring in strategy.rings:
-            over = ring_attention(module, strategy, ring)
-            if over:  # every rank has two chunks
+            found, over = ring_attention(module, strategy, ring)
+            if over and ring.order == "zigzag":  # every rank has two chunks
                 assumptions.divides(symbol(ring.dim), axis_size(over) * 2, ring.loc)
+            for op in found if over else ():
+                aligned = alignment(op, symbol(ring.dim), axis_size(over), ring.order)
+                if aligned is not None:
+                    assumptions.holds(aligned, op.loc, "gather instead: --cp-mode all-gather")
         assumptions.check()
 
 
-def ring_attention(module: Module, strategy: Strategy, ring: RingRule) -> tuple[str, ...]:
-    """Make the ops concerned rings, in place; returns the axes over which positions are in zigzag
-    order.
+def ring_attention(
+    module: Module, strategy: Strategy, ring: RingRule
+) -> tuple[list[Operation], tuple[str, ...]]:
+    """Make the ops concerned rings, in place; returns them, and the axes over which positions are
+    split.
 
-    Raises `DiagnosticError` if there is no such op.
+    Raises `DiagnosticError` if there is no such op, and for one that a ring does not take.
     """
     name = ring.dim
-    found = [op for op, _ in special_ops(module.main.body, name)]
-    found = [op for op in found if "ring" in op.definition.params_by_name]
+    special = [op for op, _ in special_ops(module.main.body, name)]
+    found = [op for op in special if "ring" in op.definition.params_by_name]
+    others = [op for op in special if "ring" not in op.definition.params_by_name]
+    if not found and others:
+        return [], ()  # they pass states or edges of their parts to the next rank
+    for op in found:
+        op.attrs["ring"] = ring.order
+        for message in op.definition.verify(op):
+            remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
+            raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
+    if found and others and ring.order == "zigzag":
+        raise error(
+            f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "
+            "zigzag order have no run of it",
+            others[0].loc,
+            remedy="give each rank one run: --cp-order plain, or exchange heads: --cp-mode ulysses",
+        )
     if not found:
         raise error(
             f"no op can pass its part of {name} round the ranks: there is no fused attention",
             ring.loc,
             remedy="use stg.attention in the model; for other models gather: --cp-mode all-gather",
         )
-    for op in found:
-        op.attrs["ring"] = ring.order
     over = tuple(
         a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
     )
     if ring.order != "zigzag" or not over:
-        return ()
+        return found, over
     root = module.root.body
     places = [root.ops.index(o) for o in module.declaring("symbols", "axes")]
     attrs: dict[str, Attr] = {"dims": (name,), "over": over}
     made = made_by(RingAttention.name, ring.loc)
     op = Operation(module.registry["stg.zigzag"], (), attrs, loc=made)
     root.insert(1 + max(places, default=-1), op)
-    return over
+    return found, over

@@ -52,7 +52,8 @@ def shard_parameters(module: Module, strategy: Strategy) -> None:
     """
     assumptions = Assumptions(module, ShardParameters.name, strategy.loc)
     sharder = Sharder(module, strategy, assumptions)
-    sharded = [(p, sharder.shard(p)) for p in module.parameters()]
+    params = module.parameters() if strategy.zero >= 3 else module.trainable()
+    sharded = [(p, sharder.shard(p)) for p in params]
     sharder.check()
     if strategy.zero >= 3:
         for param, type_ in sharded:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import ONE, ZERO, Expr, call, const, evaluate, total
 from stagec.ir.kernel import MEMORY as MEMORY_BOUND
+from stagec.ir.layers import stack_of
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.replay import is_partial, replayed
@@ -63,7 +64,7 @@ class MessageKey:
 
     dir: str
     over: str
-    peer: int
+    peer: Expr
     phase: str
     dtype: str
 
@@ -201,7 +202,7 @@ def _count_collective(counts: Counts, op: Operation, times: Expr, size: Size) ->
 
 def _count_message(counts: Counts, op: Operation, times: Expr, size: Size) -> None:
     sends = op.name == "et.send"
-    by = op.integer("by")
+    by = op.expr("by")
     key = MessageKey(
         "send" if sends else "recv",
         op.text("over"),
@@ -220,7 +221,10 @@ def _share(op: Operation) -> Expr:
     if owner is None:
         return ONE
     if "kept" in op.attrs:
-        count = owner.expr("count")
+        count, stack = owner.expr("count"), stack_of(owner)
+        if stack.order is not None:
+            first = stack.turns(0)[: op.integer("kept")]
+            return (count - sum(stack.members[t.member] is owner for t in first)) / count
         return call("max", [count - op.expr("kept"), ZERO]) / count
     if op.phase == "recompute" and is_partial(owner):
         return replayed(owner) / owner.expr("count")

@@ -2,11 +2,11 @@
 
 Papers divide FLOPs by time and peak for the model FLOPs utilization (MFU, arXiv 2204.02311,
 appendix B; 2205.05198, section 5.3). Counted are matrix products and fused attention, attention
-under a causal mask at half; backward is twice forward, and nothing is computed again. Products of
-routers count: DeepSeek-V3 with multi-token prediction has 260.64 GFLOP a token at a sequence of
-4,096, where Megatron-Core, which leaves them out, publishes 260.02.
-Attention that a text writes as products and a softmax counts with all its scores, as in arXiv
-2104.04473, equation 3.
+under a causal mask at half, under other masks with the pairs that they leave; backward is twice
+forward, and nothing is computed again. Products of routers count: DeepSeek-V3 with multi-token
+prediction has 260.64 GFLOP a token at a sequence of 4,096, where Megatron-Core, which leaves them
+out, publishes 260.02. Attention that a text writes as products and a softmax counts with all its
+scores, as in arXiv 2104.04473, equation 3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRAINING = const(3)
 
 def model_flops(module: Module) -> Expr:
     """FLOPs of forward by a module with types, of all ranks together: matrix products, and
-    attention with half of the pairs if it is causal."""
+    attention with half of the pairs if it is causal, or those that another mask leaves."""
     return total(_of_region(func.body) for func in module.functions)
 
 
@@ -60,4 +60,6 @@ def _of(op: Operation) -> Expr:
     n = factor_sizes(op, rule)
     products = op.definition.matmul_flops(op, n)
     kernel = op.definition.kernel(op, n)
-    return op.definition.flops(op, n) if kernel is not None and kernel.causal else products
+    if kernel is None or kernel.kind != "attention":
+        return products
+    return products / 2 if kernel.causal else op.definition.flops(op, n)

@@ -21,7 +21,7 @@ from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.memory import staged_memory
 from stagec.analysis.model_flops import step_flops
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Env, Expr, evaluate, expand, total
+from stagec.ir.expr import ZERO, Env, Expr, const, evaluate, expand, total
 from stagec.ir.kernel import EXTENTS
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
@@ -52,28 +52,32 @@ def analysis(
     mesh = module.mesh
     axes = {a: (n if n is not None else a) for a, n in mesh.sizes.items()} if mesh else {}
     known = worst or {}
-    classes: list[dict[str, Any]] = [
-        {**entry, "worst": known.get(stage)}
-        for graph in graphs
-        for stage, entry in _classes(module, graph, symbolic)
-    ]
+    classes: list[dict[str, Any]] = []
+    products: dict[str, Expr] = dict.fromkeys(MATMUL_PHASES, ZERO)
+    for graph in graphs:
+        for stage, entry, mine in _classes(module, graph, symbolic):
+            classes.append({**entry, "worst": known.get(stage)})
+            products = {phase: products[phase] + mine[phase] for phase in products}
     parameters = graphs[0].attrs.get("parameters")
+    trainable = graphs[0].attrs.get("trainable", parameters)
     return {
         "schema": SCHEMA,
         "model": model,
         "ranks": show(axis_size(axes)),
         "mesh": axes,
         "parameters": show(parameters if isinstance(parameters, Expr) else ZERO),
+        "trainable_parameters": show(trainable if isinstance(trainable, Expr) else ZERO),
         "model_flops": None if forward is None else show(step_flops(forward, graphs)),
+        "matmul_flops": {phase: show(expand(flops)) for phase, flops in products.items()},
         "classes": sorted(classes, key=lambda c: list(c["coords"].values())),
     }
 
 
 def _classes(
     module: Module, graph: Operation, symbolic: bool
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """One entry for each rank class that runs the graph, with its stage: numbers that do not differ
-    are shared."""
+) -> Iterator[tuple[int, dict[str, Any], Mapping[str, Expr]]]:
+    """One entry for each rank class that runs the graph, with its stage, and FLOPs of matrix
+    products of all its ranks: numbers that do not differ are shared."""
     means, alike = MeanLoads(module, graph), dict[str, Any]()
     counts = count_graph(module, graph, Operation.expr if symbolic else means.size)
     memories: dict[int, dict[str, Any]] = {}
@@ -91,17 +95,21 @@ def _classes(
         if stage not in memories:
             memory = staged_memory(module, graph, counts.memory, stage)
             memories[stage] = {n: planned(memory.get(n, ZERO)) for n in MEMORY}
-        yield (
-            stage,
-            {
-                **alike,
-                "name": "-".join((f"stage{stage}", *rest)),
-                "count": show(_ranks(module, coords)),
-                "example_rank": _first_rank(module, coords),
-                "coords": coords,
-                "memory": memories[stage],
-            },
-        )
+        ranks = _ranks(module, coords)
+        entry = {
+            **alike,
+            "name": "-".join((f"stage{stage}", *rest)),
+            "count": show(ranks),
+            "example_rank": _first_rank(module, coords),
+            "coords": coords,
+            "memory": memories[stage],
+        }
+        flops = alike["matmul_flops"]
+        products = {
+            p: ranks * (counts.matmul.get(p, ZERO) if symbolic else const(flops[p]))
+            for p in MATMUL_PHASES
+        }
+        yield stage, entry, products
 
 
 def _ranks(module: Module, coords: Mapping[str, int]) -> Expr:
@@ -186,7 +194,7 @@ def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
         {
             "dir": key.dir,
             "over": key.over,
-            "peer": key.peer,
+            "peer": show(key.peer),
             "phase": key.phase,
             "dtype": key.dtype,
             "count": show(expand(found.count)),

@@ -102,7 +102,7 @@ def _is_count(text: str) -> bool:
 
 
 class Names(click.ParamType[str]):
-    """Some of several names, with commas between them."""
+    """Some of several names, with commas between them; without choices, names of values."""
 
     name = "NAMES"
 
@@ -113,8 +113,10 @@ class Names(click.ParamType[str]):
         """The names, without spaces."""
         names = [n.strip() for n in str(value).split(",")] if value else []
         for name in names:
-            if name not in self._choices:
+            if self._choices and name not in self._choices:
                 self.fail(f"'{name}' is not one of {', '.join(self._choices)}", param, ctx)
+            if not name.isidentifier():
+                self.fail(f"'{name}' is no name of a value, such as wq", param, ctx)
         return ",".join(names)
 
 

@@ -6,16 +6,22 @@ one way in for strategies; `--print-strategy` shows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from stagec.driver.combine import check, check_ranks, complete
 from stagec.driver.common import read_source, remember, report
+from stagec.driver.configurations import (
+    configuration_name,
+    import_configuration,
+    is_configuration,
+)
 from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.instruments import instruments
 from stagec.driver.options import JobOptions, request
+from stagec.importers.library import model_source
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
@@ -62,11 +68,7 @@ class JobBuilder:
                 f"no model '{self.options.model}' in the library, and no file of that name",
                 remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
             )
-        source = (
-            remember(Source(entry.source_name, entry.text))
-            if entry
-            else read_source(self.options.model)
-        )
+        source = remember(model_source(entry)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, dict(self._preset.values) if self._preset else {})
@@ -86,6 +88,13 @@ class JobBuilder:
             self._match_ranks(module, self.options.ranks)
         self._default_batch(module)
         return module
+
+    def _read_model(self) -> Source:
+        """The text of a file, or that which a configuration becomes."""
+        model = self.options.model
+        if not is_configuration(model):
+            return read_source(model)
+        return remember(import_configuration(model, plugins=self.options.plugin))
 
     def _match_ranks(self, module: Module, ranks: int) -> None:
         """The mesh of a text too has as many ranks as asked for; one open axis is filled in."""
@@ -216,10 +225,13 @@ class JobBuilder:
         until: str | None = None,
         watching: Iterable[Instrument] = (),
         *,
+        without: Collection[str] = (),
         verify: bool = True,
     ) -> Module:
         """Run the pipeline up to the lowered module, or up to the pass `until`, with further
-        instruments; without `verify` the module is not verified after each pass.
+        instruments; without `verify` the module is not verified after each pass. The passes
+        `without`, whose results are not needed, are left out, unless an option names the passes or
+        has them shown.
 
         Raises `DiagnosticError`."""
         pipeline = self.loaded.pipeline(self.pipeline_text())
@@ -227,9 +239,15 @@ class JobBuilder:
         if until in names:
             end = names.index(until) + 1
             pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
+        shown = instruments(self.options, pipeline)
+        if without and not shown and self.options.pipeline is None:
+            kept = [i for i, p in enumerate(pipeline.passes) if p.name not in without]
+            passes, locs = pipeline.passes, pipeline.locs
+            pipeline = replace(
+                pipeline, passes=tuple(passes[i] for i in kept), locs=tuple(locs[i] for i in kept)
+            )
         known = self.loaded.passes.values()
-        around = [*instruments(self.options, pipeline), *watching]
-        PassManager(pipeline, around, known=known, verify=verify).run(self.module)
+        PassManager(pipeline, [*shown, *watching], known=known, verify=verify).run(self.module)
         for diagnostic in self.module.diagnostics.items:
             report(diagnostic)
         return self.module
@@ -292,8 +310,9 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
 
 
 def _trains(module: Module) -> bool:
-    """Whether the model has parameters: arguments with that role, or stated where they are used."""
-    if any(op.definition.declares == "parameter" for op in module.walk()):
+    """Whether the model has parameters to train: arguments, or stated where they are used."""
+    stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
+    if any(isinstance(t, TensorType) and t.role in ("", "param") for t in stated):
         return True
     types = [a.type for func in module.functions for a in func.body.args]
     return any(isinstance(t, TensorType) and t.role == "param" for t in types)
@@ -307,9 +326,11 @@ def model_name(options: JobOptions) -> str:
             "no model is given", remedy="give the name of a library model, a file, or a --preset"
         )
     model = options.model or find_preset(options).model
+    if is_configuration(model):
+        return configuration_name(model)
     return Path(model).stem if is_file_name(model) else model
 
 
 def is_file_name(name: str) -> bool:
     """Whether a model is given by a file."""
-    return name == "-" or name.endswith(".stg") or Path(name).exists()
+    return name == "-" or name.endswith((".stg", ".json")) or Path(name).exists()

@@ -10,6 +10,7 @@ import click
 
 from stagec.driver.common import write_output
 from stagec.driver.streams import tell
+from stagec.importers.library import model_sizes, model_source
 from stagec.models import LibraryModel, library
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
@@ -30,7 +31,7 @@ def command(name: str | None, as_json: bool) -> None:
         write_output(model_text(models[name]), None)
     elif as_json:
         rows = [
-            {"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(m.values)}
+            {"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(model_sizes(m))}
             for m in models.values()
         ]
         write_output(json.dumps(rows, indent=1) + "\n", None)
@@ -42,11 +43,13 @@ def model_text(model: LibraryModel) -> str:
     """The model's text with the values of the library, as a file of its own."""
     from stagec.driver.job import set_symbols
     from stagec.pipeline.plugins import load_plugins
-    from stagec.support.source import Source
     from stagec.text.build import parse_module
     from stagec.text.printer import print_module
 
-    module = parse_module(Source(model.source_name, model.text), load_plugins(()).registry)
+    source = model_source(model)
+    if not model.values:
+        return source.text
+    module = parse_module(source, load_plugins(()).registry)
     set_symbols(module, model.values)
     return print_module(module)
 
@@ -55,8 +58,10 @@ def model_text(model: LibraryModel) -> str:
 _COLUMNS = (("L",), ("D",), ("H",), ("G", "H"), ("F", "M"), ("E",), ("V",), ("S",))
 
 
-def _first(model: LibraryModel, *names: str) -> str:
-    return next((str(model.values[n]) for n in names if n in model.values), "")
+def _first(sizes: Mapping[str, int], *names: str) -> str:
+    if names == ("L",):  # of all kinds
+        return str(sum(size for n, size in sizes.items() if n == "L" or n.startswith("L_")) or "")
+    return next((str(sizes[n]) for n in names if n in sizes), "")
 
 
 def _print_table(models: Mapping[str, LibraryModel]) -> None:
@@ -77,6 +82,7 @@ def _print_table(models: Mapping[str, LibraryModel]) -> None:
         text_columns=2,
     )
     for m in models.values():
-        rows.add_row(m.name, m.title, *(_first(m, *names) for names in _COLUMNS))
+        sizes = model_sizes(m)
+        rows.add_row(m.name, m.title, *(_first(sizes, *names) for names in _COLUMNS))
     console(sys.stdout, 140).print(rows)
     tell("'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.")

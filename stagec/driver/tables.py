@@ -77,9 +77,10 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     out = console(stream)
     mesh = " x ".join(f"{a} {n}" for a, n in result["mesh"].items()) or "one device"
     params = result["parameters"]
-    exact = f"{params:,}" if isinstance(params, int) else params
+    some = result["trainable_parameters"]
+    trained = f" ({_exact(some)} trained)" if some != params else ""
     out.print(
-        f"[bold]{result['model']}[/bold]: {exact} parameters, "
+        f"[bold]{result['model']}[/bold]: {_exact(params)} parameters{trained}, "
         f"{ranks_text(result['ranks'])} ({mesh})"
     )
     groups = _alike(result["classes"])
@@ -88,6 +89,10 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     for group in groups:
         _print_class(group, out)
     _print_worst([(c["name"], c["worst"]) for c in result["classes"] if c["worst"]], out)
+
+
+def _exact(number: Any) -> str:
+    return f"{number:,}" if isinstance(number, int) else str(number)
 
 
 def _alike(classes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -131,9 +136,8 @@ def _messages(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         calls, size = row["count"], bytes_text(row["bytes"])
         calls = f"{calls:,}" if isinstance(calls, int) else calls
-        made.add_row(
-            row["dir"], row["over"], f"{row['peer']:+d}", row["phase"], row["dtype"], calls, size
-        )
+        peer = f"{row['peer']:+d}" if isinstance(row["peer"], int) else row["peer"]
+        made.add_row(*(row["dir"], row["over"], peer, row["phase"], row["dtype"], calls, size))
     return made
 
 

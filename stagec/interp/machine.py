@@ -14,11 +14,11 @@ import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
+from stagec.ir.layers import LayerStack, in_order
 from stagec.ir.module import Module
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.own_gathers import own_gathers
-from stagec.ir.traits import Repeats
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
 from stagec.support.diagnostics import error
@@ -114,21 +114,29 @@ class Machine:
     # -- operations --------------------------------------------------------------------------------
 
     def _region(self, region: Region) -> list[Locals]:
-        for op in region.ops[:-1]:
-            self._op(op)
+        for step in in_order(region):
+            self._run(step)
         return [self._values[v] for v in region.terminator.operands]
+
+    def _run(self, step: Operation | LayerStack) -> None:
+        if isinstance(step, LayerStack):
+            self._stack(step)
+        else:
+            self._op(step)
 
     def _op(self, op: Operation) -> None:
         operands = [self._values[v] for v in op.operands]
         if op.region is not None:
-            run = self._repeat if op.has(Repeats) else self._accumulate
-            outputs = run(op, op.region, operands)
+            outputs = self._accumulate(op, op.region, operands)
         elif isinstance(op.definition, Movement):
             outputs = self._movement(op, op.definition, operands)
         elif not op.results:
             return
         else:
             outputs = self._local(op, operands)
+        self._give(op, outputs)
+
+    def _give(self, op: Operation, outputs: list[Locals]) -> None:
         for value, parts in zip(op.results, outputs, strict=False):
             self._check_shapes(op, value, parts)
             self._values[value] = parts
@@ -171,7 +179,7 @@ class Machine:
                 outputs.append(self._slice(op, index, parts))
                 continue
             result: Locals = list(parts)
-            for over, exchange in definition.stages(op, index):
+            for over, exchange in definition.stages(op, index, self.env):
                 for group in self.groups(over):
                     new = exchange([result[i] for i in group])
                     for r, part in zip(group, new, strict=True):
@@ -192,25 +200,25 @@ class Machine:
             new.append(part[np.ix_(*places)])
         return new
 
-    def _repeat(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:
-        count, carry = evaluate(op.expr("count"), self.env), op.integer("carry", 1)
-        carried, sliced = operands[:carry], operands[carry:]
-        stacks: dict[int, list[Locals]] = {}
-        outer, order = self._iteration, range(count)
-        first = self.first_iteration(op)
-        for i in reversed(order) if op.flag("reverse") else order:
-            self._iteration = first + i
-            values = carried + [[part[i] for part in parts] for parts in sliced]
-            self._values.update(zip(region.args, values, strict=True))
-            yielded = self._region(region)
-            carried = yielded[:carry]
-            stacks[i] = yielded[carry:]
+    def _stack(self, stack: LayerStack) -> None:
+        members, carry, outer = stack.members, stack.carried, self._iteration
+        carried = [self._values[v] for v in stack.inputs]
+        sliced = [[self._values[v] for v in op.operands[carry:]] for op in members]
+        yields: list[dict[int, list[Locals]]] = [{} for _ in members]
+        first = [self.first_iteration(op) for op in members]
+        for _, m, i in stack.turns(evaluate(members[0].expr("count"), self.env)):
+            self._iteration = first[m] + i
+            values = carried + [[part[i] for part in parts] for parts in sliced[m]]
+            self._values.update(zip(members[m].body.args, values, strict=True))
+            yielded = self._region(members[m].body)
+            carried, yields[m][i] = yielded[:carry], yielded[carry:]
         self._iteration = outer
-        stacked = [
-            [np.stack([stacks[i][k][r] for i in order]) for r in range(len(self.ranks))]
-            for k in range(len(op.results) - carry)
-        ]
-        return carried + stacked
+        for op, found in zip(members, yields, strict=True):
+            stacked = [
+                [np.stack([found[i][k][r] for i in sorted(found)]) for r in range(len(self.ranks))]
+                for k in range(len(op.results) - carry)
+            ]
+            self._give(op, carried + stacked)
 
     def first_iteration(self, op: Operation) -> int:
         """The number of the first iteration of a repeat in the whole model."""

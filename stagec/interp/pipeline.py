@@ -16,6 +16,7 @@ import numpy as np
 from stagec.interp.machine import DisagreementError, Locals, Machine, run_module
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
+from stagec.ir.layers import LayerStack, in_order
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.traits import Repeats
@@ -161,13 +162,13 @@ class _Stage(Machine):
 
     def tasks(self) -> Iterator[bool]:
         """Runs on with every step; false while it has to wait."""
-        for op in self._func.body.ops[:-1]:
-            if "schedule" in op.attrs:
-                yield from self._scheduled(op)
-            elif op.flag("stages"):
-                yield from self._meet(op)
+        for step in in_order(self._func.body):
+            if not isinstance(step, LayerStack) and "schedule" in step.attrs:
+                yield from self._scheduled(step)
+            elif not isinstance(step, LayerStack) and step.flag("stages"):
+                yield from self._meet(step)
             else:
-                self._op(op)
+                self._run(step)
                 yield True
 
     def first_iteration(self, op: Operation) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stagec.ir.expr import Expr, substitute
 from stagec.ir.facts import Relation
+from stagec.ir.order import LayerOrder, Multiple
 from stagec.ir.types import TensorType, Type
 from stagec.support.source import UNKNOWN, Loc
 
@@ -44,7 +45,9 @@ class Quoted:
         return f'"{self.text}"'
 
 
-Attr = bool | str | Expr | Relation | SymbolRef | Quoted | tuple["Attr", ...]
+Attr = (
+    bool | str | Expr | Relation | SymbolRef | Quoted | LayerOrder | Multiple | tuple["Attr", ...]
+)
 
 
 class NotATensorError(TypeError):
@@ -102,6 +105,11 @@ class Value:
         | `%layers/mla/wq` | `mla`   | no  |
         """
         return self.name == name or self.name.endswith("/" + name)
+
+    def prefixed(self, prefix: str) -> str:
+        """A name for what is derived from it, with the same path: `layers/mla/d_wq`."""
+        path, slash, name = self.name.rpartition("/")
+        return f"{path}{slash}{prefix}{name}"
 
     def replace_with(self, other: Value) -> None:
         """Make all users use `other`."""

@@ -17,7 +17,7 @@ from stagec.ir.sound import Sound
 from stagec.ir.traits import Terminates
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
-from stagec.support.source import FileLoc
+from stagec.support.source import FileLoc, Loc, NameLoc
 
 Shape = tuple[Expr, ...]
 
@@ -29,7 +29,13 @@ def infer_module(module: Module) -> None:
     """
     problems = DiagnosticList()
     for op in module.root.body.ops:
-        if op.region is not None:
+        if op.flag("private"):
+            problems.error(
+                f"@{op.symbol} is private, and has not been opened",
+                op.loc,
+                remedy="run the pass 'inline' before",
+            )
+        elif op.region is not None:
             _infer_region(op.region, problems)
     problems.check()
 
@@ -161,9 +167,9 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
     found = value.type
     if not isinstance(found, TensorType) or not isinstance(inferred, TensorType):
         return
-    if found.dtype != inferred.dtype or not _same_shape(found.shape, inferred.shape):
+    if found.dtype != inferred.dtype or not same_shape(found.shape, inferred.shape):
         problems.error(
-            f"'{op.name}' gives %{value.name}: {inferred.unplaced()}, but it is written as "
+            f"'{op.name}' gives %{value.name}: {inferred.unplaced()}, but {stated(value.loc)} "
             f"{found.unplaced()}",
             value.loc,
             remedy="correct the type, or leave it out",
@@ -171,5 +177,12 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
         )
 
 
-def _same_shape(a: Shape, b: Shape) -> bool:
+def stated(loc: Loc) -> str:
+    """Who states the type of a value that is defined there: the text, or a function that was
+    called."""
+    return f"{loc.name} states" if isinstance(loc, NameLoc) else "it is written as"
+
+
+def same_shape(a: Shape, b: Shape) -> bool:
+    """Whether the sizes are the same, for all values of symbols."""
     return a == b or (len(a) == len(b) and all(map(same, a, b)))

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.decisions import Decisions, UnitAxes, Watched, ask, plain
-from stagec.ir.expr import Expr, const
+from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
-from stagec.ir.types import Load, TensorType
+from stagec.ir.types import WEIGHTS, Load, TensorType
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Source
 
@@ -91,8 +91,9 @@ class Module:
         there is not exactly one."""
         found = [func for func in self.functions if not func.flag("private")]
         if len(found) != 1:
+            which = " that are not private" if len(found) < len(self.functions) else ""
             raise error(
-                f"module @{self.name} has {len(found)} functions, expected one",
+                f"module @{self.name} has {len(found)} functions{which}, expected one",
                 self.root.loc,
                 remedy="state the forward computation in one stg.func",
             )
@@ -171,8 +172,21 @@ class Module:
         return Facts((relation for relation, _ in self.relations), self.env)
 
     def parameters(self) -> list[Value]:
-        """The trainable parameters: arguments of the function with the role `param`."""
+        """The parameters, those that are frozen included."""
+        return [a for a in self.main.body.args if a.tensor.role in WEIGHTS]
+
+    def trainable(self) -> list[Value]:
+        """The parameters that are trained: arguments of the function with the role `param`."""
         return [a for a in self.main.body.args if a.tensor.role == "param"]
+
+    def parameter_counts(self) -> dict[str, Expr]:
+        """How many parameters there are, and, if some are frozen, how many are trained: what
+        functions and graphs state once they are cut or lowered."""
+        every, trained = self.parameters(), self.trainable()
+        counts = {"parameters": total(p.tensor.elements for p in every)}
+        if len(trained) < len(every):
+            counts["trainable"] = total(p.tensor.elements for p in trained)
+        return counts
 
 
 def is_parameter(value: Value) -> bool:
@@ -180,7 +194,7 @@ def is_parameter(value: Value) -> bool:
     owner = value.owner
     if not isinstance(owner, Region):
         return False
-    if isinstance(value.type, TensorType) and value.type.role == "param":
+    if isinstance(value.type, TensorType) and value.type.role in WEIGHTS:
         return True
     outer = owner.owner
     return value.index < len(outer.operands) and is_parameter(outer.operands[value.index])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stagec.ir.core import Attr, Quoted, SymbolRef
 from stagec.ir.expr import Expr, const
 from stagec.ir.facts import Relation
+from stagec.ir.order import read_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Param:
     | `values`         | `(wq, wk)`                          | names of values of the model |
     | `symbol`         | `@pod`                              | |
     | `relations`      | `S % tp == 0, B >= 1`               | all positional values |
+    | `order`          | `(5*local, global)*10, 2*local`     | all positional values |
 
     A kind with a plural takes one item without parentheses too.
     """
@@ -38,6 +40,7 @@ class Param:
     positional: bool = False
     choices: tuple[str, ...] = ()
     default: str = ""  # of a name: what it is if it is left out
+    of_step: bool = False  # of a size: it counts the whole batch, not the microbatch at hand
 
     @property
     def form(self) -> str:
@@ -100,6 +103,8 @@ def convert_param(param: Param, raw: Attr) -> Attr:
     relations = isinstance(raw, tuple) and all(isinstance(v, Relation) for v in raw)
     if form == "relations" and relations:
         return raw
+    if form == "order":
+        return read_order(raw)
     raise _unexpected(param, raw)
 
 
@@ -113,6 +118,7 @@ _EXPECTED = {
     "str": "a string in quotes",
     "symbol": "a symbol such as @pod",
     "relations": "relations such as S % tp == 0",
+    "order": "kinds of layers such as (5*local, global)*10, 2*local",
     "name": "a name",
     "names": "a name or a tuple of names",
     "axis": "a mesh axis",
@@ -124,6 +130,8 @@ _EXPECTED = {
 
 #: Kinds whose names are axes of the mesh, and those whose names are declared symbols.
 AXES, DIMS = frozenset({"axis", "axes"}), frozenset({"dim", "dims"})
+#: Kinds that take all positional values.
+OF_ALL = frozenset({"relations", "order"})
 #: The kinds that a parameter may have.
 PARAM_KINDS = tuple(_EXPECTED)
 

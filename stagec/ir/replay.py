@@ -1,13 +1,15 @@
 """Recomputation in some iterations only: which iterations of a backward repeat replay forward.
 
-A repeat says so by `replay_first = N` (the first N slices) or `replay_every = N` (every N-th); one
-without either replays in all. Slices are counted from 0, whatever the direction.
+A repeat says so by `replay_first = N` (the first N layers) or `replay_every = N` (every N-th); one
+without either replays in all. Layers are counted from 0, whatever the direction: those of a repeat,
+or of the whole stack if it is one of several kinds.
 """
 
 from __future__ import annotations
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, call, const
+from stagec.ir.layers import order_of, place_of
 
 FIRST, EVERY = "replay_first", "replay_every"
 
@@ -19,14 +21,20 @@ def is_partial(repeat: Operation | None) -> bool:
 
 def replays(repeat: Operation, index: int) -> bool:
     """Whether the iteration of slice `index` recomputes."""
+    if not is_partial(repeat):
+        return True
+    place = place_of(repeat, index)
     if FIRST in repeat.attrs:
-        return index < repeat.integer(FIRST)
-    return EVERY not in repeat.attrs or index % repeat.integer(EVERY) == repeat.integer(EVERY) - 1
+        return place < repeat.integer(FIRST)
+    return place % repeat.integer(EVERY) == repeat.integer(EVERY) - 1
 
 
 def replayed(repeat: Operation) -> Expr:
     """The number of iterations that recompute."""
-    count = repeat.expr("count")
+    count, order = repeat.expr("count"), order_of(repeat)
+    if order is not None and is_partial(repeat):
+        number = order.counts[repeat.symbol or ""]
+        return const(sum(replays(repeat, i) for i in range(number)))
     if FIRST in repeat.attrs:
         return call("min", [count, repeat.expr(FIRST)])
     if EVERY in repeat.attrs:

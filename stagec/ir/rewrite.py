@@ -39,15 +39,16 @@ def eliminate_dead_code(module: Module) -> int:
     A region op loses what it stacks and what it slices for nobody, and goes if it computes only
     what goes.
     """
-    return sum(_dead_in(func.body) for func in module.functions)
+    return sum(erase_unused(func.body) for func in module.functions)
 
 
-def _dead_in(region: Region) -> int:
+def erase_unused(region: Region) -> int:
+    """Erase dead code of a region; returns how many operations went."""
     erased = 0
     for op in reversed(list(region.ops)):
         if op.region is not None:
             drop_unused_results(op)
-            erased += _dead_in(op.region)
+            erased += erase_unused(op.region)
             drop_unused_bindings(op)
         unused = bool(op.results) and not any(v.uses for v in op.results)
         if unused and (is_removable(op) or _computes_only(op)):

@@ -186,8 +186,8 @@ class Lowered(Trait):
 @dataclass(frozen=True)
 class Declares(Free, Stays):
     """It states something and computes nothing. `what` lets the module find it: `symbols` and
-    `axes` (its parameters are the names), `relations`, `order`, `loads`, `function`, `graph`,
-    `strategy`, `import`; in a function, `parameter`; in a strategy, `expert_loads`.
+    `axes` (its parameters are the names), `relations`, `order`, `layers`, `loads`, `function`,
+    `graph`, `strategy`, `import`; in a function, `parameter`; in a strategy, `expert_loads`.
 
     | op              | |
     |-----------------|-|

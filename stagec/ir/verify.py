@@ -20,6 +20,7 @@ from stagec.ir.signature import check_signature
 from stagec.ir.sound import Sound
 from stagec.ir.traits import CopiesMemory, Free, Lowered
 from stagec.ir.types import TensorType, index_name
+from stagec.ir.verify_order import check_orders
 from stagec.ir.verify_structure import check_structure
 from stagec.ir.verify_types import TypeChecker
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, NotAnIntegerError
@@ -73,6 +74,8 @@ class _Checker:
         self._relations()
         self._disordered = check_structure(self._module, self._problems, self._sound)
         self._op(self._module.root)
+        if not self._problems.errors:
+            check_orders(self._module, self._problems)
         if self._typed and not self._problems.errors:
             self._infer_again()
 

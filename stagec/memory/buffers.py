@@ -46,13 +46,18 @@ class Buffer:
     first: int = -1
     last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
     phases: set[str] = field(default_factory=set[str])
+    sizes: dict[Value, Expr] = field(default_factory=dict[Value, Expr])
     _size: Expr | None = None
 
     @property
     def size(self) -> Expr:
-        """Bytes on one rank."""
-        if self._size is None:
+        """Bytes on one rank; `sizes` keeps those of one buffer of each value."""
+        if self._size is None and self.copies is not ONE:
             self._size = expand(self.value.tensor.local_bytes * self.copies)
+        elif self._size is None:
+            if self.value not in self.sizes:
+                self.sizes[self.value] = expand(self.value.tensor.local_bytes)
+            self._size = self.sizes[self.value]
         return self._size
 
     @property

@@ -18,25 +18,28 @@ bytes that are never below theirs. Of microbatches one runs, each action of it o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
+from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.replay import replays
-from stagec.ir.traits import EndsLifetime, Recalls, Repeats, Terminates, View
+from stagec.ir.traits import EndsLifetime, Recalls, View
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import Buffer, Lifetimes, Ref, Step, Together, buffers_of
 from stagec.memory.iterations import IterationRun, patterns, slices
-from stagec.memory.liveness import Roots, Sets, classify, is_gathered
+from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered
 from stagec.sharding.gathers import ahead_of
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: A body runs no more often than this: as often as one in three repeats of many iterations.
 MOST_RUNS = 343
+#: Layers of a stack of several kinds count as no more than so many there.
+MOST_ALONE = 7
 
 
 def lifetimes(body: Region, env: Env, *, whole: bool = False) -> Lifetimes:
@@ -46,6 +49,18 @@ def lifetimes(body: Region, env: Env, *, whole: bool = False) -> Lifetimes:
     runner = _Runner(body, env, whole=whole)
     runner.run(body)
     return runner.found
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What becomes of the results of an operation: they are made, stay, or reuse an operand."""
+
+    op: Operation
+    operands: Sequence[Value]
+    phase: str
+    made: list[Value] = field(default_factory=list[Value])
+    homes: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+    reused: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
 
 
 class _Runner:
@@ -64,6 +79,9 @@ class _Runner:
         self._runs = 1  # how often the region at hand runs
         self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
+        self._sizes: dict[Value, Expr] = {}
+        self._known: dict[Operation, _Known] = {}
+        self._bodies: dict[Region, list[Operation | LayerStack]] = {}
         self._sums: dict[Value, Buffer] = {}
         self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
@@ -76,8 +94,8 @@ class _Runner:
             self._refs[arg] = self._fixed(arg)
 
     def run(self, body: Region) -> None:
-        for op in body.ops[:-1]:
-            self._op(op)
+        for step in in_order(body):
+            self._run(step)
         end = self._step(body.terminator, (), counts=False)
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
@@ -97,7 +115,8 @@ class _Runner:
 
     def _make(self, value: Value, first: int, last: int, copies: Expr = ONE) -> Buffer:
         """A buffer that a step of this part makes."""
-        buffer = Buffer(value, copies, False, self._part, first, {self._part: last})
+        last_in = {self._part: last}
+        buffer = Buffer(value, copies, False, self._part, first, last_in, sizes=self._sizes)
         self.found.steps[first].made.append(buffer)
         self.found.buffers.append(buffer)
         return buffer
@@ -110,13 +129,21 @@ class _Runner:
             if phase is not None:
                 buffer.phases.add(phase)
 
+    def _run(self, step: Operation | LayerStack) -> None:
+        if isinstance(step, LayerStack):
+            self._budget.spend(sum(1 + len(op.operands) for op in step.members))
+            self._stack(step)
+        else:
+            self._op(step)
+
     def _op(self, op: Operation) -> None:
         self._budget.spend(1 + len(op.operands), op.loc)
-        if op.has(Recalls):
+        if op.region is None and (known := self._known.get(op)) is not None:
+            self._again(known)
+        elif op.has(Recalls):
             self._refs[op.result] = self._refs[op.operands[0 if self._replays else 1]]
         elif op.region is not None:
-            run = self._repeat if op.has(Repeats) else self._accumulate
-            run(op, op.region)
+            self._accumulate(op, op.region)
         elif op.has(View):
             for r in op.results:
                 self._refs[r] = self._refs[op.operands[min(r.index, len(op.operands) - 1)]]
@@ -124,18 +151,28 @@ class _Runner:
             self._computation(op)
 
     def _computation(self, op: Operation) -> None:
-        made: list[Value] = []
+        known = _Known(op, op.operands, op.phase)
         for value in op.results:
             home, slot = self._home(value), op.definition.reuses(op, value.index)
             if home is not None:
-                self._refs[value] = self._sums.get(home) or self._fixed(home)
+                known.homes.append((value, home))
             elif slot is not None:
-                self._refs[value] = self._refs[op.operands[slot]]
+                known.reused.append((value, op.operands[slot]))
             else:
-                made.append(value)
-        number, phase = self._step(op, made), op.phase
-        for value in op.operands:
-            self._touch(self._refs.get(value), number, phase)
+                known.made.append(value)
+        self._known[op] = known
+        self._again(known)
+
+    def _again(self, known: _Known) -> None:
+        """Run an operation of which is known what becomes of its results."""
+        refs = self._refs
+        for value, home in known.homes:
+            refs[value] = self._sums.get(home) or self._fixed(home)
+        for value, operand in known.reused:
+            refs[value] = refs[operand]
+        number = self._step(known.op, known.made)
+        for value in known.operands:
+            self._touch(refs.get(value), number, known.phase)
 
     def _home(self, value: Value) -> Value | None:
         """Whose static buffer a value is written to: of a gradient, or of what an update replaces.
@@ -146,7 +183,7 @@ class _Runner:
         while value not in self._homes:
             path.append(value)
             found = self._base(value)
-            heir = next(_heirs(value), None) if not (found or self._is_added(value)) else None
+            heir = next(heirs(value), None) if not (found or self._is_added(value)) else None
             if heir is None:
                 break
             value = heir
@@ -168,18 +205,26 @@ class _Runner:
 
     # -- repeats -----------------------------------------------------------------------------------
 
-    def _repeat(self, op: Operation, region: Region) -> None:
-        order, outer = self._order(op.expr("count")), (self._runs, self._replays)
+    def _stack(self, stack: LayerStack) -> None:
+        orders = [self._order(op) for op in stack.members]
+        turns = _turns(stack, orders)
+        outer = self._runs, self._replays
         inner = self._runs > 1 and not self._whole
-        if inner and self._runs * len(order) > MOST_RUNS:
-            self._all_at_once(op, region)
+        most = min(len(turns), MOST_ALONE) if stack.order is not None else len(turns)
+        if inner and self._runs * most > MOST_RUNS:
+            for op in stack.members:
+                self._all_at_once(op, op.body)
         else:
-            self._runs *= len(order)
-            self._one_by_one(op, region, order)
+            self._runs *= most
+            self._one_by_one(stack, orders, turns)
         self._runs, self._replays = outer
 
-    def _order(self, count: Expr) -> tuple[IterationRun, ...]:
-        """The iterations of all repeats of a count: they hand stacks to each other."""
+    def _order(self, op: Operation) -> Sequence[IterationRun]:
+        """The iterations of all repeats of a count, or of a kind of layers: they hand stacks to
+        each other."""
+        order, count = order_of(op), op.expr("count")
+        if order is not None:
+            return [IterationRun(i) for i in range(order.counts[op.symbol or ""])]
         if count not in self._orders:
             number = evaluate(count, self._env) if self._whole else 0
             edge = 2 + self._most_ahead
@@ -189,53 +234,70 @@ class _Runner:
             )
         return self._orders[count]
 
-    def _one_by_one(self, op: Operation, region: Region, order: Sequence[IterationRun]) -> None:
-        carry = op.integer("carry", 1)
-        positions = list(range(len(order)))[:: -1 if op.flag("reverse") else 1]
-        inputs = [self._refs[v] for v in op.operands]
-        carried, made = inputs[:carry], dict[int, list[Ref]]()
-        gathers = [o for o in region.ops if _is_ahead(o)]
+    def _one_by_one(
+        self,
+        stack: LayerStack,
+        orders: Sequence[Sequence[IterationRun]],
+        turns: Sequence[tuple[int, int]],
+    ) -> None:
+        carry, members = stack.carried, stack.members
+        carried = [self._refs[v] for v in stack.inputs]
+        inputs = [[self._refs[v] for v in op.operands[carry:]] for op in members]
+        gathers = [[o for o in op.body.ops if _is_ahead(o)] for op in members]
+        ahead = max(map(_ahead, gathers))
+        made: list[dict[int, list[Ref]]] = [{} for _ in members]
         ready: list[dict[Value, Ref]] = []
         pending: list[_Turn] = []
-        for turn, position in enumerate(positions):
-            start = len(self.found.steps)
-            self._refs.update(zip(region.args, carried, strict=False))
-            for arg, ref in zip(region.args[carry:], inputs[carry:], strict=True):
+        for op, refs, order in zip(members, inputs, orders, strict=True):
+            for arg, ref in zip(op.body.args[carry:], refs, strict=True):
+                self._refs[arg] = _taken(ref, 0, len(order))  # gathers of slices come early
+        for turn, (m, position) in enumerate(turns):
+            op, order, start = members[m], orders[m], len(self.found.steps)
+            self._refs.update(zip(op.body.args, carried, strict=False))
+            for arg, ref in zip(op.body.args[carry:], inputs[m], strict=True):
                 self._refs[arg] = _taken(ref, position, len(order))
-            while len(ready) < min(turn + _ahead(gathers) + 1, len(positions)):
-                ready.append(self._gather(gathers, len(ready)))
+            while len(ready) < min(turn + ahead + 1, len(turns)):
+                later = turns[len(ready)][0]
+                before = sum(other == later for other, _ in turns[: len(ready)])
+                ready.append(self._gather(gathers[later], len(ready), before))
             self._refs.update(ready[turn])
             self._replays = replays(op, order[position].index)
-            self._region(region, gathers)
-            self._keep(gathers, len(positions) - turn)
-            yielded = [self._refs[v] for v in region.terminator.operands]
-            carried, made[position] = yielded[:carry], yielded[carry:]
+            self._region(op.body, gathers[m])
+            self._keep(gathers[m], len(turns) - turn)
+            yielded = [self._refs[v] for v in op.body.terminator.operands]
+            carried, made[m][position] = yielded[:carry], yielded[carry:]
             if order[position].copies != 1:
-                slots = [r[position] for r in inputs[carry:] if _is_stack(r, len(order))]
-                pending.append(_Turn(position, start, order[position].copies - 1, slots))
+                slots = [r[position] for r in inputs[m] if _is_stack(r, len(order))]
+                others = order[position].copies - 1
+                pending.append(_Turn(made[m], position, start, others, slots))
             elif pending:
-                self._others(op, pending, made)
+                self._others(op, pending)
                 pending = []
         if pending:
-            self._others(op, pending, made)
-        stacks = (tuple(made[p][k] for p in sorted(made)) for k in range(len(op.results) - carry))
-        self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
+            self._others(members[-1], pending)
+        for op, found in zip(members, made, strict=True):
+            stacks = (tuple(found[p][k] for p in sorted(found)) for k in _stacked(op))
+            self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
 
     def _region(self, region: Region, skip: Sequence[Operation]) -> None:
-        for op in region.ops[:-1]:
+        if region not in self._bodies:
+            self._bodies[region] = in_order(region)
+        for step in self._bodies[region]:
+            op = step.members[0] if isinstance(step, LayerStack) else step
             if op in skip:
                 continue
             if self._replays or op.phase != "recompute":
-                self._op(op)
+                self._run(step)
             else:
                 self._refs.update(dict.fromkeys(op.results))
 
-    def _gather(self, gathers: Sequence[Operation], turn: int) -> dict[Value, Ref]:
-        """Gather the parameters of a later iteration, unless forward has left them."""
+    def _gather(self, gathers: Sequence[Operation], turn: int, before: int) -> dict[Value, Ref]:
+        """Gather the parameters of a later layer, unless forward has left them; so many of the
+        same repeat run before it."""
         for op in gathers:
             if turn < op.integer("kept", 0):
                 for operand, result in zip(op.operands, op.results, strict=True):
-                    self._refs[result] = self._kept[self._key(operand, result)][-1 - turn]
+                    self._refs[result] = self._kept[self._key(operand, result)][-1 - before]
             else:
                 self._computation(op)
         return {r: self._refs[r] for op in gathers for r in op.results}
@@ -249,7 +311,7 @@ class _Runner:
     def _key(self, operand: Value, result: Value) -> tuple[int, Type | None]:
         return id(self._refs[operand]), result.type
 
-    def _others(self, op: Operation, turns: Sequence[_Turn], made: dict[int, list[Ref]]) -> None:
+    def _others(self, op: Operation, turns: Sequence[_Turn]) -> None:
         """The iterations that those of `turns` stand for: what they take from the stacks and what
         they leave there."""
         number = self._step(op, (), counts=False)
@@ -262,8 +324,8 @@ class _Runner:
                 if buffer.last.get(self._part, -1) >= turn.start:
                     twin.last[self._part] = number
                     twin.phases |= buffer.phases
-            made[turn.position] = [
-                self._with_twins(r, turn.others, number, twins) for r in made[turn.position]
+            turn.made[turn.position] = [
+                self._with_twins(r, turn.others, number, twins) for r in turn.made[turn.position]
             ]
 
     def _with_twins(self, ref: Ref, copies: Expr, number: int, twins: dict[Buffer, Buffer]) -> Ref:
@@ -286,7 +348,7 @@ class _Runner:
             self._refs[arg] = Together(ref) if isinstance(ref, tuple) else ref
         self._replays = True
         gathers = [o for o in region.ops if _is_ahead(o)]
-        ahead = list(self._gather(gathers, 0).values())
+        ahead = list(self._gather(gathers, 0, 0).values())
         self._region(region, gathers)
         self._keep(gathers, 1)
         end = self._step(op, (), counts=False)
@@ -321,11 +383,11 @@ class _Runner:
         if "schedule" in op.attrs:
             self.found.scheduled = number
         self._adds = op.expr("count") != ONE
-        for inner in region.ops[:-1]:
-            if isinstance(inner.definition, ActionOp):
+        for inner in in_order(region):
+            if isinstance(inner, Operation) and isinstance(inner.definition, ActionOp):
                 self._action(inner)
             else:
-                self._op(inner)
+                self._run(inner)
         self._adds = False
         end = self._step(op, (), counts=False)
         for buffer in outer:
@@ -343,12 +405,26 @@ class _Runner:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """An iteration that stands for `others` as well: where it began, and what it takes."""
+    """An iteration that stands for `others` as well: where it began, what it takes, and what all of
+    its repeat have made."""
 
+    made: dict[int, list[Ref]]
     position: int
     start: int
     others: Expr
     slots: Sequence[Ref]
+
+
+def _turns(
+    stack: LayerStack, orders: Sequence[Sequence[IterationRun]]
+) -> Sequence[tuple[int, int]]:
+    """The member and the number of its run of each layer, in the order in which they run."""
+    return [(turn.member, turn.number) for turn in stack.turns(len(orders[0]))]
+
+
+def _stacked(op: Operation) -> range:
+    """Numbers of the results that are stacks, without what is carried."""
+    return range(len(op.results) - op.integer("carry", 1))
 
 
 def _is_stack(ref: Ref, count: int) -> TypeGuard[tuple[Ref, ...]]:
@@ -363,25 +439,6 @@ def _taken(ref: Ref, position: int, count: int) -> Ref:
         return Together(ref) if isinstance(ref, tuple) else ref
     slot = ref[position]
     return slot[0] if isinstance(slot, Together) else slot
-
-
-def _heirs(value: Value) -> Iterator[Value]:
-    """The values that this one becomes as it is: stacks of which it is a slice, views of all of it,
-    results in its place."""
-    for user, index in value.uses:
-        owner = user.parent_op
-        if owner is not None and _is_stacked(user, owner, index):
-            yield owner.results[index]
-        for result in user.results:
-            takes = user.has(View) or user.definition.reuses(user, result.index) == index
-            if takes and result.tensor.local_bytes == value.tensor.local_bytes:
-                yield result
-
-
-def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
-    """Whether what is used at `index` is a slice of a stack that a repeat makes."""
-    ends = user.has(Terminates) and repeat.has(Repeats)
-    return ends and index >= repeat.integer("carry", 1)
 
 
 def _is_ahead(op: Operation) -> bool:

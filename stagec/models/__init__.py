@@ -18,9 +18,16 @@ def library_text(path: str) -> str:
     return files("stagec.models").joinpath(path).read_text(encoding="utf-8")
 
 
+def blocks() -> tuple[str, ...]:
+    """The paths of all texts of blocks, as an import states them."""
+    found = files("stagec.models").joinpath("blocks").iterdir()
+    return tuple(sorted(f"blocks/{f.name}" for f in found if f.name.endswith(".stg")))
+
+
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
-    """A model of the library: the name of its text and the values of its symbols."""
+    """A model of the library: the name of its text, or of a configuration from which the text is
+    written (`stagec.importers.library`), and the values of its symbols."""
 
     name: str
     title: str
@@ -28,14 +35,9 @@ class LibraryModel:
     values: Mapping[str, int]
 
     @property
-    def text(self) -> str:
-        """The STG text, with the text's own defaults."""
-        return library_text(self.text_name)
-
-    @property
-    def source_name(self) -> str:
-        """What diagnostics call the text."""
-        return LIBRARY + self.text_name
+    def is_configuration(self) -> bool:
+        """Whether the text is written from a configuration."""
+        return self.text_name.endswith(".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +69,4 @@ def presets() -> Mapping[str, Preset]:
 def library() -> Mapping[str, LibraryModel]:
     """All models, by name."""
     catalog = tomllib.loads(library_text("catalog.toml"))
-    return {n: LibraryModel(n, e["title"], e["text"], e["set"]) for n, e in catalog.items()}
+    return {n: LibraryModel(n, e["title"], e["text"], e.get("set", {})) for n, e in catalog.items()}

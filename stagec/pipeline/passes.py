@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from stagec.formats.base import Format
+from stagec.importers.family import ModelFamily
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.phases import Phase
@@ -197,7 +198,7 @@ def option_text(value: object) -> str:
 @dataclass(frozen=True)
 class Plugin:
     """What a package or file brings: passes, ops, named pipelines (their text by name), schedules
-    of pipeline stages, and formats of traces."""
+    of pipeline stages, formats of traces, and families of models whose configurations are read."""
 
     name: str = "plugin"
     passes: tuple[type[Pass], ...] = ()
@@ -205,3 +206,4 @@ class Plugin:
     pipelines: Mapping[str, str] = field(default_factory=dict[str, str])
     schedules: tuple[Schedule, ...] = ()
     formats: tuple[Format, ...] = ()
+    families: tuple[ModelFamily, ...] = ()

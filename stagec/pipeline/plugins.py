@@ -15,6 +15,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from stagec.formats.base import Format
+from stagec.importers.family import ModelFamily, known_families
+from stagec.importers.registry import families_of
 from stagec.ir.opdef import Registry
 from stagec.pipeline.blame import blamed, remember_plugin
 from stagec.pipeline.passes import Pass, Plugin, options_of
@@ -56,6 +58,7 @@ class Loaded:
         ]
         steps += [partial(self._add_schedule, s, plugin.name) for s in plugin.schedules]
         steps += [partial(self._add_format, f, plugin.name) for f in plugin.formats]
+        steps += [partial(self._add_family, f, plugin.name) for f in plugin.families]
         for step in steps:
             try:
                 step()
@@ -98,6 +101,16 @@ class Loaded:
         known_formats([*formats_of(self.registry), format_])
         self._claim(f"format {format_.name}", origin)
         self.registry.extras.append(format_)
+
+    def _add_family(self, family: object, origin: str) -> None:
+        if not isinstance(family, ModelFamily):
+            raise error(
+                f"plug-in '{origin}' brings {family!r} as a family of models",
+                remedy="bring instances of stagec.api.ModelFamily: "
+                'ModelFamily("Mine", ("mine",), read_mine)',
+            )
+        known_families([*families_of(self.registry.extras), family])
+        self.registry.extras.append(family)
 
     def _claim(self, name: str, origin: str) -> None:
         taken = self.origins.get(name)

@@ -20,7 +20,8 @@ from itertools import groupby
 import numpy as np
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, Env, Expr, buckets, evaluate, total
+from stagec.ir.expr import ONE, Env, Expr, buckets, const, evaluate, total
+from stagec.ir.layers import LayerStack, Turn, stack_of
 from stagec.ir.traits import Repeats
 from stagec.program.nodes import Ints, Node, Ref, Stack, last_node
 
@@ -28,21 +29,29 @@ from stagec.program.nodes import Ints, Node, Ref, Stack, last_node
 @dataclass(frozen=True, slots=True)
 class GradientRun:
     """Gradients that are completed one after the other: those of these operands, or a layer's part
-    of each of them in every iteration of a repeat."""
+    of each of them in every iteration of a repeat; of one in a stack with others, in these
+    turns."""
 
     parts: tuple[int, ...]
     repeat: Operation | None = None
+    turns: Sequence[Turn] | None = None
 
     @property
     def times(self) -> Expr:
         """How often."""
-        return ONE if self.repeat is None else self.repeat.expr("count")
+        return self.count if self.turns is None else const(len(self.turns))
 
     @property
-    def order(self) -> slice:
-        """The layers, in the order in which they run."""
-        reverse = self.repeat is not None and self.repeat.flag("reverse")
-        return slice(None, None, -1 if reverse else 1)
+    def count(self) -> Expr:
+        """The layers of which the operands hold parts."""
+        return ONE if self.repeat is None else self.repeat.expr("count")
+
+    def layers(self, times: int) -> Iterator[tuple[int, int]]:
+        """The numbers of its layers in the stack and in the repeat, in the order in which they
+        run."""
+        alone = LayerStack((self.repeat,)) if self.repeat is not None else None
+        turns = self.turns if alone is None or self.turns is not None else alone.turns(times)
+        yield from ((turn.place, turn.number) for turn in turns or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,7 @@ class _Place:
 
     chunk: int
     path: tuple[int, ...]
+    stack: LayerStack | None = None
     repeat: Operation | None = None
     inside: int = -1
 
@@ -68,7 +78,19 @@ def readiness(op: Operation) -> list[list[GradientRun]]:
     order = sorted(range(len(places)), key=lambda i: (*places[i].run, places[i].inside))
     runs = [list(mine) for _, mine in groupby(order, key=lambda i: places[i].run)]
     by_chunk = groupby(runs, key=lambda mine: places[mine[0]].chunk)
-    return [[GradientRun(tuple(r), places[r[0]].repeat) for r in mine] for _, mine in by_chunk]
+    return [[run for r in mine for run in _runs(r, places)] for _, mine in by_chunk]
+
+
+def _runs(numbers: Sequence[int], places: Sequence[_Place]) -> Iterator[GradientRun]:
+    """What is complete with a stack, layer by layer; layers of one kind in a row are one run."""
+    stack = places[numbers[0]].stack
+    if stack is None or stack.order is None:
+        yield GradientRun(tuple(numbers), places[numbers[0]].repeat)
+        return
+    kinds = [tuple(i for i in numbers if places[i].repeat is op) for op in stack.members]
+    for member, turns in groupby(stack.turns(0), key=lambda turn: turn.member):
+        if kinds[member]:
+            yield GradientRun(kinds[member], stack.members[member], tuple(turns))
 
 
 def _place(value: Value) -> _Place:
@@ -79,8 +101,10 @@ def _place(value: Value) -> _Place:
             break
         inner = op.body.terminator.operands[value.index]
         if _carries(op):
-            made = inner.producer
-            return _Place(chunk, tuple(path), op, -1 if made is None else made.position())
+            made, stack = inner.producer, stack_of(op)
+            path[-1] = stack.members[0].position()
+            inside = -1 if made is None else made.position()
+            return _Place(chunk, tuple(path), stack, op, inside)
         chunk = op.integer("chunk", chunk)
         value = inner
     return _Place(chunk, tuple(path))
@@ -154,11 +178,11 @@ def pieces(
         for i in run.parts:
             yield BucketPiece(last_node(refs[i]), "", names[i])
         return
-    for layer in range(times)[run.order]:
+    for place, layer in run.layers(times):
         for i in run.parts:
             ref = refs[i]
             node = last_node(ref.items[layer]) if isinstance(ref, Stack) else None
-            yield BucketPiece(node, f"L{layer}", names[i])
+            yield BucketPiece(node, f"L{place}", names[i])
 
 
 def filled(sizes: Sequence[int], bucket: int) -> Iterator[Sequence[int]]:
@@ -180,8 +204,8 @@ def bucket_sizes(op: Operation, env: Env) -> Iterator[list[Sequence[int]]]:
     for runs in readiness(op):
         given: list[int] = []
         for run in runs:
-            times = evaluate(run.times, env)
-            given += [sizes[i] // times for i in run.parts] * times
+            times, layers = evaluate(run.times, env), evaluate(run.count, env)
+            given += [sizes[i] // layers for i in run.parts] * times
         yield list(filled(given, full))
 
 
@@ -208,6 +232,6 @@ def calls(op: Operation) -> Expr:
     """The number of calls of a reduction in buckets."""
     sizes = op.exprs("parts")
     return total(
-        buckets(op.expr("bucket"), [(r.times, [sizes[i] / r.times for i in r.parts]) for r in runs])
+        buckets(op.expr("bucket"), [(r.times, [sizes[i] / r.count for i in r.parts]) for r in runs])
         for runs in readiness(op)
     )

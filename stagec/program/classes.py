@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.ir.core import Attr, Operation
-from stagec.ir.decisions import Watched, plain
+from stagec.ir.decisions import NumberOf, Watched, ask, plain
 from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
@@ -26,7 +26,7 @@ from stagec.program.runs import Run
 from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
 from stagec.program.unroll import unroll, unrolled
-from stagec.schedule.attached import actions_of, receives_of, stages_of
+from stagec.schedule.attached import actions_of, joined_axis, receives_of, stages_of
 from stagec.support.diagnostics import error
 
 #: What a graph is unrolled with.
@@ -74,7 +74,8 @@ class RankClass:
 
     def _given(self) -> _Given:
         where = self.module, self.graph, self.stage
-        order = Order(actions_of(*where), receives_of(*where))
+        joined = joined_axis(self.module, self.graph)
+        order = Order(actions_of(*where), receives_of(*where), joined)
         stages = stages_of(self.graph)
         slot = stages.index(self.stage) if stages else 0
         loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None
@@ -91,7 +92,7 @@ class RankClass:
         """The ways of its messages: `send` or `recv`, the axis, and the coordinate of the receiver
         less that of the sender, modulo the axis."""
         found = (
-            (op.name.removeprefix("et."), *channel_of(op)[:2])
+            (op.name.removeprefix("et."), op.text("over"), ask(NumberOf(op.expr("by")), self.env))
             for op in self.graph.body.walk()
             if op.name in ("et.send", "et.recv")
         )
@@ -175,4 +176,9 @@ def _channels(graphs: list[Operation]) -> dict[Channel, int]:
         for op in graph.body.walk()
         if op.name in ("et.send", "et.recv")
     }
-    return {channel: number for number, channel in enumerate(sorted(found))}
+    return {channel: number for number, channel in enumerate(sorted(found, key=_place))}
+
+
+def _place(channel: Channel) -> tuple[str, int, str, int]:
+    over, by, number = channel
+    return over, by.value or 0, str(by), number

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagec.program.buckets import Bucketed, with_buckets
+from stagec.program.groups import Channel
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
 from stagec.program.stamp import Instance, Stream, Template
 
@@ -70,7 +71,7 @@ class Columns:
         name: str,
         order: Sequence[Node | Instance],
         bucketed: Sequence[Bucketed | Instance],
-        channels: Mapping[tuple[str, int, int], int],
+        channels: Mapping[Channel, int],
     ) -> Program:
         """The program, in its final order."""
         facts = _Facts(self._next)
@@ -118,9 +119,7 @@ class _Facts:
         self._plain += [(node.id, d.id, 0) for d in node.deps]
         self._plain += [(node.id, a.id, 1) for a in node.after]
 
-    def put_instances(
-        self, template: Template, use: _Use, channels: Mapping[tuple[str, int, int], int]
-    ) -> None:
+    def put_instances(self, template: Template, use: _Use, channels: Mapping[Channel, int]) -> None:
         """All instances of a template at once."""
         nodes, instances = template.nodes, use.instances
         if not nodes or not instances:
@@ -153,7 +152,7 @@ class _Facts:
 def _tag_offsets(
     template: Template,
     instances: Sequence[Instance],
-    channels: Mapping[tuple[str, int, int], int],
+    channels: Mapping[Channel, int],
 ) -> Ints:
     """What is added to the tags of each instance's messages."""
     column = {(kind, channels[c]): i for i, (kind, c) in enumerate(template.sent)}

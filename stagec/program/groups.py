@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.ir.core import Operation
+from stagec.ir.expr import Expr
 
 #: mesh axis, coordinate of the receiver minus that of the sender, which stream of several
-Channel = tuple[str, int, int]
+Channel = tuple[str, Expr, int]
 _MIRROR = ":mirror"
 
 
@@ -59,7 +60,7 @@ def group_axes(op: Operation) -> GroupAxes:
 
 def channel_of(op: Operation) -> Channel:
     """The stream of messages that a lowered end of a message belongs to."""
-    return op.text("over"), op.integer("by"), op.integer("channel", 0)
+    return op.text("over"), op.expr("by"), op.integer("channel", 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,12 @@ _Known = tuple[Template, list[tuple[int | None, Ints, Ints]]]
 @dataclass(frozen=True)
 class Order:
     """What a pipeline stage does: its actions, and by the place of the first action of a step those
-    whose receives stand before it."""
+    whose receives stand before it; `joined` is the axis of the stages if sums over them wait for
+    the last action."""
 
     actions: RankActions = ()
     receives: Mapping[int, Sequence[Action]] = field(default_factory=dict[int, Sequence[Action]])
+    joined: str = ""
 
 
 class Stepper(Unroller):
@@ -73,7 +75,7 @@ class Stepper(Unroller):
         loads: Layered | None,
         templates: Templates,
     ) -> None:
-        super().__init__(env, channels, loads)
+        super().__init__(env, channels, loads, order.joined)
         self._steps, self._templates = order, templates
 
     def finish(self, name: str) -> Program:

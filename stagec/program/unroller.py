@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.decisions import IsPositive, NumberOf, ask, plain
 from stagec.ir.expr import evaluate
+from stagec.ir.layers import LayerStack, in_order
 from stagec.ir.replay import replays
 from stagec.program.buckets import Bucketed, BucketPiece, Filled, label, pieces, readiness
 from stagec.program.columns import Columns
@@ -22,13 +24,36 @@ from stagec.program.sizes import Layered, Sizes
 from stagec.program.stamp import Held, Instance, Made, Stream, build
 
 
+@dataclass(slots=True)
+class _Kind:
+    """A repeat of a stack as it runs: `inputs` are what it slices, `early` its gathers of
+    parameters, `ahead` how many layers early these are issued, `again` what may be computed again,
+    `first` the number of its first layer, `last` the last layer that has run."""
+
+    op: Operation
+    count: int
+    inputs: Sequence[Ref]
+    early: frozenset[Operation]
+    ahead: int
+    again: frozenset[Operation]
+    first: int | None
+    stacks: list[list[Ref]]
+    last: int = 0
+
+    def stacked(self) -> list[Ref]:
+        """What its layers have yielded, beside what is carried."""
+        return [Stack(s, self.last) if any(r is not None for r in s) else None for s in self.stacks]
+
+
 class Unroller:
     """Walks regions, and makes nodes of what it meets.
 
     What the program consists of is asked of the values, which may be watched; how large its nodes
     are is not: `stagec.program.sizes` says it for other sizes too.
 
-    `_in_template` tells whether that is a template, or the program itself.
+    `joined` is the axis of pipeline stages whose sums wait for the end of the schedule, see
+    `stagec.schedule.attached.joined_axis`. `_in_template` tells whether that is a template, or the
+    program itself.
     """
 
     def __init__(
@@ -36,8 +61,9 @@ class Unroller:
         env: Mapping[str, int],
         channels: Mapping[Channel, int],
         loads: Layered | None,
+        joined: str = "",
     ) -> None:
-        self._env, self._channels = env, channels
+        self._env, self._channels, self._joined = env, channels, joined
         self._sizes, self._loads, self._layer = Sizes(plain(env), loads), loads, 0
         self._refs: dict[Value, Held] = {}
         self._order: list[Node | Instance] = []
@@ -52,9 +78,12 @@ class Unroller:
 
     def region(self, region: Region, skip: frozenset[Operation] = frozenset()) -> list[Ref]:
         """Emit the nodes of a region; what it yields."""
-        for op in region.ops[:-1]:
-            if op not in skip:
-                self._op(op)
+        for step in in_order(region):
+            if isinstance(step, LayerStack):
+                if step.members[0] not in skip:
+                    self._stack(step)
+            elif step not in skip:
+                self._op(step)
         return [self._ref(v) for v in region.terminator.operands]
 
     def _op(self, op: Operation) -> None:
@@ -62,8 +91,7 @@ class Unroller:
             self._refs[op.result] = self._refs.get(op.operands[0 if self._replays else 1])
             return
         if op.region is not None:
-            run = self._repeat if op.name == "et.repeat" else self.accumulate
-            self._refs.update(zip(op.results, run(op, op.region), strict=True))
+            self._refs.update(zip(op.results, self.accumulate(op, op.region), strict=True))
             return
         self._refs[op.result] = self._node(op)
 
@@ -82,36 +110,49 @@ class Unroller:
         """A number of nodes."""
         return ask(NumberOf(op.expr(name)), self._env) if name in op.attrs else 0
 
-    def _repeat(self, op: Operation, region: Region) -> list[Ref]:
-        count, carry = self._count(op, "count"), op.integer("carry", 1)
-        early = frozenset(o for o in region.ops if "ahead" in o.attrs)
-        ahead = max((self._count(o, "ahead") for o in early), default=0)
-        inputs = [self._ref(v) for v in op.operands]
-        carried, prefix, outer = inputs[:carry], self._prefix, self._replays
-        order = range(count - 1, -1, -1) if op.flag("reverse") else range(count)
-        stacks: list[list[Ref]] = [[None] * count for _ in range(len(op.results) - carry)]
+    def _stack(self, stack: LayerStack) -> None:
+        """Run the layers of a stack in turn. Gathers of parameters go ahead along all of it."""
+        carry, prefix, outer, layer = stack.carried, self._prefix, self._replays, self._layer
+        kinds = [self._kind(op, carry) for op in stack.members]
+        carried = [self._ref(v) for v in stack.inputs]
+        turns = stack.turns(kinds[0].count)
+        ahead = max(k.ahead for k in kinds)
         ready: list[dict[Value, Ref]] = []
-        again = frozenset(o for o in region.ops if o.phase == "recompute")
-        first, layer = self._first_layer(op), self._layer
-        for step, i in enumerate(order):
-            self._layer = layer if first is None else first + i
-            while len(ready) < min(step + ahead + 1, count):
-                ready.append(self._prefetch(early, prefix, order[len(ready)], len(ready)))
-            self._prefix = f"{prefix}L{i}/"
-            self._refs.update(
-                zip(region.args, carried + [item(r, i) for r in inputs[carry:]], strict=True)
-            )
+        for step, (place, m, i) in enumerate(turns):
+            kind = kinds[m]
+            self._layer = layer if kind.first is None else kind.first + i
+            while len(ready) < min(step + ahead + 1, len(turns)):
+                later = turns[len(ready)]
+                early = kinds[later.member].early
+                ready.append(self._prefetch(early, f"{prefix}L{later.place}/", len(ready)))
+            self._prefix = f"{prefix}L{place}/"
+            values = carried + [item(r, i) for r in kind.inputs]
+            self._refs.update(zip(kind.op.body.args, values, strict=True))
             self._refs.update(ready[step])
-            self._replays = replays(op, i)
-            idle = frozenset[Operation]() if self._replays else again - early
+            self._replays = replays(kind.op, i)
+            idle = frozenset[Operation]() if self._replays else kind.again - kind.early
             self._refs.update(dict.fromkeys(r for o in idle for r in o.results))
-            yielded = self.region(region, early | idle)
-            carried = yielded[:carry]
-            for stack, ref in zip(stacks, yielded[carry:], strict=True):
-                stack[i] = ref
+            yielded = self.region(kind.op.body, kind.early | idle)
+            carried, kind.last = yielded[:carry], i
+            for items, ref in zip(kind.stacks, yielded[carry:], strict=True):
+                items[i] = ref
         self._prefix, self._replays, self._layer = prefix, outer, layer
-        last = order[-1] if count else 0
-        return carried + [Stack(s, last) if any(r is not None for r in s) else None for s in stacks]
+        for kind in kinds:
+            self._refs.update(zip(kind.op.results, carried + kind.stacked(), strict=True))
+
+    def _kind(self, op: Operation, carry: int) -> _Kind:
+        count = self._count(op, "count")
+        early = frozenset(o for o in op.body.ops if "ahead" in o.attrs)
+        return _Kind(
+            op,
+            count,
+            [self._ref(v) for v in op.operands[carry:]],
+            early,
+            max((self._count(o, "ahead") for o in early), default=0),
+            frozenset(o for o in op.body.ops if o.phase == "recompute"),
+            self._first_layer(op),
+            [[None] * count for _ in op.results[carry:]],
+        )
 
     def _first_layer(self, op: Operation) -> int | None:
         """The number of a repeat's first layer on this stage, where loads go by it."""
@@ -119,14 +160,12 @@ class Unroller:
             return None
         return evaluate(op.exprs("first")[self._loads.slot], self._env)
 
-    def _prefetch(
-        self, early: frozenset[Operation], prefix: str, i: int, step: int
-    ) -> dict[Value, Ref]:
-        """Issue the parameter gathers of iteration i, the `step`th that runs, now: iterations
-        early, not at the start of the step."""
+    def _prefetch(self, early: frozenset[Operation], prefix: str, step: int) -> dict[Value, Ref]:
+        """Issue the parameter gathers of the layer that is the `step`th to run now: layers early,
+        not at the start of the step."""
         found: dict[Value, Ref] = {}
         last = self._last_computation() if early else None
-        self._prefix = f"{prefix}L{i}/"
+        self._prefix = prefix
         for op in sorted(early, key=lambda o: o.position()):
             if step < self._count(op, "kept"):
                 found[op.result] = None  # still there from forward, for whose end all waits
@@ -230,7 +269,7 @@ class Unroller:
             self._number(op, "bytes"),
             scope=self._scope(op),
             over=channel[0],
-            by=channel[1] % self._env[channel[0]],
+            by=self._count(op, "by") % self._env[channel[0]],
             tag=count * len(self._channels) + self._channels[channel],
             op=op,
             deps=self._deps(op),
@@ -262,15 +301,34 @@ class Unroller:
             blocking=op.flag("blocking"),
             op=op,
             deps=self._deps(op),
+            after=self._behind_schedule(op),
             index=self._layer,
         )
         self._issue(node)
         return node
 
+    def _joins_stages(self, op: Operation) -> bool:
+        return not self._in_template and self._joined in op.names("group")
+
+    def _behind_schedule(self, op: Operation) -> list[Node]:
+        """What a sum over pipeline stages waits for, beside its operands: the last computation.
+        All sends of the rank are ready by then, and were issued before."""
+        last = self._last_computation() if self._joins_stages(op) else None
+        return [] if last is None else [last]
+
+    def _last_issued(self) -> Node | None:
+        for thing in reversed(self._order):
+            if isinstance(thing, Node):
+                return thing
+            if thing.template.ordered:
+                return thing.node(thing.template.ordered - 1)
+        return None
+
     def _buckets(self, op: Operation) -> Ref:
         """The calls of a reduction in buckets; the last of them, after which all are done."""
         refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
         cut, ends = Bucketed([], []), dict[Node, int]()
+        late = self._last_issued() if self._joins_stages(op) else None
         for runs, counts in zip(readiness(op), ask(Filled(op), self._env), strict=True):
             given: list[BucketPiece] = []
             for run in runs:
@@ -279,12 +337,12 @@ class Unroller:
             for count in counts:
                 inside = list(islice(gradients, count))
                 cut.nodes.append(self._bucket(op, inside, len(cut.nodes)))
-                cut.ready.append(inside[-1].node)
+                cut.ready.append(late or inside[-1].node)
             if cut.nodes:
                 ready = cut.ready[-1]
                 ends[cut.nodes[-1]] = -1 if ready is None else ready.id
         self._bucketed.append(cut)
-        return max(ends, key=ends.__getitem__) if ends else None
+        return max(reversed(ends), key=ends.__getitem__) if ends else None
 
     def _bucket(self, op: Operation, inside: Sequence[BucketPiece], number: int) -> Node:
         layers, name = label(inside)
@@ -299,6 +357,7 @@ class Unroller:
             bucket=True,
             op=op,
             deps=list(dict.fromkeys(p.node for p in inside if p.node is not None)),
+            after=self._behind_schedule(op),
             index=number,
         )
         if not self._in_template:

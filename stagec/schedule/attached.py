@@ -71,6 +71,21 @@ def placement_of(module: Module, op: Operation) -> Placement | None:
     return schedule.placement(module.env[op.text("over")], found.integer("chunks", 1))
 
 
+def joined_axis(module: Module, op: Operation) -> str:
+    """The axis of the stages if what joins them, as the gradient of a tied embedding, has to wait
+    for the last action; else ''.
+
+    The last stage has its part of such a gradient before its last send, and the first stage has its
+    own only after that has arrived. Where collectives and sends follow each other in one queue, a
+    sum that starts at once holds up the send for which its other member waits. So it is issued
+    behind the schedule, as by Megatron-LM (`_allreduce_embedding_grads` in
+    core/distributed/finalize_model_grads.py). Where each stage holds two copies of the model, the
+    two members of a sum do the same at the same time: they get to it together.
+    """
+    placement = placement_of(module, op)
+    return op.text("over") if placement is not None and placement.copies == 1 else ""
+
+
 def idle_share(module: Module, op: Operation) -> Fraction:
     """The share of the step in which a rank has no work, as the closed form of the schedule counts
     it, at unit costs; 0 if a function or graph is not scheduled."""

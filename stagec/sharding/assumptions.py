@@ -9,7 +9,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
-from stagec.support.diagnostics import DiagnosticList
+from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Loc, made_by
 
 
@@ -26,6 +26,7 @@ class Assumptions:
         self._wanted = _known_sizes(module)
         self._failed: list[tuple[Expr, Expr, Loc, bool]] = []
         self._declared: Operation | None = None
+        self._assumed = {r for r, _ in module.relations}
         self.facts = Facts(r for r, _ in module.relations)  # the present values prove nothing
 
     def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
@@ -41,6 +42,16 @@ class Assumptions:
                 self._failed.append((above, below * divisor, loc, bool(below.symbols)))
         if not self.facts.divides(divisor, size):
             self.facts.add(relation)
+            self._declare(relation)
+
+    def holds(self, relation: Relation, loc: Loc, remedy: str) -> None:
+        """Assume any relation. Raises `DiagnosticError` if it is false for known sizes; `remedy`
+        says what would do."""
+        env = self._module.env
+        if relation.symbols <= env.keys() and not relation.holds(env):
+            raise error(f"this needs {relation}", loc, remedy=remedy)
+        if relation.symbols and relation not in self._assumed:
+            self._assumed.add(relation)
             self._declare(relation)
 
     def check(self) -> None:

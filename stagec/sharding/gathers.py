@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import is_parameter
+from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.comm import AllGather
 from stagec.support.diagnostics import error
 
@@ -37,6 +38,13 @@ def ahead_of(gather: Operation) -> int:
 
 
 def source_of(gather: Operation) -> Value:
-    """The stacked parameter that a gather's operand is a slice of."""
+    """The stacked parameter that a gather's operand is a slice of; or the operand, which all layers
+    share."""
     slice_ = gather.operands[0]
-    return slice_.region.owner.operands[slice_.index]
+    return slice_.region.owner.operands[slice_.index] if is_sliced(gather) else slice_
+
+
+def is_sliced(gather: Operation) -> bool:
+    """Whether a gather in a repeat is of the slice of each layer, not of what all layers share."""
+    owner = gather.operands[0].region.owner
+    return owner.has(Repeats) and owner is gather.parent_op

@@ -24,7 +24,7 @@ def misordered(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
     | `stg.reshape["b(ps)->bps"]` of `S@cp`                 | yes: a part is no run of positions  |
     | `stg.attention_block[over = cp, order = plain]`       | yes: stated otherwise               |
     """
-    if "order" in op.attrs:
+    if "order" in op.attrs and op.region is None:
         yield from _steps(op, order)
     elif order:
         yield from _permuted(op, order)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
+from stagec.ir_spec.ops.strategy import GatherRule, SplitRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import accumulation
-from stagec.sharding.strategy import GatherRule, SplitRule, Strategy
+from stagec.sharding.strategy import Strategy
 
 
 class Placer:

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.facts import Facts
+from stagec.ir.layers import entering
 from stagec.ir.module import Module
 from stagec.ir.opdef import factor_sizes
 from stagec.ir.rule import Group, Shape
@@ -45,9 +46,9 @@ class Propagation:
         self._deferred = read_strategy(module).deferred
         self._weighing = Weighing(module)
         self._nodes: dict[Operation, ShardedOp] = {}
-        self._free: dict[
-            Value, list[Split]
-        ] = {}  # carried arguments get their placements from the values around them
+        #: Carried arguments get their placements from the values around them; those of a stack of
+        #: several kinds of layers have one.
+        self._free: dict[Value, list[Split]] = {}
         self._pinned: dict[Value, TensorType] = {}
         self._collect(region)
 
@@ -56,7 +57,7 @@ class Propagation:
             if region is self.region or arg.tensor.placed:
                 self._pinned[arg] = arg.tensor
             elif is_carried(arg):
-                self._free[arg] = [()] * arg.tensor.rank
+                self._free[arg] = self._free.get(entering(arg)) or [()] * arg.tensor.rank
         for op in region.ops:
             rule = op.definition.rule(op)
             if rule is not None:
@@ -419,7 +420,7 @@ class Propagation:
         if op not in self._nodes:
             return frozenset()
         node = self._nodes[op]
-        contracted = node.rule.contracted(value.index) - node.rule.special
+        contracted = node.rule.reduced(value.index)
         split = {u.axis for uses in node.axes.values() for u in uses}
         reduced = {u.axis for f in contracted for u in node.axes.get(f, ())}
         return (self._passing(node) - split) | reduced

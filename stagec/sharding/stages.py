@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import ceil
 
-from stagec.ir.core import Attr, Operation, Quoted
+from stagec.ir.core import Attr, Operation, Quoted, SymbolRef
 from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
+from stagec.ir.layers import stack_of
 from stagec.ir.module import Module
+from stagec.ir.order import LayerOrder, compact
 from stagec.ir.traits import Accumulates
 from stagec.schedule.action import Placement, StageChunk
 from stagec.schedule.attached import schedule_of, schedules_of
@@ -110,16 +112,22 @@ def take_pipeline(module: Module, op: Operation) -> StagePlan | None:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the model: iterations of each repeat, and the straight sections."""
+    """A part of the model: iterations of each repeat, the straight sections, and of stacks of
+    several kinds of layers the order of those that it holds."""
 
     counts: tuple[Expr, ...]
     sections: frozenset[int]
+    orders: tuple[tuple[SymbolRef, LayerOrder], ...] = ()
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
         """Positions along the chain, in forward order."""
         repeats = {2 * k + 1 for k, n in enumerate(self.counts) if n != ZERO}
         return tuple(sorted(self.sections | repeats))
+
+    def order(self, name: Attr | None) -> LayerOrder | None:
+        """The order of its layers of a stack; None of a stack of one kind, or of none."""
+        return next((order for symbol, order in self.orders if symbol == name), None)
 
 
 def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> list[Piece]:
@@ -131,18 +139,20 @@ def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> li
             remedy="write the layers as an stg.repeat, or leave the pipeline out",
         )
     parts, whole = pipeline.parts, [op.expr("count") for op in repeats]
-    counts: list[tuple[Expr, ...]]
     if len(whole) == 1 and not pipeline.rule.layers and _divides(module, whole[0], parts):
-        counts = [(whole[0] / parts,) for _ in range(parts)]
+        found = [Piece((whole[0] / parts,), frozenset()) for _ in range(parts)]
     else:
-        counts = _numbered(module, pipeline, whole)
-    starts = [
-        next((j for j, each in enumerate(counts) if each[k] != ZERO), 0) for k in range(len(whole))
-    ]
-    sections = [{2 * k for k, start in enumerate(starts) if k and start == j} for j in range(parts)]
+        found = _numbered(module, pipeline, repeats)
+    sections: list[set[int]] = [set() for _ in found]
+    for number, op in enumerate(repeats):
+        stack = stack_of(op)
+        if number and op is stack.members[0]:
+            mine = [k for k, other in enumerate(repeats) if other in stack.members]
+            held = (j for j, p in enumerate(found) if any(p.counts[k] != ZERO for k in mine))
+            sections[next(held, 0)].add(2 * number)
     sections[0].add(0)
     sections[-1].add(2 * len(whole))
-    return [Piece(each, frozenset(s)) for each, s in zip(counts, sections, strict=True)]
+    return [replace(p, sections=frozenset(s)) for p, s in zip(found, sections, strict=True)]
 
 
 def _divides(module: Module, count: Expr, parts: int) -> bool:
@@ -153,9 +163,9 @@ def _divides(module: Module, count: Expr, parts: int) -> bool:
         return True
 
 
-def _numbered(module: Module, pipeline: StagePlan, whole: list[Expr]) -> list[tuple[Expr, ...]]:
-    """Iterations of each repeat in each piece, as numbers."""
-    rule, parts = pipeline.rule, pipeline.parts
+def _numbered(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> list[Piece]:
+    """Pieces with iterations of each repeat as numbers."""
+    rule, parts, whole = pipeline.rule, pipeline.parts, [op.expr("count") for op in repeats]
     try:
         sizes = [evaluate(count, module.env) for count in whole]
     except UnboundError:
@@ -177,16 +187,42 @@ def _numbered(module: Module, pipeline: StagePlan, whole: list[Expr]) -> list[tu
         module.diagnostics.remark(
             f"the {sum(sizes)} layers in {parts} parts: {_text(layers)}", rule.loc
         )
-    found: list[tuple[Expr, ...]] = []
-    left = list(sizes)
-    for wanted in layers:
-        each: list[Expr] = []
-        for k, available in enumerate(left):
-            taken = min(wanted - sum(n.value or 0 for n in each), available)
-            left[k] -= taken
-            each.append(const(taken))
-        found.append(tuple(each))
-    return found
+    runs = list(_runs(repeats, sizes))
+    return [_piece(repeats, _taken(runs, wanted)) for wanted in layers]
+
+
+def _runs(repeats: Sequence[Operation], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The layers of the model in order: which repeat runs, and how often."""
+    numbers = {op: number for number, op in enumerate(repeats)}
+    for op, size in zip(repeats, sizes, strict=True):
+        stack = stack_of(op)
+        if stack.order is None:
+            yield numbers[op], size
+        elif op is stack.members[0]:
+            for member, turns in groupby(stack.turns(size), key=lambda turn: turn.member):
+                yield numbers[stack.members[member]], len(list(turns))
+
+
+def _taken(runs: list[tuple[int, int]], wanted: int) -> Iterator[tuple[int, int]]:
+    """Take the first layers off the runs."""
+    while wanted and runs:
+        number, size = runs.pop(0)
+        if size > wanted:
+            runs.insert(0, (number, size - wanted))
+        yield number, min(size, wanted)
+        wanted -= min(size, wanted)
+
+
+def _piece(repeats: Sequence[Operation], taken: Iterable[tuple[int, int]]) -> Piece:
+    counts = [0] * len(repeats)
+    kinds: dict[SymbolRef, list[str]] = {}
+    for number, size in taken:
+        counts[number] += size
+        op = repeats[number]
+        if isinstance(name := op.attrs.get("order"), SymbolRef):
+            kinds.setdefault(name, []).extend([op.symbol or ""] * size)
+    orders = tuple((name, compact(k)) for name, k in kinds.items() if len(set(k)) > 1)
+    return Piece(tuple(map(const, counts)), frozenset(), orders)
 
 
 def evenly(total: int, parts: int, loc: Loc = UNKNOWN, shape: str = "") -> tuple[int, ...]:

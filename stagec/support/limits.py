@@ -31,6 +31,8 @@ MAX_RESULTS = 10_000
 MAX_RANKS = 1 << 22
 #: Most iterations of the repeats of a program, and values that these hand on.
 MAX_ITERATIONS = 20_000_000
+#: Most layers of a stack that has layers of several kinds.
+MAX_LAYERS = 16_384
 #: Most actions of a pipeline schedule, over all ranks. The largest published jobs have 100,000.
 MAX_ACTIONS = 1_000_000
 

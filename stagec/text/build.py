@@ -11,7 +11,7 @@ from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef, Registry, unregistered
-from stagec.ir.param import convert_param, counted
+from stagec.ir.param import OF_ALL, convert_param, counted
 from stagec.ir.signature import misfits
 from stagec.ir.traits import HasRegion, OpenParams
 from stagec.support.diagnostics import DiagnosticList, error, note
@@ -194,7 +194,7 @@ def _parameters(definition: OpDef, syntax: OpSyntax) -> Iterator[tuple[str, Attr
     slots = [p for p in definition.params if p.positional]
     flags = {p.name for p in definition.params if p.kind == "flag"}
     found = [(name.text, value, name.loc) for name, value in syntax.named]
-    if slots and slots[0].kind == "relations" and syntax.positional:
+    if slots and slots[0].kind in OF_ALL and syntax.positional:
         values = tuple(value for value, _ in syntax.positional)
         return iter([(slots[0].name, values, syntax.positional[0][1]), *found])
     for place, (value, loc) in enumerate(syntax.positional):

@@ -1,21 +1,25 @@
 """Finds the private functions that a module may call: its own, and those of imported texts.
 
 A path is relative to the folder of the text that imports it, or else to the library's. A text that
-is imported twice is read once.
+is imported twice is read once. An imported text is a module of its own: it is verified alone.
 """
 
 from __future__ import annotations
 
 import posixpath
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stagec.ir.core import Operation
 from stagec.ir.facts import Relation
 from stagec.ir.module import Module
-from stagec.models import LIBRARY, library_text
+from stagec.ir.verify import verify_module
+from stagec.models import LIBRARY, blocks, library_text
 from stagec.support.diagnostics import error, note
+from stagec.support.limits import MAX_DEPTH
 from stagec.support.source import Loc, Source, file_loc
+from stagec.support.suggest import did_you_mean
 from stagec.support.texts import read_text
 from stagec.text.build import parse_module
 
@@ -35,7 +39,8 @@ def read_blocks(module: Module) -> dict[str, Block]:
     circle, and for two functions of one name.
     """
     reader = _Reader(module)
-    reader.take(module, (), imported=False)
+    root = file_loc(module.root.loc)
+    reader.take(module, (root.file,) if root is not None else (), imported=None)
     return reader.blocks
 
 
@@ -44,12 +49,13 @@ class _Reader:
         self._module = module
         self.blocks: dict[str, Block] = {}
 
-    def take(self, module: Module, chain: tuple[str, ...], *, imported: bool) -> None:
-        """Add the private functions of a module, and those of what it imports."""
-        relations = tuple(r for r, _ in module.relations) if imported else ()
+    def take(self, module: Module, chain: tuple[str, ...], *, imported: Operation | None) -> None:
+        """Add the private functions of a module, and those of what it imports; `imported` is the
+        operation that imports this one."""
+        relations = tuple(r for r, _ in module.relations) if imported is not None else ()
         for func in module.functions:
             if func.flag("private") and func.symbol:
-                self._add(func.symbol, Block(func, relations))
+                self._add(func.symbol, Block(func, relations), imported or func)
         for op in module.declaring("import"):
             source = _find(op)
             if source.name in chain:
@@ -58,20 +64,30 @@ class _Reader:
                     op.loc,
                     remedy="move what both need to a text of its own",
                 )
+            if len(chain) > MAX_DEPTH:
+                raise error(
+                    f"imports of imports go deeper than {MAX_DEPTH}",
+                    op.loc,
+                    remedy="import the texts beside each other",
+                )
             if source.name not in self._module.sources:
                 self._module.sources[source.name] = source
                 text = parse_module(source, module.registry)
                 _check_private(text, op.loc)
-                self.take(text, (*chain, source.name), imported=True)
+                verify_module(text)
+                self.take(text, (*chain, source.name), imported=op)
 
-    def _add(self, name: str, block: Block) -> None:
+    def _add(self, name: str, block: Block, where: Operation) -> None:
         known = self.blocks.setdefault(name, block)
         if known is not block:
             raise error(
                 f"@{name} is defined twice",
-                block.func.loc,
+                where.loc,
                 remedy="rename one of the two",
-                notes=[note("it is defined here first", known.func.loc)],
+                notes=[
+                    note("it is defined here first", known.func.loc),
+                    note("it is defined here too", block.func.loc),
+                ],
             )
 
 
@@ -89,28 +105,36 @@ def _check_private(text: Module, loc: Loc) -> None:
 def _find(op: Operation) -> Source:
     """The text that an import names. Raises `DiagnosticError` if there is none."""
     path, place = op.text("path"), file_loc(op.loc)
-    if not path or posixpath.isabs(path) or "\\" in path or "\0" in path:
+    if posixpath.isabs(path) or not path.endswith(".stg") or set(path) & {"\\", "\0"}:
         raise error(
-            f"an import expects a relative path, found {op.attrs['path']}",
+            f"an import expects the relative path of an .stg text, found {op.attrs['path']}",
             op.loc,
             remedy='write it relative to this text or to the library: "blocks/swiglu.stg"',
         )
     file = place.file if place is not None else ""
-    folders = [posixpath.dirname(file.removeprefix(LIBRARY)), ""]
-    if not file.startswith(LIBRARY):
-        beside = Path(file).parent / path
-        if beside.is_file():
-            return read_text(beside.as_posix())
-        folders = [""]
-    for folder in folders:
-        inside = posixpath.normpath(posixpath.join(folder, path))
-        if not inside.startswith("..") and inside.endswith(".stg"):
-            try:
-                return Source(LIBRARY + inside, library_text(inside))
-            except OSError:
-                continue
+    inside = file.startswith(LIBRARY)
+    if not inside:
+        found = _read(posixpath.normpath(posixpath.join(posixpath.dirname(file), path)), op)
+        if found is not None:
+            return found
+    for folder in (posixpath.dirname(file.removeprefix(LIBRARY)), "") if inside else ("",):
+        name = posixpath.normpath(posixpath.join(folder, path))
+        with suppress(OSError):
+            if not name.startswith(".."):
+                return Source(LIBRARY + name, library_text(name))
     raise error(
         f'there is no text "{path}", neither beside this one nor in the library',
         op.loc,
-        remedy="check the path; it begins in the folder of this text",
+        remedy=did_you_mean(path.removesuffix(".stg"), [b.removesuffix(".stg") for b in blocks()])
+        or "check the path: it begins in the folder of this text",
     )
+
+
+def _read(path: str, op: Operation) -> Source | None:
+    """The text of a file; None if there is none. Raises `DiagnosticError` for what is no text."""
+    try:
+        return read_text(path) if Path(path).is_file() else None
+    except OSError as e:
+        raise error(
+            f"cannot read {path}: {e.strerror}", op.loc, remedy="check the path and its permissions"
+        ) from None

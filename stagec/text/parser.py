@@ -33,6 +33,7 @@ from stagec.ir.core import Attr, Quoted, SymbolRef
 from stagec.ir.evaluation import BUCKETS
 from stagec.ir.expr import Expr
 from stagec.ir.facts import Comparison, Relation
+from stagec.ir.order import Multiple
 from stagec.ir.types import (
     DTYPE_BYTES,
     ROLES,
@@ -45,7 +46,7 @@ from stagec.ir.types import (
     Type,
 )
 from stagec.support.diagnostics import error
-from stagec.support.limits import MAX_COEFFICIENT, MAX_OPERATORS, MAX_TERMS
+from stagec.support.limits import MAX_COEFFICIENT, MAX_LAYERS, MAX_OPERATORS, MAX_TERMS
 from stagec.support.source import FileLoc, Loc, NameLoc, Source
 from stagec.support.suggest import did_you_mean
 from stagec.text.ast import ArgSyntax, Name, OpSyntax, RegionSyntax
@@ -343,7 +344,21 @@ class _Builder(Transformer):
         return self._checked(_expr(a) - _expr(b))
 
     def mul(self, a, b):
+        if isinstance(a, tuple | Multiple) or isinstance(b, tuple | Multiple):
+            return self._times(a, b)
         return self._checked(_expr(a) * _expr(b))
+
+    def _times(self, a, b) -> Attr:
+        """A list so many times."""
+        items, number = (b, a) if isinstance(a, Expr) else (a, b)
+        times = _expr(number).value
+        if times is None or not 0 < times <= MAX_LAYERS:
+            raise _SyntaxLimitError(
+                f"a list of kinds comes {number} times, expected a number up to {MAX_LAYERS:,}",
+                self._where(),
+                "write (5*local, global)*10",
+            )
+        return Multiple(items if isinstance(items, tuple) else (items,), times)
 
     def div(self, a, b):
         if _expr(b) == 0:

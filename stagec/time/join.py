@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+from stagec.ir.expr import evaluate
 from stagec.program.classes import RankClass
 from stagec.program.groups import Channel, GroupAxes
 from stagec.program.runs import Run
@@ -47,7 +48,10 @@ def joined(
         plan = planner.plan(
             mine, frozenset(g for g, numbers in groups.items() if len(numbers) == 1)
         )
-        sources = {c: senders(each.coords, coords, *c[:2], mesh[c[0]]) for c in each.channels}
+        sources = {
+            c: senders(each.coords, coords, c[0], evaluate(c[1], each.env), mesh[c[0]])
+            for c in each.channels
+        }
         found.append(Joined(each.name, plan, sources, groups, _computed(plan)))
     return found
 

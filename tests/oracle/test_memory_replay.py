@@ -28,6 +28,8 @@ from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify, root
 from stagec.schedule.action import steps
 from stagec.schedule.attached import actions_of, regions_of, stages_of
+from tests.layer_kinds import ORDERS, STRATEGIES, kinds_job, order_of
+from tests.stacks import as_they_run, beside, layers_of
 from tests.support import (
     GPT,
     LLAMA,
@@ -106,7 +108,7 @@ class Replay:
                 yield from [result] if sizes[0] == sizes[1] else ()
 
     def region(self, region: Region, skip: Sequence[Operation] = ()) -> None:
-        for op in region.ops:
+        for op in (*as_they_run(region), region.terminator):
             if op in skip or (op.phase == "recompute" and not self.again):
                 continue
             self.op(op)
@@ -145,43 +147,58 @@ class Replay:
                 self.refs[r] = self.new(r, now)
 
     def repeat(self, op: Operation) -> None:
-        count, carry, region = evaluate(op.expr("count"), self.env), op.integer("carry", 1), op.body
-        inputs, outer = [self.refs[v] for v in op.operands], self.again
-        early = [
-            o
-            for o in region.ops
-            if o.operands and "over" in o.attrs and all(map(is_parameter, o.operands))
-        ]
-        order = list(range(count))[:: -1 if op.flag("reverse") else 1]
-        carried, ready = inputs[:carry], list[dict[Value, Any]]()
-        stacks: list[list[Any]] = [[None] * count for _ in op.results[carry:]]
-        for turn, i in enumerate(order):
-            sliced: list[Any] = [r[i] if isinstance(r, list) else r for r in inputs[carry:]]
-            self.refs.update(zip(region.args, carried + sliced, strict=True))
-            while len(ready) < min(turn + self.prefetch + 1, count):
-                found = dict[Value, Any]()
-                for o in early:
-                    if len(ready) < o.integer("kept", 0):
-                        for a, r in zip(o.operands, o.results, strict=True):
-                            found[r] = self.left[self.source(a), str(r.type)][-1 - len(ready)]
-                    else:
-                        self.compute(o)
-                        found |= {r: self.refs[r] for r in o.results}
-                ready.append(found)
+        count, carry = evaluate(op.expr("count"), self.env), op.integer("carry", 1)
+        numbers = list(range(count))[:: -1 if op.flag("reverse") else 1]
+        order = layers_of(op) if "order" in op.attrs else [(op, i) for i in numbers]
+        inputs = {o: [self.refs[v] for v in o.operands[carry:]] for o in beside(op)}
+        early = {o: self.early(o.body) for o in inputs}
+        carried, outer = [self.refs[v] for v in op.operands[:carry]], self.again
+        ready: list[dict[Value, Any]] = []
+        stacks: dict[Operation, list[list[Any]]] = {}
+        for o in inputs:
+            number = evaluate(o.expr("count"), self.env)
+            stacks[o] = [[None] * number for _ in o.results[carry:]]
+        for o, values in inputs.items():  # what is gathered early are slices of parameters
+            args = zip(o.body.args[carry:], values, strict=True)
+            self.refs.update((a, r) for a, r in args if not isinstance(r, list))
+        for turn, (layer, i) in enumerate(order):
+            sliced: list[Any] = [r[i] if isinstance(r, list) else r for r in inputs[layer]]
+            self.refs.update(zip(layer.body.args, carried + sliced, strict=True))
+            while len(ready) < min(turn + self.prefetch + 1, len(order)):
+                later, _ = order[len(ready)]
+                before = [o for o, _ in order[: len(ready)]].count(later)
+                ready.append(self.gathered(early[later], len(ready), before))
             self.refs.update(ready[turn])
-            self.again = replays(op, i)
-            self.forget(region, early)
-            self.region(region, early)
-            for o in early:
+            self.again = replays(layer, i)
+            self.forget(layer.body, early[layer])
+            self.region(layer.body, early[layer])
+            for o in early[layer]:
                 for a, r in zip(o.operands, o.results, strict=True):
-                    if count - turn <= o.integer("keep", 0):
+                    if len(order) - turn <= o.integer("keep", 0):
                         self.left.setdefault((self.source(a), str(r.type)), []).append(self.refs[r])
-            yielded = [self.refs[v] for v in region.terminator.operands]
+            yielded = [self.refs[v] for v in layer.body.terminator.operands]
             carried = yielded[:carry]
-            for stack, ref in zip(stacks, yielded[carry:], strict=True):
+            for stack, ref in zip(stacks[layer], yielded[carry:], strict=True):
                 stack[i] = ref
         self.again = outer
-        self.refs.update(zip(op.results, [*carried, *stacks], strict=True))
+        for o, stacked in stacks.items():
+            self.refs.update(zip(o.results, [*carried, *stacked], strict=True))
+
+    def early(self, region: Region) -> list[Operation]:
+        """What is gathered of parameters, layers early."""
+        moves = [o for o in region.ops if o.operands and "over" in o.attrs]
+        return [o for o in moves if all(map(is_parameter, o.operands))]
+
+    def gathered(self, early: Sequence[Operation], turn: int, before: int) -> dict[Value, Any]:
+        found: dict[Value, Any] = {}
+        for o in early:
+            if turn < o.integer("kept", 0):
+                for a, r in zip(o.operands, o.results, strict=True):
+                    found[r] = self.left[self.source(a), str(r.type)][-1 - before]
+            else:
+                self.compute(o)
+                found |= {r: self.refs[r] for r in o.results}
+        return found
 
     def forget(self, region: Region, early: Sequence[Operation]) -> None:
         """Nothing of what is to be computed again is there before."""
@@ -279,16 +296,19 @@ def brute_force(module: Module, prefetch: int) -> Iterator[int]:
 
 
 PLANNED = (
-    "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
+    "inline,infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
     "partition,stages,units,plan"
 )
 
 
 def check(model: str, **options: Any) -> None:
-    job = tiny_options(model, **options)
-    module = JobBuilder(job).lower("plan-memory")
+    check_job(JobBuilder(tiny_options(model, **options)), **options)
+
+
+def check_job(builder: JobBuilder, **options: Any) -> None:
+    module = builder.lower("plan-memory")
     expected = list(brute_force(module, options.get("fsdp_prefetch", 1)))
-    found = analysis(run_passes(module, "lower-to-trace"), model)
+    found = analysis(run_passes(module, "lower-to-trace"), builder.model_name)
     assert [c["memory"]["peak"] for c in found["classes"]] == expected
 
 
@@ -356,6 +376,48 @@ def test_split_backward_of_some_layers_that_recompute(name: str, some: str) -> N
 
 def test_experts() -> None:
     check(MIXTRAL, dp=2, ep=2, sizes={"L": 9})
+
+
+@crossed(order=ORDERS, strategy=STRATEGIES)
+def test_layers_of_several_kinds(order: str, strategy: str, tmp_path: Path) -> None:
+    check_kinds(tmp_path, order, **STRATEGIES[strategy])
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> str:
+    """Irregular, or with parts that come often."""
+    runs = st.tuples(st.integers(1, 4), st.sampled_from(("attn", "ffn", "mix")))
+    parts: list[str] = []
+    for _ in range(draw(st.integers(1, 2))):
+        inside = ", ".join(
+            f"{n}*{kind}" for n, kind in draw(st.lists(runs, min_size=1, max_size=3))
+        )
+        times = draw(st.sampled_from((1, 2, 3, 9)))
+        parts.append(f"({inside}, mix)*{times}" if times > 1 else inside)
+    return ", ".join(parts)
+
+
+@examples(20)
+@given(st.data())
+def test_random_orders_of_layers(data: st.DataObject) -> None:
+    """Sizes are drawn too, so that kinds leave and take more or less than others."""
+    order = data.draw(orders())
+    sizes = {n: v * data.draw(st.sampled_from((1, 2, 8))) for n, v in SHAPE.items()}
+    options = data.draw(st.sampled_from(sorted(ON_ONE_STAGE)))
+    with TemporaryDirectory() as folder:
+        check_kinds(Path(folder), order, sizes=sizes, **ON_ONE_STAGE[options])
+
+
+SHAPE = {"B": 8, "S": 4, "D": 8, "F": 16, "V": 16}
+ON_ONE_STAGE: dict[str, dict[str, Any]] = {
+    name: options for name, options in STRATEGIES.items() if "pp" not in options
+}
+
+
+def check_kinds(folder: Path, order: str, **options: Any) -> None:
+    """The peak, planned and with every iteration by itself."""
+    assert len(order_of(order).layers) < 1000
+    check_job(kinds_job(folder / "kinds.stg", order, **options), **options)
 
 
 @examples(6)

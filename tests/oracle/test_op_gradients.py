@@ -48,7 +48,63 @@ QKV = "%q: f32[B, S, H, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, G
 QPACKED = "%q: f32[B, S, H, E | param], %kv: f32[B, 2, S, G, E | param]"
 LAYERS = f"{X}, %W: f32[N, D, D | param], %G: f32[N, D | param]"
 
+SSM = "%dt: f32[B, S, H | param], %A: f32[H | param], %sk: f32[H | param], %bias: f32[H | param]"
+
 CASES = {
+    "causal_conv": Case(
+        f"{X}, %w: f32[D, N | param], %b: f32[D | param]",
+        "%y = stg.causal_conv(%x, %w, %b)",
+        "B, S, D",
+    ),
+    "causal_conv-silu": Case(
+        f"{X}, %w: f32[D, N | param], %b: f32[D | param]",
+        "%y = stg.causal_conv[silu](%x, %w, %b)",
+        "B, S, D",
+    ),
+    "causal_conv-heads": Case(
+        "%x: f32[B, S, H, E | param], %w: f32[H, E, 2 | param]",
+        "%y = stg.causal_conv[silu](%x, %w)",
+        "B, S, H, E",
+    ),
+    "selective_scan": Case(
+        f"{X}, %dt: f32[B, S, D | param], %A: f32[D, E | param], %b: f32[B, S, E | param], "
+        "%c0: f32[B, S, E | param], %sk: f32[D | param], %bias: f32[D | param]",
+        "%y = stg.selective_scan(%x, %dt, %A, %b, %c0, %sk, %bias)",
+        "B, S, D",
+    ),
+    "ssd": Case(
+        f"%x: f32[B, S, H, E | param], {SSM}, %b: f32[B, S, N | param], %c0: f32[B, S, N | param]",
+        "%y = stg.ssd[chunk = 2](%x, %dt, %A, %b, %c0, %sk, %bias)",
+        "B, S, H, E",
+    ),
+    "ssd-groups": Case(
+        f"%x: f32[B, S, H, E | param], {SSM}, %b: f32[B, S, G, N | param], "
+        "%c0: f32[B, S, G, N | param]",
+        "%y = stg.ssd[chunk = 2](%x, %dt, %A, %b, %c0, %sk, %bias)",
+        "B, S, H, E",
+    ),
+    **{
+        f"linear_attention-{d.count(',')}": Case(
+            f"%q: f32[B, S, H, E | param], %k: f32[B, S, H, E | param], "
+            f"%v: f32[B, S, H, N | param], %d: f32[{d} | param]",
+            "%y = stg.linear_attention[chunk = 2](%q, %k, %v, %d)",
+            "B, S, H, N",
+        )
+        for d in ("H", "B, S, H", "B, S, H, E")
+    },
+    "gated_delta_rule": Case(
+        "%q: f32[B, S, G, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, H, N | param], "
+        "%a: f32[B, S, H | param], %b: f32[B, S, H | param], %A: f32[H | param], "
+        "%bias: f32[H | param]",
+        "%y = stg.gated_delta_rule[chunk = 2](%q, %k, %v, %a, %b, %A, %bias)",
+        "B, S, H, N",
+    ),
+    "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
+    "wkv7": Case(
+        ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
+        "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",
+        "B, S, H, E",
+    ),
     "einsum": Case(
         "%x: f32[B, S | param], %w: f32[S, D | param]",
         '%y = stg.einsum["bs,sd->bd"](%x, %w)',
@@ -85,10 +141,105 @@ CASES = {
     "gelu": Case(X, "%y = stg.gelu(%x)", "B, S, D"),
     "silu": Case(X, "%y = stg.silu(%x)", "B, S, D"),
     "swiglu": Case("%x: f32[B, 2, S, D | param]", "%y = stg.swiglu(%x)", "B, S, D"),
+    "gelu-erf": Case(X, "%y = stg.gelu[form = erf](%x)", "B, S, D"),
+    "gelu-quick": Case(X, "%y = stg.gelu[form = quick](%x)", "B, S, D"),
+    "relu-squared": Case(X, "%r = stg.relu(%x)\n    %y = stg.mul(%r, %r)", "B, S, D"),
+    "sigmoid": Case(X, "%y = stg.sigmoid(%x)", "B, S, D"),
+    "soft-cap": Case(
+        X,
+        "%a = stg.scale[by = 1/3](%x)\n    %b = stg.tanh(%a)\n    %y = stg.scale[by = 3](%b)",
+        "B, S, D",
+    ),
+    "softplus": Case(X, "%y = stg.softplus(%x)", "B, S, D"),
+    "exp": Case(X, "%y = stg.exp(%x)", "B, S, D"),
+    "swiglu-clamped": Case(
+        "%x: f32[B, 2, S, D | param]",
+        "%y = stg.swiglu[slope = 851/500, limit = 1/2, shift = 1](%x)",
+        "B, S, D",
+    ),
+    "geglu": Case("%x: f32[B, 2, S, D | param]", "%y = stg.geglu(%x)", "B, S, D"),
+    "geglu-erf": Case("%x: f32[B, 2, S, D | param]", "%y = stg.geglu[form = erf](%x)", "B, S, D"),
+    "scale-sqrt": Case(X, "%y = stg.scale[by = 1/S, sqrt = D, rsqrt = E](%x)", "B, S, D"),
     "dropout": Case(X, "%y = stg.dropout[p = 1/3, seed = 5](%x)", "B, S, D"),
     "rmsnorm": Case(f"{X}, %g: f32[D | param]", "%y = stg.rmsnorm(%x, %g)", "B, S, D"),
     "layernorm": Case(
         f"{X}, %g: f32[D | param], %b: f32[D | param]", "%y = stg.layernorm(%x, %g, %b)", "B, S, D"
+    ),
+    "rmsnorm-zero-centered": Case(
+        f"{X}, %g: f32[D | param]", "%y = stg.rmsnorm[zero_centered](%x, %g)", "B, S, D"
+    ),
+    "rmsnorm-without-scale": Case(X, "%y = stg.rmsnorm[affine = none, eps = 1/100](%x)", "B, S, D"),
+    "rmsnorm-over-heads": Case(
+        "%x: f32[B, S, G, E | param], %g: f32[G*E | param]",
+        '%a = stg.reshape["bsge->bs(ge)"](%x)\n    %n = stg.rmsnorm(%a, %g)\n'
+        '    %y = stg.reshape["bs(ge)->bsge", factors = e, sizes = E](%n)',
+        "B, S, G, E",
+    ),
+    "layernorm-without-bias": Case(
+        f"{X}, %g: f32[D | param]", "%y = stg.layernorm[affine = scale](%x, %g)", "B, S, D"
+    ),
+    "layernorm-without-scale": Case(X, "%y = stg.layernorm[affine = none](%x)", "B, S, D"),
+    "modulated": Case(
+        f"{X}, %t: f32[B, D | param], %w: f32[D, 2, D | param]",
+        "%n = stg.layernorm[affine = none](%x)\n    %a = stg.silu(%t)\n"
+        '    %m = stg.einsum["bd,dze->bze"](%a, %w)\n'
+        "    %shift, %scale = stg.unbind[dim = 1, count = 2](%m)\n"
+        '    %s = stg.einsum["bsd,bd->bsd"](%n, %scale)\n'
+        '    %y = stg.add["bsd,bsd,bd->bsd"](%n, %s, %shift)',
+        "B, S, D",
+    ),
+    "slice": Case(X, "%y = stg.slice[dim = 2, start = 1, size = E](%x)", "B, S, E"),
+    "pad": Case(X, "%y = stg.pad[dim = 1, start = 2, size = S + 3](%x)", "B, S + 3, D"),
+    "take": Case(X, "%y = stg.take[at = 1](%x)", "B, D"),
+    "take-where": Case(f"{X}, %t: i32[B]", "%y = stg.take(%x, %t)", "B, D"),
+    "patches": Case(
+        "%x: f32[B, S, H*G, H*G | param], %w: f32[S, G, G, D | param]",
+        '%p = stg.reshape["bc(hp)(wq)->bchpwq", factors = (p, q), sizes = (G, G)](%x)\n'
+        '    %y = stg.einsum["bchpwq,cpqd->bhwd"](%p, %w)',
+        "B, H, H, D",
+    ),
+    "conv1d": Case(
+        "%x: f32[B, V, E | param], %w: f32[3, E, D | param]",
+        "%y = stg.conv1d[pad = 1](%x, %w)",
+        "B, V, D",
+    ),
+    "conv1d-strided": Case(
+        "%x: f32[B, 2*S, E | param], %w: f32[3, E, D | param]",
+        "%y = stg.conv1d[stride = 2, pad = 1](%x, %w)",
+        "B, S, D",
+    ),
+    "mse": Case(f"{X}, %z: f32[B, S, D]", "%y = stg.mse[mean = B*S*D](%x, %z)", ""),
+    "sinusoid": Case(
+        "%x: f32[B, D | param], %t: f32[B]",
+        "%e = stg.sinusoid[size = D, base = 50](%t)\n    %y = stg.mul(%x, %e)",
+        "B, D",
+    ),
+    "contrastive": Case(
+        "%x: f32[H, D | param], %z: f32[H, D | param], %s: f32[| param], %t: i32[H]",
+        "%u = stg.rmsnorm[affine = none, eps = 0](%x)\n"
+        "    %v = stg.rmsnorm[affine = none, eps = 0](%z)\n"
+        '    %d = stg.einsum["id,jd->ij"](%u, %v)\n    %n = stg.scale[by = 1/D](%d)\n'
+        '    %e = stg.exp(%s)\n    %l = stg.einsum["ij,->ij"](%n, %e)\n'
+        '    %m = stg.permute["ij->ji"](%l)\n'
+        "    %p = stg.cross_entropy[mean = H](%l, %t)\n"
+        "    %q = stg.cross_entropy[mean = H](%m, %t)\n    %y = stg.add(%p, %q)",
+        "",
+    ),
+    "embedding_bag": Case(
+        "%x: f32[V, D | param], %t: i32[B, S]", "%y = stg.embedding_bag(%x, %t)", "B, D"
+    ),
+    "embedding_bag-tables": Case(
+        "%x: f32[N, V, D | param], %t: i32[B, N, E]", "%y = stg.embedding_bag(%x, %t)", "B, N, D"
+    ),
+    "embedding_bag-bags": Case(
+        "%x: f32[V, D | param], %t: i32[B, 6]",
+        "%y = stg.embedding_bag[bags = (1, 3, 2)](%x, %t)",
+        "B, 3, D",
+    ),
+    "triangle": Case(
+        X,
+        '%g = stg.einsum["bsd,btd->bst"](%x, %x)\n    %y = stg.triangle(%g)',
+        "B, S*(S - 1)/2",
     ),
     "softmax": Case("%x: f32[B, S, S | param]", "%y = stg.softmax(%x)", "B, S, S"),
     "softmax-causal": Case(
@@ -102,10 +253,85 @@ CASES = {
         "%y = stg.attention[causal](%q, %k, %v)",
         "B, S, H, N",
     ),
+    "attention-window": Case(
+        QKV, "%y = stg.attention[causal, window = 2](%q, %k, %v)", "B, S, H, E"
+    ),
+    "attention-window-both-sides": Case(
+        QKV, "%y = stg.attention[window = 2](%q, %k, %v)", "B, S, H, E"
+    ),
+    "attention-chunk": Case(QKV, "%y = stg.attention[causal, chunk = 2](%q, %k, %v)", "B, S, H, E"),
+    "attention-prefix": Case(
+        QKV, "%y = stg.attention[causal, prefix = 2](%q, %k, %v)", "B, S, H, E"
+    ),
+    "attention-softcap": Case(
+        QKV, "%y = stg.attention[causal, softcap = 1/2, rsqrt = 1/4](%q, %k, %v)", "B, S, H, E"
+    ),
+    "attention-alibi": Case(QKV, "%y = stg.attention[causal, alibi](%q, %k, %v)", "B, S, H, E"),
+    "attention-cross": Case(
+        "%q: f32[B, S, H, E | param], %k: f32[B, V, G, E | param], %v: f32[B, V, G, E | param]",
+        "%y = stg.attention(%q, %k, %v)",
+        "B, S, H, E",
+    ),
+    "attention-sinks": Case(
+        f"{QPACKED}, %sinks: f32[H | param]",
+        "%y = stg.attention[causal, window = 2, sinks](%q, %kv, %sinks)",
+        "B, S, H, E",
+    ),
+    "attention-bias": Case(
+        f"{QKV}, %sinks: f32[H | param], %bias: f32[H, S, S | param]",
+        "%y = stg.attention[sinks, bias, softcap = 3](%q, %k, %v, %sinks, %bias)",
+        "B, S, H, E",
+    ),
+    "attention-selected": Case(
+        f"{QKV}, %keys: i32[B, S, G]",
+        "%y = stg.attention[causal, selected](%q, %k, %v, %keys)",
+        "B, S, H, E",
+    ),
+    "rope-first": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, first = E](%x)", "B, S, H, D"
+    ),
+    "rope-interleaved": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, interleaved](%x)", "B, S, H, D"
+    ),
+    "rope-yarn": Case(
+        "%x: f32[B, S, H, D | param]",
+        "%y = stg.rope[base = 50, scaling = yarn, factor = 4, original = 64](%x)",
+        "B, S, H, D",
+    ),
+    "rope-sections": Case(
+        "%x: f32[B, S, H, D | param], %p: i32[B, 2, S]",
+        "%y = stg.rope[base = 50, sections = (1, 1), restart](%x, %p)",
+        "B, S, H, D",
+    ),
+    "temperature": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.temperature[floor = 2](%x)", "B, S, H, D"
+    ),
+    "relative-bias": Case(
+        "%x: f32[V, H | param]",
+        "%y = stg.relative_bias[sizes = (S, H), most = 3, causal](%x)",
+        "H, S, H",
+    ),
+    "relative-bias-both-ways": Case(
+        "%x: f32[H, G | param]", "%y = stg.relative_bias[sizes = (S, S), most = 3](%x)", "G, S, S"
+    ),
+    "index-scores": Case(
+        "%q: f32[B, S, H, E | param], %k: f32[B, V, E | param], %w: f32[B, S, H | param]",
+        "%y = stg.index_scores(%q, %k, %w)",
+        "B, S, V",
+    ),
     "rope-last": Case(
         "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, last = E](%x)", "B, S, H, D"
     ),
     "concat": Case(f"{X}, %z: f32[B, S, E | param]", "%y = stg.concat(%x, %z)", "B, S, D + E"),
+    "concat-first": Case(
+        f"{X}, %z: f32[E, S, D | param]", "%y = stg.concat[dim = 0](%x, %z)", "B + E, S, D"
+    ),
+    "cut-middle": Case(
+        "%x: f32[B, S + E, D | param]",
+        "%p, %q = stg.cut[dim = 1, sizes = (S, E)](%x)\n"
+        '    %y = stg.einsum["bsd,bed->bse"](%p, %q)',
+        "B, S, E",
+    ),
     "cut": Case(
         "%x: f32[B, S, D + E | param]",
         '%p, %q = stg.cut[sizes = (D, E)](%x)\n    %y = stg.einsum["bsd,bse->bde"](%p, %q)',
@@ -230,11 +456,11 @@ def gradients(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     derived = dict(zip(names, results[1:], strict=True))
     numeric: dict[str, Array] = {}
     for name in names:
-        numeric[name] = np.zeros_like(inputs[name])
-        for index in np.ndindex(inputs[name].shape):
+        numeric[name] = np.zeros(np.shape(inputs[name]))
+        for index in np.ndindex(numeric[name].shape):
             ends: list[float] = []
             for sign in (1, -1):
-                moved = inputs[name].copy()
+                moved = np.array(inputs[name])
                 moved[index] += sign * STEP
                 ends.append(float(run_numeric(forward, {**inputs, name: moved})[0]))
             numeric[name][index] = (ends[0] - ends[1]) / (2 * STEP)

@@ -342,7 +342,54 @@ TYPES: Mapping[str, str] = {
     "i32[B, S, 4*T]": "candidates",
 }
 NAMES = {name: type_ for type_, names in TYPES.items() for name in names.split()}
+_SEQUENCE = {"x": "bf16[B, S, F]", "dy": "bf16[B, S, F]", "dt": "bf16[B, S, F]"}
+_SELECTIVE = {
+    **_SEQUENCE,
+    **dict.fromkeys(("b", "c"), "bf16[B, S, K]"),
+    **dict.fromkeys(("skip", "dt_bias"), "f32[F]"),
+    "A_log": "f32[F, K]",
+}
+_SSD = {
+    **dict.fromkeys(("x", "dy"), "bf16[B, S, H, K]"),
+    **dict.fromkeys(("b", "c"), "bf16[B, S, F]"),
+    **dict.fromkeys(("A_log", "skip", "dt_bias"), "f32[H]"),
+    "dt": "bf16[B, S, H]",
+}
+_LINEAR = {**dict.fromkeys("qkv", "bf16[B, S, H, K]"), "decay": "f32[H]"}
+_DELTA = {
+    **dict.fromkeys("qk", "bf16[B, S, G, K]"),
+    **dict.fromkeys(("v", "dy"), "bf16[B, S, H, K]"),
+    **dict.fromkeys(("gate", "beta"), "bf16[B, S, H]"),
+    **dict.fromkeys(("A_log", "dt_bias"), "f32[H]"),
+}
+_WKV: Mapping[str, str] = dict.fromkeys(
+    ("q", "w", "k", "v", "kappa", "a", "dy"), "bf16[B, S, H, K]"
+)
+_FAMILIES: Mapping[str, Mapping[str, str]] = {
+    "stg.selective_scan": _SELECTIVE,
+    "stg.ssd": _SSD,
+    "stg.linear_attention": _LINEAR,
+    "stg.gated_delta_rule": _DELTA,
+    "stg.wkv7": _WKV,
+}
+
+
+def _in_parts(types: Mapping[str, str]) -> dict[str, str]:
+    """The operands with the sequence in four parts."""
+    cut = {n: t.replace("[B, S", "[B, 4, S/4") for n, t in types.items()}
+    return {"da": "bf16[B, 4, S/4, H, K]", **cut}
+
+
 OPERANDS: Mapping[str, Mapping[str, str]] = {
+    **_FAMILIES,
+    **{f"{n}_grad": t for n, t in _FAMILIES.items()},
+    **{f"{n}_state": _in_parts(t) for n, t in _FAMILIES.items()},
+    **{f"{n}_state_grad": _in_parts(t) for n, t in _FAMILIES.items()},
+    "stg.carry_states": {"hs": "f32[B, 4, H, K, K]", "keeps": "f32[B, 4, H]"},
+    "stg.causal_conv": {"w": "bf16[D, K]"},
+    "stg.causal_conv_grad": {"dy": "bf16[B, S, D]", "w": "bf16[D, K]"},
+    "stg.roll_parts": {"x": "bf16[B, 4, 3, D]"},
+    "stg.conv_halo": {"x": "bf16[B, 4, S/4, D]"},
     "stg.route": {"logits": "f32[B, S, E]"},
     "stg.route_grad": {"dw": "f32[B, S, T]", "logits": "f32[B, S, E]"},
     "stg.combine_weights_grad": {"do": "bf16[B, S, D]"},
@@ -355,7 +402,19 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.gelu_grad": {"x": "bf16[B]"},
     "stg.silu": {"x": "bf16[B]"},
     "stg.silu_grad": {"x": "bf16[B]"},
-    "stg.dropout": {"x": "bf16[B]"},
+    **{
+        f"stg.{name}{grad}": {"x": "bf16[B]"}
+        for name in ("relu", "sigmoid", "tanh", "exp", "softplus", "dropout")
+        for grad in ("", "_grad")
+    },
+    "stg.slice": {"table": "bf16[V, D]"},
+    "stg.put": {"dc": "bf16[B, D]"},
+    "stg.conv1d": {"kernel": "bf16[3, D, F]"},
+    "stg.conv1d_dx": {"kernel": "bf16[3, D, F]", "du": "bf16[B, S/2, F]"},
+    "stg.conv1d_dw": {"du": "bf16[B, S/2, F]"},
+    "stg.sinusoid": {"time": "f32[B]"},
+    "stg.embedding_bag_grad": {"dc": "bf16[B, D]"},
+    "stg.triangle_grad": {"dz": "bf16[B, H, S*(S - 1)/2]"},
     "stg.cross_entropy_grad": {"lse": "f32[B, S]"},
     "stg.reshape": {"x": "bf16[B, S, H, K]"},
     "stg.stack": {"k": "bf16[B, S, H, K]", "v": "bf16[B, S, H, K]"},
@@ -408,6 +467,8 @@ def op_example(op: OpDef) -> str:
         return f"{head.splitlines()[0]}\n{op.example}\n}}"
     if op.name in IN_MODULE:
         return f"{head}{op.example}\n}}"
+    if op.name == "stg.call":
+        head += '  stg.import["blocks/swiglu.stg"]\n'
     inside = op.name.partition(".")[0] == "et"
     used = dict.fromkeys(re.findall(r"%(\w+)", op.example.replace("%h: node", "")))
     defined = re.findall(r"%(\w+)", _left(op.example))
@@ -434,5 +495,7 @@ def test_example_of_op(op: OpDef) -> None:
         parse_op(source, LOADED.registry)
         return
     module = parse_module(source, LOADED.registry)
-    if not op.name.startswith("et.") and ".yield" not in op.name:
-        PassManager(LOADED.pipeline("infer-shapes"), known=LOADED.passes.values()).run(module)
+    if not op.name.startswith("et.") and ".yield" not in op.name and op.name != "stg.import":
+        PassManager(LOADED.pipeline("inline,infer-shapes"), known=LOADED.passes.values()).run(
+            module
+        )

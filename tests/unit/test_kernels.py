@@ -32,7 +32,7 @@ def products(op: Operation) -> Expr:
     pairs = product(n[f] for f in ("batch", "heads", "queries", "keys"))
     times = (3, 2) if kind == "attention_backward" else (1, 1)
     flops = pairs * (n["qk"] * times[0] + n["v"] * times[1]) * 2
-    return flops / 2 if op.flag("causal") else flops
+    return flops * (n["keys"] + 1) / (n["keys"] * 2) if op.flag("causal") else flops
 
 
 @crossed(model=TINY, strategy=STRATEGIES)

@@ -4,6 +4,7 @@ whatever the schedule, the strategy, the number of microbatches and the widths o
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from stagec.formats.chakra.format import CHAKRA
 from stagec.job.emit import Job, make_job
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
+from tests.layer_kinds import ORDERS, STRATEGIES, kinds_job
 from tests.plain_writer import plain_trace, program_of
 from tests.support import GPT, LLAMA, crossed, one_of_each_kind, tiny_options
 
@@ -57,6 +59,12 @@ MORE: list[dict[str, Any]] = [
 ]
 
 
+@crossed(order=ORDERS, strategy=STRATEGIES)
+def test_layers_of_several_kinds(order: str, strategy: str, tmp_path: Path) -> None:
+    made = kinds_job(tmp_path / "kinds.stg", order, **STRATEGIES[strategy]).lower()
+    assert_same_as_plain(make_job(made, "kinds"))
+
+
 @crossed(one_of_each_kind, more=MORE, schedule=SCHEDULES)
 def test_schedules(schedule: str, more: dict[str, Any]) -> None:
     options: dict[str, Any] = {"pp": 2, "microbatches": 12, "schedule": schedule, **more}
@@ -81,6 +89,12 @@ def test_schedules(schedule: str, more: dict[str, Any]) -> None:
 )
 def test_strategies(options: dict[str, Any]) -> None:
     assert_same_as_plain(job(**options))
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_sums_over_stages_behind_the_schedule(zero: int) -> None:
+    options: dict[str, Any] = {"pp": 2, "dp": 2, "zero": zero, "ddp_bucket": 300}
+    assert_same_as_plain(job(GPT, microbatches=3, sizes={"B": 12, "L": 4}, **options))
 
 
 def test_another_model_with_durations() -> None:

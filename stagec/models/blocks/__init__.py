@@ -1,1 +1,1 @@
-"""Strategy texts of published runs."""
+"""Blocks that the models of the library share."""

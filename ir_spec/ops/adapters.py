@@ -1,0 +1,55 @@
+"""Statements of a strategy about which parameters are trained: low-rank adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir_spec.ops.statement import Flag, Record, Request, Statement, parameter
+
+
+@dataclass(frozen=True)
+class LoraRule(Record):
+    """Which parameters get low-rank adapters; all others are frozen."""
+
+    targets: tuple[str, ...] = parameter(
+        "values",
+        "names of parameters, the last parts of their paths, as in (wq, wv)",
+        required=True,
+        flag=Flag(
+            "lora",
+            "Train low-rank adapters of these parameters, such as wq,wv; freeze all others.",
+            "names",
+            "",
+            metavar="NAME,...",
+            numerics=True,
+        ),
+    )
+    rank: int = parameter(
+        "int",
+        "rank of the adapters",
+        default=16,
+        least=1,
+        flag=Flag("lora_rank", "The rank of the adapters.", needs=("lora",), numerics=True),
+    )
+    alpha: int = parameter("int", "the adapters' results are times alpha / rank (0: times 1)")
+
+
+class LoraOp(Statement):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): a product x W with a parameter of these names
+    becomes x W + x A B, and all parameters but A and B are frozen.
+
+    A has the contracted dimensions of W and the rank, B the rank and the other dimensions:
+    rank * (in + out) parameters for each matrix.
+    """
+
+    name, record = "stg.lora", LoraRule
+    example = "stg.lora[targets = (wq, wv), rank = 16]"
+
+    def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
+        if request["lora"]:
+            yield self.flag_values(request)
+
+
+OPS = (LoraOp(),)

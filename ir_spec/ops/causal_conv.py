@@ -1,0 +1,268 @@
+"""Depth-wise causal convolution along the sequence, and its gradient.
+
+Over a split sequence each rank needs the last K-1 inputs of the rank before it, a *halo*; backward
+it needs the first K-1 gradients of the rank behind it. Both are one message to a neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, product
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, make_rule
+from stagec.ir_spec.ops.curves import sigmoid
+from stagec.ir_spec.ops.scan_base import from_parts, to_parts
+
+_SILU = Param("silu", "flag", "apply SiLU to the result, in the same kernel")
+
+
+class _Conv(OpDef):
+    """What the convolution and its gradient share. `w` has the channels and then the K taps; parts
+    of a split sequence have a dimension more, and halos."""
+
+    params = (_SILU,)
+
+    def letters(self, op: Operation, x: int) -> tuple[str, str]:
+        """The letters of batch and channels; `x` is the operand that is convolved."""
+        channels = "cdefg"[: op.operands[x + 1].tensor.rank - 1]
+        parts = op.operands[x].tensor.rank > len(channels) + 2
+        return ("bz" if parts else "b"), channels
+
+    def made(self, op: Operation, x: int, before: str, results: str, halos: int) -> Rule:
+        b, c = self.letters(op, x)
+        halos = halos if b == "bz" else 0
+        biased = len(op.operands) - x - 2 - halos
+        texts = [t.format(b=b, c=c) for t in before.split(",") if t]
+        texts += [f"{b}s{c}", f"{c}k", *[c] * biased, *[f"{b}h{c}"] * halos]
+        text = f"{','.join(texts)}->{results.format(b=b, c=c)}"
+        return (
+            make_rule(text, whole="ksh")
+            if halos
+            else make_rule(text, whole="k", special="s", summed="s")
+        )
+
+    def bias(self, op: Operation, x: int, halos: int) -> Value | None:
+        """The operand with one number for each channel."""
+        b, _ = self.letters(op, x)
+        rest = op.operands[x + 2 : len(op.operands) - (halos if b == "bz" else 0)]
+        return rest[0] if rest else None
+
+    def padded(self, op: Operation, n: Sizes) -> Expr:
+        """2 K C (S + K - 1)."""
+        rows = n["s"] + n["k"] - 1
+        return product(v for f, v in n.items() if f not in "sh") * rows * 2
+
+
+class CausalConv(_Conv):
+    """Depth-wise causal convolution: `y_t = sum over i of w[K-1-i] x_(t-i)`, for each channel, plus
+    a bias if there is one.
+
+    `x` is [B, S, channels...], `w` [channels..., K]. FLOPs are 2 K C (S + K - 1) for C channels,
+    as PyTorch counts a padded convolution; no matrix products. Its inputs are stashed. Over a split
+    sequence, each rank sends its last K-1 inputs to the next one (over several axes all gather
+    them); a part has at least so many tokens.
+    """
+
+    name = "stg.causal_conv"
+    operands = ("x", "w", "bias*")
+    example = "%y = stg.causal_conv[silu](%x, %w, %b) : bf16[B, S, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        return self.made(op, 0, "", "{b}s{c}", 1)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        b, c = self.letters(op, 0)
+        if len(op.operands) > 3 + (b == "bz"):
+            yield f"expects x, w and a bias, found {len(op.operands)} operands"
+        elif op.operands[0].tensor.rank < len(c) + 2:
+            yield f"expects x with batch, sequence and the channels of w: {op.operands[0].type}"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return self.padded(op, n)
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is None:
+            return [None] * len(op.operands)
+        names = [v.prefixed("d_") for v in op.operands]
+        return b.op("stg.causal_conv_grad", [dy, *op.operands], _how(op), names=names).results
+
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        over, (_, c) = special["s"], self.letters(op, 0)
+        (x, *rest), y = op.operands, op.result.name
+        parts = to_parts(b, x, f"bs{c}", over)
+        before = halo(b, parts, self.taps(op), over, 1)
+        found = b.value(op.name, [parts, *rest, before], _how(op), hint=f"{y}_parts")
+        return [from_parts(b, found, f"bs{c}", y)]
+
+    def taps(self, op: Operation) -> Expr:
+        """K."""
+        return factor_sizes(op, self.rule(op))["k"]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        b, c = self.letters(op, 0)
+        before = inner_halo(op, ctx, 0, args[-1], first=True) if b == "bz" else None
+        bias = args[2] if self.bias(op, 0, 1) is not None else 0
+        y = _convolved(args[0], args[1], before, len(c)) + bias
+        return [y * sigmoid(y) if op.flag("silu") else y]
+
+
+class CausalConvGrad(_Conv):
+    """Gradient of `stg.causal_conv`: twice its FLOPs, for inputs and for taps; three times with
+    `silu`, whose operand is computed again."""
+
+    name = "stg.causal_conv_grad"
+    operands = ("dy", "x", "w", "bias*")
+    results = ("dx", "dw", "dbias?")
+    example = (
+        "%dx, %dw, %db = stg.causal_conv_grad[silu](%dy, %x, %w, %b) : "
+        "(bf16[B, S, D], bf16[D, K], bf16[D])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        results = "{b}s{c},{c}k" + (",{c}" if self.bias(op, 1, 2) is not None else "")
+        return self.made(op, 1, "{b}s{c}", results, 2)
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in op.operands[1:4]][: len(self.rule(op).results)]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return self.padded(op, n) * (3 if op.flag("silu") else 2)
+
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        over, (_, c) = special["s"], self.letters(op, 1)
+        taps = factor_sizes(op, self.rule(op))["k"]
+        dy, x = (to_parts(b, v, f"bs{c}", over) for v in op.operands[:2])
+        rest = op.operands[2:]
+        before = halo(b, x, taps, over, 1)
+        if op.flag("silu"):
+            name = f"{op.results[0].name}_pre"
+            inner = b.value("stg.causal_conv", [x, *rest, before], hint=name)
+            dy = b.value("stg.silu_grad", [dy, inner], hint=f"d_{name}")
+        after = halo(b, dy, taps, over, -1)
+        names = [r.name if i else f"{r.name}_parts" for i, r in enumerate(op.results)]
+        dx, *others = b.op(op.name, [dy, x, *rest, before, after], names=names).results
+        return [from_parts(b, dx, f"bs{c}", op.results[0].name), *others]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        b, c = self.letters(op, 1)
+        dy, x, w = args[:3]
+        bias = args[3] if self.bias(op, 1, 2) is not None else 0
+        before = after = None
+        if b == "bz":
+            before = inner_halo(op, ctx, 1, args[-2], first=True)
+            after = inner_halo(op, ctx, 1, args[-1], first=False)
+        if op.flag("silu"):
+            y = _convolved(x, w, before, len(c)) + bias
+            s = sigmoid(y)
+            dy = dy * s * (1 + y * (1 - s))
+        taps, s = w.shape[-1], x.shape[-1 - len(c)]
+        ends = _rows(dy, taps - 1, len(c)) if after is None else after
+        behind = np.concatenate([dy, ends], axis=-1 - len(c))
+        dx = sum(w[..., taps - 1 - i] * _cut(behind, i, s, len(c)) for i in range(taps))
+        padded = _padded(x, taps, before, len(c))
+        lead = tuple(range(dy.ndim - len(c)))
+        dw = [(dy * _cut(padded, i, s, len(c))).sum(lead) for i in range(taps)]
+        return [dx, np.stack(dw, -1), dy.sum(lead)][: len(self.rule(op).results)]
+
+
+class ConvHalo(OpDef):
+    """The last `rows` tokens of each part of a sequence, or with `first` the first ones: what a
+    convolution on the next part needs."""
+
+    name = "stg.conv_halo"
+    operands = ("x",)
+    params = (
+        Param("rows", "size", "how many tokens", required=True),
+        Param("first", "flag", "the first ones"),
+    )
+    example = "%t = stg.conv_halo[rows = 3](%x) : bf16[B, 4, 3, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        c = "cdefg"[: op.operands[0].tensor.rank - 3]
+        return make_rule(f"bzs{c}->bzh{c}", whole="sh", sizes={"h": op.expr("rows")})
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        rows = ctx.size(op.expr("rows"))
+        return [args[0][:, :, :rows] if op.flag("first") else args[0][:, :, -rows:]]
+
+
+class RollParts(OpDef):
+    """Each part of a sequence gets what the part `by` places before it has, round the ring."""
+
+    name = "stg.roll_parts"
+    operands = ("x",)
+    params = (Param("by", "int", "places (default 1)"),)
+    example = "%t = stg.roll_parts(%x) : bf16[B, 4, 3, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        c = "cdefg"[: op.operands[0].tensor.rank - 3]
+        return make_rule(f"bzh{c}->bzh{c}", whole="zh")
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.roll(args[0], op.integer("by", 1), axis=1)]
+
+
+def _how(op: Operation) -> dict[str, RawAttr]:
+    return {"silu": True} if op.flag("silu") else {}
+
+
+def halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Value:
+    """The tokens that each part needs of the one before it (`by` 1) or behind it (-1)."""
+    rows: dict[str, RawAttr] = {"rows": taps - 1}
+    if by < 0:
+        rows["first"] = True
+    own = b.value("stg.conv_halo", [x], rows, hint=f"{x.name}_edge")
+    move: dict[str, RawAttr] = {"by": by} if by < 0 else {}
+    if len(over) == 1:
+        ring: dict[str, RawAttr] = {"over": tuple(over), **move}
+        return b.value("stg.collective_permute", [own], ring, hint=f"{x.name}_halo")
+    along: dict[str, RawAttr] = {"dim": 1, "over": tuple(over)}
+    every = b.value("stg.all_gather", [own], along, hint=f"{x.name}_edges")
+    moved = b.value("stg.roll_parts", [every], move, hint=f"{x.name}_rolled")
+    return b.value("stg.all_slice", [moved], along, hint=f"{x.name}_halo")
+
+
+def inner_halo(op: Operation, ctx: NumericContext, x: int, halo: Array, *, first: bool) -> Array:
+    """A halo, but nothing before the first part and behind the last one."""
+    parts = op.operands[x].tensor.dims[1]
+    last = ctx.size(parts.size) - 1
+    outer = [p == (0 if first else last) for p in ctx.positions(parts)]
+    return np.where(np.reshape(outer, (1, -1, *[1] * (halo.ndim - 2))), 0, halo)
+
+
+def _rows(x: Array, count: int, channels: int) -> Array:
+    """So many rows of zeros."""
+    place = x.ndim - channels - 1
+    return np.zeros((*x.shape[:place], count, *x.shape[place + 1 :]))
+
+
+def _cut(x: Array, start: int, count: int, channels: int) -> Array:
+    return np.take(x, range(start, start + count), axis=x.ndim - channels - 1)
+
+
+def _padded(x: Array, taps: int, before: Array | None, channels: int) -> Array:
+    ahead = _rows(x, taps - 1, channels) if before is None else before
+    return np.concatenate([ahead, x], axis=x.ndim - channels - 1)
+
+
+def _convolved(x: Array, w: Array, before: Array | None, channels: int) -> Array:
+    taps, rows = w.shape[-1], x.shape[x.ndim - channels - 1]
+    padded = _padded(x, taps, before, channels)
+    return sum(w[..., i] * _cut(padded, i, rows, channels) for i in range(taps))
+
+
+OPS = (CausalConv(), CausalConvGrad(), ConvHalo(), RollParts())

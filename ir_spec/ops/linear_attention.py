@@ -1,0 +1,313 @@
+"""Linear attention with decay: lightning attention and its kin, and the gated delta rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr
+from stagec.ir.opdef import Array, Sizes
+from stagec.ir_spec.ops.curves import sigmoid
+from stagec.ir_spec.ops.recurrence import Tokens
+from stagec.ir_spec.ops.scan_base import (
+    Named,
+    Scan,
+    ScanGrad,
+    ScanKind,
+    ScanState,
+    ScanStateGrad,
+    count,
+)
+from stagec.ir_spec.ops.state_space import (
+    CHUNK,
+    chunk_of,
+    on_groups,
+    on_heads,
+    softplus,
+)
+
+#: One step of `stg.carry_states` with a matrix, forward and back.
+MATRIX_STEPS = ("bzhkv,bzhlk->bzhlv", "bzhlv,bzhlk->bzhkv")
+_EPS = 1e-6
+
+
+def normalized(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Vectors of length 1 along the last dimension, and the way back of their gradients."""
+    scale = 1 / np.sqrt((x * x).sum(-1, keepdims=True) + _EPS)
+    unit = x * scale
+    return unit, lambda d: scale * (d - unit * (d * unit).sum(-1, keepdims=True))
+
+
+# -- lightning attention ---------------------------------------------------------------------------
+
+_QKV = ("q", "k", "v", "decay")
+_DECAYS = {1: "r", 3: "{b}sr", 4: "{b}srk"}
+
+
+class _Linear(ScanKind):
+    stem = "stg.linear_attention"
+    inputs, carried, seen = _QKV, ("k", "v", "decay"), ("q", "decay")
+    params = (CHUNK,)
+
+    def _form(self, op: Operation) -> int:
+        """How many dimensions the decay has, without parts."""
+        parts = op.operands[0].tensor.rank - self.rank
+        rank = self.given(op)["decay"].tensor.rank
+        return rank - parts if rank > 1 else 1
+
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        form = self._form(op)
+        return {
+            **dict.fromkeys("qk", "{b}srk"),
+            **dict.fromkeys("vy", "{b}srv"),
+            "decay": _DECAYS.get(form, "r"),
+            "state": "{b}rkv",
+            "keep": "{b}rk" if form == 4 else "{b}r",
+        }
+
+    def steps(self, op: Operation) -> tuple[str, str]:
+        step = "bzhkv,bzhk->bzhkv" if self._form(op) == 4 else "bzhkv,bzh->bzhkv"
+        return step, step
+
+    def tokens(self, x: Named) -> Tokens:
+        decay, like = -x["decay"], x["k"] if "k" in x else x["q"]
+        w = decay if decay.ndim == 4 else decay[..., None]
+        w = np.broadcast_to(w, (*like.shape[:3], w.shape[-1]))
+        return Tokens(w=w, q=x.get("q"), k=x.get("k"), v=x.get("v"))
+
+    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
+        form = x["decay"].ndim
+        decay = d.w if form == 4 else d.w[..., 0] if form == 3 else d.w.sum((0, 1, 3))
+        return {"q": d.q, "k": d.k, "v": d.v, "decay": -decay}
+
+
+def _linear_flops(op: Operation, n: Sizes) -> Expr:
+    """q k^T inside chunks and the masked result times v; what is added to states, and read."""
+    inside = count(n, "s", "r") * chunk_of(op, n) * (n["k"] + n["v"]) * 2
+    return inside + _linear_state(n) * 2
+
+
+def _linear_state(n: Sizes) -> Expr:
+    return count(n, "s", "r", "k", "v") * 2
+
+
+class LinearAttention(_Linear, Scan):
+    """Causal linear attention with decay: `h_t = exp(-decay) h_(t-1) + k_t v_t^T`, `y_t = q_t^T
+    h_t`; nothing is scaled.
+
+    The decay is a number for each head ([H]: lightning attention of MiniMax-01, arXiv 2501.08313,
+    RetNet), for each token and head ([B, S, H]), or for each key element too ([B, S, H, K]: gated
+    linear attention, arXiv 2312.06635). FLOPs are those of its products in chunks of C tokens:
+    2 S H C (K + V) inside of chunks and 4 S H K V with states. Its inputs alone are stashed. Over a
+    split sequence, ranks gather H K V fp32 elements of a state from each other, and decays.
+    """
+
+    name = "stg.linear_attention"
+    operands = (*_QKV, "start*")
+    example = "%a = stg.linear_attention[chunk = 256](%q, %k, %v, %decay) : bf16[B, S, H, K]"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _linear_flops(op, n)
+
+
+class LinearAttentionGrad(_Linear, ScanGrad):
+    """Gradient of `stg.linear_attention`: five products instead of two, inside of chunks and with
+    states (arXiv 2405.17381, algorithm 2)."""
+
+    name = "stg.linear_attention_grad"
+    example = (
+        "%dq, %dk, %dv, %dd = stg.linear_attention_grad[chunk = 256](%da, %q, %k, %v, %decay) : "
+        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], f32[H])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        k, v, chunk = n["k"], n["v"], chunk_of(op, n)
+        inside = count(n, "s", "r") * chunk * (k * 3 + v * 2) * 2
+        return inside + _linear_state(n) * 5
+
+
+class LinearAttentionState(_Linear, ScanState):
+    """What a part of the sequence adds to the states of `stg.linear_attention`, and what it leaves
+    of them."""
+
+    name = "stg.linear_attention_state"
+    example = (
+        "%h, %keep = stg.linear_attention_state[chunk = 256](%k, %v, %decay) : "
+        "(f32[B, 4, H, K, K], f32[B, 4, H])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _linear_state(n)
+
+
+class LinearAttentionStateGrad(_Linear, ScanStateGrad):
+    """The gradient of the states before a part of the sequence of `stg.linear_attention`, and what
+    the part leaves of the gradient behind it."""
+
+    name = "stg.linear_attention_state_grad"
+    example = (
+        "%dh, %keep = stg.linear_attention_state_grad[chunk = 256](%da, %q, %decay) : "
+        "(f32[B, 4, H, K, K], f32[B, 4, H])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _linear_state(n)
+
+
+# -- gated delta rule ------------------------------------------------------------------------------
+
+_DELTA = ("q", "k", "v", "a", "b", "A_log", "dt_bias")
+
+
+class _Delta(ScanKind):
+    stem = "stg.gated_delta_rule"
+    inputs = _DELTA
+    carried = ("k", "v", "a", "b", "A_log", "dt_bias")
+    seen = ("q", "k", "a", "b", "A_log", "dt_bias")
+    params = (CHUNK,)
+    whole = "kl"
+
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        return {
+            **dict.fromkeys("qk", "{b}sgk"),
+            **dict.fromkeys("vy", "{b}s(gr)v"),
+            **dict.fromkeys("ab", "{b}s(gr)"),
+            **dict.fromkeys(("A_log", "dt_bias"), "(gr)"),
+            "state": "{b}(gr)kv",
+            "keep": "{b}(gr)kl",
+        }
+
+    def steps(self, op: Operation) -> tuple[str, str]:
+        return MATRIX_STEPS
+
+    def tokens(self, x: Named) -> Tokens:
+        a, heads = x["a"], x["a"].shape[2]
+        gate = -np.exp(x["A_log"]) * softplus(a + x["dt_bias"])
+        beta = sigmoid(x["b"])[..., None]
+        k = on_heads(normalized(x["k"])[0], heads)
+        q = None
+        if "q" in x:
+            q = on_heads(normalized(x["q"])[0], heads) / np.sqrt(k.shape[-1])
+        w = gate[..., None]
+        return Tokens(w=w, q=q, k=k * beta, v=x.get("v"), a=k * np.exp(w), b=-k * beta)
+
+    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
+        raw, heads = x["a"] + x["dt_bias"], x["a"].shape[2]
+        a, beta = -np.exp(x["A_log"]), sigmoid(x["b"])
+        kn, back_k = normalized(x["k"])
+        _, back_q = normalized(x["q"])
+        k, fade = on_heads(kn, heads), np.exp(a * softplus(raw))[..., None]
+        d_kb = d.k - d.b
+        d_k = d_kb * beta[..., None] + d.a * fade
+        d_gate = d.w[..., 0] + (d.a * k * fade).sum(-1)
+        d_raw = d_gate * a * sigmoid(raw)
+        return {
+            "q": back_q(on_groups(d.q, x["q"]) / np.sqrt(k.shape[-1])),
+            "k": back_k(on_groups(d_k, x["k"])),
+            "v": d.v,
+            "a": d_raw,
+            "b": (d_kb * k).sum(-1) * beta * (1 - beta),
+            "A_log": (d_gate * a * softplus(raw)).sum((0, 1)),
+            "dt_bias": d_raw.sum((0, 1)),
+        }
+
+
+def _products(op: Operation, n: Sizes) -> Expr:
+    """k k^T, q k^T and its product with v inside of chunks; three products with states."""
+    k, v = n["k"], n["v"]
+    return count(n, "s", "g", "r") * (chunk_of(op, n) * (k * 4 + v * 2) + k * v * 6)
+
+
+def _solved(op: Operation, n: Sizes) -> Expr:
+    """The triangular system of a chunk, for keys and values."""
+    return count(n, "s", "g", "r") * chunk_of(op, n) * (n["k"] + n["v"])
+
+
+def _delta_state(op: Operation, n: Sizes) -> Expr:
+    """k k^T and the system; two products with states for values, and as many for the matrix that a
+    part leaves."""
+    k, v = n["k"], n.get("v", n["k"])
+    inside = chunk_of(op, n) * (k * 3 + v)
+    return count(n, "s", "g", "r") * (inside + k * (k + v) * 4)
+
+
+class GatedDeltaRule(_Delta, Scan):
+    """The gated delta rule (arXiv 2412.06464) in chunks: a state of K x V for each head of values.
+
+    `h_t = exp(g_t) h_(t-1)`, then `h_t += k_t beta_t (v_t - k_t^T h_t)^T`; `y_t = q_t^T h_t`. The
+    gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`;
+    q and k have length 1 each, q is divided by sqrt(K). There may be fewer heads of q and k. FLOPs
+    for H heads of values and chunks of C tokens are those of its products, S H (4 C K + 2 C V +
+    6 K V), and of a triangular system in each chunk, S H C (K + V). Its inputs alone are stashed.
+    Over a split sequence, ranks gather a state of H K V and a matrix of H K K fp32 elements from
+    each other.
+    """
+
+    name = "stg.gated_delta_rule"
+    operands = (*_DELTA, "start*")
+    example = (
+        "%y = stg.gated_delta_rule[chunk = 64](%q, %k, %v, %gate, %beta, %A_log, %dt_bias) : "
+        "bf16[B, S, H, K]"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _products(op, n) + _solved(op, n)
+
+
+class GatedDeltaRuleGrad(_Delta, ScanGrad):
+    """Gradient of `stg.gated_delta_rule`: two products for each of its products, and the states
+    again, as the kernels of flash-linear-attention compute them."""
+
+    name = "stg.gated_delta_rule_grad"
+    example = (
+        "%dq, %dk, %dv, %da, %db, %dA, %dbias = stg.gated_delta_rule_grad[chunk = 64]"
+        "(%dy, %q, %k, %v, %gate, %beta, %A_log, %dt_bias) : (bf16[B, S, G, K], bf16[B, S, G, K], "
+        "bf16[B, S, H, K], bf16[B, S, H], bf16[B, S, H], f32[H], f32[H])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        states = count(n, "s", "g", "r") * n["k"] * n["v"] * 4
+        return _products(op, n) * 2 + _solved(op, n) * 3 + states
+
+
+class GatedDeltaRuleState(_Delta, ScanState):
+    """What a part of the sequence adds to the states of `stg.gated_delta_rule`, and the matrix that
+    multiplies the state before it."""
+
+    name = "stg.gated_delta_rule_state"
+    example = (
+        "%h, %keep = stg.gated_delta_rule_state[chunk = 64]"
+        "(%k, %v, %gate, %beta, %A_log, %dt_bias) : (f32[B, 4, H, K, K], f32[B, 4, H, K, K])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _delta_state(op, n)
+
+
+class GatedDeltaRuleStateGrad(_Delta, ScanStateGrad):
+    """The gradient of the states before a part of the sequence of `stg.gated_delta_rule`, and the
+    matrix by which the part multiplies, transposed, the gradient behind it."""
+
+    name = "stg.gated_delta_rule_state_grad"
+    example = (
+        "%dh, %keep = stg.gated_delta_rule_state_grad[chunk = 64]"
+        "(%dy, %q, %k, %gate, %beta, %A_log, %dt_bias) : "
+        "(f32[B, 4, H, K, K], f32[B, 4, H, K, K])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _delta_state(op, n)
+
+
+OPS = (
+    LinearAttention(),
+    LinearAttentionGrad(),
+    LinearAttentionState(),
+    LinearAttentionStateGrad(),
+    GatedDeltaRule(),
+    GatedDeltaRuleGrad(),
+    GatedDeltaRuleState(),
+    GatedDeltaRuleStateGrad(),
+)

@@ -1,0 +1,108 @@
+"""Losses besides cross entropy, and numbers that a model is conditioned on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, evaluate, product
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters, make_rule
+
+_MEAN = Param("mean", "size", "the number of elements to average over", required=True, of_step=True)
+
+
+class Mse(OpDef):
+    """Mean of (x - y)^2 in fp32, 3 FLOPs per element. The target y has no gradient."""
+
+    name = "stg.mse"
+    operands = ("x", "target")
+    params = (_MEAN,)
+    example = "%loss = stg.mse[mean = B*S*D](%x, %h) : f32[]"
+
+    def rule(self, op: Operation) -> Rule:
+        text = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{text},{text}->")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 3
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dloss,), (x, target) = grads, op.operands
+        mean = {"mean": op.expr("mean")}
+        hint = x.prefixed("d_")
+        return [dloss and b.value("stg.mse_grad", [x, target, dloss], mean, hint=hint), None]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x, target = args
+        return [((x - target) ** 2).sum() / ctx.size(op.expr("mean"))]
+
+
+class MseGrad(OpDef):
+    """Gradient of `stg.mse`, 2 (x - y) * dloss / mean: 2 FLOPs per element."""
+
+    name = "stg.mse_grad"
+    operands = ("x", "target", "dloss")
+    params = (_MEAN,)
+    example = "%dx = stg.mse_grad[mean = B*S*D](%x, %h, %one) : bf16[B, S, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        text = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{text},{text},->{text}")
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 2
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x, target, dloss = args
+        return [2 * (x - target) * dloss / ctx.size(op.expr("mean"))]
+
+
+class Sinusoid(OpDef):
+    """Cosines, then sines, of a number at `size`/2 frequencies, base^(-2 i / size): how diffusion
+    models see the time step (arXiv 2006.11239). It has no gradient; 2 FLOPs per element."""
+
+    name = "stg.sinusoid"
+    operands = ("x",)
+    params = (
+        Param("size", "size", "elements of the result for each number", required=True),
+        Param("base", "size", "the base of the frequencies (default 10000)"),
+    )
+    example = "%e = stg.sinusoid[size = D](%time) : f32[B, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        text = letters(op.operands[0].tensor.rank + 1)
+        return make_rule(f"{text[:-1]}->{text}", sizes={text[-1]: op.expr("size")})
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        size = op.expr("size").value
+        if size is not None and size % 2:
+            yield f"expects an even size, found {size}"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 2
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        return [None]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        half = ctx.size(op.expr("size")) // 2
+        place = np.asarray(ctx.positions(op.result.tensor.dims[-1]))
+        base = float(evaluate(op.expr("base"), ctx.env)) if "base" in op.attrs else 10000.0
+        angle = args[0][..., None] * base ** (-(place % half) / half)
+        return [np.where(place < half, np.cos(angle), np.sin(angle))]
+
+
+OPS = (Mse(), MseGrad(), Sinusoid())

@@ -1,0 +1,112 @@
+"""Masks of attention: which keys a query sees, and how many pairs of both there are.
+
+Of `x` queries with as many keys, at positions from 0:
+
+| brackets                | query i sees key j if           | pairs                                |
+|-------------------------|---------------------------------|--------------------------------------|
+| nothing                 | always                          | x^2                                  |
+| `causal`                | j <= i                          | x(x+1)/2                             |
+| `causal, window = W`    | i - W < j <= i                  | m(m+1)/2 + (x-m)W, m = min(x, W)     |
+| `window = W`            | i - W < j < i + W               | twice that, less x                   |
+| `causal, chunk = C`     | j <= i, both in one block of C  | (x-r)(C+1)/2 + r(r+1)/2, r = x mod C |
+| `chunk = C`             | both are in one block of C      | (x-r)C + r^2                         |
+| `causal, prefix = P`    | j <= i or j < P                 | x(x+1)/2 + p(p-1)/2, p = min(x, P)   |
+| `causal, selected`      | j <= i, and j is among its N    | as those of a window of N            |
+| `selected`              | j is among its N                | x min(x, N)                          |
+
+The pairs are counted, row by row, from these definitions. With fewer keys than queries, `t`, a
+causal mask leaves min(i+1, t) to query i: the pairs of a window of `t`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr, call, expand, same
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array
+from stagec.ir.param import Param
+
+#: Numbers of spans by their names.
+Sizes = Mapping[str, int]
+CAUSAL = Param("causal", "flag", "mask the future")
+SPANS = (
+    Param("window", "size", "a query sees so many keys, up to its own position"),
+    Param("chunk", "size", "a query sees the keys in its block of so many positions"),
+    Param("prefix", "size", "every query sees so many first keys"),
+)
+_CHOICES = (*(p.name for p in SPANS), "selected")
+
+
+def is_plain(op: Operation) -> bool:
+    """Whether there is no mask, or a causal one alone."""
+    return not any(name in op.attrs for name in _CHOICES)
+
+
+def misfits_of_mask(op: Operation) -> Iterator[str]:
+    """What is wrong with the mask of an op."""
+    given = [name for name in _CHOICES if name in op.attrs]
+    if len(given) > 1:
+        yield f"expects one of {', '.join(_CHOICES)}, found {' and '.join(given)}"
+    if "prefix" in op.attrs and not op.flag("causal"):
+        yield "expects 'causal' with 'prefix': without it every query sees all keys"
+    for name in given:
+        value = op.attrs[name]
+        if isinstance(value, Expr) and value.value is not None and value.value < 1:
+            yield f"expects '{name}' to be at least 1, found {value}"
+
+
+def pairs(op: Operation, x: Expr, t: Expr, count: Expr | None = None) -> Expr:
+    """How many pairs the mask leaves of `x` queries with `t` keys, from position 0; `count` are the
+    selected keys of a query."""
+    return expand(_pairs(op, x, t, count))
+
+
+def _pairs(op: Operation, x: Expr, t: Expr, count: Expr | None) -> Expr:
+    causal = op.flag("causal")
+    if "window" in op.attrs:
+        some = ramp(x, op.expr("window"))
+        return some if causal else some * 2 - x
+    if "chunk" in op.attrs:
+        chunk = op.expr("chunk")
+        rest = x % chunk
+        if causal:
+            return (x - rest) * (chunk + 1) / 2 + rest * (rest + 1) / 2
+        return (x - rest) * chunk + rest * rest
+    if "prefix" in op.attrs:
+        first = call("min", [x, op.expr("prefix")])
+        return x * (x + 1) / 2 + first * (first - 1) / 2
+    if count is not None:
+        return ramp(x, count) if causal else x * call("min", [t, count])
+    if not causal:
+        return x * t
+    return x * (x + 1) / 2 if same(x, t) else ramp(x, t)
+
+
+def ramp(x: Expr, most: Expr) -> Expr:
+    """The sum of min(i + 1, most) over i below x."""
+    short = call("min", [x, most])
+    return short * (short + 1) / 2 + (x - short) * most
+
+
+def seen(op: Operation, rows: Sequence[int], columns: Sequence[int], sizes: Sizes) -> Array:
+    """Which keys the mask leaves to each query, [s, t], both given by their positions; `sizes` has
+    the numbers of the spans. What is selected is another matter."""
+    i, j = np.asarray(rows)[:, None], np.asarray(columns)[None, :]
+    causal = op.flag("causal")
+    found = (i >= j) if causal else (i - j == i - j)
+    if "window" in sizes:
+        found &= abs(i - j) < sizes["window"]
+    if "chunk" in sizes:
+        found &= i // sizes["chunk"] == j // sizes["chunk"]
+    if "prefix" in sizes:
+        found |= j < sizes["prefix"]
+    return found
+
+
+def spans(op: Operation, ctx: NumericContext) -> Sizes:
+    """The numbers of window, chunk and prefix, as far as they are stated."""
+    return {p.name: ctx.size(op.expr(p.name)) for p in SPANS if p.name in op.attrs}

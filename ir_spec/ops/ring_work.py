@@ -1,0 +1,97 @@
+"""How far keys and values go round a ring, and the pairs that a mask leaves in a step of it.
+
+A rank of n has s = S/n queries; in zigzag order they are two blocks of c = s/2. What a mask leaves
+of them with their own keys, `own`, is exact: `pairs(s)` in plain order, `2 pairs(c)` in zigzag
+order. Of the rest:
+
+| mask                 | order  | steps after the first       | pairs of one of them              |
+|----------------------|--------|-----------------------------|-----------------------------------|
+| none                 | both   | n - 1                       | s^2                               |
+| causal               | plain  | n - 1, rank i works in i    | s^2                               |
+| causal               | zigzag | n - 1                       | s^2 / 2, in the first s(s+1)/2    |
+| causal, window of W  | plain  | h = min(n-1, ceil((W-1)/s)) | the mean of the steps of the rank |
+| causal, blocks of C  | plain  | min(n, ceil(C/s)) - 1       | s^2                               |
+| any other            | both   | n - 1; 0 if blocks of C lie | the mean over ranks and steps, in |
+|                      |        | in those of a rank          | zigzag order with the first one   |
+
+Means are rounded up. In plain order a window of W hides all but the last h ranks, so rank i works
+in the first min(i, h) steps; where h is 1, the usual case, nothing is a mean. Blocks of C must
+divide, or be divided by, the positions that lie together on a rank (`alignment`).
+"""
+
+from __future__ import annotations
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import ZERO, Expr, call, const, expand
+from stagec.ir.facts import Relation
+from stagec.ir.types import Dim, axis_index, axis_size
+from stagec.ir_spec.ops.masks import is_plain, pairs
+
+
+def hops(op: Operation, size: Expr, ranks: Expr, order: str) -> Expr:
+    """The steps after the first, over so many ranks, of a sequence of this size."""
+    near = size / ranks if order == "plain" else size / ranks / 2
+    if "chunk" in op.attrs:
+        blocks = call("ceildiv", [op.expr("chunk"), near])
+        if order == "plain" and op.flag("causal"):
+            return call("min", [ranks, blocks]) - 1
+        return call("min", [ranks - 1, (blocks - 1) * (ranks - 1)])
+    if "window" in op.attrs and op.flag("causal") and order == "plain":
+        return call("min", [ranks - 1, call("ceildiv", [op.expr("window") - 1, near])])
+    return ranks - 1
+
+
+def active(op: Operation, rows: Dim) -> Expr | None:
+    """In how many of the steps after the first a rank works, None for all: in plain order a causal
+    mask hides all that comes from later ranks, so rank i works in i of them."""
+    if not op.flag("causal") or op.text("order") == "zigzag" or "prefix" in op.attrs:
+        return None
+    index = axis_index(op.names("over"))
+    if is_plain(op):
+        return index
+    if "chunk" in op.attrs:
+        near = rows.size / axis_size(op.names("over"))
+        return index % call("ceildiv", [op.expr("chunk"), near])
+    return call("min", [index, hops(op, rows.size, axis_size(op.names("over")), "plain")])
+
+
+def alignment(op: Operation, size: Expr, ranks: Expr, order: str) -> Relation | None:
+    """What a mask of blocks assumes of sizes: that blocks, and what lies together on a rank, divide
+    each other."""
+    if "chunk" not in op.attrs:
+        return None
+    near = size / ranks if order == "plain" else size / ranks / 2
+    both = [op.expr("chunk"), near]
+    return Relation(call("max", both), "==", ZERO, call("min", both))
+
+
+def computed_pairs(op: Operation, everything: Expr) -> Expr:
+    """What kernels compute in a step that is not left out, masks ignored. In zigzag order a causal
+    mask hides half of the keys, or all keys from half of the queries, in every step but the first:
+    kernels leave that half out."""
+    halved = not op.flag("home") and op.text("order") == "zigzag" and op.flag("causal")
+    return everything / 2 if halved else everything
+
+
+def seen_pairs(op: Operation, s: Expr) -> Expr:
+    """The pairs that the mask leaves in a step of a rank with `s` queries; the table above."""
+    home, zigzag = op.flag("home"), op.text("order") == "zigzag"
+    if is_plain(op):
+        return s * (s + 1) / 2 if home and op.flag("causal") else computed_pairs(op, s * s)
+    n = axis_size(op.names("over"))
+    near = s / 2 if zigzag else s
+    alone = near * (near + 1) / 2 if "prefix" in op.attrs else pairs(op, near, near)
+    own = alone * (2 if zigzag else 1)
+    if zigzag:
+        rest = call("ceildiv", [expand(pairs(op, s * n, s * n) - own * n), n * n])
+        return own + rest if home else rest
+    if home:
+        return own
+    if "chunk" in op.attrs and op.flag("causal"):
+        return s * s
+    if "window" in op.attrs and op.flag("causal"):
+        index = axis_index(op.names("over"))
+        far = call("min", [index, hops(op, s * n, n, "plain")])
+        rows = pairs(op, s * (far + 1), s * (far + 1)) - pairs(op, s * far, s * far)
+        return call("ceildiv", [expand(rows - own), call("max", [far, const(1)])])
+    return call("ceildiv", [expand(pairs(op, s * n, s * n) - own * n), n * (n - 1)])

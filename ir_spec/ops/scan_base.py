@@ -1,0 +1,384 @@
+"""What all scans over the tokens share: shapes, parts of a split sequence, numeric references.
+
+A scan is one fused kernel `y = scan(inputs)`. Its gradient uses the inputs only: the kernels
+compute the states again, so only the inputs are stashed. Where the sequence is split over n ranks,
+each works on its part, and states pass between ranks:
+
+    %x_parts = stg.reshape["b(zs)rp->bzsrp", factors = z, sizes = cp](%x)      // z: the part
+    %state, %keep = stg.ssd_state(%x_parts, ...)      // what a part adds to a state, and what it
+                                                      // leaves of the state before it
+    %states, %keeps = stg.all_gather[dim = 1, over = cp](%state, %keep)
+    %starts = stg.carry_states["bzhkv,bzh->bzhkv"](%states, %keeps)      // before each part
+    %start = stg.all_slice[dim = 1, over = cp](%starts)
+    %y_parts = stg.ssd(%x_parts, ..., %start)
+
+Backward does this again, and the same from the last part to the first with the gradients of the
+states. An all_gather moves n pairs of B*H*K*V fp32 elements (and what is kept of them), whatever S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import ONE, Expr, product
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, make_rule, parse_rule
+from stagec.ir.types import axis_size
+from stagec.ir_spec.ops.recurrence import Tokens, back, into_start, run, transition
+
+Named = Mapping[str, Array]
+
+
+class ScanKind(OpDef):
+    """One kind of scan: names and shapes of its inputs, and what tokens they make.
+
+    Shapes are the letters of a rule, with `{b}` for the batch, which is `b`, or `bz` for parts.
+    The sequence is `s`, heads are `(gr)` or `r`.
+    """
+
+    inputs: ClassVar[tuple[str, ...]] = ()
+    carried: ClassVar[tuple[str, ...]] = ()  # the inputs that states depend on
+    seen: ClassVar[tuple[str, ...]] = ()  # those that the gradient of a first state depends on
+    rank: ClassVar[int] = 4  # of the first operand of each of its ops, without parts
+    stem: ClassVar[str] = ""  # the name of the op that computes y
+    whole: ClassVar[str] = ""  # factors that must not be split
+
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        """The shape of each input, of `y`, `state` and `keep`."""
+        raise NotImplementedError
+
+    def tokens(self, x: Named) -> Tokens:
+        """The tokens that inputs make, as far as they are given. Batch and parts are one."""
+        raise NotImplementedError
+
+    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
+        """The gradients of the inputs from those of the tokens and of y [N, S, H, V]."""
+        raise NotImplementedError
+
+    def skip(self, x: Named) -> Array:
+        """What is added to y [N, S, H, V], 0 by default."""
+        return 0
+
+    def steps(self, op: Operation) -> tuple[str, str]:
+        """One step of `stg.carry_states`, forward and back."""
+        return "bzhkv,bzh->bzhkv", "bzhkv,bzh->bzhkv"
+
+    def given(self, op: Operation) -> Mapping[str, Value]:
+        """The operands by name: those of the class, a last one with `*` may be missing."""
+        names = [n.rstrip("*") for n in self.operands]
+        return dict(zip(names, op.operands, strict=False))
+
+    def made(self, op: Operation) -> tuple[str, ...]:
+        """The names of its results in `shapes`, `d_` in front for gradients."""
+        raise NotImplementedError
+
+    def rule(self, op: Operation) -> Rule:
+        given = self.given(op)
+        texts = self.texts(op)
+        left = ",".join(texts[_bare(name)] for name in given)
+        right = ",".join(texts[_bare(name)] for name in self.made(op))
+        factors = frozenset(left + right)
+        whole = "".join(f for f in self.whole if f in factors)
+        like = {"l": _size_of("k", texts, given)} if "l" in right else None
+        return make_rule(f"{left}->{right}", whole=whole, special="s", summed="s", sizes=like)
+
+    def texts(self, op: Operation) -> Mapping[str, str]:
+        """`shapes` with the batch filled in."""
+        b = "bz" if op.operands[0].tensor.rank > self.rank else "b"
+        return {n: t.format(b=b) for n, t in self.shapes(op, self.given(op)).items()}
+
+    def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
+        """The operands by name, batch and parts as one dimension."""
+        texts = self.texts(op)
+        found = dict(zip(self.given(op), args, strict=True))
+        return {
+            n: v.reshape(-1, *v.shape[2:]) if texts[_bare(n)].startswith("bz") else v
+            for n, v in found.items()
+        }
+
+
+def _bare(name: str) -> str:
+    """What a name is the shape of: a gradient has that of its value."""
+    table = {"dy": "y", "start": "state", "d_end": "state"}
+    return table.get(name, name.removeprefix("d_"))
+
+
+class Scan(ScanKind):
+    """Base of the op that computes y. Its last operand may be the state before the first token."""
+
+    def made(self, op: Operation) -> tuple[str, ...]:
+        return ("y",)
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is None:
+            return [None] * len(op.operands)
+        names = [v.prefixed("d_") for v in op.operands]
+        return b.op(f"{self.stem}_grad", [dy, *op.operands], _attrs(op), names=names).results
+
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        over, texts = special["s"], self.texts(op)
+        parts = {n: to_parts(b, v, texts[_bare(n)], over) for n, v in self.given(op).items()}
+        start = _starts(b, self, op, parts, over)
+        y = b.value(op.name, [*parts.values(), start], _attrs(op), hint=f"{op.result.name}_parts")
+        return [from_parts(b, y, texts["y"], op.result.name)]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x = self.named(op, args)
+        start = x.pop("start", None)
+        tokens = self.tokens(x)
+        y, _ = run(tokens, None if start is None else _full(start, tokens))
+        return [(y + self.skip(x)).reshape(_shape(ctx, op.result))]
+
+
+class ScanGrad(ScanKind):
+    """Base of the op that computes the gradients of all inputs. Its last operands may be the state
+    before the first token and the gradient of the one behind the last."""
+
+    def __init_subclass__(cls) -> None:
+        cls.operands = ("dy", *cls.inputs, "states*")
+        cls.results = tuple(f"d_{n}" for n in cls.inputs)
+        super().__init_subclass__()
+
+    def given(self, op: Operation) -> Mapping[str, Value]:
+        names = ("dy", *self.inputs, "start", "d_end")
+        return dict(zip(names, op.operands, strict=False))
+
+    def made(self, op: Operation) -> tuple[str, ...]:
+        return self.results
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in op.operands[1 : 1 + len(self.inputs)]]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if len(op.operands) not in (1 + len(self.inputs), 3 + len(self.inputs)):
+            yield "expects both the state before the first token and the gradient of the last one"
+
+    def partition(
+        self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
+    ) -> Sequence[Value]:
+        over, texts = special["s"], self.texts(op)
+        parts = {n: to_parts(b, v, texts[_bare(n)], over) for n, v in self.given(op).items()}
+        start = _starts(b, self, op, parts, over)
+        ends = _ends(b, self, op, parts, over)
+        names = [f"{r.name}_parts" for r in op.results]
+        found = b.op(op.name, [*parts.values(), start, ends], _attrs(op), names=names).results
+        return [
+            from_parts(b, v, texts[_bare(n)], r.name)
+            for n, v, r in zip(self.results, found, op.results, strict=True)
+        ]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x = self.named(op, args)
+        dy, start, d_end = x.pop("dy"), x.pop("start", None), x.pop("d_end", None)
+        tokens = self.tokens(x)
+        flat = dy.reshape(tokens.v.shape)
+        states = [None if v is None else _full(v, tokens) for v in (start, d_end)]
+        found = self.pull(x, back(tokens, flat, *states), flat)
+        return [
+            found[n].reshape(_shape(ctx, r)) for n, r in zip(self.inputs, op.results, strict=True)
+        ]
+
+
+class ScanState(ScanKind):
+    """Base of the op that computes what a part of the sequence adds to a state, and what it leaves
+    of the state before it, in fp32."""
+
+    results = ("state", "keep")
+
+    def __init_subclass__(cls) -> None:
+        cls.operands = cls.carried
+        super().__init_subclass__()
+
+    def made(self, op: Operation) -> tuple[str, ...]:
+        return ("state", "keep")
+
+    def rule(self, op: Operation) -> Rule:
+        return _whole_sequence(super().rule(op))
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32", "f32"]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        tokens = self.tokens(self.named(op, args))
+        _, states = run(tokens)
+        both = (states[-1], transition(tokens))
+        return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
+
+
+class ScanStateGrad(ScanKind):
+    """Base of the op that computes the gradient of the state before a part of the sequence, from
+    that of y alone, and what the part leaves of the gradient behind it, in fp32."""
+
+    results = ("d_state", "keep")
+
+    def __init_subclass__(cls) -> None:
+        cls.operands = ("dy", *cls.seen)
+        super().__init_subclass__()
+
+    def made(self, op: Operation) -> tuple[str, ...]:
+        return ("state", "keep")
+
+    def rule(self, op: Operation) -> Rule:
+        return _whole_sequence(super().rule(op))
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32", "f32"]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x = self.named(op, args)
+        dy = x.pop("dy")
+        tokens = self.tokens(x)
+        both = (into_start(tokens, dy.reshape(*tokens.q.shape[:3], -1)), transition(tokens))
+        return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
+
+
+class CarryStates(OpDef):
+    """The states before each part of a sequence, from what the parts add and what they leave.
+
+    The rule is one step from a part to the next one, `z` counts parts; before the first one the
+    state is 0. With `reverse` it goes from the last part to the first one. FLOPs are those of n
+    steps.
+    """
+
+    name = "stg.carry_states"
+    operands = ("states", "keeps")
+    params = (
+        Param("spec", "str", "a step", required=True, positional=True),
+        Param("reverse", "flag", "from the last part to the first"),
+    )
+    example = '%h0 = stg.carry_states["bzhkv,bzh->bzhkv"](%hs, %keeps) : f32[B, 4, H, K, K]'
+
+    def rule(self, op: Operation) -> Rule:
+        rule = make_rule(op.text("spec"))
+        inner = rule.contracted(0)
+        out = {f for g in rule.results[0] for f in g}
+        had = {f for g in rule.operands[0] for f in g}
+        return make_rule(op.text("spec"), whole="".join({"z", *inner, *(out - had)}))
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        (states, keeps), _ = parse_rule(op.text("spec"))
+        if any(("z",) not in shape for shape in (states, keeps)):
+            yield f"goes from part to part along 'z', found '{op.text('spec')}'"
+        elif op.result.tensor.shape != op.operands[0].tensor.shape:
+            yield f"a step keeps the shape of a state, found '{op.text('spec')}'"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n.values()) * 2
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        states, keeps = args
+        spec = op.text("spec").replace("z", "")
+        place = op.text("spec").index("z")
+        out = np.zeros_like(states)
+        count = states.shape[place]
+        order = range(count)[::-1] if op.flag("reverse") else range(count)
+        for last, i in pairwise(order):
+            at, before = (slice(None),) * place + (i,), (slice(None),) * place + (last,)
+            out[at] = np.einsum(spec, out[before], keeps[before]) + states[before]
+        return [out]
+
+
+def to_parts(b: Builder, v: Value, text: str, over: Sequence[str]) -> Value:
+    """A view of a value with its sequence `s` cut in parts, a new dimension behind the batch."""
+    if "s" not in text:
+        return v
+    spec = f"{text.replace('s', '(zs)')}->{text.replace('s', 'zs')}"
+    attrs: dict[str, RawAttr] = {
+        "spec": Quoted(_plain(spec)),
+        "factors": ("z",),
+        "sizes": (axis_size(over),),
+    }
+    return b.value("stg.reshape", [v], attrs, hint=f"{v.name}_parts")
+
+
+def from_parts(b: Builder, v: Value, text: str, hint: str) -> Value:
+    """The value again, its parts one sequence."""
+    if "s" not in text:
+        return v
+    spec = f"{text.replace('s', 'zs')}->{text.replace('s', '(zs)')}"
+    return b.value("stg.reshape", [v], {"spec": Quoted(_plain(spec))}, hint=hint)
+
+
+def _plain(spec: str) -> str:
+    """The rule with heads as one factor."""
+    return spec.replace("(gr)", "h")
+
+
+def _starts(
+    b: Builder, kind: ScanKind, op: Operation, parts: Mapping[str, Value], over: Sequence[str]
+) -> Value:
+    """The state before each part."""
+    y = op.results[0].name
+    operands = [parts[n] for n in kind.carried]
+    names = [f"{y}_state", f"{y}_keep"]
+    own = b.op(f"{kind.stem}_state", operands, _attrs(op), names=names).results
+    return _carry(b, own, kind.steps(op)[0], over, f"{y}_start", reverse=False)
+
+
+def _ends(
+    b: Builder, kind: ScanKind, op: Operation, parts: Mapping[str, Value], over: Sequence[str]
+) -> Value:
+    """The gradient of the state behind each part."""
+    y = op.results[0].name
+    operands = [parts["dy"], *(parts[n] for n in kind.seen)]
+    names = [f"{y}_dstate", f"{y}_dkeep"]
+    own = b.op(f"{kind.stem}_state_grad", operands, _attrs(op), names=names).results
+    return _carry(b, own, kind.steps(op)[1], over, f"{y}_end", reverse=True)
+
+
+def _carry(
+    b: Builder, own: Sequence[Value], step: str, over: Sequence[str], name: str, *, reverse: bool
+) -> Value:
+    along: dict[str, RawAttr] = {"dim": 1, "over": tuple(over)}
+    every = b.op("stg.all_gather", own, along, names=[f"{v.name}s" for v in own]).results
+    spec: dict[str, RawAttr] = {"spec": Quoted(step)}
+    if reverse:
+        spec["reverse"] = True
+    carried = b.value("stg.carry_states", every, spec, hint=f"{name}s")
+    return b.value("stg.all_slice", [carried], along, hint=name)
+
+
+def _attrs(op: Operation) -> dict[str, RawAttr]:
+    return {k: v for k, v in op.attrs.items() if k not in ("phase", "fused")}
+
+
+def _whole_sequence(rule: Rule) -> Rule:
+    """The rule of an op on parts: what is inside a part must not be split."""
+    return replace(rule, whole=rule.whole | {"s"}, special=frozenset(), summed=frozenset())
+
+
+def _size_of(factor: str, texts: Mapping[str, str], given: Mapping[str, Value]) -> Expr:
+    """The size of a factor that is the last dimension of an operand."""
+    return next(v.tensor.shape[-1] for n, v in given.items() if texts[_bare(n)].endswith(factor))
+
+
+def _full(state: Array, tokens: Tokens) -> Array:
+    """A state as [N, H, K, V]."""
+    n, _, h, k = tokens.k.shape
+    return state.reshape(n, h, k, -1)
+
+
+def _shape(ctx: NumericContext, value: Value) -> tuple[int, ...]:
+    return tuple(ctx.size(d.local) for d in value.tensor.dims)
+
+
+def count(n: Sizes, *factors: str) -> Expr:
+    """The product of the sizes of these factors and of the batch; missing ones count as 1."""
+    return product(n.get(f, ONE) for f in ("b", "z", *factors))
+
+
+OPS = (CarryStates(),)

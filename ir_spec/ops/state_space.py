@@ -1,0 +1,309 @@
+"""State-space layers: the selective scan of Mamba-1 and the structured one of Mamba-2 (SSD)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, call
+from stagec.ir.opdef import Array, Sizes
+from stagec.ir.param import Param
+from stagec.ir_spec.ops.curves import sigmoid
+from stagec.ir_spec.ops.recurrence import Tokens
+from stagec.ir_spec.ops.scan_base import (
+    Named,
+    Scan,
+    ScanGrad,
+    ScanKind,
+    ScanState,
+    ScanStateGrad,
+    count,
+)
+
+_INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias")
+_CARRIED = ("x", "dt", "A_log", "B", "dt_bias")
+_SEEN = ("dt", "A_log", "C", "dt_bias")
+CHUNK = Param("chunk", "size", "tokens that are computed as products at once", required=True)
+
+
+def chunk_of(op: Operation, n: Sizes) -> Expr:
+    """The tokens of a chunk: no more than there are."""
+    return call("min", [op.expr("chunk"), n["s"]])
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x))."""
+    return np.logaddexp(x, 0)
+
+
+def on_heads(x: Array, heads: int) -> Array:
+    """Values of groups [N, S, G, K], or of all heads alike [N, S, K], for each head."""
+    if x.ndim == 3:
+        return np.broadcast_to(x[:, :, None], (*x.shape[:2], heads, x.shape[2]))
+    return np.repeat(x, heads // x.shape[2], axis=2)
+
+
+def on_groups(d: Array, like: Array) -> Array:
+    """The gradient of values of groups, or of all heads alike, from those for each head."""
+    if like.ndim == 3:
+        return d.sum(2)
+    n, s, g, k = like.shape
+    return d.reshape(n, s, g, -1, k).sum(3)
+
+
+# -- Mamba-1 ---------------------------------------------------------------------------------------
+
+
+class _Selective(ScanKind):
+    stem = "stg.selective_scan"
+    inputs, carried, seen = _INPUTS, _CARRIED, _SEEN
+    rank = 3
+
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        tokens = dict.fromkeys(("x", "dt", "y"), "{b}sd") | dict.fromkeys("BC", "{b}sn")
+        parameters = {"A_log": "dn", "D": "d", "dt_bias": "d"}
+        return {**tokens, **parameters, "state": "{b}dn", "keep": "{b}dn"}
+
+    def steps(self, op: Operation) -> tuple[str, str]:
+        return "bzdn,bzdn->bzdn", "bzdn,bzdn->bzdn"
+
+    def tokens(self, x: Named) -> Tokens:
+        dt = softplus(x["dt"] + x["dt_bias"])[..., None]
+        b, c = x.get("B"), x.get("C")
+        return Tokens(
+            w=dt * -np.exp(x["A_log"]),
+            q=None if c is None else on_heads(c, dt.shape[2]),
+            k=None if b is None else on_heads(b, dt.shape[2]) * dt,
+            v=x["x"][..., None] if "x" in x else None,
+        )
+
+    def skip(self, x: Named) -> Array:
+        return (x["D"] * x["x"])[..., None]
+
+    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
+        raw = x["dt"] + x["dt_bias"]
+        dt, a, dy = softplus(raw)[..., None], -np.exp(x["A_log"]), dy[..., 0]
+        b = on_heads(x["B"], raw.shape[2])
+        d_dt = (d.w * a + d.k * b).sum(-1) * sigmoid(raw)
+        return {
+            "x": d.v[..., 0] + x["D"] * dy,
+            "dt": d_dt,
+            "A_log": (d.w * dt * a).sum((0, 1)),
+            "B": (d.k * dt).sum(2),
+            "C": d.q.sum(2),
+            "D": (dy * x["x"]).sum((0, 1)),
+            "dt_bias": d_dt.sum((0, 1)),
+        }
+
+
+def _selective_flops(n: Sizes) -> Expr:
+    return count(n, "s", "d", "n") * 9
+
+
+class SelectiveScan(_Selective, Scan):
+    """The scan of Mamba-1 (arXiv 2312.00752, algorithm 2): each of D channels has a state of N.
+
+    `h_t = exp(dt A) h_(t-1) + dt B_t x_t`, `y_t = C_t h_t + D x_t`, with `dt = softplus(dt +
+    dt_bias)` and `A = -exp(A_log)`, all in one kernel. FLOPs are 9 B S D N, as published counts of
+    the kernel have them; there are no matrix products. Its inputs alone are stashed. Over a split
+    sequence, ranks gather D N fp32 elements of a state from each other, and as many decays.
+    """
+
+    name = "stg.selective_scan"
+    operands = (*_INPUTS, "start*")
+    example = "%y = stg.selective_scan(%x, %dt, %A_log, %b, %c, %skip, %dt_bias) : bf16[B, S, F]"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _selective_flops(n)
+
+
+class SelectiveScanGrad(_Selective, ScanGrad):
+    """Gradient of `stg.selective_scan`, three times its FLOPs: the states again, and their
+    gradients."""
+
+    name = "stg.selective_scan_grad"
+    example = (
+        "%dx, %ddt, %dA, %db, %dc, %dskip, %dbias = stg.selective_scan_grad"
+        "(%dy, %x, %dt, %A_log, %b, %c, %skip, %dt_bias) : (bf16[B, S, F], bf16[B, S, F], "
+        "f32[F, K], bf16[B, S, K], bf16[B, S, K], f32[F], f32[F])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _selective_flops(n) * 3
+
+
+class SelectiveScanState(_Selective, ScanState):
+    """What a part of the sequence adds to the states of `stg.selective_scan`, and what it leaves of
+    them; 9 FLOPs per token and element of the state."""
+
+    name = "stg.selective_scan_state"
+    example = (
+        "%h, %keep = stg.selective_scan_state(%x, %dt, %A_log, %b, %dt_bias) : "
+        "(f32[B, 4, F, K], f32[B, 4, F, K])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _selective_flops(n)
+
+
+class SelectiveScanStateGrad(_Selective, ScanStateGrad):
+    """The gradient of the states before a part of the sequence of `stg.selective_scan`, and what
+    the part leaves of the gradient behind it; 9 FLOPs per token and element of the state."""
+
+    name = "stg.selective_scan_state_grad"
+    example = (
+        "%dh, %keep = stg.selective_scan_state_grad(%dy, %dt, %A_log, %c, %dt_bias) : "
+        "(f32[B, 4, F, K], f32[B, 4, F, K])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _selective_flops(n)
+
+
+# -- Mamba-2 ---------------------------------------------------------------------------------------
+
+
+class _Ssd(ScanKind):
+    stem = "stg.ssd"
+    inputs, carried, seen = _INPUTS, _CARRIED, _SEEN
+    params = (CHUNK,)
+
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        of_groups = next(v for n, v in given.items() if n in "BC")
+        first = op.operands[0].tensor.rank
+        grouped = of_groups.tensor.rank == first
+        h, groups = ("(gr)", "{b}sgn") if grouped else ("r", "{b}sn")
+        return {
+            **dict.fromkeys(("x", "y"), f"{{b}}s{h}p"),
+            "dt": f"{{b}}s{h}",
+            **dict.fromkeys("BC", groups),
+            **dict.fromkeys(("A_log", "D", "dt_bias"), h),
+            "state": f"{{b}}{h}np",
+            "keep": f"{{b}}{h}",
+        }
+
+    def tokens(self, x: Named) -> Tokens:
+        dt = softplus(x["dt"] + x["dt_bias"])[..., None]
+        b, c = x.get("B"), x.get("C")
+        return Tokens(
+            w=dt * -np.exp(x["A_log"])[:, None],
+            q=None if c is None else on_heads(c, dt.shape[2]),
+            k=None if b is None else on_heads(b, dt.shape[2]) * dt,
+            v=x.get("x"),
+        )
+
+    def skip(self, x: Named) -> Array:
+        return x["D"][:, None] * x["x"]
+
+    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
+        raw = x["dt"] + x["dt_bias"]
+        dt, a, dw = softplus(raw), -np.exp(x["A_log"]), d.w[..., 0]
+        b = on_heads(x["B"], raw.shape[2])
+        d_dt = (dw * a + (d.k * b).sum(-1)) * sigmoid(raw)
+        return {
+            "x": d.v + x["D"][:, None] * dy,
+            "dt": d_dt,
+            "A_log": (dw * dt * a).sum((0, 1)),
+            "B": on_groups(d.k * dt[..., None], x["B"]),
+            "C": on_groups(d.q, x["C"]),
+            "D": (dy * x["x"]).sum((0, 1, 3)),
+            "dt_bias": d_dt.sum((0, 1)),
+        }
+
+
+def _scores(op: Operation, n: Sizes) -> Expr:
+    """C B^T inside chunks, of groups."""
+    return count(n, "s", "n", "g") * chunk_of(op, n) * 2
+
+
+def _inside(op: Operation, n: Sizes) -> Expr:
+    """Masked scores times x."""
+    return count(n, "s", "p", "g", "r") * chunk_of(op, n) * 2
+
+
+def _states(n: Sizes) -> Expr:
+    """What tokens add to the states of chunks, or what is read of these."""
+    return count(n, "s", "n", "p", "g", "r") * 2
+
+
+def _passed(op: Operation, n: Sizes) -> Expr:
+    """States from chunk to chunk."""
+    chunks = call("ceildiv", [n["s"], chunk_of(op, n)])
+    return count(n, "n", "p", "g", "r") * chunks * 2
+
+
+class Ssd(_Ssd, Scan):
+    """The scan of Mamba-2 (arXiv 2405.21060, section 6): each of H heads has a state of N x P.
+
+    `h_t = exp(dt A) h_(t-1) + dt B_t x_t^T`, `y_t = C_t^T h_t + D x_t`, with `dt = softplus(dt +
+    dt_bias)` and `A = -exp(A_log)`, all in one kernel. B and C are those of groups of heads
+    ([B, S, G, N]), or of all heads ([B, S, N]). FLOPs are those of its products in chunks of Q
+    tokens: 2 S Q N G and 2 S Q P H inside of chunks, 2 S N P H each for states and what is read of
+    them, 2 N P H from chunk to chunk. Its inputs alone are stashed. Over a split sequence, ranks
+    gather H N P fp32 elements of a state from each other, and H decays.
+    """
+
+    name = "stg.ssd"
+    operands = (*_INPUTS, "start*")
+    example = (
+        "%y = stg.ssd[chunk = 256](%x, %dt, %A_log, %b, %c, %skip, %dt_bias) : bf16[B, S, H, K]"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _scores(op, n) + _inside(op, n) + _states(n) * 2 + _passed(op, n)
+
+
+class SsdGrad(_Ssd, ScanGrad):
+    """Gradient of `stg.ssd`: two products for each of its products, and scores and states again,
+    as mamba_ssm's kernels compute them."""
+
+    name = "stg.ssd_grad"
+    example = (
+        "%dx, %ddt, %dA, %db, %dc, %dskip, %dbias = stg.ssd_grad[chunk = 256]"
+        "(%dy, %x, %dt, %A_log, %b, %c, %skip, %dt_bias) : (bf16[B, S, H, K], bf16[B, S, H], "
+        "f32[H], bf16[B, S, F], bf16[B, S, F], f32[H], f32[H])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return (_scores(op, n) + _passed(op, n)) * 3 + _inside(op, n) * 2 + _states(n) * 5
+
+
+class SsdState(_Ssd, ScanState):
+    """What a part of the sequence adds to the states of `stg.ssd`, and what it leaves of them."""
+
+    name = "stg.ssd_state"
+    example = (
+        "%h, %keep = stg.ssd_state[chunk = 256](%x, %dt, %A_log, %b, %dt_bias) : "
+        "(f32[B, 4, H, F, K], f32[B, 4, H])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _states(n) + _passed(op, n)
+
+
+class SsdStateGrad(_Ssd, ScanStateGrad):
+    """The gradient of the states before a part of the sequence of `stg.ssd`, and what the part
+    leaves of the gradient behind it."""
+
+    name = "stg.ssd_state_grad"
+    example = (
+        "%dh, %keep = stg.ssd_state_grad[chunk = 256](%dy, %dt, %A_log, %c, %dt_bias) : "
+        "(f32[B, 4, H, F, K], f32[B, 4, H])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _states(n) + _passed(op, n)
+
+
+OPS = (
+    SelectiveScan(),
+    SelectiveScanGrad(),
+    SelectiveScanState(),
+    SelectiveScanStateGrad(),
+    Ssd(),
+    SsdGrad(),
+    SsdState(),
+    SsdStateGrad(),
+)

@@ -1,0 +1,230 @@
+"""add-lora: low-rank adapters beside products with parameters, and all other parameters frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    TensorType,
+    Value,
+    const,
+    error,
+    made_by,
+    read_strategy,
+)
+from stagec.ir.rewrite import carried
+from stagec.ir.rule import Shape, parse_rule, shape_text
+from stagec.ir.traits import Repeats
+from stagec.ir.types import Dim
+from stagec.ir_spec.ops.adapters import LoraRule
+from stagec.ir_spec.ops.contraction import Einsum
+from stagec.support.source import Loc
+from stagec.support.suggest import did_you_mean
+
+_PACKED = (2, 3)  # gate and up; query, key and value
+_LETTERS = "rabcdefghijklmnopqstuvwxyz"
+
+
+@dataclass(frozen=True)
+class AddLora(Pass):
+    """Add low-rank adapters (arXiv 2106.09685) beside products with the parameters of these names,
+    and freeze all other parameters.
+
+    Without options it does what `stg.lora` of the strategy says. A name is the last part of a
+    parameter's path. A parameter that is used in several products has one adapter. A dimension of
+    the number 2 or 3 that is not contracted packs matrices (gate and up; query, key and value),
+    each of which has an adapter of its own.
+
+    Before:
+        stg.strategy @s {
+          stg.lora[targets = wq, rank = 8]
+        }
+        stg.func @f(%x: f32[B, D], %layers/wq: f32[L, D, F | param], %g: f32[D | param]) {
+          %n = stg.rmsnorm(%x, %g) : f32[B, D]
+          %y = stg.repeat[count = L, carry = 1](%h: f32[B, D] = %n, %w: f32[D, F] = %layers/wq) {
+            %q = stg.einsum["bd,df->bf"](%h, %w) : f32[B, F]
+            %z = stg.einsum["bf,bd->bd"](%q, %h) : f32[B, D]
+            stg.yield(%z)
+          } : f32[B, D]
+          stg.return(%y)
+        }
+    After:
+        stg.strategy @s {
+          stg.lora[targets = wq, rank = 8]
+        }
+        stg.func @f(%x: f32[B, D], %layers/wq: f32[L, D, F | frozen], %g: f32[D | frozen],
+            %layers/wq_lora_a: f32[L, D, 8 | param], %layers/wq_lora_b: f32[L, 8, F | param]) {
+          %n = stg.rmsnorm(%x, %g) : f32[B, D]
+          %y = stg.repeat[count = L, carry = 1](%h: f32[B, D] = %n, %w: f32[D, F] = %layers/wq,
+              %layers/wq_lora_a_i: f32[D, 8] = %layers/wq_lora_a,
+              %layers/wq_lora_b_i: f32[8, F] = %layers/wq_lora_b) {
+            %q = stg.einsum["bd,df->bf"](%h, %w) : f32[B, F]
+            %q_low = stg.einsum["bd,dr->br"](%h, %layers/wq_lora_a_i) : f32[B, 8]
+            %q_lora = stg.einsum["br,rf->bf"](%q_low, %layers/wq_lora_b_i) : f32[B, F]
+            %q_adapted = stg.add(%q, %q_lora) : f32[B, F]
+            %z = stg.einsum["bf,bd->bd"](%q_adapted, %h) : f32[B, D]
+            stg.yield(%z)
+          } : f32[B, D]
+          stg.return(%y)
+        }
+    """
+
+    name = "add-lora"
+    needs = Phase.SHAPED
+
+    targets: tuple[str, ...] = field(
+        default=(), metadata={"help": "names of parameters (default: what the strategy says)"}
+    )
+    rank: int = field(default=16, metadata={"help": "the rank of the adapters"})
+    alpha: int = field(
+        default=0, metadata={"help": "their results are times alpha/rank (0: times 1)"}
+    )
+
+    def applies(self, module: Module) -> bool:
+        return bool(self.targets or read_strategy(module).one(LoraRule).targets)
+
+    def run(self, module: Module) -> None:
+        given = LoraRule(self.targets, self.rank, self.alpha)
+        add_lora(module, given if self.targets else read_strategy(module).one(LoraRule))
+
+
+PASS = "add-lora"
+
+
+def add_lora(module: Module, rule: LoraRule) -> None:
+    """Add adapters to the main function, in place.
+
+    Raises `DiagnosticError` for a name that no parameter has, or one that is used in no product.
+    """
+    params = module.parameters()
+    if rule.rank < 1:
+        raise error(f"an adapter has a rank of 1 or more, found {rule.rank}", rule.loc)
+    for name in rule.targets:
+        if not any(p.is_called(name) for p in params):
+            known = {p.name.rpartition("/")[2] for p in params if _products(p)}
+            raise error(
+                f"the model has no parameter '%{name}'",
+                rule.loc,
+                remedy=did_you_mean(name, known) or f"choose some of {', '.join(sorted(known))}",
+            )
+    for param in params:
+        param.type = replace(param.tensor, role="frozen")
+    for param in params:
+        if any(param.is_called(name) for name in rule.targets):
+            _Adapter(module, rule, param).add()
+
+
+def _products(value: Value) -> list[tuple[Operation, int, int]]:
+    """The products in which a parameter is used: each with the operand that it is, and the number
+    of repeats that slice it."""
+    found: list[tuple[Operation, int, int]] = []
+    for op, index in value.uses:
+        if op.has(Repeats) and index >= carried(op):
+            found += [(o, i, depth + 1) for o, i, depth in _products(op.body.args[index])]
+        elif isinstance(op.definition, Einsum):
+            found.append((op, index, 0))
+    return found
+
+
+class _Adapter:
+    """The adapter of a parameter."""
+
+    def __init__(self, module: Module, rule: LoraRule, param: Value) -> None:
+        self._module, self._rule, self._param = module, rule, param
+
+    def add(self) -> None:
+        """Add the parameters A and B, and what is computed with them."""
+        products = _products(self._param)
+        if not products:
+            raise error(
+                f"parameter %{self._param.name} is used in no product: an adapter stands beside a "
+                "stg.einsum",
+                self._rule.loc,
+                remedy="name a parameter that is multiplied",
+            )
+        op, index, depth = products[0]
+        into, out = self._types(op, index, depth)
+        body = self._module.main.body
+        a, b = (
+            body.add_arg(f"{self._param.name}_lora_{name}", type_, self._param.loc)
+            for name, type_ in (("a", into), ("b", out))
+        )
+        self._adapt(self._param, a, b)
+
+    def _types(self, op: Operation, index: int, depth: int) -> tuple[TensorType, TensorType]:
+        """The types of A and B, from the product and the repeats around."""
+        cut, type_ = _Cut(op, index), self._param.tensor
+        dims = dict(zip(cut.weight, type_.dims[depth:], strict=True))
+        rank = Dim(const(self._rule.rank))
+        lead = (*type_.dims[:depth], *(dims[g] for g in cut.batch))
+        a = (*lead, *(dims[g] for g in cut.contracted), rank)
+        b = (*lead, rank, *(dims[g] for g in cut.kept))
+        return replace(type_, dims=a, role="param"), replace(type_, dims=b, role="param")
+
+    def _adapt(self, w: Value, a: Value, b: Value) -> None:
+        """Add the adapter where w is used."""
+        for op, index in list(w.uses):
+            if op.has(Repeats) and index >= carried(op):
+                inner = [_bind(op, v) for v in (a, b)]
+                self._adapt(op.body.args[index], *inner)
+            elif isinstance(op.definition, Einsum):
+                self._beside(op, index, a, b)
+
+    def _beside(self, op: Operation, index: int, a: Value, b: Value) -> None:
+        """y = x w becomes x w + x a b."""
+        cut, y, x = _Cut(op, index), op.result, op.operands[1 - index]
+        users = list(y.uses)
+        build = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
+        to = {"to": op.text("to")} if "to" in op.attrs else {}
+        low = build.value("stg.einsum", [x, a], {"spec": cut.down}, hint=f"{y.name}_low")
+        up = build.value("stg.einsum", [low, b], {"spec": cut.up, **to}, hint=f"{y.name}_lora")
+        if self._rule.alpha not in (0, self._rule.rank):
+            by = const(self._rule.alpha) / const(self._rule.rank)
+            up = build.value("stg.scale", [up], {"by": by}, hint=f"{y.name}_scaled")
+        adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
+        for user, place in users:
+            user.set_operand(place, adapted)
+
+
+def _bind(repeat: Operation, value: Value) -> Value:
+    """A slice of a parameter in a repeat."""
+    repeat.add_operand(value)
+    loc: Loc = value.loc
+    return repeat.body.add_arg(f"{value.name}_i", value.tensor.inner.sliced(), loc)
+
+
+class _Cut:
+    """The rule of a product, cut in two at the rank r.
+
+    | product         | down           | up              |
+    |-----------------|----------------|-----------------|
+    | bsd,dhk->bshk   | bsd,dr->bsr    | bsr,rhk->bshk   |
+    | ebcd,edf->ebcf  | ebcd,edr->ebcr | ebcr,erf->ebcf  |
+    | bsd,dzf->bzsf   | bsd,zdr->zbsr  | zbsr,zrf->bzsf  |
+
+    The second one is of experts, the third one of a parameter that packs two or three matrices.
+    """
+
+    def __init__(self, op: Operation, index: int) -> None:
+        operands, (out,) = parse_rule(op.text("spec"))
+        self.weight, x = operands[index], operands[1 - index]
+        sizes = dict(zip(self.weight, op.operands[index].tensor.shape, strict=True))
+        packed = tuple(g for g in self.weight if g not in x and sizes[g].value in _PACKED)
+        self.batch = (*packed, *(g for g in self.weight if g in x and g in out))
+        self.contracted = tuple(g for g in self.weight if g not in out)
+        self.kept = tuple(g for g in self.weight if g not in (*x, *packed) and g in out)
+        used = {f for shape in (*operands, out) for g in shape for f in g}
+        rank: Shape = ((next(f for f in _LETTERS if f not in used),),)
+        low = (*packed, *(g for g in x if g in out), *rank)
+        self.down = _spec(x, (*self.batch, *self.contracted, *rank), low)
+        self.up = _spec(low, (*self.batch, *rank, *self.kept), out)
+
+
+def _spec(left: Shape, right: Shape, out: Shape) -> Quoted:
+    return Quoted(f"{shape_text(left)},{shape_text(right)}->{shape_text(out)}")

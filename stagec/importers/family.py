@@ -1,0 +1,105 @@
+"""Families of models: who reads which `model_type`, and the text that a configuration becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from stagec.importers.config import Config
+from stagec.importers.json_text import JsonText, Object
+from stagec.importers.text import ModelText
+from stagec.support.diagnostics import error
+from stagec.support.source import Source
+from stagec.support.suggest import did_you_mean
+
+Reader = Callable[[Config], ModelText]
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """A group of models that one reader understands.
+
+    `model_types` are the values of the key `model_type`; for files that have none, `marks` are
+    values of the key `_class_name`. `features` is a line for the table of docs/models.md. The
+    reader asks the configuration for every key that its computation depends on.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    read: Reader
+    features: str = ""
+    marks: tuple[str, ...] = ()
+
+
+def import_model(
+    source: Source, families: Iterable[ModelFamily], ignored: Collection[str] = ()
+) -> ModelText:
+    """The text of a configuration file. Keys named in `ignored` are taken as left out.
+
+    Raises `DiagnosticError` for what is no configuration, for a family that is not known, and for
+    keys that are wrong or that change the computation and are not known.
+    """
+    text = JsonText(source)
+    members = text.read()
+    config = Config(text, members, ignored=ignored)
+    family = _family_of(config, text, members, known_families(families))
+    model = family.read(config)
+    config.finish()
+    return model
+
+
+def known_families(families: Iterable[ModelFamily]) -> dict[str, ModelFamily]:
+    """The families by their model types and class names. Raises `DiagnosticError` for one that two
+    families bring."""
+    known: dict[str, ModelFamily] = {}
+    for family in families:
+        for name in (*family.model_types, *family.marks):
+            if name in known:
+                raise error(
+                    f"families '{known[name].name}' and '{family.name}' both read '{name}'",
+                    remedy="remove it from one of them",
+                )
+            known[name] = family
+    return known
+
+
+#: Files beside config.json that are taken for it, by keys that only they have.
+_OTHER_FILES: Mapping[str, str] = {
+    "added_tokens_decoder": "a tokenizer's configuration",
+    "added_tokens": "a tokenizer",
+    "chat_template": "a tokenizer's configuration",
+    "tokenizer_class": "a tokenizer's configuration",
+    "weight_map": "an index of weights",
+    "image_processor_type": "a configuration of an image processor",
+    "feature_extractor_type": "a configuration of a feature extractor",
+    "do_sample": "a configuration of generation",
+    "max_new_tokens": "a configuration of generation",
+    "_from_model_config": "a configuration of generation",
+    "base_model_name_or_path": "a configuration of an adapter",
+    "train_batch_size": "a configuration of a training run",
+}
+
+
+def _family_of(
+    config: Config, text: JsonText, members: Object, known: Mapping[str, ModelFamily]
+) -> ModelFamily:
+    key = "model_type" if "model_type" in members or "_class_name" not in members else "_class_name"
+    if key not in members:
+        other = next((what for k, what in _OTHER_FILES.items() if k in members), None)
+        found = f"; it looks like {other}" if other else ""
+        raise error(
+            f"{config.file} has no key 'model_type'{found}",
+            text.place(0),
+            remedy="give the config.json of a model",
+        )
+    name = config.text(key)
+    if name not in known:
+        names = sorted(known)
+        near = did_you_mean(name, names)
+        raise error(
+            f"models of the type {name!r:.60} are not known",
+            config.place(key),
+            remedy=f"{near + '; ' if near else ''}known are {', '.join(names)}; a plug-in may "
+            "bring others (docs/models.md)",
+        )
+    return known[name]

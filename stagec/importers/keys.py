@@ -1,0 +1,100 @@
+"""Keys of configurations that do not change what a training step computes, for all families."""
+
+from __future__ import annotations
+
+#: Names, versions and files.
+_ABOUT = (
+    "architectures auto_map _name_or_path name_or_path model_type transformers_version "
+    "custom_pipelines task_specific_params id2label label2id num_labels finetuning_task "
+    "problem_type license_name tokenizer_class processor_class language unsloth_version "
+    "unsloth_fixed model_name framework save_step base_model"
+)
+#: Element types, devices, kernels: the strategy says how a step runs.
+_EXECUTION = (
+    "torch_dtype dtype use_bfloat16 quantization_config attn_implementation _attn_implementation "
+    "use_flash_attn flash_attention _flash_attn_2_enabled use_cache gradient_checkpointing "
+    "pretraining_tp torchscript fuse_norm fused_mlp use_fused_rms_norm return_dict "
+    "output_attentions output_hidden_states is_decoder_only chunk_size_feed_forward "
+    "pruned_heads ep_size scan_layers use_parallel_embedding keys_to_ignore_at_inference "
+    "fp32_residual_connection residual_in_fp32 rms_norm_fp32 layernorm_in_fp32 "
+    "attention_softmax_in_fp32 apply_query_key_layer_scaling masked_softmax_fusion "
+    "use_memory_efficient_attention fp32_lm_head compression_config tensor_parallel_degree"
+)
+#: Tokens: which number means what.
+_TOKENS = (
+    "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id "
+    "decoder_start_token_id forced_bos_token_id forced_eos_token_id bad_words_ids "
+    "suppress_tokens begin_suppress_tokens image_token_id image_token_index video_token_id "
+    "audio_token_id vision_start_token_id vision_end_token_id vision_token_id boi_token_index "
+    "eoi_token_index eoi_token_id boi_token_id pad_token add_bos_token add_eos_token "
+    "prefix gen_token_id tokenizer_name"
+)
+#: Regularisation: dropout is left out of imported texts (docs/models.md).
+_DROPOUT = (
+    "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop summary_first_dropout "
+    "dropout attention_probs_dropout_prob hidden_dropout_prob residual_dropout embedding_dropout "
+    "activation_dropout classifier_dropout layerdrop resid_dropout embd_dropout attn_dropout "
+    "dropout_rate ffn_dropout residual_dropout_prob embedding_dropout_prob emb_dropout_prob "
+    "attention_dropout_prob output_dropout_prob ffn_dropout_rate mlp_dropout token_dropout "
+    "classifier_dropout_prob drop_path_rate expert_dropout"
+)
+#: How weights begin, small constants, losses beside the cross entropy, and layers that predict
+#: further tokens, which transformers leaves out too (docs/models.md).
+_TRAINING = (
+    "initializer_range initializer_factor init_std embedding_initializer_range "
+    "rescale_prenorm_residual rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps "
+    "norm_epsilon layernorm_epsilon rms_norm_epsilon aux_loss_alpha router_aux_loss_coef "
+    "router_z_loss_coef seq_aux output_router_logits router_jitter_noise input_jitter_noise "
+    "aux_loss_coef z_loss_coefficient router_aux_loss_coefficient "
+    "z_loss_coeff load_balancing_loss_coef ce_loss_weight router_dtype "
+    "moe_router_fp32 ntk_threshold num_nextn_predict_layers num_mtp_modules mtp_transformer_layers "
+    "use_mtp mtp_num_layers"
+)
+#: How text is generated.
+_GENERATION = (
+    "temperature top_p do_sample max_length min_length repetition_penalty length_penalty "
+    "num_beams num_beam_groups num_return_sequences early_stopping diversity_penalty "
+    "encoder_no_repeat_ngram_size no_repeat_ngram_size exponential_decay_length_penalty "
+    "remove_invalid_values return_dict_in_generate typical_p output_scores generation_config "
+    "top_k_tokens cache_implementation tf_legacy_loss use_return_dict"
+)
+
+#: Features that are off, or as all families have them that do not ask for the key.
+OFF: dict[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "alibi": (False,),
+    "attention_bias": (False,),
+    "attention_output_bias": (False,),
+    "attn_logit_softcapping": (0,),
+    "clip_qkv": (0,),
+    "cross_attention_hidden_size": (),
+    "final_logit_softcapping": (0,),
+    "is_decoder": (True, False),
+    "is_encoder_decoder": (False,),
+    "logit_scale": (1,),
+    "mlp_bias": (False,),
+    "mlp_only_layers": ([],),
+    "moe_layer_freq": (1,),
+    "norm_type": ("rms", "rmsnorm", "rms_norm", "layer_norm", "layernorm"),
+    "num_dense_layers": (0,),
+    "parallel_attn": (False,),
+    "position_embedding_type": ("rope", "rotary", "rotary_embedding"),
+    "prefix_lm": (False,),
+    "qk_layernorm": (False,),
+    "qk_norm": (False,),
+    "qkv_bias": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "sliding_window": (0, -1),
+    "tie_encoder_decoder": (False,),
+    "use_bias": (False,),
+    "use_cla": (False,),
+    "use_mrope": (False,),
+    "use_parallel_residual": (False,),
+    "use_qk_norm": (False,),
+    "use_qkv_bias": (False,),
+    "use_sliding_window": (False,),
+}
+
+NO_EFFECT = frozenset(
+    " ".join((_ABOUT, _EXECUTION, _TOKENS, _DROPOUT, _TRAINING, _GENERATION)).split()
+)

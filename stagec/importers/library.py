@@ -1,0 +1,31 @@
+"""Texts of the model library: those that are written down, and those of configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stagec.importers.family import import_model
+from stagec.importers.registry import BUILT_IN
+from stagec.importers.text import ModelText
+from stagec.models import LIBRARY, LibraryModel, library_text
+from stagec.support.source import Source
+
+
+def model_source(model: LibraryModel) -> Source:
+    """The STG text of a model of the library, with the text's own defaults."""
+    if model.is_configuration:
+        return Source(f"{LIBRARY}{model.name}.stg", _imported(model).text())
+    return Source(LIBRARY + model.text_name, library_text(model.text_name))
+
+
+def model_sizes(model: LibraryModel) -> Mapping[str, int]:
+    """The values of the symbols of a model of the library."""
+    if not model.is_configuration:
+        return model.values
+    symbols = _imported(model).used_symbols.values()
+    return {s.name: s.value for s in symbols if s.value is not None} | dict(model.values)
+
+
+def _imported(model: LibraryModel) -> ModelText:
+    source = Source(f"{model.name}.json", library_text(model.text_name))
+    return import_model(source, BUILT_IN)

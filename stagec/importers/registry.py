@@ -1,0 +1,52 @@
+"""The families by name of their models: those built in, and those of plug-ins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from stagec.importers import (
+    attended,
+    classic,
+    deepseek,
+    diffusion,
+    encoders,
+    further,
+    hybrids,
+    llama,
+    mixture,
+    multimodal,
+    vision,
+    zamba,
+)
+from stagec.importers.family import ModelFamily, known_families
+from stagec.support.source import Source
+
+BUILT_IN: tuple[ModelFamily, ...] = (
+    *llama.FAMILIES,
+    *classic.FAMILIES,
+    *attended.FAMILIES,
+    *mixture.FAMILIES,
+    *deepseek.FAMILIES,
+    *further.FAMILIES,
+    *hybrids.FAMILIES,
+    *zamba.FAMILIES,
+    *encoders.FAMILIES,
+    *vision.FAMILIES,
+    *diffusion.FAMILIES,
+    *multimodal.FAMILIES,
+)
+_TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
+
+
+def families_of(extras: Iterable[object]) -> list[ModelFamily]:
+    """The built-in families and those among what plug-ins have brought."""
+    return [*BUILT_IN, *(each for each in extras if isinstance(each, ModelFamily))]
+
+
+def knows(source: Source) -> bool:
+    """Whether a built-in family can be the one of a configuration: no plug-in needs to be loaded to
+    look for it."""
+    known = known_families(BUILT_IN)
+    found: list[str] = _TYPE.findall(source.text)
+    return not found or any(name in known for name in found)

@@ -1,0 +1,188 @@
+"""Stacks of layers: the repeats that run as one, layer by layer.
+
+A repeat without an order is a stack by itself. Repeats with the same `order` in one region are one
+stack, forward and backward apart: their layers run in the order that is stated, and the carried
+values pass through all of them.
+
+    stg.order @layers[(2*a, b)*2]
+
+    %x1 = stg.repeat @a[count = 4, carry = 1, order = @layers] (%h = %x, ...)
+    %y = stg.repeat @b[count = 2, carry = 1, order = @layers] (%g = %x1, ...)
+
+runs a 0, a 1, b 0, a 2, a 3, b 1: %h of a 2 is what b 0 yields, and %y is what b 1 yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from stagec.ir.core import Operation, Region, SymbolRef, Value
+from stagec.ir.order import LayerOrder
+from stagec.ir.traits import Repeats
+from stagec.support.diagnostics import error
+
+
+class Turn(NamedTuple):
+    """A layer as it runs: its number in the stack, the number of its kind among the members, and
+    its number among the layers of the kind."""
+
+    place: int
+    member: int
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStack:
+    """Repeats that run layer by layer; the carried values of each are bound to what the one before
+    it in the text yields. `order` is None for a repeat by itself."""
+
+    members: tuple[Operation, ...]
+    order: LayerOrder | None = None
+
+    def turns(self, count: int) -> Sequence[Turn]:
+        """The layers in the order in which they run; a repeat by itself has `count` of them."""
+        alone = self.order is None
+        found = [Turn(i, 0, i) for i in range(count)] if alone else self._ordered
+        return found[::-1] if self.members[0].flag("reverse") else found
+
+    @cached_property
+    def _ordered(self) -> list[Turn]:
+        numbers = {op.symbol: number for number, op in enumerate(self.members)}
+        layers = enumerate(self.order.numbered) if self.order is not None else ()
+        return [Turn(p, numbers[k], i) for p, (k, i) in layers if k in numbers]
+
+    @property
+    def carried(self) -> int:
+        """How many values pass from layer to layer."""
+        return self.members[0].integer("carry", 1)
+
+    @property
+    def inputs(self) -> Sequence[Value]:
+        """The carried values that enter its first layer."""
+        return self.members[0].operands[: self.carried]
+
+
+def kind_of(repeat: Operation) -> str | None:
+    """The name of a repeat that is a kind of layers of a stack; None of a repeat by itself."""
+    return repeat.symbol if "order" in repeat.attrs else None
+
+
+def order_of(repeat: Operation) -> LayerOrder | None:
+    """The order of the stack that a repeat belongs to, None for a repeat by itself. Raises
+    `DiagnosticError` if it is not declared."""
+    name = repeat.attrs.get("order")
+    if not isinstance(name, SymbolRef):
+        return None
+    declared = declaration_of(repeat, name)
+    found = declared.attrs.get("layers") if declared is not None else None
+    if isinstance(found, LayerOrder):
+        return found
+    raise error(
+        f"no stg.order {name} is declared",
+        repeat.loc,
+        remedy=f"declare it in the module: stg.order {name}[2*{repeat.symbol or 'kind'}]",
+    )
+
+
+def declaration_of(repeat: Operation, name: SymbolRef) -> Operation | None:
+    """The operation of the module that declares an order."""
+    op: Operation = repeat
+    while (outer := op.parent_op) is not None:
+        op = outer
+    ops = op.region.ops if op.region is not None else ()
+    declared = (o for o in ops if o.definition.declares == "layers" and o.symbol == name.name)
+    return next(declared, None)
+
+
+def place_of(repeat: Operation, index: int) -> int:
+    """The number in its stack of a layer of a repeat."""
+    order = order_of(repeat)
+    return index if order is None else order.places[repeat.symbol or ""][index]
+
+
+def stack_of(repeat: Operation) -> LayerStack:
+    """The stack that a repeat belongs to."""
+    if "order" not in repeat.attrs or repeat.parent is None:
+        return LayerStack((repeat,))
+    return LayerStack(tuple(_members(repeat, repeat.parent)), order_of(repeat))
+
+
+def entering(arg: Value) -> Value:
+    """The argument of the first repeat of a stack that carries what this one does."""
+    return stack_of(arg.region.owner).members[0].body.args[arg.index]
+
+
+def _members(repeat: Operation, region: Region) -> Iterator[Operation]:
+    """The repeats of its stack, in the order of the text. A kind that comes again begins another
+    stack."""
+    found: list[Operation] = []
+    for op in region.ops:
+        if not op.has(Repeats) or _key(op) != _key(repeat):
+            continue
+        if any(op.symbol == other.symbol for other in found):
+            if repeat in found:
+                break
+            found = []
+        found.append(op)
+    return iter(found)
+
+
+def _key(op: Operation) -> tuple[object, ...]:
+    forward = op.phase == "forward"
+    return op.attrs.get("order"), forward, op.flag("reverse"), op.integer("carry", 1) > 0
+
+
+def in_order(region: Region) -> list[Operation | LayerStack]:
+    """The operations of a region but the last one, in the order in which they run: the repeats of a
+    stack together, at the place of the first one.
+
+    What stands between them runs before the stack if one of them needs it, else behind. Raises
+    `DiagnosticError` if a repeat needs what another one of its stack makes, beside what is carried.
+    """
+    ops = region.ops[:-1]
+    if not any(op.has(Repeats) and "order" in op.attrs for op in ops):
+        return [LayerStack((op,)) if op.has(Repeats) else op for op in ops]
+    found: list[Operation | LayerStack] = []
+    done: set[Operation] = set()
+    for number, op in enumerate(ops):
+        if op in done:
+            continue
+        if not op.has(Repeats):
+            found.append(op)
+            continue
+        stack = stack_of(op)
+        later = [o for o in ops[number + 1 :] if o not in done]
+        before = _needed(stack, later)
+        found += [LayerStack((o,)) if o.has(Repeats) else o for o in before]
+        found.append(stack)
+        done |= {*before, *stack.members}
+    return found
+
+
+def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:
+    """Of the operations behind its first repeat, those that another one needs."""
+    rest, wanted = stack.members[1:], set[Value]()
+    for op in rest:
+        wanted.update(op.operands[stack.carried :])
+        wanted.update(v for inner in op.body.walk() for v in inner.operands)
+    found: list[Operation] = []
+    for op in reversed(later):
+        if op in rest or not wanted.intersection(op.results):
+            continue
+        found.append(op)
+        wanted.update(op.operands)
+        if op.region is not None:
+            wanted.update(v for inner in op.region.walk() for v in inner.operands)
+    for op in stack.members:
+        for value in op.results:
+            if value in wanted:
+                raise error(
+                    f"%{value.name} is made by a kind of layers and used by another one of the "
+                    "same stack",
+                    op.loc,
+                    remedy="hand it on as a carried value, or leave the order out",
+                )
+    return found[::-1]

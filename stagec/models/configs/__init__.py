@@ -1,0 +1,1 @@
+"""Configurations of models, from which the library writes their texts."""

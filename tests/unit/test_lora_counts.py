@@ -1,0 +1,52 @@
+"""Parameters and FLOPs of adapters: rank * (in + out) for each matrix, twice that a token.
+
+The published figures are those of PEFT for Llama 3.1, targets q and v, or all linear layers.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import analyse
+
+QV, ALL = "wq,wv", "wq,wk,wv,wo,w_gate_up,w_down"
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "rank", "trained"),
+    [
+        ("llama3-8b", QV, 8, 3_407_872),
+        ("llama3-8b", QV, 16, 6_815_744),
+        ("llama3-8b", ALL, 64, 167_772_160),
+        ("llama3-70b", QV, 64, 131_072_000),
+        ("llama3-70b", ALL, 16, 207_093_760),
+        ("llama2-7b", ALL, 8, 19_988_480),
+    ],
+)
+def test_adapters_of_llama(model: str, targets: str, rank: int, trained: int) -> None:
+    sizes = {"B": 1, "S": 4096}
+    whole = analyse(model, sizes=sizes)
+    found = analyse(model, sizes=sizes, lora=targets, lora_rank=rank)
+    assert found["trainable_parameters"] == trained
+    assert found["parameters"] == whole["parameters"] + trained
+    assert whole["trainable_parameters"] == whole["parameters"]
+    (mine,), (theirs,) = found["classes"], whole["classes"]
+    tokens = sizes["B"] * sizes["S"]
+    more = mine["matmul_flops"]["forward"] - theirs["matmul_flops"]["forward"]
+    assert more == 2 * trained * tokens
+    assert mine["memory"]["gradients"] == 4 * trained
+    assert mine["memory"]["optimizer"] == 12 * trained
+    assert mine["memory"]["parameters"] == 2 * found["parameters"]
+
+
+def test_backward_leaves_out_the_gradients_of_frozen_matrices() -> None:
+    """Backward of a product with a frozen matrix is one product, not two; the adapter has both."""
+    sizes = {"B": 1, "S": 4096}
+    whole = analyse("llama3-8b", sizes=sizes)["classes"][0]["matmul_flops"]
+    found = analyse("llama3-8b", sizes=sizes, lora=ALL, lora_rank=16)
+    mine = found["classes"][0]["matmul_flops"]
+    tokens = sizes["B"] * sizes["S"]
+    embedding = 128_256 * 4096
+    matrices = found["parameters"] - found["trainable_parameters"] - embedding - 65 * 4096
+    adapters = 2 * 2 * found["trainable_parameters"] * tokens
+    assert whole["backward"] - (mine["backward"] - adapters) == 2 * matrices * tokens

@@ -1,0 +1,92 @@
+"""FLOPs of ops against counts that go through every element."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from stagec.ir.expr import evaluate
+from stagec.ir.opdef import factor_sizes
+from tests.support import compiled
+
+SIZES = {"B": 2, "S": 6, "D": 5, "F": 7, "V": 11, "N": 3, "P": 4}
+
+
+def counted(args: str, line: str, kind: str = "flops") -> int:
+    """The FLOPs (or those of matrix products) of the op of that line."""
+    sizes = ", ".join(f"{name} = {value}" for name, value in SIZES.items())
+    text = (
+        f"stg.module @m {{\n  stg.symbols[{sizes}]\n  stg.func @f({args}) {{\n    {line}\n"
+        "    stg.return(%y)\n  }\n}\n"
+    )
+    op = compiled(text, "infer-shapes").main.body.ops[0]
+    rule = op.definition.rule(op)
+    assert rule is not None
+    cost = getattr(op.definition, kind)(op, factor_sizes(op, rule))
+    return evaluate(cost, SIZES)
+
+
+@pytest.mark.parametrize(("stride", "pad"), [(1, 1), (2, 1), (3, 0), (2, 0)])
+def test_a_convolution_multiplies_each_element_of_each_window(stride: int, pad: int) -> None:
+    """Padding is multiplied too, and both gradients cost as much as forward."""
+    width = 3 if (stride, pad) != (2, 0) else 2
+    b, s, d, f = (SIZES[n] for n in "BSDF")
+    windows = range(-pad, s + pad - width + 1, stride)
+    assert len(windows) == s // stride
+    adds = sum(1 for _ in product(range(b), windows, range(width), range(d), range(f)))
+    how = f"stride = {stride}, pad = {pad}"
+    line = f"%y = stg.conv1d[{how}](%x, %w)"
+    x, w, dy = "%x: f32[B, S, D]", f"%w: f32[{width}, D, F]", f"%dy: f32[B, S/{stride}, F]"
+    for kind in ("flops", "matmul_flops"):
+        assert counted(f"{x}, {w}", line, kind) == 2 * adds
+        grad = f"%y = stg.conv1d_dx[{how}, positions = S](%dy, %w)"
+        assert counted(f"{dy}, {w}", grad, kind) == 2 * adds
+        grad = f"%y = stg.conv1d_dw[{how}, width = {width}](%x, %dy)"
+        assert counted(f"{x}, {dy}", grad, kind) == 2 * adds
+
+
+@pytest.mark.parametrize(
+    ("args", "line", "lookups"),
+    [
+        ("%x: f32[V, D], %t: i32[B, P]", "%y = stg.embedding_bag(%x, %t)", 2 * 4),
+        ("%x: f32[N, V, D], %t: i32[B, N, P]", "%y = stg.embedding_bag(%x, %t)", 2 * 3 * 4),
+        ("%x: f32[V, D], %t: i32[B, 6]", "%y = stg.embedding_bag[bags = (1, 5)](%x, %t)", 2 * 6),
+    ],
+)
+def test_a_bag_adds_each_row_that_it_looks_up(args: str, line: str, lookups: int) -> None:
+    assert counted(args, line) == lookups * SIZES["D"]
+    assert counted(args, line, "matmul_flops") == 0
+
+
+#: One line for each operation that computes an element; constants are not counted.
+STEPS = {
+    "%y = stg.relu(%x)": ["max"],
+    "%y = stg.tanh(%x)": ["tanh"],
+    "%y = stg.exp(%x)": ["exp"],
+    "%y = stg.gelu[form = erf](%x)": ["x/sqrt2", "erf", "1+", "*x", "/2"],
+    "%y = stg.gelu[form = quick](%x)": ["1.702x", "exp", "1/(1+)", "*x"],
+    "%y = stg.scale[by = 1/S, sqrt = D](%x)": ["*"],
+}
+
+
+@pytest.mark.parametrize("line", STEPS)
+def test_an_activation_costs_its_steps(line: str) -> None:
+    elements = SIZES["B"] * SIZES["S"]
+    assert counted("%x: f32[B, S]", line) == elements * len(STEPS[line])
+
+
+@pytest.mark.parametrize(
+    ("line", "less"),
+    [
+        ("stg.rmsnorm[affine = none](%x)", 1),
+        ("stg.rmsnorm[zero_centered](%x, %w)", 0),
+        ("stg.layernorm[affine = scale](%x, %w)", 1),
+        ("stg.layernorm[affine = none](%x)", 2),
+    ],
+)
+def test_a_norm_without_a_vector_saves_its_step(line: str, less: int) -> None:
+    args = "%x: f32[B, D], %w: f32[D], %b: f32[D]"
+    vectors = "%w" if "rms" in line else "%w, %b"
+    full = counted(args, f"%y = {line.partition('[')[0]}(%x, {vectors})")
+    assert full - counted(args, f"%y = {line}") == SIZES["B"] * SIZES["D"] * less
