@@ -4,6 +4,7 @@ mixer without a norm, and one whose layers share a projection.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from stagec.ir.module import Module
 from stagec.ir.order import LayerOrder
 from tests.support import parse_one, run_passes
 
-SIZES: Mapping[str, int] = {"B": 8, "S": 4, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16}
+SIZES = {"B": 8, "S": 4, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16}
 
 #: Regular, irregular, the last kind of the text first, one kind alone.
 ORDERS: Sequence[str] = (
@@ -142,6 +143,20 @@ def kinds_text(order: str) -> str:
             body += repeat.replace("= N", f"= {number}").replace("INPUT", last)
             last = _RESULTS[kind]
     head = _HEAD.replace("ORDER", order).replace("ARGS", args)
+    return head + body + _TAIL.replace("LAST", last)
+
+
+def separate_text(order: str) -> str:
+    """The same model with a repeat of one iteration for each layer, one behind the other. The n-th
+    layer of the stack has the names of its kind with `_n` behind them."""
+    args, body, last = "", "", "%x"
+    for place, kind in enumerate(order_of(order).layers):
+        parameters, repeat = KINDS[kind]
+        args += re.sub(r"%(\w+)", rf"%\1_{place}", parameters.replace("[N", "[1"))
+        one = re.sub(r"%(\w+)", rf"%\1_{place}", repeat.replace("= N", "= 1"))
+        body += one.replace("INPUT", last).replace(", order = @layers", "").replace(f"@{kind}", "")
+        last = f"{_RESULTS[kind]}_{place}"
+    head = _HEAD.replace("  stg.order @layers[ORDER]\n", "").replace("ARGS", args)
     return head + body + _TAIL.replace("LAST", last)
 
 

@@ -1,4 +1,5 @@
-"""Writes docs/ops.md, docs/passes.md, docs/flags.md and docs/api.md from the definitions.
+"""Writes docs/ops.md, docs/passes.md, docs/flags.md, docs/families.md and
+docs/api.md from the definitions.
 
 `python -m tools.gen_docs` rewrites the pages; with `--check` it compares them with the definitions,
 prints the difference and the command that accepts it, and exits with 1.
@@ -22,6 +23,7 @@ from stagec.ir_spec.ops.statement import Statement
 from stagec.pipeline.passes import Pass, option_text, options_of, reads_its_own_options
 from stagec.pipeline.plugins import Loaded, load_plugins
 from tools.gen_api import api_page
+from tools.gen_families import families_page
 from tools.gen_flags import flags_page
 from tools.markup import ACCEPT, ROOT, anchor, markdown, page, paragraphs
 
@@ -44,6 +46,18 @@ ROOMS: Mapping[str, tuple[str, str]] = {
     ),
     "convolution": ("Convolutions", "In functions."),
     "scan": ("Running sums", "In functions."),
+    "causal_conv": (
+        "Causal convolutions",
+        "In functions. `insert-collectives` makes the last two where the sequence is split.",
+    ),
+    "token_shift": ("Token shift", "In functions."),
+    "state_space": (
+        "State-space layers",
+        "In functions. `insert-collectives` makes the ops of states where the sequence is split.",
+    ),
+    "linear_attention": ("Linear attention and delta rules", "In functions."),
+    "rwkv": ("RWKV", "In functions."),
+    "scan_base": ("States between parts of a sequence", "`insert-collectives` makes them."),
     "selection": ("Slices and positions", "In functions."),
     "activation": ("Activations and dropout", "In functions."),
     "gated": ("Gated activations", "In functions."),
@@ -98,6 +112,7 @@ def pages() -> Mapping[Path, str]:
         docs / "ops.md": ops_page(loaded),
         docs / "passes.md": passes_page(loaded),
         docs / "flags.md": flags_page(),
+        docs / "families.md": families_page(),
         docs / "api.md": api_page(docs / "examples" / "api.py"),
     }
 

@@ -219,6 +219,7 @@ str(einsum.result.type)
 # -- is_parameter
 [is_parameter(v) for v in einsum.operands]
 
+
 # == Statements: A statement of a strategy is a record of what it says, which passes read, and an op.
 # -- Record, parameter
 @dataclass(frozen=True)
@@ -322,6 +323,7 @@ round(found.step_seconds, 3), round(found.mfu, 2), found.slowest
 wider = [time_step("llama3-8b", "h100-sxm", tp=tp, sizes={"L": 4}) for tp in (1, 2, 4)]
 [round(each.step_seconds, 3) for each in wider]
 
+
 # == Formats: From the program of a rank class to the bytes of any of its ranks, as `--format NAME` takes it.
 # -- Format, Program, Layout
 class Names(Format):
@@ -339,6 +341,25 @@ Names().suffix, Names().patched
 
 # -- PatchedEncoder, Variant: See `stagec/formats/chakra`.
 PatchedEncoder.__name__, [field for field in Variant.__dataclass_fields__][:3]
+
+# == Families of models: From a configuration to the text that it means, as `stagec import` does. See [models.md](models.md).
+# -- ModelText, Body
+text = ModelText("double", "Twice the tokens.")
+body = Body()
+body.do(f"stg.return({body.let('y', 'stg.add(%x, %x)', 'twice')})")
+text.symbol("D", 64, "hidden_size"), text.symbol("L", 2)
+print(text.train("%x: f32[D]", body, "f32[D]").text())
+
+
+# -- Config, ModelFamily
+def read_double(config: Config) -> ModelText:
+    """Write the model that a configuration means."""
+    text.symbol("D", config.size("hidden_size", default=64), "hidden_size")
+    return text
+
+
+double = ModelFamily("Double", ("double",), read_double, "a sum")
+Plugin(name="double", families=(double,)).families[0].model_types
 
 # -- JobFormat, TraceJob, all_ranks
 class Classes(JobFormat):

@@ -27,7 +27,8 @@ class Activation(Elementwise):
         (dy,) = grads
         x = op.operands[0]
         return [
-            dy and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=f"d_{x.name}")
+            dy
+            and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=x.prefixed("d_"))
         ]
 
 
@@ -38,7 +39,7 @@ class FromResult(Elementwise):
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        hint = f"d_{op.operands[0].name}"
+        hint = op.operands[0].prefixed("d_")
         return [dy and b.value(f"{op.name}_grad", [dy, op.result], hint=hint)]
 
 
@@ -180,10 +181,30 @@ class Exp(Elementwise):
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        return [dy and b.value("stg.mul", [dy, op.result], hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.mul", [dy, op.result], hint=op.operands[0].prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.exp(args[0])]
+
+
+class Softplus(Elementwise):
+    """log(1 + exp(x)), 3 FLOPs per element; minus the logarithm of the sigmoid of -x."""
+
+    name = "stg.softplus"
+    cost = 3
+    example = "%y = stg.softplus(%x) : bf16[B]"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), x = grads, op.operands[0]
+        if dy is None:
+            return [None]
+        slope = b.value("stg.sigmoid", [x], hint=x.prefixed("slope_"))
+        return [b.value("stg.mul", [dy, slope], hint=x.prefixed("d_"))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.logaddexp(args[0], 0)]
 
 
 class Dropout(Elementwise):
@@ -219,7 +240,7 @@ class Dropout(Elementwise):
                 "stg.dropout_grad",
                 [dy, need_result(op, 1, "mask")],
                 {"p": op.attrs["p"]},
-                hint=f"d_{x.name}",
+                hint=x.prefixed("d_"),
             )
         ]
 
@@ -264,6 +285,7 @@ OPS = (
     Tanh(),
     TanhGrad(),
     Exp(),
+    Softplus(),
     Dropout(),
     DropoutGrad(),
 )

@@ -1,20 +1,17 @@
-"""Attention as one fused kernel, and rotary position embedding."""
+"""Attention as one fused kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, product
+from stagec.ir.expr import Expr
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.traits import Fusible
+from stagec.ir.rule import Rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
@@ -119,7 +116,7 @@ class Attention(OpDef):
         attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
         operands = [dy, op.results[0], need_result(op, 1, "lse"), *op.operands]
         last = len(op.operands) - op.flag("selected")
-        names = [f"d_{v.name}" for v in op.operands[:last]]
+        names = [v.prefixed("d_") for v in op.operands[:last]]
         found = b.op("stg.attention_grad", operands, attrs, names=names).results
         return [*found, *([None] * op.flag("selected"))]
 
@@ -195,65 +192,4 @@ class AttentionGrad(OpDef):
         return backward(x, scores_of(op, ctx, ctx, 3, x), dy, y, lse)
 
 
-class Rope(OpDef):
-    """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
-    per rotated element.
-
-    With `last` only that many elements at the end of each head are rotated. `inverse` rotates back,
-    which is its gradient.
-    """
-
-    name = "stg.rope"
-    traits = (Fusible(),)
-    operands = ("x",)
-    params = (
-        Param("base", "size", "the base of the frequencies (default 10000)"),
-        Param("last", "size", "how many elements are rotated (default all)"),
-        Param("inverse", "flag", "rotate by the negative angle"),
-    )
-    example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text}->{text}", whole=text[-1], each=[0])
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if op.operands[0].tensor.rank < 3:
-            yield f"expects [batch, position, ..., pairs], found {op.operands[0].type}"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        whole, last = n[letters(len(n))[-1]], op.attrs.get("last")
-        rotated = last if isinstance(last, Expr) else whole
-        return product(n.values()) / whole * rotated * 3
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        attrs = {k: v for k, v in op.attrs.items() if k in ("base", "last")}
-        if not op.flag("inverse"):
-            attrs["inverse"] = True
-        return [dy and b.value("stg.rope", [dy], attrs, hint=f"d_{op.operands[0].name}")]
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        last = ctx.size(op.expr("last")) if "last" in op.attrs else args[0].shape[-1]
-        still, x = args[0][..., :-last], args[0][..., -last:]
-        half = last // 2
-        angles = _angles(
-            ctx.positions(op.operands[0].tensor.dims[1]),
-            half,
-            ctx.size(op.expr("base")) if "base" in op.attrs else 10000,
-        )
-        shape = (1, x.shape[1], *([1] * (x.ndim - 3)), half)
-        cos, sin = np.cos(angles).reshape(shape), np.sin(angles).reshape(shape)
-        sin = -sin if op.flag("inverse") else sin
-        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return [np.concatenate([still, a * cos - b * sin, b * cos + a * sin, rest], axis=-1)]
-
-
-def _angles(positions: Sequence[int], half: int, base: int) -> Array:
-    frequency = float(base) ** (-np.arange(half) / max(half, 1))
-    return np.asarray(positions)[:, None] * frequency[None, :]
-
-
-OPS = (Attention(), AttentionGrad(), Rope())
+OPS = (Attention(), AttentionGrad())

@@ -10,12 +10,12 @@ DATA_AXES = ("dp_replicate", "dp_shard", "dp")
 SHARDING = ("dp", "dp_shard", "ep", "cp")
 #: Axes over which all gradients are reduced.
 REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
-#: Heads: of attention, of its keys and values; of state-space layers and linear attention, and the
-#: groups that they form; the channels of Mamba-1.
-HEADS = ("H", "G", "H_m", "G_m", "I")
+#: Heads: of attention, of its keys and values; of a vision tower beside a text model; of
+#: state-space layers and linear attention, and the groups that they form; the channels of Mamba-1.
+HEADS = ("H", "G", "H_v", "H_m", "G_m", "I")
 #: What tensor parallelism splits: heads, feed-forward widths (dense, of an expert, of shared
 #: experts), vocabulary.
-TENSOR_PARALLEL = (*HEADS, "F", "M", "F_shared", "V")
+TENSOR_PARALLEL = (*HEADS, "F", "M", "F_shared", "F_v", "V")
 #: The part of tensor parallelism over which KV heads are replicated, where there are too few.
 REPLICAS = "tpr"
 #: The dimension that only models with experts have.

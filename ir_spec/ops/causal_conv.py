@@ -42,7 +42,11 @@ class _Conv(OpDef):
         texts = [t.format(b=b, c=c) for t in before.split(",") if t]
         texts += [f"{b}s{c}", f"{c}k", *[c] * biased, *[f"{b}h{c}"] * halos]
         text = f"{','.join(texts)}->{results.format(b=b, c=c)}"
-        return make_rule(text, whole="ksh") if halos else make_rule(text, whole="k", special="s")
+        return (
+            make_rule(text, whole="ksh")
+            if halos
+            else make_rule(text, whole="k", special="s", summed="s")
+        )
 
     def bias(self, op: Operation, x: int, halos: int) -> Value | None:
         """The operand with one number for each channel."""
@@ -89,7 +93,7 @@ class CausalConv(_Conv):
         (dy,) = grads
         if dy is None:
             return [None] * len(op.operands)
-        names = [f"d_{v.name}" for v in op.operands]
+        names = [v.prefixed("d_") for v in op.operands]
         return b.op("stg.causal_conv_grad", [dy, *op.operands], _how(op), names=names).results
 
     def partition(

@@ -79,8 +79,8 @@ class Einsum(OpDef):
             dy = b.value("stg.cast", [dy], {"to": op.text("grad")}, hint=f"{dy.name}_f8")
         to = {"to": op.text("to")} if "to" in op.attrs else {}
         sizes = factor_sizes(op, self.rule(op))
-        dx = _operand_grad(b, (out, right, left), [dy, w], sizes, f"d_{x.name}", to)
-        dw = _operand_grad(b, (left, out, right), [x, dy], sizes, f"d_{w.name}", to)
+        dx = _operand_grad(b, (out, right, left), [dy, w], sizes, x.prefixed("d_"), to)
+        dw = _operand_grad(b, (left, out, right), [x, dy], sizes, w.prefixed("d_"), to)
         return [dx, dw]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -162,7 +162,7 @@ class Add(OpDef):
                 "stg.sum",
                 [dy],
                 {"spec": Quoted(f"{shape_text(out)}->{shape_text(shape)}")},
-                hint=f"d_{v.name}",
+                hint=v.prefixed("d_"),
             )
             for v, shape in zip(op.operands, shapes, strict=True)
         ]
@@ -213,7 +213,7 @@ class Sum(OpDef):
             "spec": Quoted(f"{shape_text(right)}->{shape_text(left)}"),
             "sizes": tuple(sizes[f] for g in new for f in g),
         }
-        return [dy and b.value("stg.broadcast", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.broadcast", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.einsum(op.text("spec"), *args)]
@@ -244,7 +244,7 @@ class Broadcast(OpDef):
         (dy,) = grads
         (left,), (right,) = parse_rule(op.text("spec"))
         spec = Quoted(f"{shape_text(right)}->{shape_text(left)}")
-        hint = f"d_{op.operands[0].name}"
+        hint = op.operands[0].prefixed("d_")
         return [dy and b.value("stg.sum", [dy], {"spec": spec}, hint=hint)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -268,8 +268,8 @@ class Mul(Elementwise):
             return [None, None]
         x, y = op.operands
         return [
-            b.value("stg.mul", [dy, y], hint=f"d_{x.name}"),
-            b.value("stg.mul", [dy, x], hint=f"d_{y.name}"),
+            b.value("stg.mul", [dy, y], hint=x.prefixed("d_")),
+            b.value("stg.mul", [dy, x], hint=y.prefixed("d_")),
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -293,7 +293,7 @@ class Scale(Elementwise):
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,) = grads
-        hint = f"d_{op.operands[0].name}"
+        hint = op.operands[0].prefixed("d_")
         return [dy and b.value("stg.scale", [dy], stated(op, self.params), hint=hint)]
 
     def fold(self, op: Operation) -> Value | None:
@@ -352,7 +352,7 @@ class Cast(Elementwise):
         x = op.operands[0]
         if dy is None or dy.tensor.dtype == x.tensor.dtype:
             return [dy]
-        return [b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=f"d_{x.name}")]
+        return [b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]

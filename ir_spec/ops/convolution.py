@@ -100,8 +100,8 @@ class Conv1d(Convolution):
         dx = {**how, "positions": x.tensor.shape[1]}
         dw = {**how, "width": w.tensor.shape[0]}
         return [
-            b.value("stg.conv1d_dx", [dy, w], dx, hint=f"d_{x.name}"),
-            b.value("stg.conv1d_dw", [x, dy], dw, hint=f"d_{w.name}"),
+            b.value("stg.conv1d_dx", [dy, w], dx, hint=x.prefixed("d_")),
+            b.value("stg.conv1d_dw", [x, dy], dw, hint=w.prefixed("d_")),
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

@@ -60,7 +60,7 @@ class Max(OpDef):
             dy = b.value("stg.cast", [dy], {"to": x.tensor.dtype}, hint=dy.name)
         spec, y = {"spec": op.attrs["spec"]}, op.result
         ties = b.value("stg.max_ties", [x, y], spec, hint=f"{y.name}_ties")
-        return [b.value("stg.max_grad", [dy, x, y, ties], spec, hint=f"d_{x.name}")]
+        return [b.value("stg.max_grad", [dy, x, y, ties], spec, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [_reduced_last(op, args[0]).max(-1)]
@@ -229,7 +229,7 @@ class TopK(OpDef):
         dv, x = grads[0], op.operands[0]
         attrs = {"size": x.tensor.shape[-1]}
         operands = [dv, op.results[1]] if dv is not None else []
-        return [dv and b.value("stg.topk_grad", operands, attrs, hint=f"d_{x.name}")]
+        return [dv and b.value("stg.topk_grad", operands, attrs, hint=x.prefixed("d_"))]
 
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]

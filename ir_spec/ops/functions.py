@@ -71,7 +71,7 @@ class CallOp(_Opened):
     results = ("result*",)
     traits = (Free(), Stays(), Named(), OpenParams())
     params = (Param(AS, "name", "how paths call it (default: the function's name)"),)
-    example = "%y = stg.call @swiglu[F = F_shared, as = shared](%x)"
+    example = "%y = stg.call @swiglu[F = 4*D, as = shared](%x)"
 
 
 OPS = (ImportOp(), ParamOp(), CallOp())

@@ -54,7 +54,8 @@ class Gated(OpDef):
     ) -> Sequence[Value | None]:
         (dy,), x = grads, op.operands[0]
         return [
-            dy and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=f"d_{x.name}")
+            dy
+            and b.value(f"{op.name}_grad", [dy, x], stated(op, self.params), hint=x.prefixed("d_"))
         ]
 
 

@@ -1,5 +1,4 @@
-"""Ops that move or name data and compute nothing: reshape, permute, unbind, stack, concat, place,
-gradient."""
+"""Ops that move or name data and compute nothing: reshape, permute, stack, place, gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import ZERO, Expr, const, same
+from stagec.ir.expr import ZERO, Expr, const
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, factor_sizes
 from stagec.ir.param import Param
@@ -79,7 +78,7 @@ class Reshape(OpDef):
         attrs: dict[str, RawAttr] = {"spec": Quoted(f"{shape_text(right)}->{shape_text(left)}")}
         if inner:
             attrs |= {"factors": tuple(inner), "sizes": tuple(sizes[f] for f in inner)}
-        return [dy and b.value("stg.reshape", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.reshape", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         shape = [ctx.size(d.local) for d in op.result.tensor.dims]
@@ -114,7 +113,7 @@ class Permute(OpDef):
         left, _, right = op.text("spec").partition("->")
         spec = Quoted(f"{right.strip()}->{left.strip()}")
         return [
-            dy and b.value("stg.permute", [dy], {"spec": spec}, hint=f"d_{op.operands[0].name}")
+            dy and b.value("stg.permute", [dy], {"spec": spec}, hint=op.operands[0].prefixed("d_"))
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -166,7 +165,9 @@ class Unbind(OpDef):
     ) -> Sequence[Value | None]:
         present = all_present(op, grads)
         return [
-            b.value("stg.stack", present, {"dim": op.expr("dim")}, hint=f"d_{op.operands[0].name}")
+            b.value(
+                "stg.stack", present, {"dim": op.expr("dim")}, hint=op.operands[0].prefixed("d_")
+            )
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -202,77 +203,6 @@ class StackOp(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [np.stack(args, axis=op.integer("dim"))]
-
-
-class Concat(OpDef):
-    """Joins its operands along the last dimension; copies, no FLOPs."""
-
-    name = "stg.concat"
-    traits = (Fusible(),)
-    operands = ("x*",)
-    example = "%y = stg.concat(%x, %h) : bf16[B, S, 2*D]"
-
-    def rule(self, op: Operation) -> Rule:
-        lead, parts = _joined(op.operands[0].tensor.rank, len(op.operands))
-        size = sum((v.tensor.shape[-1] for v in op.operands), ZERO)
-        text = ",".join(lead + p for p in parts) + f"->{lead}Z"
-        return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        (dy,) = grads
-        if dy is None:
-            return [None] * len(op.operands)
-        sizes = tuple(v.tensor.shape[-1] for v in op.operands)
-        names = [f"d_{v.name}" for v in op.operands]
-        return b.op("stg.cut", [dy], {"sizes": sizes}, names=names).results
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.concatenate(args, axis=-1)]
-
-
-class Cut(OpDef):
-    """Views of consecutive parts of the last dimension, of these sizes."""
-
-    name = "stg.cut"
-    operands = ("x",)
-    results = ("part*",)
-    traits = (View(),)
-    params = (Param("sizes", "sizes", "the sizes of the parts", required=True),)
-    example = "%p, %q = stg.cut[sizes = (K, D - K)](%x) : (bf16[B, S, K], bf16[B, S, D - K])"
-
-    def rule(self, op: Operation) -> Rule:
-        sizes = self._sizes(op)
-        lead, parts = _joined(op.operands[0].tensor.rank, len(sizes))
-        text = f"{lead}Z->" + ",".join(lead + p for p in parts)
-        known = dict(zip(parts, sizes, strict=True))
-        return make_rule(text, exchanged=f"{parts}Z", linear=[0], sizes=known)
-
-    @staticmethod
-    def _sizes(op: Operation) -> list[Expr]:
-        given = op.attrs["sizes"]
-        return [v for v in (given if isinstance(given, tuple) else (given,)) if isinstance(v, Expr)]
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        whole, total = op.operands[0].tensor.shape[-1], sum(self._sizes(op), ZERO)
-        if not same(whole, total):
-            yield f"expects parts that make up {whole}, found {total}"
-
-    def grad(
-        self, b: Builder, op: Operation, grads: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
-        present = all_present(op, grads)
-        return [b.value("stg.concat", present, hint=f"d_{op.operands[0].name}")]
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
-        return np.split(args[0], ends[:-1], axis=-1)
-
-
-def _joined(rank: int, parts: int) -> tuple[str, str]:
-    """Letters of the dimensions before the last, and one for each part of the last."""
-    return letters(rank - 1), letters(rank - 1 + parts)[rank - 1 :]
 
 
 def all_present(op: Operation, grads: Sequence[Value | None]) -> list[Value]:
@@ -321,7 +251,7 @@ class ShardingConstraint(Identity):
         if dy is None or not op.flag("both"):
             return [dy]
         pin = replace(op.result.tensor, partial=None)
-        hint = f"d_{op.operands[0].name}"
+        hint = op.operands[0].prefixed("d_")
         return [b.value("stg.sharding_constraint", [dy], {"both": True}, type=pin, hint=hint)]
 
 
@@ -417,8 +347,6 @@ OPS = (
     Permute(),
     Unbind(),
     StackOp(),
-    Concat(),
-    Cut(),
     ShardingConstraint(),
     Copy(),
     Recall(),

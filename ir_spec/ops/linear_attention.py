@@ -78,8 +78,9 @@ class _Linear(ScanKind):
         return Tokens(w=w, q=x.get("q"), k=x.get("k"), v=x.get("v"))
 
     def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
-        decay = {1: lambda: d.w.sum((0, 1, 3)), 3: lambda: d.w[..., 0], 4: lambda: d.w}
-        return {"q": d.q, "k": d.k, "v": d.v, "decay": -decay[x["decay"].ndim]()}
+        form = x["decay"].ndim
+        decay = d.w if form == 4 else d.w[..., 0] if form == 3 else d.w.sum((0, 1, 3))
+        return {"q": d.q, "k": d.k, "v": d.v, "decay": -decay}
 
 
 def _linear_flops(op: Operation, n: Sizes) -> Expr:

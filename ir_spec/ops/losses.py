@@ -14,7 +14,7 @@ from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 
-_MEAN = Param("mean", "size", "the number of elements to average over", required=True)
+_MEAN = Param("mean", "size", "the number of elements to average over", required=True, of_step=True)
 
 
 class Mse(OpDef):
@@ -40,7 +40,7 @@ class Mse(OpDef):
     ) -> Sequence[Value | None]:
         (dloss,), (x, target) = grads, op.operands
         mean = {"mean": op.expr("mean")}
-        hint = f"d_{x.name}"
+        hint = x.prefixed("d_")
         return [dloss and b.value("stg.mse_grad", [x, target, dloss], mean, hint=hint), None]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

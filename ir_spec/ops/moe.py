@@ -81,7 +81,7 @@ class Route(OpDef):
             return [None] * len(op.operands)
         attrs = {n: v for n, v in op.attrs.items() if n in _SHARED}
         operands = [dw, logits, op.results[1]]
-        dlogits = b.value("stg.route_grad", operands, attrs, hint=f"d_{logits.name}")
+        dlogits = b.value("stg.route_grad", operands, attrs, hint=logits.prefixed("d_"))
         return [dlogits, *[None] * (len(op.operands) - 1)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -194,7 +194,7 @@ class Dispatch(OpDef):
         if len(op.operands) == 3:
             return super().grad(b, op, grads)
         x, experts = op.operands
-        return [dy and b.value("stg.combine", [dy, experts], hint=f"d_{x.name}"), None]
+        return [dy and b.value("stg.combine", [dy, experts], hint=x.prefixed("d_")), None]
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("count") if operand == 1 else None
@@ -236,9 +236,9 @@ class Combine(OpDef):
             return [None] * len(op.operands)
         y, experts, *weights = op.operands
         attrs: Mapping[str, RawAttr] = _capacity(y, experts)
-        dys = b.value("stg.dispatch", [dy, experts, *weights], attrs, hint=f"d_{y.name}")
+        dys = b.value("stg.dispatch", [dy, experts, *weights], attrs, hint=y.prefixed("d_"))
         dws = [
-            b.value("stg.combine_weights_grad", [dy, y, experts], hint=f"d_{w.name}")
+            b.value("stg.combine_weights_grad", [dy, y, experts], hint=w.prefixed("d_"))
             for w in weights
         ]
         return [dys, None, *dws]

@@ -199,7 +199,7 @@ class Norm(WithVectors):
         (dy,), operands = grads, self.plain(op)
         if dy is None:
             return [None] * len(operands)
-        names = [f"d_{v.name}" for v in operands]
+        names = [v.prefixed("d_") for v in operands]
         taken = [dy, *operands[:2]] if self.vectors(op) else [dy, operands[0]]
         attrs = stated(op, _NORM_PARAMS)
         return b.op(f"{op.name}_grad", taken, attrs, names=names).results
@@ -372,7 +372,7 @@ class Softmax(RowOp):
     ) -> Sequence[Value | None]:
         (dy,), (x,) = grads, self.plain(op)
         attrs = {k: v for k, v in op.attrs.items() if k == "rsqrt"}
-        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.softmax_grad", [dy, op.result], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, *given = args

@@ -92,7 +92,7 @@ class EmbeddingBag(_Bags):
         attrs: dict[str, RawAttr] = {**stated(op, (_BAGS,)), "rows": table.tensor.shape[-2]}
         if table.tensor.rank == 3:
             attrs["tables"] = True
-        hint = f"d_{table.name}"
+        hint = table.prefixed("d_")
         return [dy and b.value("stg.embedding_bag_grad", [rows, dy], attrs, hint=hint), None]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -147,8 +147,9 @@ class EmbeddingBagGrad(_Bags):
         else:
             each = np.broadcast_to(dy[..., None, :], (*rows.shape, dy.shape[-1]))
         if op.flag("tables"):
-            table: Array = np.zeros_like(rows) + np.arange(out.shape[0])[:, None]
-            np.add.at(out, (table[inside], local[inside]), each[inside])
+            for t, table in enumerate(out):
+                mine = inside[..., t, :]
+                np.add.at(table, local[..., t, :][mine], each[..., t, :, :][mine])
         else:
             np.add.at(out, local[inside], each[inside])
         return [out]
@@ -180,7 +181,7 @@ class Triangle(OpDef):
     ) -> Sequence[Value | None]:
         (dy,), x = grads, op.operands[0]
         size = {"size": x.tensor.shape[-1]}
-        return [dy and b.value("stg.triangle_grad", [dy], size, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.triangle_grad", [dy], size, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         rows, columns = np.tril_indices(args[0].shape[-1], -1)

@@ -56,7 +56,7 @@ class CumSum(OpDef):
         attrs = {"dim": op.expr("dim"), **_how(op)}
         if not attrs.pop("reverse", False):
             attrs["reverse"] = True
-        return [dy and b.value("stg.cumsum", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.cumsum", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]

@@ -89,7 +89,7 @@ class ScanKind(OpDef):
         factors = frozenset(left + right)
         whole = "".join(f for f in self.whole if f in factors)
         like = {"l": _size_of("k", texts, given)} if "l" in right else None
-        return make_rule(f"{left}->{right}", whole=whole, special="s", sizes=like)
+        return make_rule(f"{left}->{right}", whole=whole, special="s", summed="s", sizes=like)
 
     def texts(self, op: Operation) -> Mapping[str, str]:
         """`shapes` with the batch filled in."""
@@ -124,7 +124,7 @@ class Scan(ScanKind):
         (dy,) = grads
         if dy is None:
             return [None] * len(op.operands)
-        names = [f"d_{v.name}" for v in op.operands]
+        names = [v.prefixed("d_") for v in op.operands]
         return b.op(f"{self.stem}_grad", [dy, *op.operands], _attrs(op), names=names).results
 
     def partition(
@@ -358,7 +358,7 @@ def _attrs(op: Operation) -> dict[str, RawAttr]:
 
 def _whole_sequence(rule: Rule) -> Rule:
     """The rule of an op on parts: what is inside a part must not be split."""
-    return replace(rule, whole=rule.whole | {"s"}, special=frozenset())
+    return replace(rule, whole=rule.whole | {"s"}, special=frozenset(), summed=frozenset())
 
 
 def _size_of(factor: str, texts: Mapping[str, str], given: Mapping[str, Value]) -> Expr:

@@ -1,4 +1,4 @@
-"""Parts of values at known places: slices, and one position of a sequence, with their gradients."""
+"""Parts of values at known places: slices, one position of a sequence, joints and cuts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import Fusible, View
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.layout import all_present
 from stagec.support.diagnostics import error
 
 _DIM = Param("dim", "int", "the dimension (default 0)")
@@ -36,7 +37,7 @@ def _dim(op: Operation, x: Value, default: int, most: int) -> int:
 
 class Slice(OpDef):
     """A view of `size` elements from `start` on along a dimension, such as the first S learned
-    positions of a table. The dimension is whole."""
+    positions of a table. The operand is whole along it; a rank takes what it needs."""
 
     name = "stg.slice"
     operands = ("x",)
@@ -45,7 +46,7 @@ class Slice(OpDef):
     example = "%p = stg.slice[dim = 0, start = 2, size = S](%table) : bf16[S, D]"
 
     def rule(self, op: Operation) -> Rule:
-        return _resized(op, "size")
+        return _resized(op, 0)
 
     def verify(self, op: Operation) -> Iterator[str]:
         x = op.operands[0].tensor
@@ -65,15 +66,17 @@ class Slice(OpDef):
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.pad", [dy], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.pad", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0][_places(op, ctx, args[0].ndim, ctx.size(op.expr("size")))]]
+        d = op.integer("dim", 0)
+        return [np.take(args[0], _places(op, ctx, op.result.tensor.dims[d]), axis=d)]
 
 
 class Pad(OpDef):
     """Zeros around a value along a dimension, of which it takes the elements from `start` on; a
-    copy, no FLOPs. The dimension is whole."""
+    copy, no FLOPs. Of an operand that is split along it each rank puts its part in its place, and
+    the result is a partial sum."""
 
     name = "stg.pad"
     operands = ("x",)
@@ -82,7 +85,7 @@ class Pad(OpDef):
     example = "%y = stg.pad[dim = 1, start = 3, size = S + 3](%x) : bf16[B, S + 3, D]"
 
     def rule(self, op: Operation) -> Rule:
-        return _resized(op, "size")
+        return _resized(op, 1)
 
     def verify(self, op: Operation) -> Iterator[str]:
         x = op.operands[0].tensor
@@ -97,30 +100,33 @@ class Pad(OpDef):
         (dy,), x = grads, op.operands[0]
         attrs: dict[str, RawAttr] = {**stated(op, (_DIM, _START))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 0)]
-        return [dy and b.value("stg.slice", [dy], attrs, hint=f"d_{x.name}")]
+        return [dy and b.value("stg.slice", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 0)
         shape = [ctx.size(op.expr("size")) if i == d else n for i, n in enumerate(x.shape)]
         out = np.zeros(shape)
-        out[_places(op, ctx, x.ndim, x.shape[d])] = x
+        np.moveaxis(out, d, 0)[_places(op, ctx, op.operands[0].tensor.dims[d])] = np.moveaxis(
+            x, d, 0
+        )
         return [out]
 
 
-def _resized(op: Operation, size: str) -> Rule:
-    """One dimension gets another size; it is whole before and after."""
+def _resized(op: Operation, wide: int) -> Rule:
+    """One dimension gets another size; that of operand (0) or result (1) `wide` is whole."""
     x = op.operands[0]
     rank = x.tensor.rank
     d, text = _dim(op, x, 0, rank), letters(rank + 1)
     row, new = text[:rank], text[rank]
     target = row[:d] + new + row[d + 1 :]
-    return make_rule(f"{row}->{target}", whole=row[d] + new, linear=[0], sizes={new: op.expr(size)})
+    sizes = {new: op.expr("size")}
+    return make_rule(f"{row}->{target}", whole=new if wide else row[d], linear=[0], sizes=sizes)
 
 
-def _places(op: Operation, ctx: NumericContext, rank: int, count: int) -> tuple[slice, ...]:
+def _places(op: Operation, ctx: NumericContext, part: Dim) -> Array:
+    """The places of the local elements of the part in the whole dimension."""
     start = ctx.size(op.expr("start")) if "start" in op.attrs else 0
-    d = op.integer("dim", 0)
-    return tuple(slice(start, start + count) if i == d else slice(None) for i in range(rank))
+    return np.asarray(ctx.positions(part)) + start
 
 
 _ALONG = Param("dim", "int", "the dimension (default 1)")
@@ -162,7 +168,7 @@ class Take(OpDef):
         (dy,), (x, *where) = grads, op.operands
         attrs: dict[str, RawAttr] = {**stated(op, (_ALONG, _AT))}
         attrs["size"] = x.tensor.shape[op.integer("dim", 1)]
-        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=f"d_{x.name}")
+        dx = dy and b.value("stg.put", [dy, *where], attrs, hint=x.prefixed("d_"))
         return [dx, *(None for _ in where)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -210,4 +216,98 @@ def _chosen(
     return np.asarray(at)[..., None] == np.asarray(ctx.positions(along))
 
 
-OPS = (Slice(), Pad(), Take(), Put())
+_JOINED = Param("dim", "int", "the dimension (default: the last one)")
+
+
+class Concat(OpDef):
+    """Joins its operands along a dimension; copies, no FLOPs."""
+
+    name = "stg.concat"
+    traits = (Fusible(),)
+    operands = ("x*",)
+    params = (_JOINED,)
+    example = "%y = stg.concat(%x, %h) : bf16[B, S, 2*D]"
+
+    def rule(self, op: Operation) -> Rule:
+        whole, parts = _joined(op, len(op.operands))
+        d = _joint(op)
+        size = sum((v.tensor.shape[d] for v in op.operands if v.tensor.rank > d), ZERO)
+        text = ",".join(whole.replace("Z", p) for p in parts) + f"->{whole}"
+        return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is None:
+            return [None] * len(op.operands)
+        sizes = tuple(v.tensor.shape[_joint(op)] for v in op.operands)
+        names = [v.prefixed("d_") for v in op.operands]
+        attrs: dict[str, RawAttr] = {"sizes": sizes, **stated(op, (_JOINED,))}
+        return b.op("stg.cut", [dy], attrs, names=names).results
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.concatenate(args, axis=_joint(op))]
+
+
+class Cut(OpDef):
+    """Views of consecutive parts of a dimension, of these sizes."""
+
+    name = "stg.cut"
+    operands = ("x",)
+    results = ("part*",)
+    traits = (View(),)
+    params = (Param("sizes", "sizes", "the sizes of the parts", required=True), _JOINED)
+    example = "%p, %q = stg.cut[sizes = (K, D - K)](%x) : (bf16[B, S, K], bf16[B, S, D - K])"
+
+    def rule(self, op: Operation) -> Rule:
+        sizes = self._sizes(op)
+        whole, parts = _joined(op, len(sizes))
+        text = f"{whole}->" + ",".join(whole.replace("Z", p) for p in parts)
+        known = dict(zip(parts, sizes, strict=True))
+        return make_rule(text, exchanged=f"{parts}Z", linear=[0], sizes=known)
+
+    @staticmethod
+    def _sizes(op: Operation) -> list[Expr]:
+        given = op.attrs["sizes"]
+        return [v for v in (given if isinstance(given, tuple) else (given,)) if isinstance(v, Expr)]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        whole, total = op.operands[0].tensor.shape[_joint(op)], sum(self._sizes(op), ZERO)
+        if not same(whole, total):
+            yield f"expects parts that make up {whole}, found {total}"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        present = all_present(op, grads)
+        hint = op.operands[0].prefixed("d_")
+        return [b.value("stg.concat", present, stated(op, (_JOINED,)), hint=hint)]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
+        return np.split(args[0], ends[:-1], axis=_joint(op))
+
+
+def _joint(op: Operation) -> int:
+    """The dimension that the op joins or cuts. Raises `DiagnosticError` if the operand lacks it."""
+    x = op.operands[0]
+    found = op.integer("dim", x.tensor.rank - 1)
+    if not 0 <= found < max(x.tensor.rank, 1):
+        raise error(
+            f"'{op.name}' works along dimension {found}, which %{x.name} does not have: {x.type}",
+            op.loc,
+            remedy=f"choose dim from 0 to {x.tensor.rank - 1}",
+        )
+    return found
+
+
+def _joined(op: Operation, parts: int) -> tuple[str, str]:
+    """Letters of the dimensions, Z for that of the parts, and one letter for each part."""
+    rank = op.operands[0].tensor.rank
+    text = letters(max(rank - 1, 0) + parts)
+    d, lead = _joint(op), text[: max(rank - 1, 0)]
+    return f"{lead[:d]}Z{lead[d:]}", text[len(lead) :]
+
+
+OPS = (Slice(), Pad(), Take(), Put(), Concat(), Cut())

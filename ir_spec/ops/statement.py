@@ -35,8 +35,8 @@ class Flag:
     """A flag of the command line. What is left out comes from the parameter that it gives.
 
     Kinds: `switch` (`--sp`; with the default True `--async-tp/--no-async-tp`), `int`, `choice`,
-    `text`, `names` (some of the choices, or any, with commas), `ratio`, `layers` (`7,8*14`), `loads`. A
-    default that is no value of the parameter says that the flag is off.
+    `text`, `names` (some of the choices, or any, with commas), `ratio`, `layers` (`7,8*14`),
+    `loads`. A default that is no value of the parameter says that the flag is off.
     """
 
     name: str  # with _ for -

@@ -168,7 +168,7 @@ class FuncOp(Declaration):
     """A function. Arguments with the clause `param` are trained, those with `frozen` are parameters
     without gradient and optimizer state, those with `state` are updated in place.
 
-    A `private` function is a block that others call, and may leave out the types of its arguments.
+    A `private` function is a block that others call. It may leave out the types of all arguments.
     With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`
     is then the number of parameters of the whole model, `trainable` that of those that are trained
     if others are frozen.

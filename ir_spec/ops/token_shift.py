@@ -41,7 +41,7 @@ class Shift(OpDef):
     ) -> Sequence[Value | None]:
         (dy,) = grads
         attrs: dict[str, RawAttr] = {} if op.flag("reverse") else {"reverse": True}
-        return [dy and b.value("stg.shift", [dy], attrs, hint=f"d_{op.operands[0].name}")]
+        return [dy and b.value("stg.shift", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]

@@ -16,7 +16,9 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.norm import rsqrt_scale
 
-_MEAN = Param("mean", "size", "the number of tokens to average over, such as B*S", required=True)
+_MEAN = Param(
+    "mean", "size", "the number of tokens to average over, such as B*S", required=True, of_step=True
+)
 
 
 def _batch(op: Operation, operand: int) -> str:
@@ -48,7 +50,9 @@ class Embedding(OpDef):
         rows = table.tensor.shape[0]
         return [
             dy
-            and b.value("stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=f"d_{table.name}"),
+            and b.value(
+                "stg.embedding_grad", [tokens, dy], {"rows": rows}, hint=table.prefixed("d_")
+            ),
             None,
         ]
 
@@ -126,7 +130,7 @@ class CrossEntropy(OpDef):
                 "stg.cross_entropy_grad",
                 operands,
                 {"mean": op.expr("mean")},
-                hint=f"d_{logits.name}",
+                hint=logits.prefixed("d_"),
             ),
             None,
         ]

@@ -106,6 +106,6 @@ def add_optimizer(module: Module) -> None:
 
 
 def _clip_factor(b: Builder, grads: tuple[Value, ...], clip: Expr) -> Value:
-    squares = [b.value("stg.squared_norm", [g], hint=f"sq_{g.name}") for g in grads]
+    squares = [b.value("stg.squared_norm", [g], hint=g.prefixed("sq_")) for g in grads]
     norm = b.value("stg.add", squares, hint="norm_sq") if len(squares) > 1 else squares[0]
     return b.value("stg.clip_factor", [norm], {"max": clip}, hint="clip")

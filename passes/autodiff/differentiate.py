@@ -206,7 +206,7 @@ class _TrainingStep:
         if wrapped is not None:
             end = wrapped.body.terminator
             end.add_operand(grad)
-            grad = wrapped.add_result(f"g_{param.name}", grad.type, param.loc)
+            grad = wrapped.add_result(param.prefixed("g_"), grad.type, param.loc)
             outer = self._module.main.body
             b = Builder(self._registry, outer, len(outer.ops) - 1, loc=b.loc, phase="gradient")
         return grad if self.reduces_inside() else self._reduced(b, grad, param, sliced=False)
@@ -218,7 +218,7 @@ class _TrainingStep:
         wire = _cast(b, grad, dtypes.reduce)
         place = self._placement.gradient(param)
         place = replace(place.sliced() if sliced else place.inner, dtype=dtypes.reduce)
-        final = b.value("stg.gradient", [wire], type=place, hint=f"g_{param.name}")
+        final = b.value("stg.gradient", [wire], type=place, hint=param.prefixed("g_"))
         result = _cast(b, final, dtypes.grad)
         b.loc, b.phase = loc, phase
         return result
@@ -248,7 +248,7 @@ class _TrainingStep:
         inner = _Tape(self, Builder(self._registry, region, loc=tape.builder.loc, phase="backward"))
         for i in live:
             arg = region.add_arg(
-                f"d_{op.results[i].name}", op.body.args[i].tensor.unplaced(), op.loc
+                op.results[i].prefixed("d_"), op.body.args[i].tensor.unplaced(), op.loc
             )
             inner.give(op.body.terminator.operands[i], arg)
         inner.backward(list(op.body.ops[:-1]))
@@ -280,18 +280,19 @@ class _TrainingStep:
         yields += [g for _, g in shared]
         region.append(Operation(self._registry["stg.yield"], yields, loc=back.loc))
         for i, value in zip(live, yields, strict=False):
-            back.add_result(f"d_{op.operands[i].name}", value.tensor)
+            back.add_result(op.operands[i].prefixed("d_"), value.tensor)
             tape.give(op.operands[i], back.results[-1])
         for (outer, is_param), value in zip(slots, yields[len(live) :], strict=False):
             result = back.add_result(
-                f"g_{outer.name}" if is_param else f"d_{outer.name}", value.tensor.stacked(count)
+                outer.prefixed("g_") if is_param else outer.prefixed("d_"),
+                value.tensor.stacked(count),
             )
             tape.give(outer, result)
             if is_param:
                 tape.reduced.add(outer)
         for outer, grad in shared:
-            result = back.add_result(f"d_{outer.name}_stack", grad.tensor.stacked(count))
-            tape.give(outer, _sum_stack(tape.builder, result, outer.name))
+            result = back.add_result(outer.prefixed("d_") + "_stack", grad.tensor.stacked(count))
+            tape.give(outer, _sum_stack(tape.builder, result, outer.prefixed("d_")))
         if self.idle:
             erase_unused(region)  # what backward does not use is not stashed
         hand_over(self._registry, op, back)
@@ -320,7 +321,7 @@ class _Tape:
         found = self._grads.pop(value, [])
         if len(found) > 1:
             b = _where_made(self.builder, found) if at_once else self.builder
-            return b.value("stg.add", found, hint=f"d_{value.name}")
+            return b.value("stg.add", found, hint=value.prefixed("d_"))
         return found[0] if found else None
 
     def leftovers(self) -> list[tuple[Value, Value]]:
@@ -345,10 +346,10 @@ class _Tape:
                     self.give(value, grad)
 
 
-def _sum_stack(b: Builder, stack: Value, name: str) -> Value:
+def _sum_stack(b: Builder, stack: Value, hint: str) -> Value:
     """The sum over the iterations of a repeat."""
     text = letters(stack.tensor.rank)
-    return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=f"d_{name}")
+    return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=hint)
 
 
 def _where_made(b: Builder, values: Sequence[Value]) -> Builder:

@@ -108,7 +108,7 @@ class _HandOver:
                 return self._forward.results[index]
         end.add_operand(value)
         stacked = value.tensor.unplaced().stacked(self._forward.expr("count"))
-        return self._forward.add_result(f"stash_{value.name}", stacked, value.loc)
+        return self._forward.add_result(value.prefixed("stash_"), stacked, value.loc)
 
     def _recompute(self, op: Operation) -> None:
         """Copy a forward operation, and what it needs, in front of the present place."""

@@ -80,8 +80,9 @@ def _lower(module: Module, func: Operation) -> None:
     axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
     stages = attrs.get("stages", ())
     attrs["ranks"] = axis_size(axes) * (len(stages) if isinstance(stages, tuple) and stages else 1)
-    stated = {n: func.attrs[n] for n in ("parameters", "trainable") if n in func.attrs}
-    attrs |= stated or module.parameter_counts()
+    attrs |= {n: func.attrs[n] for n in ("parameters", "trainable") if n in func.attrs}
+    if "parameters" not in attrs:
+        attrs |= module.parameter_counts()
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     _Lowering(module).function(func.body, graph.make_region())

@@ -112,10 +112,11 @@ def keep_parameters(module: Module, policy: str) -> None:
             if again.parent is None:
                 continue  # of a parameter that several repeats share
             if is_sliced(mine):
-                value, region = _handed_over(forward, back, mine.result), back.body
+                value, user = _handed_over(forward, back, mine.result), back.body.terminator
             else:
-                value, region = _before(forward, mine), back.parent
-            if region is not None and value not in kept.setdefault(region, []):
+                value, user = _before(forward, mine), back
+            region = user.parent or back.body
+            if value not in kept.setdefault(region, []):
                 kept[region].append(value)
             again.result.replace_with(value)
             again.erase()
@@ -140,8 +141,8 @@ def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Op
 
 def _before(forward: Operation, gather: Operation) -> Value:
     """The result of a gather that all layers share, which is moved in front of them."""
-    if gather.parent is forward.region and gather.parent is not None and forward.parent is not None:
-        gather.parent.ops.remove(gather)
+    if gather.parent is forward.body and forward.parent is not None:
+        forward.body.ops.remove(gather)
         forward.parent.insert(forward.position(), gather)
     return gather.result
 
@@ -154,5 +155,5 @@ def _handed_over(forward: Operation, back: Operation, value: Value) -> Value:
     """The argument of `back` that brings a value of `forward`, iteration by iteration."""
     forward.body.terminator.add_operand(value)
     stacked = value.tensor.stacked(forward.expr("count"))
-    back.add_operand(forward.add_result(f"kept_{value.name}", stacked, value.loc))
+    back.add_operand(forward.add_result(value.prefixed("kept_"), stacked, value.loc))
     return back.body.add_arg(value.name, value.tensor, value.loc)

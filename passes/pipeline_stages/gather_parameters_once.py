@@ -136,4 +136,4 @@ def _in_turn(gathers: Sequence[Operation], repeat: Operation, before: Builder) -
         inner.value("stg.all_gather", [arg], _attrs(op), type=op.result.type, hint=op.result.name)
     results = [op.result for op in inner.region.ops]
     inner.op("stg.yield", results, types=())
-    return [outer.add_result(f"kept_{r.name}", r.tensor.stacked(count), r.loc) for r in results]
+    return [outer.add_result(r.prefixed("kept_"), r.tensor.stacked(count), r.loc) for r in results]

@@ -20,6 +20,7 @@ from stagec.api import (
     Phase,
     Quoted,
     Region,
+    SymbolRef,
     TensorType,
     Value,
     const,
@@ -27,7 +28,6 @@ from stagec.api import (
     total,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.core import SymbolRef
 from stagec.ir.layers import declaration_of
 from stagec.ir.rewrite import carried
 from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
@@ -155,8 +155,8 @@ def split_stages(module: Module) -> None:
         for op in (*maker.orders(), made):
             place += 1
             module.root.body.insert(place, op)
-    func.erase()
-    for op in {declared for r in forward if (declared := _declared(r)) is not None}:
+    whole = {declared for r in forward if (declared := _declared(r)) is not None}
+    for op in (func, *whole):
         op.erase()
 
 
@@ -219,9 +219,7 @@ class _StageMaker:
         repeats = (r for row in sections.repeats.values() for r in row if r is not None)
         self._first_far = max(map(carried, repeats))
 
-    def make(
-        self, old: Operation, accumulate: Operation, counts: Mapping[str, Expr]
-    ) -> Operation:
+    def make(self, old: Operation, accumulate: Operation, counts: Mapping[str, Expr]) -> Operation:
         """The function, not yet in the module; `counts` are those of the parameters."""
         over = self._pipeline.rule.over
         func = Operation(

@@ -157,7 +157,7 @@ class _Split:
             else:
                 self._end.add_operand(value)
                 stacked = value.tensor.stacked(self._op.expr("count"))
-                outer = self._op.add_result(f"hand_{value.name}", stacked, value.loc)
+                outer = self._op.add_result(value.prefixed("hand_"), stacked, value.loc)
             second.add_operand(outer)
             self._inside[value] = second.body.add_arg(value.name, value.tensor, value.loc)
         return self._inside[value]

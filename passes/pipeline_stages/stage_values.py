@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from stagec.api import Attr, Builder, Operation, Region, Registry, TensorType, Type, Value
-from stagec.ir.core import SymbolRef
+from stagec.api import (
+    Attr,
+    Builder,
+    Operation,
+    Region,
+    Registry,
+    SymbolRef,
+    TensorType,
+    Type,
+    Value,
+)
 from stagec.ir.layers import LayerStack, kind_of, stack_of
 from stagec.ir.traits import Repeats
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far

@@ -43,7 +43,6 @@ class Inline(Pass):
     them. Values are named by their path.
 
     Before:
-        stg.symbols[B, D, L]
         stg.func @ffn[private] (%x) {
           %w = stg.param : bf16[D, D]
           %y = stg.einsum["bd,de->be"](%x, %w)
@@ -57,7 +56,6 @@ class Inline(Pass):
           stg.return(%r)
         }
     After:
-        stg.symbols[B, D, L]
         stg.func @f(%x: bf16[B, D], %layers/ffn/w: bf16[L, D, D | param]) {
           %r = stg.repeat @layers[count = L] (%layers/h = %x, %layers/ffn/w_i = %layers/ffn/w) {
             %layers/ffn/y = stg.einsum["bd,de->be"](%layers/h, %layers/ffn/w_i)

@@ -22,8 +22,8 @@ from stagec.ir.rewrite import carried
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.ops.adapters import LoraRule
+from stagec.ir_spec.ops.contraction import Einsum
 from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
 
@@ -47,7 +47,7 @@ class AddLora(Pass):
         }
         stg.func @f(%x: f32[B, D], %layers/wq: f32[L, D, F | param], %g: f32[D | param]) {
           %n = stg.rmsnorm(%x, %g) : f32[B, D]
-          %y = stg.repeat[count = L, carry = 1](%h = %n, %w = %layers/wq) {
+          %y = stg.repeat[count = L, carry = 1](%h: f32[B, D] = %n, %w: f32[D, F] = %layers/wq) {
             %q = stg.einsum["bd,df->bf"](%h, %w) : f32[B, F]
             %z = stg.einsum["bf,bd->bd"](%q, %h) : f32[B, D]
             stg.yield(%z)
@@ -145,7 +145,7 @@ class _Adapter:
             raise error(
                 f"parameter %{self._param.name} is used in no product: an adapter stands beside a "
                 "stg.einsum",
-                self._rule.loc or self._param.loc,
+                self._rule.loc,
                 remedy="name a parameter that is multiplied",
             )
         op, index, depth = products[0]

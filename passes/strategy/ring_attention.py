@@ -88,7 +88,12 @@ def ring_attention(
     found = [op for op in special if "ring" in op.definition.params_by_name]
     others = [op for op in special if "ring" not in op.definition.params_by_name]
     if not found and others:
-        return ()  # they pass states or edges of their parts to the next rank
+        return [], ()  # they pass states or edges of their parts to the next rank
+    for op in found:
+        op.attrs["ring"] = ring.order
+        for message in op.definition.verify(op):
+            remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
+            raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
     if found and others and ring.order == "zigzag":
         raise error(
             f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "
@@ -102,11 +107,6 @@ def ring_attention(
             ring.loc,
             remedy="use stg.attention in the model; for other models gather: --cp-mode all-gather",
         )
-    for op in found:
-        op.attrs["ring"] = ring.order
-        for message in op.definition.verify(op):
-            remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
-            raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
     over = tuple(
         a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
     )

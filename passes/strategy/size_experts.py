@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.api import (
+    Attr,
     Expr,
     Load,
     Loc,
@@ -86,7 +87,9 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
             loc,
             remedy="leave out stg.capacity (--capacity-factor), or the loads (--expert-load)",
         )
-    for op in _with_capacity(module, loc, "stg.expert_load"):
+    found = _with_capacity(module, loc, "stg.expert_load")
+    _check_kinds(found, strategy)
+    for op in found:
         count = op.expr("count")
         name = count.symbol_name
         if name is None:
@@ -101,6 +104,24 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
         op.attrs["load_from"] = const(load.first)
         first += _layers(op)
     _check_layers(module, strategy, first)
+
+
+def _check_kinds(ops: list[Operation], strategy: Strategy) -> None:
+    """Loads of single layers go by their number among those with experts, which is that of a
+    repeat's slice: so one kind of a stack has experts, or all layers have the same loads."""
+    kinds: dict[Attr, set[str | None]] = {}
+    for op in ops:
+        if op.parent_op is not None and "order" in op.parent_op.attrs:
+            kinds.setdefault(op.parent_op.attrs["order"], set()).add(op.parent_op.symbol)
+    rule = next((rule for rule in strategy.loads if rule.layer is not None), None)
+    for name, found in kinds.items():
+        if rule is not None and len(found) > 1:
+            raise error(
+                f"loads are given for layer {rule.layer}, but {len(found)} kinds of layers of "
+                f"{name} have experts",
+                rule.loc,
+                remedy="give loads of all layers, or leave the order out",
+            )
 
 
 def _layers(op: Operation) -> Expr:

@@ -20,6 +20,7 @@ from stagec.api import (
     read_strategy,
     symbol,
 )
+from stagec.ir.core import substitute_attr
 from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.traits import Repeats
 from stagec.sharding.assumptions import Assumptions
@@ -31,7 +32,8 @@ from stagec.sharding.strategy import PipelineRule
 class SplitMicrobatches(Pass):
     """Wrap the step into a `stg.accumulate` over the microbatches of `stg.microbatches`.
 
-    Data arguments become those of one microbatch. What `stg.pipeline` says is written on the
+    Data arguments become those of one microbatch, and so do sizes that ops state, such as those of
+    a broadcast. What `stg.pipeline` says is written on the
     `stg.accumulate`, also with one microbatch: 'split-stages' reads it there. Layers of open number
     are assumed to divide into the parts of the pipeline.
 
@@ -134,6 +136,7 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     for child in inner:
         body.ops.remove(child)
         region.append(child)
+        _shrink(child, batch, count)
     outputs = end.operands
     region.append(Operation(module.registry["stg.yield"], outputs, loc=end.loc))
     forget_types(op)
@@ -144,6 +147,15 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     infer_op(op, problems)
     problems.check()
     return op
+
+
+def _shrink(op: Operation, batch: str, count: int) -> None:
+    """Sizes that an op and those in its region state are those of a microbatch."""
+    env = {batch: symbol(batch) / const(count)}
+    for inner in (op, *(op.region.walk() if op.region is not None else ())):
+        for name, param in inner.definition.params_by_name.items():
+            if param.kind in ("size", "sizes") and not param.of_step and name in inner.attrs:
+                inner.attrs[name] = substitute_attr(inner.attrs[name], env)
 
 
 def _has(type_: TensorType, name: str) -> bool:

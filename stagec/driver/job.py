@@ -6,7 +6,7 @@ one way in for strategies; `--print-strategy` shows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,10 +225,13 @@ class JobBuilder:
         until: str | None = None,
         watching: Iterable[Instrument] = (),
         *,
+        without: Collection[str] = (),
         verify: bool = True,
     ) -> Module:
         """Run the pipeline up to the lowered module, or up to the pass `until`, with further
-        instruments; without `verify` the module is not verified after each pass.
+        instruments; without `verify` the module is not verified after each pass. The passes
+        `without`, whose results are not needed, are left out, unless an option names the passes or
+        has them shown.
 
         Raises `DiagnosticError`."""
         pipeline = self.loaded.pipeline(self.pipeline_text())
@@ -236,9 +239,15 @@ class JobBuilder:
         if until in names:
             end = names.index(until) + 1
             pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
+        shown = instruments(self.options, pipeline)
+        if without and not shown and self.options.pipeline is None:
+            kept = [i for i, p in enumerate(pipeline.passes) if p.name not in without]
+            passes, locs = pipeline.passes, pipeline.locs
+            pipeline = replace(
+                pipeline, passes=tuple(passes[i] for i in kept), locs=tuple(locs[i] for i in kept)
+            )
         known = self.loaded.passes.values()
-        around = [*instruments(self.options, pipeline), *watching]
-        PassManager(pipeline, around, known=known, verify=verify).run(self.module)
+        PassManager(pipeline, [*shown, *watching], known=known, verify=verify).run(self.module)
         for diagnostic in self.module.diagnostics.items:
             report(diagnostic)
         return self.module
@@ -301,7 +310,7 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
 
 
 def _trains(module: Module) -> bool:
-    """Whether the model has parameters to train: arguments with that role, or stated where they are used."""
+    """Whether the model has parameters to train: arguments, or stated where they are used."""
     stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
     if any(isinstance(t, TensorType) and t.role in ("", "param") for t in stated):
         return True

@@ -22,7 +22,7 @@ from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.driver.time_files import draw, draws, time_files
-from stagec.pipeline.instrument import TYPED
+from stagec.pipeline.instrument import PLAN, TYPED
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
@@ -163,7 +163,11 @@ def time_job(
     tokens = step_tokens(builder.module)
     forward = Planned(model_flops, after=TYPED)
     plans = Planned(EventPlans)
-    module = builder.lower(watching=[forward, *([plans] if memory else ())])
+    module = (
+        builder.lower(watching=[forward, plans])
+        if memory
+        else builder.lower(watching=[forward], without={PLAN})
+    )
     issued = Issued.of(module)
     flops = None if forward.found is None else step_flops(forward.found, module.graphs)
     report = time_report(

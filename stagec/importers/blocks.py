@@ -61,15 +61,18 @@ LAYER_SCALE = Norm("layer", "scale")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the symbol of their base, and how many elements of a head are rotated."""
+    """Rotary positions: the symbol of their base, and how many first elements of a head are
+    rotated; pairs are the two halves of these, or neighbours."""
 
     base: str = "theta"
     part: str | None = None
+    interleaved: bool = False
 
     def step(self) -> str:
         """The operation, on `{}`."""
-        part = f", last = {self.part}" if self.part else ""
-        return f"stg.rope[base = {self.base}{part}]({{}})"
+        part = f", first = {self.part}" if self.part else ""
+        pairs = ", interleaved" if self.interleaved else ""
+        return f"stg.rope[base = {self.base}{part}{pairs}]({{}})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class Attention:
     """Attention of H query heads of K over G heads of keys and values; `groups` is "H" where there
     are as many. `qk_norm` normalises queries and keys before their rotation, or `after_rope`: each
     head, each head by a scale of its own (`heads`), or all heads as one row (`together`). `mask`
-    are the static parameters of `stg.attention`."""
+    are the static parameters of `stg.attention`; with `sinks` each head has a logit of its own
+    besides. `queries` is an operation on `{}` that queries go through at last."""
 
     groups: str = "G"
     qkv_bias: bool = False
@@ -87,6 +91,8 @@ class Attention:
     after_rope: bool = False
     rope: Rope | None = Rope()
     mask: str = "causal"
+    sinks: bool = False
+    queries: str = ""
 
     def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
@@ -97,7 +103,11 @@ class Attention:
         letter = "g" if self.groups == "G" else "h"
         k = self._projected(body, "k", self.groups, letter)
         v = self._projected(body, "v", self.groups, letter)
-        a = body.let("a", f"stg.attention[{self.mask}]({q}, {k}, {v})")
+        operands = [q, k, v]
+        if self.sinks:
+            operands.append(body.param("sinks", "H"))
+        mask = f"{self.mask}, sinks" if self.sinks else self.mask
+        a = body.let("a", f"stg.attention[{mask}]({', '.join(operands)})")
         steps = [f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})']
         if self.out_bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
@@ -114,6 +124,8 @@ class Attention:
             norm = self._normed(body, f"{out}_norm", heads, letter)
             rope = [self.rope.step()] if self.rope else []
             steps += [*rope, *norm] if self.after_rope else [*norm, *rope]
+        if out == "q" and self.queries:
+            steps.append(self.queries)
         return body.steps(out, "%x", steps)
 
     def _normed(self, body: Body, name: str, heads: str, letter: str) -> list[str]:
@@ -188,7 +200,9 @@ class FeedForward:
     @property
     def name(self) -> str:
         """What the block is called: swiglu, geglu, or mlp without a gate."""
-        return GATED[self.activation][4:10] if self.gated else "mlp"
+        if not self.gated:
+            return "mlp"
+        return "swiglu" if "swiglu" in GATED[self.activation] else "geglu"
 
     def _up(self, body: Body) -> list[str]:
         if self.gated:
@@ -208,14 +222,21 @@ class Experts:
     """A mixture of E experts of width M, of which each token takes T.
 
     `route` are the static parameters of `stg.route` besides k; `choice_bias` is a bias that counts
-    for the choice only. `shared` is a block of width F_shared that every token takes; with
-    `shared_gate` it is multiplied by a sigmoid of its own for each token.
+    for the choice only, `router_bias` one of the logits. `statics` are parameters of the gate's
+    activation; `bias` says that both products of an expert have one. With `scaled_inputs` an expert
+    takes the token times its weight, in place of its result; T is 1 then. `shared` is a block of
+    width F_shared that every token takes; with `shared_gate` it is multiplied by a sigmoid of its
+    own for each token.
     """
 
     route: tuple[str, ...] = ("normalize",)
     choice_bias: bool = False
     activation: str = "silu"
     gated: bool = True
+    statics: tuple[str, ...] = ()
+    router_bias: bool = False
+    bias: bool = False
+    scaled_inputs: bool = False
     shared: FeedForward | None = None
     shared_gate: bool = False
 
@@ -228,7 +249,10 @@ class Experts:
         body = Body()
         router = body.param("router", "D, E")
         bias = body.param("bias", "E", dtype="f32", role="state") if self.choice_bias else ""
-        logits = body.let("logits", f'stg.einsum["bsd,de->bse"](%x, {router})')
+        steps = [f'stg.einsum["bsd,de->bse"]({{}}, {router})']
+        if self.router_bias:
+            steps.append(f'stg.add["bse,e->bse"]({{}}, {body.param("router_bias", "E")})')
+        logits = body.steps("logits", "%x", steps)
         route = ", ".join(["k = T", *self.route])
         operands = ", ".join(filter(None, (logits, bias)))
         body.do(f"%weights, %chosen = stg.route[{route}]({operands})")
@@ -237,20 +261,38 @@ class Experts:
         if self.shared:
             y = body.let("y", f"stg.add({y}, {self._write_shared(text, body, self.shared)})")
         body.do(f"stg.return({y})")
-        return text.function(joined(kind, "moe"), "%x", body)
+        return text.function("moe", "%x", body)
 
     def _write_experts(self, text: ModelText) -> str:
-        if self.gated and "swiglu" in GATED[self.activation]:
+        special = self.statics or self.bias or self.scaled_inputs
+        if self.gated and "swiglu" in GATED[self.activation] and not special:
             return text.use("experts", "D M E T")
         body = Body()
-        xs = body.let("xs", "stg.dispatch[count = E](%x, %chosen)")
+        x = "%x"
+        if self.scaled_inputs:
+            w = body.steps("w", "%weights", ['stg.sum["bsk->bs"]({})', "stg.cast[bf16]({})"])
+            x = body.let("scaled", f'stg.einsum["bsd,bs->bsd"](%x, {w})')
+        xs = body.let("xs", f"stg.dispatch[count = E]({x}, %chosen)")
         if self.gated:
-            up = f'stg.einsum["ebcd,edzm->ezbcm"]({xs}, {body.param("w_gate_up", "E, D, 2, M")})'
+            weight = body.param("w_gate_up", "E, D, 2, M")
+            steps = [f'stg.einsum["ebcd,edzm->ezbcm"]({{}}, {weight})']
+            if self.bias:
+                bias = body.param("b_gate_up", "E, 2, M")
+                steps.append(f'stg.add["ezbcm,ezm->ezbcm"]({{}}, {bias})')
         else:
-            up = f'stg.einsum["ebcd,edm->ebcm"]({xs}, {body.param("w_up", "E, D, M")})'
-        m = activated(body, body.let("u", up), self.activation, self.gated)
-        down = f'stg.einsum["ebcm,emd->ebcd"]({m}, {body.param("w_down", "E, M, D")})'
-        y = body.let("y", f"stg.combine({body.let('ys', down)}, %chosen, %weights)")
+            steps = [f'stg.einsum["ebcd,edm->ebcm"]({{}}, {body.param("w_up", "E, D, M")})']
+        u = body.steps("u", xs, steps)
+        if self.statics:
+            gate = GATED[self.activation].replace("(", f"[{', '.join(self.statics)}](")
+            m = body.let("m", gate.format(u))
+        else:
+            m = activated(body, u, self.activation, self.gated)
+        steps = [f'stg.einsum["ebcm,emd->ebcd"]({{}}, {body.param("w_down", "E, M, D")})']
+        if self.bias:
+            steps.append(f'stg.add["ebcd,ed->ebcd"]({{}}, {body.param("b_down", "E, D")})')
+        operands = [body.steps("ys", m, steps), "%chosen"]
+        operands += [] if self.scaled_inputs else ["%weights"]
+        y = body.let("y", f"stg.combine({', '.join(operands)})")
         body.do(f"stg.return({y})")
         return text.function("experts", "%x, %weights, %chosen", body)
 

@@ -19,7 +19,7 @@ _FOURFOLD = -4
 
 def read_gpt2(config: Config) -> ModelText:
     """GPT-2: learned positions, biases everywhere, a tied head."""
-    kin = Kin(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024))
+    kin = Kin(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024), read_groups=False)
     config.only("scale_attn_weights", True)
     config.only("scale_attn_by_inverse_layer_idx", False)
     config.skip("n_ctx", "reorder_and_upcast_attn")
@@ -31,7 +31,7 @@ def read_gpt_bigcode(config: Config) -> ModelText:
     """StarCoder (arXiv 2305.06161): GPT-2 with one head of keys and values."""
     one = config.flag("multi_query", default=True)
     sizes = Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, groups=1 if one else None)
-    kin = Kin(config, "StarCoder", sizes)
+    kin = Kin(config, "StarCoder", sizes, read_groups=False)
     config.only("scale_attn_weights", True)
     config.skip(
         "n_ctx",
@@ -62,7 +62,7 @@ def _biased(kin: Kin, activation: str, groups: str) -> ModelText:
 
 def read_gpt_neo(config: Config) -> ModelText:
     """GPT-Neo: every other layer sees a window; scores are not scaled."""
-    kin = Kin(config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048))
+    kin = Kin(config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048), read_groups=False)
     config.skip("attention_types")
     kin.text.symbol("W", config.size("window_size", default=256), "window_size")
     types = config.words("attention_layers", among=("global", "local"), length=kin.count)
@@ -78,7 +78,7 @@ def read_gpt_neo(config: Config) -> ModelText:
 
 def read_opt(config: Config) -> ModelText:
     """OPT (arXiv 2205.01068): learned positions, of which the first two are not used."""
-    kin = Kin(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048))
+    kin = Kin(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048), read_groups=False)
     config.only("do_layer_norm_before", True)
     config.only("layer_norm_elementwise_affine", True)
     config.only("_remove_final_layer_norm", False)
@@ -92,7 +92,7 @@ def read_opt(config: Config) -> ModelText:
 
 def read_bloom(config: Config) -> ModelText:
     """BLOOM (arXiv 2211.05100): a bias by distance, a norm of the embeddings."""
-    kin = Kin(config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048))
+    kin = Kin(config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048), read_groups=False)
     config.only("apply_residual_connection_post_layernorm", False)
     config.skip("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "n_inner")
     config.skip("bias_dropout_fusion", "hidden_dropout", "attention_softmax_in_fp32")
@@ -105,7 +105,7 @@ def read_bloom(config: Config) -> ModelText:
 def read_mpt(config: Config) -> ModelText:
     """MPT: a bias by distance, or learned positions."""
     ratio = config.size("expansion_ratio", default=4)
-    kin = Kin(config, "MPT", Sizes(2048, -ratio, 24, 16, 50368, 2048))
+    kin = Kin(config, "MPT", Sizes(2048, -ratio, 24, 16, 50368, 2048), read_groups=False)
     norm = LAYER_SCALE if kin.flag("no_bias", True) else LAYER
     biased = norm == LAYER
     config.merge("attn_config")
@@ -131,7 +131,7 @@ def read_mpt(config: Config) -> ModelText:
 
 def read_gpt_neox(config: Config) -> ModelText:
     """GPT-NeoX (arXiv 2204.06745): both blocks of a layer read its input, each by its own norm."""
-    kin = Kin(config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048))
+    kin = Kin(config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048), read_groups=False)
     biased = kin.flag("attention_bias", True)
     rope = kin.rope(partial=Fraction(1, 4))
     mixer = Attention("H", qkv_bias=biased, out_bias=biased, rope=rope)
@@ -143,12 +143,12 @@ def read_gpt_neox(config: Config) -> ModelText:
 
 def read_gptj(config: Config) -> ModelText:
     """GPT-J and CodeGen (arXiv 2203.13474): both blocks read one norm; the head has a bias."""
-    kin = Kin(config, "GPT-J", Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048))
+    kin = Kin(config, "GPT-J", Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048), read_groups=False)
     config.skip("n_ctx", "scale_attn_weights", "rotary")
     _skip_summary(config)
     rotated = config.size("rotary_dim", default=64)
     kin.text.symbol("theta", 10000, "the base of the frequencies")
-    mixer = Attention("H", rope=kin.partly(Rope(), rotated, "rotary_dim"))
+    mixer = Attention("H", rope=kin.partly(Rope(interleaved=True), rotated, "rotary_dim"))
     block = FeedForward(kin.activation("gelu_new"), gated=False, bias=True)
     decoder = Decoder(LAYER, tied=kin.tied(), head_bias=True)
     return _parallel(kin, mixer, block, decoder)
@@ -229,7 +229,11 @@ def read_cohere(config: Config) -> ModelText:
     biased = kin.flag("attention_bias")
     normed = LAYER_SCALE if kin.flag("use_qk_norm") else None
     mixer = Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=normed, norm_dims="heads", rope=kin.rope()
+        qkv_bias=biased,
+        out_bias=biased,
+        qk_norm=normed,
+        norm_dims="heads",
+        rope=kin.rope(interleaved=True),
     )
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
     decoder = Decoder(LAYER_SCALE, tied=kin.tied(True), logit_scale=scale)
@@ -259,7 +263,12 @@ def read_nemotron(config: Config) -> ModelText:
 
 def read_persimmon(config: Config) -> ModelText:
     """Persimmon: a squared ReLU, queries and keys normed per head, half of each head rotated."""
-    kin = Kin(config, "Persimmon", Sizes(4096, 16384, 36, 64, 262144, 16384, base=25000))
+    kin = Kin(
+        config,
+        "Persimmon",
+        Sizes(4096, 16384, 36, 64, 262144, 16384, base=25000),
+        read_groups=False,
+    )
     normed = LAYER if kin.flag("qk_layernorm", True) else None
     rope = kin.rope(partial=Fraction(1, 2))
     mixer = Attention("H", qkv_bias=True, out_bias=True, qk_norm=normed, rope=rope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import PurePath
 
@@ -116,6 +116,27 @@ def read_rope(
         if scaling is not None:
             _read_scaling(scaling, text)
     return Rope(part="R" if part else None)
+
+
+def read_bases(
+    config: Config, text: ModelText, kinds: Mapping[str, tuple[str, int]], *, nested: str
+) -> None:
+    """Declare a base of rotary positions for each kind of layers: by kind, the symbol and the value
+    of a key left out. They stand in objects of their own in `rope_parameters`, or the kind `nested`
+    has its base in a key `rope_local_base_freq`, and the others in `rope_theta`."""
+    parameters = config.section("rope_parameters")
+    for kind, (symbol, base) in kinds.items():
+        inner = parameters.section(kind) if parameters is not None else None
+        key = "rope_local_base_freq" if kind == nested and inner is None else "rope_theta"
+        theta = (inner or config).size(key, default=base, most=1 << 60)
+        text.symbol(symbol, theta, f"{key} of {kind}" if inner else key)
+        if inner is not None:
+            _read_scaling(inner, text)
+    if parameters is not None:
+        parameters.finish()
+    scaling = config.section("rope_scaling")
+    if scaling is not None:
+        _read_scaling(scaling, text)
 
 
 def read_part(

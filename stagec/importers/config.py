@@ -46,6 +46,11 @@ class Config:
     def _is_ignored(self, key: str) -> bool:
         return key in self._ignored or self._where + key in self._ignored
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The keys that have been asked for so far."""
+        return frozenset(self._asked)
+
     # -- what there is -----------------------------------------------------------------------------
 
     @property
@@ -192,6 +197,27 @@ class Config:
             found.append(value)
         return tuple(found)
 
+    def lists(self, *keys: str) -> int:
+        """How many elements a list of lists has; 0 where no key is there."""
+        values = self._list(keys, None)
+        if not all(isinstance(value, list) for value in values):
+            raise self.wrong(keys[0], "a list of lists")
+        return len(values)
+
+    def strings(self, *keys: str) -> tuple[str, ...]:
+        """A list of strings; () where no key is there."""
+        values = self._list(keys, None)
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(keys[0], "a list of strings")
+        return tuple(value for value in values if isinstance(value, str))
+
+    def labels(self, default: int) -> int:
+        """How many classes there are, by `id2label` or `num_labels`."""
+        found = self._find(["id2label"])
+        if found is not None and isinstance(found[1].value, dict) and found[1].value:
+            return len(found[1].value)
+        return self.size("num_labels", default=default)
+
     def _list(self, keys: Sequence[str], length: int | None) -> list[Json]:
         found = self._find(keys)
         if found is None:
@@ -287,11 +313,11 @@ class Config:
             f"the key '{self._where}{key}' is not known, and may change the computation: "
             f"{_shown(member.value)}",
             self.place(key),
-            remedy=f"{near + ' or ' if near else ''}{self._ignore(key)}",
+            remedy=f"{near + ' ' if near else ''}{self._ignore(key)}",
         )
 
     def _ignore(self, key: str) -> str:
-        return f"where it does not matter, leave it out: --ignore-key {self._where}{key}"
+        return f"If it does not matter here: stagec import --ignore-key {self._where}{key}"
 
 
 def _is_off(key: str, value: Json) -> bool:

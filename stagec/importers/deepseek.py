@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stagec.importers.blocks import RMS, Attention, FeedForward, joined
+from stagec.importers.blocks import RMS, Attention, Block, FeedForward, joined
 from stagec.importers.common import read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
@@ -41,6 +41,63 @@ class Latent:
         o = body.let("o", f'stg.einsum["bshw,hwd->bsd"]({a}, {body.param("wo", "H, W, D")})')
         body.do(f"stg.return({o})")
         return text.function(joined(kind, "mla"), "%x", body)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLatent:
+    """Latent attention to the keys that an indexer selects (arXiv 2512.02556): I heads of J for
+    queries and one for keys, the first R elements rotated; each query sees N keys.
+
+    The language model's loss does not reach the indexer, which has a loss of its own: its
+    parameters are frozen. What multiplies all scores alike is left out.
+    """
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        for name, dims in (("wq_a", "D, Q"), ("q_norm", "Q"), ("wq_b", "Q, H, K + R")):
+            body.param(name, dims)
+        for name, dims in (("wkv_a", "D, C"), ("kv_norm", "C"), ("wk_rope", "D, R")):
+            body.param(name, dims)
+        for name, dims in (("wk_b", "C, H, K"), ("wv_b", "C, H, W"), ("wo", "H, W, D")):
+            body.param(name, dims)
+        body.do(
+            '%qc0 = stg.einsum["bsd,dq->bsq"](%x, %wq_a)',
+            "%qc = stg.rmsnorm(%qc0, %q_norm)",
+            '%q0 = stg.einsum["bsq,qhk->bshk"](%qc, %wq_b)',
+            "%q = stg.rope[base = theta, last = R](%q0)",
+            '%c0 = stg.einsum["bsd,dc->bsc"](%x, %wkv_a)',
+            "%c = stg.rmsnorm(%c0, %kv_norm)",
+            '%kr0 = stg.einsum["bsd,dr->bsr"](%x, %wk_rope)',
+            "%kr1 = stg.rope[base = theta](%kr0)",
+            '%kr = stg.broadcast["bsr->bshr", sizes = H](%kr1)',
+            '%kn = stg.einsum["bsc,chk->bshk"](%c, %wk_b)',
+            "%k = stg.concat(%kn, %kr)",
+            '%v = stg.einsum["bsc,chw->bshw"](%c, %wv_b)',
+            f"%keys = stg.call @{self._indexer(text)}(%x, %qc)",
+            "%a = stg.attention[causal, selected](%q, %k, %v, %keys)",
+            '%o = stg.einsum["bshw,hwd->bsd"](%a, %wo)',
+            "stg.return(%o)",
+        )
+        return text.function(joined(kind, "sparse_mla"), "%x", body)
+
+    def _indexer(self, text: ModelText) -> str:
+        body = Body()
+        for name, dims in (("wq", "Q, I, J"), ("wk", "D, J"), ("k_norm_w", "J"), ("k_norm_b", "J")):
+            body.param(name, dims, role="frozen")
+        body.param("weights", "D, I", role="frozen")
+        body.do(
+            '%q0 = stg.einsum["bsq,qij->bsij"](%qc, %wq)',
+            "%q = stg.rope[base = theta, first = R](%q0)",
+            '%k0 = stg.einsum["bsd,dj->bsj"](%x, %wk)',
+            "%k1 = stg.layernorm(%k0, %k_norm_w, %k_norm_b)",
+            "%k = stg.rope[base = theta, first = R](%k1)",
+            '%w = stg.einsum["bsd,di->bsi"](%x, %weights)',
+            "%scores = stg.index_scores[causal](%q, %k, %w)",
+            "%top, %keys = stg.topk[k = min(N_keys, S)](%scores)",
+            "stg.return(%keys)",
+        )
+        return text.function("indexer", "%x, %qc", body)
 
 
 def read_deepseek(config: Config) -> ModelText:
@@ -88,13 +145,30 @@ def read_deepseek_v2(config: Config) -> ModelText:
 def read_deepseek_v3(config: Config) -> ModelText:
     """DeepSeek-V3 (arXiv 2412.19437) and Kimi K2: latent attention, sigmoid routing with a bias."""
     kin, mixer = _latent(config, "DeepSeek-V3", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    return _sigmoid_stack(kin, mixer)
+
+
+def _sigmoid_stack(kin: Kin, mixer: Block) -> ModelText:
+    """Dense layers first, then experts chosen by sigmoids."""
+    config = kin.config
     mixture = kin.sigmoid_experts(count=256, top=8, inner=2048, shared=1)
     plain = FeedForward(kin.activation())
     dense = config.count("first_k_dense_replace", default=3)
     config.only("moe_layer_freq", 1)
-    config.skip("num_nextn_predict_layers")
     blocks = kin.dense_first(dense, mixture, plain)
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
+
+
+def read_deepseek_v32(config: Config) -> ModelText:
+    """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3, whose attention sees selected keys only."""
+    kin, _ = _latent(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    if "Q" not in kin.text.symbols:
+        raise config.refuse("q_lora_rank", "is null, but the indexer needs the queries' latent")
+    read_size(config, kin.text, "I", "index_n_heads", default=64)
+    read_size(config, kin.text, "J", "index_head_dim", default=128)
+    read_size(config, kin.text, "N_keys", "index_topk", default=2048)
+    config.skip("indexer_rope_interleave")
+    return _sigmoid_stack(kin, SparseLatent())
 
 
 def _latent(config: Config, title: str, sizes: Sizes) -> tuple[Kin, Latent]:
@@ -119,5 +193,8 @@ FAMILIES = (
     ModelFamily("DeepSeek-V2", ("deepseek_v2",), read_deepseek_v2, "latent attention, groups"),
     ModelFamily(
         "DeepSeek-V3", ("deepseek_v3", "kimi_k2"), read_deepseek_v3, "latent attention, sigmoids"
+    ),
+    ModelFamily(
+        "DeepSeek-V3.2", ("deepseek_v32",), read_deepseek_v32, "an indexer selects 2048 keys"
     ),
 )

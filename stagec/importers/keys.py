@@ -38,7 +38,8 @@ _DROPOUT = (
     "attention_dropout_prob output_dropout_prob ffn_dropout_rate mlp_dropout token_dropout "
     "classifier_dropout_prob drop_path_rate expert_dropout"
 )
-#: How weights begin, small constants, and losses beside the cross entropy (docs/models.md).
+#: How weights begin, small constants, losses beside the cross entropy, and layers that predict
+#: further tokens, which transformers leaves out too (docs/models.md).
 _TRAINING = (
     "initializer_range initializer_factor init_std embedding_initializer_range "
     "rescale_prenorm_residual rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps "
@@ -46,7 +47,8 @@ _TRAINING = (
     "router_z_loss_coef seq_aux output_router_logits router_jitter_noise input_jitter_noise "
     "aux_loss_coef z_loss_coefficient router_aux_loss_coefficient "
     "z_loss_coeff load_balancing_loss_coef ce_loss_weight router_dtype "
-    "moe_router_fp32 max_sequence_length ntk_threshold"
+    "moe_router_fp32 ntk_threshold num_nextn_predict_layers num_mtp_modules mtp_transformer_layers "
+    "use_mtp mtp_num_layers"
 )
 #: How text is generated.
 _GENERATION = (
@@ -75,8 +77,6 @@ OFF: dict[str, tuple[object, ...]] = {
     "moe_layer_freq": (1,),
     "norm_type": ("rms", "rmsnorm", "rms_norm", "layer_norm", "layernorm"),
     "num_dense_layers": (0,),
-    "num_mtp_modules": (0,),
-    "num_nextn_predict_layers": (0,),
     "parallel_attn": (False,),
     "position_embedding_type": ("rope", "rotary", "rotary_embedding"),
     "prefix_lm": (False,),
@@ -89,7 +89,6 @@ OFF: dict[str, tuple[object, ...]] = {
     "use_bias": (False,),
     "use_cla": (False,),
     "use_mrope": (False,),
-    "use_mtp": (False,),
     "use_parallel_residual": (False,),
     "use_qk_norm": (False,),
     "use_qkv_bias": (False,),

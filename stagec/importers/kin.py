@@ -77,6 +77,7 @@ class Kin:
             dim_keys=dim_keys,
         )
         self.width = self.text.symbols["D"].value or 1
+        self.dim = self.text.symbols["K"].value or 1
         inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
         times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
         self.inner = read_size(config, self.text, "F", *inner, default=times)
@@ -85,9 +86,11 @@ class Kin:
 
     # -- keys --------------------------------------------------------------------------------------
 
-    def rope(self, *, partial: Fraction | int = 1) -> Rope:
-        """Rotary positions of all elements of a head, or of the first part of them."""
-        return read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
+    def rope(self, *, partial: Fraction | int = 1, interleaved: bool = False) -> Rope:
+        """Rotary positions of all elements of a head, or of the first part of them; of pairs of
+        neighbours if `interleaved`."""
+        rope = read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
+        return replace(rope, interleaved=interleaved)
 
     def partly(self, rope: Rope, rotated: int, key: str) -> Rope:
         """The same positions on the first elements of each head, so many by a key."""
@@ -131,10 +134,11 @@ class Kin:
         return [t == "sliding_attention" for t in types] or list(default)
 
     def window(self, default: int | None = None) -> int | None:
-        """`sliding_window`: how many tokens a token sees; None where it sees all of them."""
-        if not self.config.has("sliding_window"):
-            return default
-        size = self.config.size("sliding_window", most=1 << 30)
+        """`sliding_window`: how many tokens a token sees, `default` where the key is left out; None
+        where it sees all of them, as null says."""
+        if self.config.names("sliding_window") and not self.config.has("sliding_window"):
+            return None
+        size = self.config.size("sliding_window", default=default or self.longest, most=1 << 30)
         return size if size < self.longest else None
 
     def late_windows(self, mixer: Attention) -> list[Named]:
@@ -239,7 +243,8 @@ class Kin:
     def dense_first(self, dense: int, mixture: Experts, plain: FeedForward) -> list[Named]:
         """Feed-forward blocks: so many dense ones, then experts."""
         dense = min(dense, self.count)
-        return [("dense", plain)] * dense + [("sparse", mixture)] * (self.count - dense)
+        first: list[Named] = [("dense", plain)] * dense
+        return [*first, *([("sparse", mixture)] * (self.count - dense))]
 
     def stack(
         self,

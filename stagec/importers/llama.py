@@ -27,7 +27,7 @@ def read_llama(config: Config) -> ModelText:
 def read_mistral(config: Config) -> ModelText:
     """Mistral (arXiv 2310.06825): a window in every layer, or where `layer_types` says so."""
     kin = Kin(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
-    window = kin.window(None if config.names("sliding_window") else 4096)
+    window = kin.window(4096)
     mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), window)
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 
@@ -79,7 +79,7 @@ def read_ernie(config: Config) -> ModelText:
         Sizes(1024, 3072, 18, 16, 103424, 131072, groups=2, dim=128, base=500000),
     )
     biased = kin.flag("use_bias")
-    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    mixer = Attention(rope=kin.rope(interleaved=True), qkv_bias=biased, out_bias=biased)
     block = FeedForward(kin.activation(), bias=biased)
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied(True)))
 
@@ -124,7 +124,7 @@ def read_baichuan(config: Config) -> ModelText:
     """Baichuan (arXiv 2309.10305): rotary positions in 7B; in 13B, whose configuration states
     `model_max_length` alone, a bias by distance."""
     alibi = not config.has("max_position_embeddings") and config.has("model_max_length")
-    kin = Kin(config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096))
+    kin = Kin(config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096), read_groups=False)
     config.skip("model_max_length", "z_loss_weight")
     rope, mask = (None, "causal, alibi") if alibi else (kin.rope(), "causal")
     mixer = Attention("H", rope=rope, mask=mask)
@@ -145,13 +145,15 @@ def read_exaone4(config: Config) -> ModelText:
     some layers see a window, the others have no positions."""
     kin = Kin(config, "EXAONE 4", Sizes(4096, 16384, 32, 32, 102400, 2048))
     rotary = Attention(qk_norm=RMS, rope=kin.rope())
-    window = kin.window(None if config.names("sliding_window") else 4096)
+    hybrid = config.has("sliding_window") or not config.names("sliding_window")
+    window = kin.window(4096)
     pattern = config.every("sliding_window_pattern", default=4)
     local = kin.windows([(i + 1) % pattern != 0 for i in range(kin.count)])
-    mixers = kin.masked(rotary, local, window)
-    if window is not None:
+    mixers = kin.all(rotary)
+    if hybrid:
+        near = kin.masked(rotary, [True] * kin.count, window)[0][1]
         still = replace(rotary, rope=None)
-        mixers = [(name, still if name == "global" else block) for name, block in mixers]
+        mixers = [("local", near) if each else ("global", still) for each in local]
     block = FeedForward(kin.activation())
     decoder = Decoder(tied=kin.tied())
     return kin.stack(mixers, kin.all(block), decoder, norm=None, post=RMS)
@@ -171,7 +173,8 @@ def _glm(config: Config, title: str, *, sandwich: bool) -> ModelText:
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=128)
     kin = Kin(config, title, sizes)
     mixer = Attention(
-        qkv_bias=kin.flag("attention_bias", not sandwich), rope=kin.rope(partial=HALF)
+        qkv_bias=kin.flag("attention_bias", not sandwich),
+        rope=kin.rope(partial=HALF, interleaved=True),
     )
     post = RMS if sandwich else None
     block = FeedForward(kin.activation())

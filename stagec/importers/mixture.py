@@ -16,6 +16,7 @@ from stagec.importers.blocks import (
 )
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
+from stagec.importers.json_text import Json
 from stagec.importers.kin import Kin, Named, Sizes
 from stagec.importers.stack import Decoder
 from stagec.importers.text import ModelText
@@ -169,7 +170,6 @@ def read_glm4_moe(config: Config) -> ModelText:
         rope=kin.rope(partial=Fraction(1, 2)),
     )
     dense = config.count("first_k_dense_replace", default=1)
-    config.skip("num_nextn_predict_layers")
     blocks = kin.dense_first(dense, mixture, FeedForward(kin.activation()))
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
 
@@ -191,7 +191,7 @@ def read_ernie_moe(config: Config) -> ModelText:
     kin = Kin(
         config, "ERNIE 4.5 MoE", Sizes(2560, 12288, 28, 20, 103424, 131072, groups=4, base=500000)
     )
-    biased = kin.flag("use_bias")
+    config.only("use_bias", False)
     keys = ("moe_num_experts", "moe_k", "moe_intermediate_size")
     mixture = kin.experts(count=64, top=6, inner=1536, keys=keys)
     mixture = replace(mixture, choice_bias=kin.flag("moe_use_aux_free", True))
@@ -204,12 +204,12 @@ def read_ernie_moe(config: Config) -> ModelText:
     last = config.count("moe_layer_end_index", default=kin.count - 1, least=-1)
     last = kin.count - 1 if last == -1 else last
     every = config.size("moe_layer_interval", default=1)
-    plain = FeedForward(kin.activation(), bias=biased)
+    plain = FeedForward(kin.activation())
     blocks: list[Named] = [
         ("sparse", mixture) if first <= i <= last and (i + 1) % every == 0 else ("dense", plain)
         for i in range(kin.count)
     ]
-    mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    mixer = Attention(rope=kin.rope(interleaved=True))
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied(True)))
 
 
@@ -220,18 +220,17 @@ def read_minimax_m2(config: Config) -> ModelText:
         "MiniMax-M2",
         Sizes(3072, 1536, 62, 48, 200064, 196608, groups=8, dim=128, base=5000000),
     )
-    config.only("attn_type_list", [1] * kin.count)
+    every: list[Json] = [1] * kin.count
+    config.only("attn_type_list", every)
     config.only("qk_norm_type", "per_layer")
     config.only("shared_intermediate_size", 0)
-    config.skip("use_mtp", "num_mtp_modules", "mtp_transformer_layers")
     config.skip("layernorm_full_attention_beta", "layernorm_linear_attention_beta")
     config.skip("layernorm_mlp_beta")
     mixture = kin.experts(count=256, top=8, inner="F")
     scores = config.word("scoring_func", among=("sigmoid", "softmax"), default="sigmoid")
     route = ("scores = sigmoid", "normalize") if scores == "sigmoid" else ("normalize",)
     mixture = replace(mixture, route=route, choice_bias=kin.flag("use_routing_bias", True))
-    rotated = config.size("rotary_dim", default=64)
-    rope = kin.partly(kin.rope(), rotated, "rotary_dim")
+    rope = kin.rope(partial=Fraction(config.size("rotary_dim", default=64), kin.dim))
     normed = RMS if kin.flag("use_qk_norm", True) else None
     mixer = Attention(qk_norm=normed, norm_dims="together", rope=rope)
     return kin.stack(kin.all(mixer), kin.all(mixture), Decoder(tied=kin.tied()))

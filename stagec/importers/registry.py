@@ -5,16 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stagec.importers import classic, deepseek, hybrids, llama, mixture
+from stagec.importers import (
+    attended,
+    classic,
+    deepseek,
+    diffusion,
+    encoders,
+    further,
+    hybrids,
+    llama,
+    mixture,
+    multimodal,
+    vision,
+    zamba,
+)
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
 
 BUILT_IN: tuple[ModelFamily, ...] = (
     *llama.FAMILIES,
     *classic.FAMILIES,
+    *attended.FAMILIES,
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
+    *further.FAMILIES,
     *hybrids.FAMILIES,
+    *zamba.FAMILIES,
+    *encoders.FAMILIES,
+    *vision.FAMILIES,
+    *diffusion.FAMILIES,
+    *multimodal.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 

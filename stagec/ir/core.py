@@ -106,6 +106,11 @@ class Value:
         """
         return self.name == name or self.name.endswith("/" + name)
 
+    def prefixed(self, prefix: str) -> str:
+        """A name for what is derived from it, with the same path: `layers/mla/d_wq`."""
+        path, slash, name = self.name.rpartition("/")
+        return f"{path}{slash}{prefix}{name}"
+
     def replace_with(self, other: Value) -> None:
         """Make all users use `other`."""
         for op, index in list(self.uses):

@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 
     place: int
     member: int
-    index: int
+    number: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import cast
 
 from stagec.ir.expr import Expr, terms
 from stagec.support.limits import MAX_LAYERS
@@ -82,7 +83,8 @@ def read_order(raw: object) -> LayerOrder:
     if isinstance(raw, LayerOrder):
         return raw
     runs: list[tuple[str | LayerOrder, int]] = []
-    for item in raw if isinstance(raw, tuple) else (raw,):
+    items = cast("tuple[object, ...]", raw) if isinstance(raw, tuple) else (raw,)
+    for item in items:
         runs += _runs_of(item)
     found = LayerOrder(tuple(runs))
     if sum(found.counts.values()) > MAX_LAYERS:
@@ -92,12 +94,12 @@ def read_order(raw: object) -> LayerOrder:
 
 def _runs_of(item: object) -> Iterable[tuple[str | LayerOrder, int]]:
     if isinstance(item, tuple):
-        return read_order(item).runs
+        return read_order(cast("tuple[object, ...]", item)).runs
     if isinstance(item, Multiple) and item.times > 0:
         return [(read_order(item.items), item.times)]
     if isinstance(item, Expr):
         ((kind, times), *others) = terms(item).items()
-        if not others and item.symbols == {kind} and times > 0 and times.denominator == 1:
+        if not others and item.symbols == frozenset({kind}) and times >= times.denominator == 1:
             return [(kind, int(times))]
     raise ValueError(f"an order expects kinds of layers as in (5*local, global)*10, found {item}")
 

@@ -30,7 +30,8 @@ class Rule:
 
     `whole` factors must not be split; an operand that is split along an `exchanged` one, which is
     whole too, gets that split along another dimension instead of being gathered. `special` ones may
-    be split, but then the op has to be rewritten (`OpDef.partition`). Along `gathered` ones an
+    be split, but then the op has to be rewritten (`OpDef.partition`); with those that are `summed`
+    too, the results that lack them are partial sums then. Along `gathered` ones an
     operand may be split further than the result: the op gathers what it lacks while it computes.
     `linear`: partial sums may pass if *all* operands named here are partial over the same axes;
     `each`: from each of these operands alone, which strategies ask for by deferring axes.
@@ -43,6 +44,7 @@ class Rule:
     whole: frozenset[str] = frozenset()
     exchanged: frozenset[str] = frozenset()
     special: frozenset[str] = frozenset()
+    summed: frozenset[str] = frozenset()
     gathered: frozenset[str] = frozenset()
     linear: frozenset[int] = frozenset()
     each: frozenset[int] = frozenset()
@@ -58,6 +60,10 @@ class Rule:
     def contracted(self, result: int) -> frozenset[str]:
         """Factors that are not in result `result`."""
         return frozenset(self.factors).difference(_factors((self.results[result],)))
+
+    def reduced(self, result: int) -> frozenset[str]:
+        """Factors whose split leaves partial values of result `result`."""
+        return self.contracted(result) - (self.special - self.summed)
 
     def occurrences(self, factor: str) -> Iterator[tuple[int, int]]:
         """The (operand, dimension) pairs in which the factor appears."""
@@ -78,6 +84,7 @@ def make_rule(
     whole: str = "",
     exchanged: str = "",
     special: str = "",
+    summed: str = "",
     gathered: str = "",
     linear: Iterable[int] = (),
     each: Iterable[int] = (),
@@ -103,6 +110,7 @@ def make_rule(
         frozenset(whole + exchanged),
         frozenset(exchanged),
         frozenset(special),
+        frozenset(summed),
         frozenset(gathered),
         frozenset(linear),
         frozenset(each),

@@ -43,7 +43,7 @@ def _check_kind(op: Operation, env: Mapping[str, int], problems: DiagnosticList)
             remedy=f"declare it: stg.order {name}[4*{op.symbol or 'kind'}]",
         )
         return
-    if op.symbol not in order.counts:
+    if op.symbol is None or op.symbol not in order.counts:
         found = f"@{op.symbol}" if op.symbol else "no name"
         problems.error(
             f"'{op.name}' has {found}, but the kinds of {name} are {', '.join(order.counts)}",

@@ -46,16 +46,19 @@ class Buffer:
     first: int = -1
     last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
     phases: set[str] = field(default_factory=set[str])
-    sizes: dict[tuple[Value, Expr], Expr] = field(default_factory=dict[tuple[Value, Expr], Expr])
+    sizes: dict[Value, Expr] = field(default_factory=dict[Value, Expr])
+    _size: Expr | None = None
 
     @property
     def size(self) -> Expr:
-        """Bytes on one rank; `sizes` keeps those of all buffers of the value."""
-        key = self.value, self.copies
-        found = self.sizes.get(key)
-        if found is None:
-            found = self.sizes[key] = expand(self.value.tensor.local_bytes * self.copies)
-        return found
+        """Bytes on one rank; `sizes` keeps those of one buffer of each value."""
+        if self._size is None and self.copies is not ONE:
+            self._size = expand(self.value.tensor.local_bytes * self.copies)
+        elif self._size is None:
+            if self.value not in self.sizes:
+                self.sizes[self.value] = expand(self.value.tensor.local_bytes)
+            self._size = self.sizes[self.value]
+        return self._size
 
     @property
     def space(self) -> str:

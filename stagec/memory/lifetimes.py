@@ -18,21 +18,21 @@ bytes that are never below theirs. Of microbatches one runs, each action of it o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.replay import replays
-from stagec.ir.traits import EndsLifetime, Recalls, Repeats, Terminates, View
+from stagec.ir.traits import EndsLifetime, Recalls, View
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import Buffer, Lifetimes, Ref, Step, Together, buffers_of
 from stagec.memory.iterations import IterationRun, patterns, slices
-from stagec.memory.liveness import Roots, Sets, classify, is_gathered
+from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered
 from stagec.sharding.gathers import ahead_of
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
@@ -51,6 +51,18 @@ def lifetimes(body: Region, env: Env, *, whole: bool = False) -> Lifetimes:
     return runner.found
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What becomes of the results of an operation: they are made, stay, or reuse an operand."""
+
+    op: Operation
+    operands: Sequence[Value]
+    phase: str
+    made: list[Value] = field(default_factory=list[Value])
+    homes: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+    reused: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+
+
 class _Runner:
     def __init__(self, body: Region, env: Env, *, whole: bool = False) -> None:
         self.found = Lifetimes()
@@ -67,7 +79,9 @@ class _Runner:
         self._runs = 1  # how often the region at hand runs
         self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
-        self._sizes: dict[tuple[Value, Expr], Expr] = {}
+        self._sizes: dict[Value, Expr] = {}
+        self._known: dict[Operation, _Known] = {}
+        self._bodies: dict[Region, list[Operation | LayerStack]] = {}
         self._sums: dict[Value, Buffer] = {}
         self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
@@ -124,7 +138,9 @@ class _Runner:
 
     def _op(self, op: Operation) -> None:
         self._budget.spend(1 + len(op.operands), op.loc)
-        if op.has(Recalls):
+        if op.region is None and (known := self._known.get(op)) is not None:
+            self._again(known)
+        elif op.has(Recalls):
             self._refs[op.result] = self._refs[op.operands[0 if self._replays else 1]]
         elif op.region is not None:
             self._accumulate(op, op.region)
@@ -135,18 +151,28 @@ class _Runner:
             self._computation(op)
 
     def _computation(self, op: Operation) -> None:
-        made: list[Value] = []
+        known = _Known(op, op.operands, op.phase)
         for value in op.results:
             home, slot = self._home(value), op.definition.reuses(op, value.index)
             if home is not None:
-                self._refs[value] = self._sums.get(home) or self._fixed(home)
+                known.homes.append((value, home))
             elif slot is not None:
-                self._refs[value] = self._refs[op.operands[slot]]
+                known.reused.append((value, op.operands[slot]))
             else:
-                made.append(value)
-        number, phase = self._step(op, made), op.phase
-        for value in op.operands:
-            self._touch(self._refs.get(value), number, phase)
+                known.made.append(value)
+        self._known[op] = known
+        self._again(known)
+
+    def _again(self, known: _Known) -> None:
+        """Run an operation of which is known what becomes of its results."""
+        refs = self._refs
+        for value, home in known.homes:
+            refs[value] = self._sums.get(home) or self._fixed(home)
+        for value, operand in known.reused:
+            refs[value] = refs[operand]
+        number = self._step(known.op, known.made)
+        for value in known.operands:
+            self._touch(refs.get(value), number, known.phase)
 
     def _home(self, value: Value) -> Value | None:
         """Whose static buffer a value is written to: of a gradient, or of what an update replaces.
@@ -157,7 +183,7 @@ class _Runner:
         while value not in self._homes:
             path.append(value)
             found = self._base(value)
-            heir = next(_heirs(value), None) if not (found or self._is_added(value)) else None
+            heir = next(heirs(value), None) if not (found or self._is_added(value)) else None
             if heir is None:
                 break
             value = heir
@@ -254,7 +280,9 @@ class _Runner:
             self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
 
     def _region(self, region: Region, skip: Sequence[Operation]) -> None:
-        for step in in_order(region):
+        if region not in self._bodies:
+            self._bodies[region] = in_order(region)
+        for step in self._bodies[region]:
             op = step.members[0] if isinstance(step, LayerStack) else step
             if op in skip:
                 continue
@@ -391,7 +419,7 @@ def _turns(
     stack: LayerStack, orders: Sequence[Sequence[IterationRun]]
 ) -> Sequence[tuple[int, int]]:
     """The member and the number of its run of each layer, in the order in which they run."""
-    return [(turn.member, turn.index) for turn in stack.turns(len(orders[0]))]
+    return [(turn.member, turn.number) for turn in stack.turns(len(orders[0]))]
 
 
 def _stacked(op: Operation) -> range:
@@ -411,25 +439,6 @@ def _taken(ref: Ref, position: int, count: int) -> Ref:
         return Together(ref) if isinstance(ref, tuple) else ref
     slot = ref[position]
     return slot[0] if isinstance(slot, Together) else slot
-
-
-def _heirs(value: Value) -> Iterator[Value]:
-    """The values that this one becomes as it is: stacks of which it is a slice, views of all of it,
-    results in its place."""
-    for user, index in value.uses:
-        owner = user.parent_op
-        if owner is not None and _is_stacked(user, owner, index):
-            yield owner.results[index]
-        for result in user.results:
-            takes = user.has(View) or user.definition.reuses(user, result.index) == index
-            if takes and result.tensor.local_bytes == value.tensor.local_bytes:
-                yield result
-
-
-def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
-    """Whether what is used at `index` is a slice of a stack that a repeat makes."""
-    ends = user.has(Terminates) and repeat.has(Repeats)
-    return ends and index >= repeat.integer("carry", 1)
 
 
 def _is_ahead(op: Operation) -> bool:

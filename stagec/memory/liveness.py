@@ -158,3 +158,22 @@ def _uses(op: Operation) -> Iterator[Value]:
     if op.region is not None:
         for inner in op.region.walk():
             yield from inner.operands
+
+
+def heirs(value: Value) -> Iterator[Value]:
+    """The values that this one becomes as it is: stacks of which it is a slice, views of all of it,
+    results in its place."""
+    for user, index in value.uses:
+        owner = user.parent_op
+        if owner is not None and _is_stacked(user, owner, index):
+            yield owner.results[index]
+        for result in user.results:
+            takes = user.has(View) or user.definition.reuses(user, result.index) == index
+            if takes and result.tensor.local_bytes == value.tensor.local_bytes:
+                yield result
+
+
+def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
+    """Whether what is used at `index` is a slice of a stack that a repeat makes."""
+    ends = user.has(Terminates) and repeat.has(Repeats)
+    return ends and index >= repeat.integer("carry", 1)

@@ -28,6 +28,7 @@ from stagec.memory.step import (
     highest,
     turns,
 )
+from stagec.models import LIBRARY
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
 from stagec.support.diagnostics import error
@@ -78,9 +79,9 @@ class BufferEvent:
 
 
 def line_of(value: Value) -> str:
-    """`model.stg:12`: where a value comes from."""
+    """`model.stg:12`: where a value comes from; in the library, its path in there."""
     place = file_loc(value.loc)
-    return f"{place.file}:{place.line}" if place is not None else ""
+    return f"{place.file.removeprefix(LIBRARY)}:{place.line}" if place is not None else ""
 
 
 class Sized(Planner):

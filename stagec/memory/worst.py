@@ -39,9 +39,10 @@ def worst_of(
     of the run; with open sizes for large values of the symbols in `long`, such as many layers."""
     buffers = dict.fromkeys(b for run in runs for step, ends in run for b in (*step.made, *ends))
     sizes = {b: b.size for b in buffers if wanted(b)}
-    if all(e.symbols <= env.keys() for e in set(sizes.values())):
-        values = {e: evaluate(e, env) for e in set(sizes.values())}
-        known = {b: values[e] for b, e in sizes.items()}
+    different = {id(e): e for e in sizes.values()}  # buffers of one value share theirs
+    if all(e.symbols <= env.keys() for e in different.values()):
+        values = {number: evaluate(e, env) for number, e in different.items()}
+        known = {b: values[id(e)] for b, e in sizes.items()}
         found = highest(runs, lambda b: known.get(b, 0))
         moments = [found] if found is not None else []
     else:

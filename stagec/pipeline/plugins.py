@@ -106,7 +106,8 @@ class Loaded:
         if not isinstance(family, ModelFamily):
             raise error(
                 f"plug-in '{origin}' brings {family!r} as a family of models",
-                remedy='bring instances of stagec.api.ModelFamily: ModelFamily("Mine", ("mine",), read_mine)',
+                remedy="bring instances of stagec.api.ModelFamily: "
+                'ModelFamily("Mine", ("mine",), read_mine)',
             )
         known_families([*families_of(self.registry.extras), family])
         self.registry.extras.append(family)

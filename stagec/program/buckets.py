@@ -51,7 +51,7 @@ class GradientRun:
         run."""
         alone = LayerStack((self.repeat,)) if self.repeat is not None else None
         turns = self.turns if alone is None or self.turns is not None else alone.turns(times)
-        yield from ((turn.place, turn.index) for turn in turns or ())
+        yield from ((turn.place, turn.number) for turn in turns or ())
 
 
 @dataclass(frozen=True, slots=True)

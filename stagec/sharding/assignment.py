@@ -101,7 +101,7 @@ def unreduced(
 ) -> Axes:
     """Axes over which a result is a part under an assignment: those of factors that it has not, and
     those of partial sums that all operands hand on."""
-    gone = rule.contracted(index) - rule.special
+    gone = rule.reduced(index)
     axes = [a for f in rule.factors if f in gone for a in assignment.get(f, ())]
     used = {a for split in assignment.values() for a in split}
     axes += [a for a in passing_partial(op, rule, deferred) if a not in used]

@@ -8,9 +8,10 @@ from dataclasses import replace
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
+from stagec.ir_spec.ops.strategy import GatherRule, SplitRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import accumulation
-from stagec.sharding.strategy import GatherRule, SplitRule, Strategy
+from stagec.sharding.strategy import Strategy
 
 
 class Placer:
@@ -30,9 +31,7 @@ class Placer:
         self._strategy, self._assumptions = strategy, assumptions
         self._microbatches = accumulation(module)
 
-    def place(
-        self, type_: TensorType, *, rest: bool, value: Value | None = None
-    ) -> TensorType:
+    def place(self, type_: TensorType, *, rest: bool, value: Value | None = None) -> TensorType:
         """Split dimensions by name; `rest`: also as between blocks. A placement that the model
         pins wins. Next come statements that name the value. Each axis is used once."""
         used = set(type_.axes)

@@ -420,7 +420,7 @@ class Propagation:
         if op not in self._nodes:
             return frozenset()
         node = self._nodes[op]
-        contracted = node.rule.contracted(value.index) - node.rule.special
+        contracted = node.rule.reduced(value.index)
         split = {u.axis for uses in node.axes.values() for u in uses}
         reduced = {u.axis for f in contracted for u in node.axes.get(f, ())}
         return (self._passing(node) - split) | reduced

@@ -64,7 +64,7 @@ class ShardedOp:
 
     def takes(self, factor: str, axis: str) -> bool:
         """Whether the pins let an axis split a factor."""
-        summed = factor in self.rule.contracted(0) - self.rule.special if self.summed else False
+        summed = factor in self.rule.reduced(0) if self.summed else False
         if axis in self.summed:
             return summed
         return not self.exact or self._pinned(factor, axis)
@@ -236,7 +236,7 @@ class Weighing:
 def _given(node: ShardedOp, index: int, passing: frozenset[str]) -> TensorType:
     """A result as the op gives it."""
     rule, assignment = node.rule, node.assignment
-    gone = rule.contracted(index) - rule.special
+    gone = rule.reduced(index)
     used = {a for axes in assignment.values() for a in axes}
     axes = [a for f in rule.factors if f in gone for a in assignment.get(f, ())]
     axes += sorted(passing - used)

@@ -94,7 +94,7 @@ def attr_text(value: Attr) -> str:
         return f"#stg.expr<{_string(str(value))}>"
     if isinstance(value, SymbolRef):
         return f"@{value.name}" if _BARE.fullmatch(value.name) else f"@{_string(value.name)}"
-    return _string(value.text if isinstance(value, Quoted) else value)
+    return _string(value.text if isinstance(value, Quoted) else str(value))
 
 
 def _dictionary(op: Operation) -> str:

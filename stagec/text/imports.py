@@ -40,7 +40,7 @@ def read_blocks(module: Module) -> dict[str, Block]:
     """
     reader = _Reader(module)
     root = file_loc(module.root.loc)
-    reader.take(module, (root.file,) if root is not None else (), imported=False)
+    reader.take(module, (root.file,) if root is not None else (), imported=None)
     return reader.blocks
 
 
@@ -49,12 +49,13 @@ class _Reader:
         self._module = module
         self.blocks: dict[str, Block] = {}
 
-    def take(self, module: Module, chain: tuple[str, ...], *, imported: bool) -> None:
-        """Add the private functions of a module, and those of what it imports."""
-        relations = tuple(r for r, _ in module.relations) if imported else ()
+    def take(self, module: Module, chain: tuple[str, ...], *, imported: Operation | None) -> None:
+        """Add the private functions of a module, and those of what it imports; `imported` is the
+        operation that imports this one."""
+        relations = tuple(r for r, _ in module.relations) if imported is not None else ()
         for func in module.functions:
             if func.flag("private") and func.symbol:
-                self._add(func.symbol, Block(func, relations))
+                self._add(func.symbol, Block(func, relations), imported or func)
         for op in module.declaring("import"):
             source = _find(op)
             if source.name in chain:
@@ -74,16 +75,19 @@ class _Reader:
                 text = parse_module(source, module.registry)
                 _check_private(text, op.loc)
                 verify_module(text)
-                self.take(text, (*chain, source.name), imported=True)
+                self.take(text, (*chain, source.name), imported=op)
 
-    def _add(self, name: str, block: Block) -> None:
+    def _add(self, name: str, block: Block, where: Operation) -> None:
         known = self.blocks.setdefault(name, block)
         if known is not block:
             raise error(
                 f"@{name} is defined twice",
-                block.func.loc,
+                where.loc,
                 remedy="rename one of the two",
-                notes=[note("it is defined here first", known.func.loc)],
+                notes=[
+                    note("it is defined here first", known.func.loc),
+                    note("it is defined here too", block.func.loc),
+                ],
             )
 
 
@@ -121,7 +125,7 @@ def _find(op: Operation) -> Source:
     raise error(
         f'there is no text "{path}", neither beside this one nor in the library',
         op.loc,
-        remedy=did_you_mean(path, blocks())
+        remedy=did_you_mean(path.removesuffix(".stg"), [b.removesuffix(".stg") for b in blocks()])
         or "check the path: it begins in the folder of this text",
     )
 

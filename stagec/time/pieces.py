@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from stagec.ir.expr import ZERO
 from stagec.program.groups import Channel, channel_of
 from stagec.program.nodes import Node
 from stagec.time.streams import (
@@ -49,6 +50,9 @@ class State(NamedTuple):
     inputs: tuple[int, ...]
     streams: tuple[int, ...]
     busy: Intervals
+
+
+_NO_CHANNEL: Channel = ("", ZERO, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +100,8 @@ class Shape:
 
     `gates` are the inputs of the first computation. What is `late` matters only as far as it comes
     after the base: whatever waits for it starts after the base anyway. `sends` are places of
-    messages, with the channel of each. What `joins` classes is one node.
+    messages, with the channel of each. What `joins` classes is one node; if that is a message,
+    `channel` is its channel.
     """
 
     steps: Sequence[Step]
@@ -107,6 +112,7 @@ class Shape:
     streams: tuple[Stream, ...]
     late_streams: tuple[bool, ...]
     sends: tuple[tuple[int, Channel], ...]
+    channel: Channel = _NO_CHANNEL
 
     @property
     def node(self) -> Node:
@@ -169,11 +175,12 @@ def make_shape(
         tuple(late_inputs),
         tuple(late_streams),
         tuple(late_streams.values()),
-        tuple((i, channel_of_node(node)) for i, node in sends),
+        tuple((i, _channel(node)) for i, node in sends),
+        _channel(nodes[0]) if joins and nodes[0].is_message else _NO_CHANNEL,
     )
 
 
-def channel_of_node(node: Node) -> Channel:
+def _channel(node: Node) -> Channel:
     """The channel of a message."""
     if node.op is None:
         raise ValueError(f"{node.name} is a run of no operation")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
 from stagec.time.join import Joined
-from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State, channel_of_node
+from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State
 from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, SHARED, Part, Stream
 
 
@@ -125,7 +125,7 @@ class ClassReplay:
         return self.sources.get(piece, {}).get(cause.stream)
 
     def _from_itself(self, shape: Shape) -> bool:
-        return self.joined.senders[channel_of_node(shape.node)] == [self.number]
+        return self.joined.senders[shape.channel] == [self.number]
 
 
 def replay(classes: Sequence[ClassReplay], slowdown: int = 0) -> int:
@@ -176,7 +176,7 @@ class _Replay:
             return self._run(mine, mine.position)
         if not shape.node.is_message:
             return self._call(mine, mine.position)
-        channel = channel_of_node(shape.node)
+        channel = shape.channel
         queue = self._posted.setdefault((mine.number, shape.streams[0]), deque())
         queue.append((mine.position, channel, self._received[mine.number, channel]))
         self._received[mine.number, channel] += 1

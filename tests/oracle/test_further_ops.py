@@ -91,6 +91,20 @@ CASES = {
         "bsd",
         ROWS,
     ),
+    "class-token": Case(
+        f"{X}, %c: f32[D | param]",
+        '%t = stg.broadcast["d->bsd", sizes = (B, 1)](%c)\n    %y = stg.concat[dim = 1](%t, %x)',
+        "bsd",
+        ROWS,
+    ),
+    "two-streams": Case(
+        f"{X}, %c: f32[B, P, D | param]",
+        "%j = stg.concat[dim = 1](%c, %x)\n    %a = stg.silu(%j)\n"
+        "    %p, %q = stg.cut[dim = 1, sizes = (P, S)](%a)\n"
+        '    %y = stg.einsum["bpd,bsd->bps"](%p, %q)',
+        "bps",
+        ROWS,
+    ),
     "mean-pooling": Case(
         X, '%s = stg.sum["bsd->bd"](%x)\n    %y = stg.scale[by = 1/S](%s)', "bd", ROWS
     ),

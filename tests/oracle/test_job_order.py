@@ -115,12 +115,12 @@ def test_reductions_are_named_after_what_they_reduce() -> None:
     program = job(dp=2, ddp_bucket=600, sizes=sizes).classes[0].program()
     names = [n.name for n in program.nodes if n.phase == "gradient" and n.is_collective]
     assert names == [
-        "gradient/L1/d_head_f32..g_w_down.reduce",  # 512 + 32 + 256 bytes
-        "gradient/L1/g_w_gate_up..g_wo.reduce",  # 512 + 32 + 256
-        "gradient/L1/g_wv..g_wq.reduce",  # 256 + 256 + 256
-        "gradient/L1..L0/g_attn_norm..g_w_gate_up.reduce",  # 32 + 256 + 512
-        "gradient/L0/g_ffn_norm..g_wk.reduce",  # 32 + 256 + 256 + 256
-        "gradient/L0/g_wq..d_embed_f32.reduce",  # 256 + 32 + 512
+        "gradient/L1/d_head_f32..layers/swiglu/g_w_down.reduce",  # 512 + 32 + 256 bytes
+        "gradient/L1/layers/swiglu/g_w_gate_up..layers/gqa/g_wo.reduce",  # 512 + 32 + 256
+        "gradient/L1/layers/gqa/g_wv..layers/gqa/g_wq.reduce",  # 256 + 256 + 256
+        "gradient/L1..L0/layers/g_attn_norm..layers/swiglu/g_w_gate_up.reduce",  # 32 + 256 + 512
+        "gradient/L0/layers/g_ffn_norm..layers/gqa/g_wk.reduce",  # 32 + 256 + 256 + 256
+        "gradient/L0/layers/gqa/g_wq..d_embed_f32.reduce",  # 256 + 32 + 512
     ]
 
 

@@ -20,6 +20,8 @@ from stagec.formats.chakra.nodes import TraceNode, encode_node, read_trace
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Events
 from stagec.support.diagnostics import DiagnosticError
+from tests.layer_kinds import SIZES as KINDS_SIZES
+from tests.layer_kinds import kinds_text
 from tests.oracle.test_memory_replay import PLANNED
 from tests.support import EXHAUSTIVE, LLAMA, crossed, run_passes, stagec, tiny_module
 
@@ -51,7 +53,12 @@ OVERLAPPED = {
 
 
 def job(what: str) -> list[str]:
-    return [LLAMA, "--set", SIZES, *what.split()]
+    """The arguments of a job, of Llama if no file is named first."""
+    model, sizes = LLAMA, SIZES
+    if what.startswith("/"):
+        model, _, what = what.partition(" ")
+        sizes = ",".join(f"{n}={v}" for n, v in (KINDS_SIZES | {"B": 16}).items())
+    return [model, "--set", sizes, *what.split()]
 
 
 def written(directory: Path, what: str, *more: str) -> list[list[TraceNode]]:
@@ -97,6 +104,22 @@ def checked(directory: Path, what: str, *more: str) -> list[tuple[int, int]]:
         found.append((most, peak - static))
     assert {replayed(nodes)[0] for nodes in ranks} == {most for most, _ in found}
     return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kept",
+        "1f1b",
+        *(pytest.param(n, marks=EXHAUSTIVE) for n in ("one", "recompute", "sp zb-h1")),
+    ],
+)
+def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
+    """Their traces are well-formed, and hold what is planned."""
+    model = tmp_path / "kinds.stg"
+    model.write_text(kinds_text("mix, 2*attn, ffn, mix, attn, 2*ffn"))
+    for found, planned in checked(tmp_path / "out", f"{model} {JOBS[name]}"):
+        assert found == planned
 
 
 #: Like others that stay in all runs, but for the order of actions, or with less at once.
@@ -149,7 +172,9 @@ def test_an_archive_holds_them(tmp_path: Path) -> None:
 
 
 def test_without_a_plan() -> None:
-    passes = "infer-shapes,apply-strategy,propagate-sharding,insert-collectives,lower-to-trace"
+    passes = (
+        "inline,infer-shapes,apply-strategy,propagate-sharding,insert-collectives,lower-to-trace"
+    )
     ran = stagec("compile", *job(""), "--memory-events", "--dry-run", "--pipeline", passes)
     assert ran.code == 1
     assert "--memory-events needs the pass 'plan-memory'" in ran.err

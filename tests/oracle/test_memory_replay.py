@@ -296,7 +296,7 @@ def brute_force(module: Module, prefetch: int) -> Iterator[int]:
 
 
 PLANNED = (
-    "infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
+    "inline,infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code,"
     "partition,stages,units,plan"
 )
 

@@ -12,17 +12,17 @@ import pytest
 
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from tests.support import DEEPSEEK, TINY, inputs_of, run_numeric, tiny_module
+from tests.support import DEEPSEEK, TINY, TINY_CLICKS, inputs_of, run_numeric, tiny_module
 
 STEP = 1e-5
 #: All texts of the library; DeepSeek-V3 with multi-token prediction has all of the plain one.
-MODELS = tuple(name for name in TINY if name != DEEPSEEK)
+MODELS = tuple(name for name in (*TINY, *TINY_CLICKS) if name != DEEPSEEK)
 
 
 @cache
 def forward(model: str) -> tuple[Module, dict[str, Array]]:
     """The shaped forward program and values for its arguments."""
-    module = tiny_module(model, "infer-shapes")
+    module = tiny_module(model, "inline,infer-shapes")
     return module, inputs_of(module, seed=1)
 
 
@@ -37,7 +37,7 @@ def derived(model: str, microbatches: int) -> dict[str, Array]:
     """The gradients that the differentiated program computes."""
     module, inputs = forward(model)
     step = tiny_module(
-        model, "infer-shapes,apply-strategy,differentiate", microbatches=microbatches
+        model, "inline,infer-shapes,apply-strategy,differentiate", microbatches=microbatches
     )
     results = run_numeric(step, inputs)
     assert float(results[0]) == pytest.approx(loss_at(model, {}), rel=1e-12)

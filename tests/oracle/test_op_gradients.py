@@ -150,6 +150,7 @@ CASES = {
         "%a = stg.scale[by = 1/3](%x)\n    %b = stg.tanh(%a)\n    %y = stg.scale[by = 3](%b)",
         "B, S, D",
     ),
+    "softplus": Case(X, "%y = stg.softplus(%x)", "B, S, D"),
     "exp": Case(X, "%y = stg.exp(%x)", "B, S, D"),
     "swiglu-clamped": Case(
         "%x: f32[B, 2, S, D | param]",
@@ -286,10 +287,51 @@ CASES = {
         "%y = stg.attention[causal, selected](%q, %k, %v, %keys)",
         "B, S, H, E",
     ),
+    "rope-first": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, first = E](%x)", "B, S, H, D"
+    ),
+    "rope-interleaved": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, interleaved](%x)", "B, S, H, D"
+    ),
+    "rope-yarn": Case(
+        "%x: f32[B, S, H, D | param]",
+        "%y = stg.rope[base = 50, scaling = yarn, factor = 4, original = 64](%x)",
+        "B, S, H, D",
+    ),
+    "rope-sections": Case(
+        "%x: f32[B, S, H, D | param], %p: i32[B, 2, S]",
+        "%y = stg.rope[base = 50, sections = (1, 1), restart](%x, %p)",
+        "B, S, H, D",
+    ),
+    "temperature": Case(
+        "%x: f32[B, S, H, D | param]", "%y = stg.temperature[floor = 2](%x)", "B, S, H, D"
+    ),
+    "relative-bias": Case(
+        "%x: f32[V, H | param]",
+        "%y = stg.relative_bias[sizes = (S, H), most = 3, causal](%x)",
+        "H, S, H",
+    ),
+    "relative-bias-both-ways": Case(
+        "%x: f32[H, G | param]", "%y = stg.relative_bias[sizes = (S, S), most = 3](%x)", "G, S, S"
+    ),
+    "index-scores": Case(
+        "%q: f32[B, S, H, E | param], %k: f32[B, V, E | param], %w: f32[B, S, H | param]",
+        "%y = stg.index_scores(%q, %k, %w)",
+        "B, S, V",
+    ),
     "rope-last": Case(
         "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, last = E](%x)", "B, S, H, D"
     ),
     "concat": Case(f"{X}, %z: f32[B, S, E | param]", "%y = stg.concat(%x, %z)", "B, S, D + E"),
+    "concat-first": Case(
+        f"{X}, %z: f32[E, S, D | param]", "%y = stg.concat[dim = 0](%x, %z)", "B + E, S, D"
+    ),
+    "cut-middle": Case(
+        "%x: f32[B, S + E, D | param]",
+        "%p, %q = stg.cut[dim = 1, sizes = (S, E)](%x)\n"
+        '    %y = stg.einsum["bsd,bed->bse"](%p, %q)',
+        "B, S, E",
+    ),
     "cut": Case(
         "%x: f32[B, S, D + E | param]",
         '%p, %q = stg.cut[sizes = (D, E)](%x)\n    %y = stg.einsum["bsd,bse->bde"](%p, %q)',

@@ -156,8 +156,10 @@ def test_backward_waits_for_what_is_recomputed_or_for_forward() -> None:
     options = JobOptions(LLAMA, recompute="full", recompute_layers=1, sizes={"L": 3, "B": 1})
     nodes = {n.name: n for n in only_program(JobBuilder(options).lower()).nodes}
     for layer in range(3):
-        user = next(n for name, n in nodes.items() if f"backward/L{layer}/d_gu" in name)
-        phases = {d.phase for d in user.deps if d.name.endswith("/gu")}
+        user = next(
+            n for name, n in nodes.items() if f"backward/L{layer}/layers/swiglu/d_gate_up" in name
+        )
+        phases = {d.phase for d in user.deps if d.name.endswith("/gate_up")}
         assert phases == {"recompute" if layer == 0 else "forward"}
 
 

@@ -27,7 +27,7 @@ from tests.support import (
     tiny_module,
 )
 
-GRADIENTS = "infer-shapes,apply-strategy,differentiate,eliminate-dead-code"
+GRADIENTS = "inline,infer-shapes,apply-strategy,differentiate,eliminate-dead-code"
 TOLERANCE = 1e-10
 SCALE = 3.0  # makes gradients long enough to be clipped
 FACTORS: Mapping[str, Sequence[Any]] = {

@@ -17,11 +17,22 @@ from stagec.analysis.report import analysis
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, read_trace
+from stagec.importers.library import model_source
 from stagec.ir.expr import const, evaluate, fraction, substitute
 from stagec.job.emit import emit_module
-from stagec.importers.library import model_source
 from stagec.models import library
-from tests.support import EXHAUSTIVE, GPT, LLAMA, analyse, only_program, parse_expr, stagec
+from stagec.text.printer import print_module
+from tests.support import (
+    EXHAUSTIVE,
+    GPT,
+    LLAMA,
+    analyse,
+    only_program,
+    parse,
+    parse_expr,
+    run_passes,
+    stagec,
+)
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "one": {},
@@ -132,7 +143,8 @@ def test_all_flops_of_llama_on_one_device() -> None:
 def test_causal_attention_executes_half_in_the_fused_kernel_only(tmp_path: Path) -> None:
     """The count with masks ignored stays; the unfused softmax computes all scores."""
     for model, fused in ((LLAMA, True), (GPT, False)):
-        text = model_source(library()[model]).text
+        source = model_source(library()[model])
+        text = print_module(run_passes(parse(source.text, source.name), "inline"))
         sizes = {**sizes_of(model), "L": 2, "B": BATCH}
         results: list[dict[str, Any]] = []
         for name, content in (

@@ -362,8 +362,10 @@ _DELTA = {
     **dict.fromkeys(("gate", "beta"), "bf16[B, S, H]"),
     **dict.fromkeys(("A_log", "dt_bias"), "f32[H]"),
 }
-_WKV = dict.fromkeys(("q", "w", "k", "v", "kappa", "a", "dy"), "bf16[B, S, H, K]")
-_FAMILIES = {
+_WKV: Mapping[str, str] = dict.fromkeys(
+    ("q", "w", "k", "v", "kappa", "a", "dy"), "bf16[B, S, H, K]"
+)
+_FAMILIES: Mapping[str, Mapping[str, str]] = {
     "stg.selective_scan": _SELECTIVE,
     "stg.ssd": _SSD,
     "stg.linear_attention": _LINEAR,
@@ -402,7 +404,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.silu_grad": {"x": "bf16[B]"},
     **{
         f"stg.{name}{grad}": {"x": "bf16[B]"}
-        for name in ("relu", "sigmoid", "tanh", "exp", "dropout")
+        for name in ("relu", "sigmoid", "tanh", "exp", "softplus", "dropout")
         for grad in ("", "_grad")
     },
     "stg.slice": {"table": "bf16[V, D]"},
@@ -465,6 +467,8 @@ def op_example(op: OpDef) -> str:
         return f"{head.splitlines()[0]}\n{op.example}\n}}"
     if op.name in IN_MODULE:
         return f"{head}{op.example}\n}}"
+    if op.name == "stg.call":
+        head += '  stg.import["blocks/swiglu.stg"]\n'
     inside = op.name.partition(".")[0] == "et"
     used = dict.fromkeys(re.findall(r"%(\w+)", op.example.replace("%h: node", "")))
     defined = re.findall(r"%(\w+)", _left(op.example))
@@ -491,5 +495,7 @@ def test_example_of_op(op: OpDef) -> None:
         parse_op(source, LOADED.registry)
         return
     module = parse_module(source, LOADED.registry)
-    if not op.name.startswith("et.") and ".yield" not in op.name:
-        PassManager(LOADED.pipeline("infer-shapes"), known=LOADED.passes.values()).run(module)
+    if not op.name.startswith("et.") and ".yield" not in op.name and op.name != "stg.import":
+        PassManager(LOADED.pipeline("inline,infer-shapes"), known=LOADED.passes.values()).run(
+            module
+        )

@@ -24,11 +24,13 @@ import pytest
 from stagec.check.traces import check_directory
 from stagec.driver.job import JobBuilder
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_node, read_trace
+from stagec.ir.param import attr_text
 from stagec.job.emit import Job, emit_module, make_job, write_job
 from stagec.job.folder import MANIFEST
 from stagec.job.writer import Emission, Written
 from stagec.program.groups import GroupAxes
-from stagec.program.nodes import Node, Program
+from stagec.program.nodes import Node
+from stagec.text.printer import print_op
 from tests.support import EXHAUSTIVE, LLAMA, MIXTRAL, assert_same_items, stagec, tiny_options
 
 ROOT = Path(__file__).parents[2]
@@ -61,25 +63,34 @@ def coordinates(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def plain_groups(program: Program, mesh: Mapping[str, int]) -> dict[GroupAxes, list[list[int]]]:
-    """For each axes in order of use: the groups of ranks that differ along these only."""
+def plain_groups(made: Job) -> dict[GroupAxes, list[list[int]]]:
+    """For each axes in order of use in the text: the groups of ranks that differ along these
+    only."""
+    mesh, program = made.mesh, made.classes[0].program()
+    used = {node.group for node in program.nodes if node.group}
+    text = print_op(made.classes[0].graph)
+    written = {group: f"group = {attr_text(group.axes)}" for group in used}
     ranks = 1
     for size in mesh.values():
         ranks *= size
     where = [coordinates(r, mesh) for r in range(ranks)]
     result: dict[GroupAxes, list[list[int]]] = {}
-    for node in program.nodes:
-        if not node.group or node.group in result:
-            continue
+    for group in sorted(used, key=lambda g: _place(written[g], text)):
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(ranks):
-            key = tuple(where[rank][a] for a in mesh if a not in node.group.axes)
+            key = tuple(where[rank][a] for a in mesh if a not in group.axes)
             groups.setdefault(key, []).append(rank)
         for members in groups.values():
-            order = {r: [where[r][a] for a in node.group.axes] for r in members}
+            order = {r: [where[r][a] for a in group.axes] for r in members}
             members.sort(key=order.__getitem__)
-        result[node.group] = sorted(groups.values(), key=min)
+        result[group] = sorted(groups.values(), key=min)
     return result
+
+
+def _place(words: str, text: str) -> int:
+    found = re.search(rf"{re.escape(words)}[,\]]", text)
+    assert found is not None
+    return found.start()
 
 
 def plain_nodes(made: Job, rank: int) -> Iterator[TraceNode]:
@@ -87,7 +98,7 @@ def plain_nodes(made: Job, rank: int) -> Iterator[TraceNode]:
     number: dict[GroupAxes, int] = {}
     size: dict[GroupAxes, int] = {}
     next_id = 1
-    for axes, groups in plain_groups(made.classes[0].program(), made.mesh).items():
+    for axes, groups in plain_groups(made).items():
         for members in groups:
             if rank in members:
                 number[axes], size[axes] = next_id, len(members)
@@ -185,9 +196,7 @@ def test_the_groups_file_lists_each_used_group_in_ring_order(tmp_path: Path) -> 
     made = job(dp=2, tp=4, sp=True)
     write(made, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "tiny.json").read_text())
-    plain = [
-        m for groups in plain_groups(made.classes[0].program(), made.mesh).values() for m in groups
-    ]
+    plain = [m for groups in plain_groups(made).values() for m in groups]
     assert found == {str(i): members for i, members in enumerate(plain, 1)}
     assert [0, 1, 2, 3] in found.values()
     assert [0, 4] in found.values()
@@ -244,7 +253,7 @@ def test_the_manifest_names_every_file_with_size_and_checksum(tmp_path: Path) ->
     assert "stg.strategy" in manifest["strategy"]
     assert set(manifest["versions"]) >= {"stagec", "lark", "numpy", "protobuf", "sympy"}
     text = (ROOT / "stagec" / "models" / "llama.stg").read_text()
-    assert manifest["inputs"]["llama.stg"] == hashlib.sha256(text.encode()).hexdigest()
+    assert manifest["inputs"]["<library>/llama.stg"] == hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -167,8 +167,8 @@ def test_a_pass_that_reads_a_value_has_jobs_compiled_for_each() -> None:
     """Whatever a pass does with it: nothing that was read goes unnoticed."""
     text = text_of(JobOptions(model="llama3-8b", dp=2))
     train = LOADED.pipeline("train")
-    first, *others = train.passes
-    pipeline = Pipeline((first, HalfOfTheLayers(), *others))
+    opened, shaped, *others = train.passes
+    pipeline = Pipeline((opened, shaped, HalfOfTheLayers(), *others))
     family = family_of(text, pipeline)
     base = dict(parse_module(Source("job.stg", text), LOADED.registry).env)
     for length in (2048, 2048, 4096, 2048):

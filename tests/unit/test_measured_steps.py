@@ -20,7 +20,7 @@ from stagec.ir.types import TensorType
 from stagec.machines import load_machine
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, LAUNCH
-from tests.support import stagec
+from tests.support import run_passes, stagec
 
 STEPS = measured_steps()
 AXES = ("dp", "tp", "pp", "cp")
@@ -39,7 +39,7 @@ ROWS = {
 
 def parameters(step: MeasuredStep) -> int:
     """The parameters of the model of a step."""
-    module = JobBuilder(options_of(step)).module
+    module = run_passes(JobBuilder(options_of(step)).module, "inline")
     types = [arg.type for arg in module.main.body.args]
     return sum(
         evaluate(t.elements, module.env)

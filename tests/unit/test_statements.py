@@ -44,6 +44,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "recompute_layers": {"recompute": "full"},
     "recompute_every": {"recompute": "full"},
     "memory_nodes": {"offload": "optimizer"},
+    "lora_rank": {"lora": "wq"},
     "etp": {"sp": True},
 }
 
@@ -58,7 +59,7 @@ def another(flag: Flag) -> Any:
         case "int":
             return flag.default + 1
         case "names":
-            return flag.choices[-1]
+            return flag.choices[-1] if flag.choices else "wq"
         case _:
             return BY_KIND[flag.kind]
 
@@ -177,7 +178,7 @@ def test_a_value_out_of_bounds_is_a_usage_error(name: str) -> None:
         assert f"'{flag.option}': {value} is not in the range" in ran.err
 
 
-@pytest.mark.parametrize("name", [f.name for f in FLAGS.values() if f.kind in ("choice", "names")])
+@pytest.mark.parametrize("name", [f.name for f in FLAGS.values() if f.choices])
 def test_another_value_than_the_choices_is_a_usage_error(name: str) -> None:
     flag = FLAGS[name]
     ran = stagec("analyze", LLAMA, flag.option, f"{flag.choices[0]}s")

@@ -274,7 +274,7 @@ def test_the_grid_is_a_grid() -> None:
 def unit(node: Node) -> Cost:
     """One for attention and its gradient, and one for one gradient of weights; nothing else."""
     name = node.name.rpartition("/")[2]
-    weights = node.phase == "backward" and name == "d_o_w" and node.kind == "einsum"
+    weights = node.phase == "backward" and name == "d_wo_i" and node.kind == "einsum"
     return Cost(int(node.kind in ("attention", "attention_grad") or weights))
 
 

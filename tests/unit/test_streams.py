@@ -62,7 +62,7 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     out = tmp_path / "x.stg"
     ran = run(
         f"models llama3-8b > {tmp_path}/in.stg; {sys.executable} -m stagec opt "
-        f"{tmp_path}/in.stg --time-passes -p infer-shapes -o {out}",
+        f"{tmp_path}/in.stg --time-passes -p inline,infer-shapes -o {out}",
         ">&- 2>&-",
     )
     assert ran.returncode == OK

@@ -82,3 +82,12 @@ def test_fusion_makes_a_step_shorter() -> None:
     fused = timed(f"{LLAMA} --no-levers --fusion elementwise")
     assert fused["step_seconds"] < plain["step_seconds"]
     assert fused["executed_flops"] == plain["executed_flops"]
+
+
+def test_a_step_does_not_depend_on_the_plan_of_its_memory() -> None:
+    """A pass that is shown is not left out."""
+    job = f"{LLAMA} --dp 2 --zero 1"
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        planned = timed(f"{job} --print-after plan-memory")
+    assert "stg.memory[" in shown.getvalue()
+    assert timed(job) == planned

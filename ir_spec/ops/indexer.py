@@ -1,0 +1,130 @@
+"""The lightning indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1): scores
+by which each query selects its keys. `stg.topk` selects, `stg.attention[selected]` sees them only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import ONE, Expr, call, same
+from stagec.ir.kernel import KernelShape
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.rule import Rule, make_rule
+from stagec.ir_spec.ops.masks import CAUSAL, pairs
+
+
+def _seen(op: Operation, q: int, n: Sizes) -> Expr:
+    """The pairs that the mask leaves on a rank, rounded up; `q` is the operand with the queries,
+    which keys follow."""
+    rows, columns = op.operands[q].tensor.dims[1], op.operands[q + 1].tensor.dims[1]
+    if op.flag("causal") and same(rows.size, columns.size):
+        return n["s"] * (rows.size + 1) / 2
+    whole, ranks = pairs(op, rows.size, columns.size), rows.size / n["s"]
+    return whole if ranks == 1 else call("ceildiv", [whole, ranks])
+
+
+def _each(n: Sizes, products: int, sums: int) -> Expr:
+    """FLOPs of a pair: products of all heads, and sums over them."""
+    return n["b"] * n["h"] * (n["k"] * products + sums) * 2
+
+
+def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
+    """Attention with one key for all heads and values of one element: the sum over heads costs what
+    these would."""
+    extents = (n["b"], n["h"], ONE, n["s"], n["t"], n["k"], ONE)
+    return KernelShape(kind, op.operands[q].tensor.dtype, extents, op.flag("causal"))
+
+
+class IndexScores(OpDef):
+    """The sum over heads h of w[h] relu(q[h] . k), with one key for all heads; -inf where a causal
+    mask hides the key. 2 H K + 2 H FLOPs a pair that the mask leaves."""
+
+    name = "stg.index_scores"
+    operands = ("q", "k", "w")
+    params = (CAUSAL,)
+    example = "%scores = stg.index_scores[causal](%q, %k, %weights) : f32[B, S, S]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("bshk,btk,bsh->bst", whole="kt")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _each(n, 1, 1) * _seen(op, 0, n)
+
+    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
+        return _each(n, 1, 1) * n["s"] * n["t"]
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return _kernel(op, n, "attention", 0)
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        if dy is None:
+            return [None, None, None]
+        attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
+        names = [v.prefixed("d_") for v in op.operands]
+        return b.op("stg.index_scores_grad", [dy, *op.operands], attrs, names=names).results
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        q, k, w = args
+        found = np.einsum("bsht,bsh->bst", np.maximum(_dots(q, k), 0), w)
+        return [np.where(_visible(op, ctx, 0), found, -np.inf)]
+
+
+class IndexScoresGrad(OpDef):
+    """Gradient of `stg.index_scores`: three products, as the kernel recomputes the first, and two
+    sums over heads or keys."""
+
+    name = "stg.index_scores_grad"
+    operands = ("dy", "q", "k", "w")
+    results = ("dq", "dk", "dw")
+    params = (CAUSAL,)
+    example = (
+        "%dq, %dk, %dw = stg.index_scores_grad[causal](%ds, %q, %k, %w) : "
+        "(bf16[B, S, H, K], bf16[B, S, K], bf16[B, S, H])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("bst,bshk,btk,bsh->bshk,btk,bsh", whole="kt")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in op.operands[1:]]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _each(n, 3, 2) * _seen(op, 1, n)
+
+    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
+        return _each(n, 3, 2) * n["s"] * n["t"]
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return _kernel(op, n, "attention_backward", 1)
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, q, k, w = args
+        dy = np.where(_visible(op, ctx, 1), dy, 0)[:, :, None]
+        dots = _dots(q, k)
+        d = dy * w[..., None] * (dots > 0)
+        dw = (dy * np.maximum(dots, 0)).sum(-1)
+        return [np.einsum("bsht,btk->bshk", d, k), np.einsum("bsht,bshk->btk", d, q), dw]
+
+
+def _dots(q: Array, k: Array) -> Array:
+    return np.einsum("bshk,btk->bsht", q, k)
+
+
+def _visible(op: Operation, ctx: NumericContext, q: int) -> Array:
+    rows, columns = op.operands[q].tensor.dims[1], op.operands[q + 1].tensor.dims[1]
+    at, of = np.asarray(ctx.positions(rows)), np.asarray(ctx.positions(columns))
+    return (at[:, None] >= of) | (not op.flag("causal"))
+
+
+OPS = (IndexScores(), IndexScoresGrad())

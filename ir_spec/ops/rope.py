@@ -1,0 +1,243 @@
+"""Positions inside attention: rotary embedding, and scores that depend on the distance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, fraction, product
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import Fusible
+from stagec.ir_spec.ops.base import Elementwise
+from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude
+
+
+class Rope(OpDef):
+    """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
+    per rotated element.
+
+    With `first` or `last` only that many elements at either end of each head are rotated. Element i
+    turns with element i + K/2, or with its neighbour if `interleaved`. `scaling` stretches the
+    frequencies for long contexts, which changes constants only. `inverse` rotates back, which is
+    the gradient.
+
+    With an operand [B, axes, S] positions are data: `sections` gives the pairs of each axis, as
+    M-RoPE (arXiv 2409.12191) and images have them. If `restart`, the frequencies start anew in each
+    section.
+    """
+
+    name = "stg.rope"
+    traits = (Fusible(),)
+    operands = ("x", "positions*")
+    params = (
+        Param("base", "size", "the base of the frequencies (default 10000)"),
+        Param("first", "size", "how many elements are rotated, from the first on (default all)"),
+        Param("last", "size", "how many elements are rotated, up to the last (default all)"),
+        Param("interleaved", "flag", "neighbours are a pair, not the elements of two halves"),
+        *SCALING,
+        Param("sections", "sizes", "the pairs that turn by each axis of the positions"),
+        Param("restart", "flag", "the frequencies start anew in each section"),
+        Param("inverse", "flag", "rotate by the negative angle"),
+    )
+    example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        every = letters(op.operands[0].tensor.rank + 1)
+        text, axis = every[:-1], every[-1]
+        row, whole = text, text[-1]
+        if len(op.operands) == 1:
+            return make_rule(f"{text}->{text}", whole=whole, each=[0])
+        return make_rule(f"{text},{row[0]}{axis}{row[1]}->{text}", whole=whole + axis)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.operands[0].tensor.rank < 3:
+            yield f"expects [batch, position, ..., pairs], found {op.operands[0].type}"
+        if "first" in op.attrs and "last" in op.attrs:
+            yield "expects 'first' or 'last', found both"
+        if len(op.operands) > 2:
+            yield f"expects x, or x and positions, found {len(op.operands)} operands"
+        elif len(op.operands) == 2:
+            axes = op.operands[1].tensor.shape[1].value
+            if axes != len(op.exprs("sections")):
+                yield f"expects 'sections' of {axes} axes, as the positions have"
+        scaled = [p.name for p in SCALING[1:] if p.name in op.attrs]
+        if scaled and "scaling" not in op.attrs:
+            yield f"has {', '.join(scaled)}, expected 'scaling' too"
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[0].tensor.shape[1] if operand == 1 else None
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        row = letters(op.operands[0].tensor.rank)
+        return product(n[f] for f in row[:-1]) * self.rotated(op, n[row[-1]]) * 3
+
+    def rotated(self, op: Operation, whole: Expr) -> Expr:
+        """How many elements of each head are rotated."""
+        part = op.attrs.get("first", op.attrs.get("last"))
+        return part if isinstance(part, Expr) else whole
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), (x, *positions) = grads, op.operands
+        attrs = {k: v for k, v in op.attrs.items() if k not in ("inverse", "phase")}
+        if not op.flag("inverse"):
+            attrs["inverse"] = True
+        operands = [dy, *positions] if dy is not None else []
+        made = dy and b.value("stg.rope", operands, attrs, hint=x.prefixed("d_"))
+        return [made, *([None] * len(positions))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        size = args[0].shape[-1]
+        count = ctx.size(op.expr("first")) if "first" in op.attrs else size
+        start = size - ctx.size(op.expr("last")) if "last" in op.attrs else 0
+        before, x, after = np.split(args[0], [start, count], axis=-1)
+        half = x.shape[-1] // 2
+        angles = self.angles(op, ctx, half, args[1:])
+        angles = angles.reshape(*angles.shape[:2], *([1] * (x.ndim - 3)), half)
+        cos, sin = (f(angles) * magnitude(op) for f in (np.cos, np.sin))
+        sin = -sin if op.flag("inverse") else sin
+        if op.flag("interleaved"):
+            a, b = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+            turned = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+            turned = turned.reshape(*x.shape[:-1], 2 * half)
+        else:
+            a, b = x[..., :half], x[..., half : 2 * half]
+            turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        return [np.concatenate([before, turned, x[..., 2 * half :], after], axis=-1)]
+
+    def angles(
+        self, op: Operation, ctx: NumericContext, half: int, given: Sequence[Array]
+    ) -> Array:
+        """The angle of each pair: [1 or b, s, half]."""
+        base = ctx.size(op.expr("base")) if "base" in op.attrs else 10000
+        if not given:
+            at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1]))
+            return at[None, :, None] * frequencies(op, ctx, half, base)
+        pairs = [ctx.size(e) for e in op.exprs("sections")]
+        axis = np.repeat(np.arange(len(pairs)), pairs)[:half]
+        each = frequencies(op, ctx, half, base)
+        if op.flag("restart"):
+            each = np.concatenate([frequencies(op, ctx, n, base) for n in pairs])[:half]
+        return np.moveaxis(given[0][:, axis], 1, 2) * each
+
+
+class Temperature(Elementwise):
+    """Queries times 1 + scale log(1 + floor((position + 1) / floor)), along dimension 1: the
+    temperature of attention without positions, as Llama 4 has it; 1 FLOP per element."""
+
+    name = "stg.temperature"
+    params = (
+        Param("floor", "size", "positions over which it is the same", required=True),
+        Param("scale", "ratio", "how fast it grows (default 1/10)"),
+    )
+    example = "%q2 = stg.temperature[floor = 8192](%q) : bf16[B, S, H, K]"
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.operands[0].tensor.rank < 2:
+            yield f"expects [batch, position, ...], found {op.operands[0].type}"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,) = grads
+        attrs = {k: v for k, v in op.attrs.items() if k != "phase"}
+        return [dy and b.value(self.name, [dy], attrs, hint=op.operands[0].prefixed("d_"))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        (x,) = args
+        at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1]))
+        scale = float(fraction(op.expr("scale"))) if "scale" in op.attrs else 0.1
+        factor = 1 + scale * np.log1p((at + 1) // ctx.size(op.expr("floor")))
+        return [x * factor.reshape(1, -1, *([1] * (x.ndim - 2)))]
+
+
+class RelativeBias(OpDef):
+    """A bias [H, S, T] of scores by the distance of key and query, from a table [buckets, H] (T5,
+    arXiv 1910.10683, section 2.1); a gather, no FLOPs.
+
+    Half of the buckets, in both directions half of half, are for single distances; the others grow
+    logarithmically up to `most`, from which on all distances share the last.
+    """
+
+    name = "stg.relative_bias"
+    operands = ("table",)
+    params = (
+        Param("sizes", "sizes", "queries and keys", required=True),
+        Param("most", "size", "the distance of the last bucket (default 128)"),
+        Param("causal", "flag", "keys lie before queries; without it half of the buckets each way"),
+    )
+    example = "%b = stg.relative_bias[sizes = (S, S)](%table) : bf16[H, S, S]"
+
+    def rule(self, op: Operation) -> Rule:
+        s, t = op.exprs("sizes")
+        return make_rule("nh->hst", whole="n", sizes={"s": s, "t": t})
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if len(op.exprs("sizes")) != 2:
+            yield "expects 'sizes' of queries and keys"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), (table,) = grads, op.operands
+        attrs = {k: v for k, v in op.attrs.items() if k in ("most", "causal")}
+        attrs["buckets"] = table.tensor.shape[0]
+        return [dy and b.value("stg.relative_bias_grad", [dy], attrs, hint=table.prefixed("d_"))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        (table,) = args
+        dims = op.result.tensor.dims[1:]
+        found = _buckets(op, ctx, len(table), [ctx.positions(d) for d in dims])
+        return [np.moveaxis(table[found], -1, 0)]
+
+
+class RelativeBiasGrad(OpDef):
+    """Gradient of `stg.relative_bias`: the sum over all pairs of each bucket, 1 FLOP per element of
+    dy."""
+
+    name = "stg.relative_bias_grad"
+    operands = ("dbias",)
+    params = (
+        Param("buckets", "size", "the rows of the table", required=True),
+        *(p for p in RelativeBias.params if p.name != "sizes"),
+    )
+    example = "%dt = stg.relative_bias_grad[buckets = 32](%db) : bf16[32, H]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("hst->nh", whole="n", linear=[0], sizes={"n": op.expr("buckets")})
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in "hst")
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        (dy,) = args
+        count = ctx.size(op.expr("buckets"))
+        dims = op.operands[0].tensor.dims[1:]
+        found = _buckets(op, ctx, count, [ctx.positions(d) for d in dims])
+        return [np.stack([dy[:, found == i].sum(-1) for i in range(count)])]
+
+
+def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Sequence[int]]) -> Array:
+    """The bucket of each pair of a query and a key, [s, t]."""
+    most = ctx.size(op.expr("most")) if "most" in op.attrs else 128
+    back = np.asarray(at[0])[:, None] - np.asarray(at[1])[None, :]
+    start: Array = 0
+    if op.flag("causal"):
+        distance = np.maximum(back, 0)
+    else:
+        count //= 2
+        start, distance = np.where(back < 0, count, 0), np.abs(back)
+    single = count // 2
+    grown = np.log(np.maximum(distance, 1) / single) / np.log(most / single) * (count - single)
+    far = np.minimum(single + grown.astype(int), count - 1)
+    return start + np.where(distance < single, distance, far)
+
+
+OPS = (Rope(), Temperature(), RelativeBias(), RelativeBiasGrad())

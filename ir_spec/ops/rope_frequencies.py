@@ -1,0 +1,60 @@
+"""Frequencies of rotary positions, and how long contexts stretch them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import fraction
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array
+from stagec.ir.param import Param
+
+SCALING = (
+    Param("scaling", "name", "how frequencies are stretched", choices=("linear", "llama3", "yarn")),
+    Param("factor", "ratio", "by how much"),
+    Param("original", "size", "the context before that (default 8192)"),
+    Param("low", "ratio", "turns over it below which all is stretched (default 1)"),
+    Param("high", "ratio", "turns above which nothing is (default: llama3 4, yarn 32)"),
+    Param("smooth", "flag", "of yarn: the borders are no whole pairs"),
+    Param("mscale", "ratio", "of yarn: rotated elements are times 1 + mscale/10 log(factor)"),
+)
+
+
+def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Array:
+    """Radians per position of each pair: base^(-i/half), stretched as `scaling` says.
+
+    `linear`: arXiv 2306.15595. `yarn`: arXiv 2309.00071, section 3.2, with the borders rounded to
+    pairs as in its code. `llama3`: the code of Llama 3.1 (meta-llama/llama-models, models/llama3).
+    """
+    plain = float(base) ** (-np.arange(half) / max(half, 1))
+    kind = op.text("scaling")
+    factor = _ratio(op, "factor", 1)
+    if not kind:
+        return plain
+    if kind == "linear":
+        return plain / factor
+    original = ctx.size(op.expr("original")) if "original" in op.attrs else 8192
+    low, high = _ratio(op, "low", 1), _ratio(op, "high", 4 if kind == "llama3" else 32)
+    if kind == "llama3":
+        turns = original * plain / (2 * np.pi)
+        kept = np.clip((turns - low) / max(high - low, 1e-9), 0, 1)
+    else:
+        ends = [half * np.log(original / (2 * np.pi * t)) / np.log(base) for t in (high, low)]
+        if not op.flag("smooth"):
+            ends = [np.floor(ends[0]), np.ceil(ends[1])]
+        first, last = max(ends[0], 0), min(ends[1], 2 * half - 1)
+        kept = 1 - np.clip((np.arange(half) - first) / max(last - first, 1e-3), 0, 1)
+    found: Array = plain * kept + plain / factor * (1 - kept)
+    return found
+
+
+def magnitude(op: Operation) -> float:
+    """What rotated elements are multiplied by: 1 but for yarn (arXiv 2309.00071, section 3.4)."""
+    if op.text("scaling") != "yarn":
+        return 1.0
+    return 1 + _ratio(op, "mscale", 1) / 10 * float(np.log(_ratio(op, "factor", 1)))
+
+
+def _ratio(op: Operation, name: str, default: float) -> float:
+    return float(fraction(op.expr(name))) if name in op.attrs else float(default)

@@ -1,0 +1,166 @@
+"""What a vision-language model has beside its language model: parameters that a step of texts alone
+does not use. They are declared and frozen; nothing is computed with them.
+
+`beside` adds them to the text of a language model. A tower is a function of declarations, in
+symbols that end in `_v`; parameters of its layers have the number of layers as first dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.importers.common import read_size
+from stagec.importers.config import Config
+from stagec.importers.text import Body, ModelText
+
+_NOTE = "A step of texts: what images need is declared in @{name} and frozen, and is not computed."
+
+
+class Idle:
+    """Declarations of parameters of a tower, each frozen."""
+
+    def __init__(self, text: ModelText) -> None:
+        self.text, self.body = text, Body()
+
+    def param(self, name: str, dims: str) -> None:
+        """Declare one."""
+        self.body.param(name, dims, role="frozen")
+
+    def matrix(self, name: str, dims: str, bias: str = "") -> None:
+        """Declare a matrix, and a bias of these dimensions."""
+        self.param(f"w_{name}", dims)
+        if bias:
+            self.param(f"b_{name}", bias)
+
+    def norm(self, name: str, dims: str, *, bias: bool = True) -> None:
+        """Declare the vectors of a norm."""
+        self.param(f"{name}_w" if bias else name, dims)
+        if bias:
+            self.param(f"{name}_b", dims)
+
+    def layers(self, count: str = "L_v", prefix: str = "", *, attention_bias: bool = True) -> None:
+        """Declare layers of LayerNorm, attention and a feed-forward block without a gate."""
+        for name in ("attn", "mlp"):
+            self.norm(f"{prefix}{name}_norm", f"{count}, D_v")
+        for name in "qkvo":
+            bias = f"{count}, D_v" if attention_bias else ""
+            self.matrix(f"{prefix}{name}", f"{count}, D_v, D_v", bias)
+        self.matrix(f"{prefix}up", f"{count}, D_v, F_v", f"{count}, F_v")
+        self.matrix(f"{prefix}down", f"{count}, F_v, D_v", f"{count}, D_v")
+
+    def beside(self, name: str = "vision") -> ModelText:
+        """Add the function and its call to the text; the text."""
+        text = self.text
+        self.body.do("stg.return()")
+        text.function(name, "", self.body)
+        train = text.functions.pop("train")
+        text.functions["train"] = [train[0], f"  stg.call @{name}()", *train[1:]]
+        text.notes.append(_NOTE.format(name=name))
+        return text
+
+
+def read_idle(
+    config: Config, text: ModelText, *, width: int, inner: int, layers: int, patch: int
+) -> None:
+    """Declare D_v, F_v, L_v, C and P of a tower; the arguments are the values of keys left out."""
+    read_size(config, text, "D_v", "hidden_size", "embed_dim", default=width)
+    read_size(config, text, "F_v", "intermediate_size", default=inner)
+    count = config.layers("num_hidden_layers", "depth", default=layers)
+    text.symbol("L_v", count, "layers of the tower")
+    read_size(config, text, "C", "num_channels", "in_chans", "in_channels", default=3)
+    read_size(config, text, "P", "patch_size", default=patch)
+    config.skip("num_attention_heads", "num_heads", "attention_heads", "hidden_act", "norm_eps")
+
+
+def image_tokens(config: Config, text: ModelText, image: int) -> None:
+    """Declare N_v, the patches of an image."""
+    side = config.size("image_size", default=image) // (text.symbols["P"].value or 1)
+    text.symbol("N_v", side * side, "(image_size / patch_size)^2")
+
+
+def siglip(vision: Config, text: ModelText, *, head: bool = False) -> Idle:
+    """Declare the tower of SigLIP (arXiv 2303.15343), with its pooling `head` if the key
+    `vision_use_head` says so."""
+    read_idle(vision, text, width=768, inner=3072, layers=12, patch=16)
+    image_tokens(vision, text, 224)
+    headed = vision.flag("vision_use_head", default=head)
+    vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P, P, D_v", "D_v")
+    idle.param("positions", "N_v, D_v")
+    idle.layers()
+    idle.norm("norm", "D_v")
+    if headed:
+        idle.param("probe", "D_v")
+        for name in "qkvo":
+            idle.matrix(f"head_{name}", "D_v, D_v", "D_v")
+        idle.norm("head_norm", "D_v")
+        idle.matrix("head_up", "D_v, F_v", "F_v")
+        idle.matrix("head_down", "F_v, D_v", "D_v")
+    vision.finish()
+    return idle
+
+
+def clip(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of CLIP (arXiv 2103.00020)."""
+    read_idle(vision, text, width=768, inner=3072, layers=12, patch=32)
+    image_tokens(vision, text, 224)
+    vision.skip("projection_dim", "vocab_size")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P, P, D_v")
+    idle.param("class_token", "D_v")
+    idle.param("positions", "N_v + 1, D_v")
+    idle.norm("pre_norm", "D_v")
+    idle.layers()
+    idle.norm("post_norm", "D_v")
+    vision.finish()
+    return idle
+
+
+def gemma3_tower(config: Config, text: ModelText) -> ModelText:
+    """The tower of Gemma-3: SigLIP without a head, and a projection to the width D."""
+    vision = config.section("vision_config")
+    if vision is None:
+        return text
+    config.skip("mm_tokens_per_image")
+    idle = siglip(vision, text)
+    idle.param("projector_norm", "D_v")
+    idle.param("w_projector", "D_v, D")
+    return idle.beside()
+
+
+def llama4_tower(config: Config, text: ModelText) -> ModelText:
+    """The tower of Llama 4: unfolded patches, a class token, a pixel shuffle before two
+    products, and a projection to the width D."""
+    vision = config.section("vision_config")
+    if vision is None:
+        return text
+    read_idle(vision, text, width=768, inner=5632, layers=34, patch=14)
+    image_tokens(vision, text, 448)
+    ratio = vision.ratio("pixel_shuffle_ratio", default=1)
+    read_size(vision, text, "U_v", "projector_input_dim", default=4096)
+    read_size(vision, text, "O_v", "projector_output_dim", default=4096)
+    vision.only("vision_output_dim", text.symbols["O_v"].value or 1)
+    shuffled = (text.symbols["D_v"].value or 1) / ratio**2
+    if shuffled.denominator != 1 or shuffled != text.symbols["F_v"].value:
+        raise vision.refuse("pixel_shuffle_ratio", "gives another width than 'intermediate_size'")
+    vision.skip("rope_theta", "vision_feature_layer", "vision_feature_select_strategy")
+    vision.skip("multi_modal_projector_bias", "projector_dropout", "rope_parameters")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P, P, D_v")
+    idle.param("class_token", "D_v")
+    idle.param("positions", "N_v + 1, D_v")
+    idle.norm("pre_norm", "D_v")
+    idle.layers()
+    idle.norm("post_norm", "D_v")
+    idle.matrix("adapter_in", "F_v, U_v")
+    idle.matrix("adapter_out", "U_v, O_v")
+    idle.matrix("projector", "O_v, D")
+    vision.finish()
+    return idle.beside()
+
+
+def gates(idle: Idle, names: Sequence[str], dims: str = "") -> None:
+    """Declare scalars that gate what is added to a stream, one for each layer if `dims` says so."""
+    for name in names:
+        idle.param(name, dims)

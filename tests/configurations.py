@@ -1,0 +1,215 @@
+"""Small configurations of every family, and the keys that each may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+Keys = Mapping[str, Any]
+
+#: Sizes that divide by 4, at which a step takes milliseconds.
+SMALL: Keys = {
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 32,
+    "max_position_embeddings": 32,
+    "rope_theta": 100,
+}
+#: Families whose heads all have their own keys and values, or one for all.
+UNGROUPED = """
+    baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt opt persimmon
+    chatglm glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb RefinedWebModel
+"""
+#: Families without a base of rotary positions.
+UNROTATED = "bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
+_EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+_WIDE: Keys = {"num_experts": 4, "num_experts_per_tok": 2}
+_ROUTED: Keys = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "first_k_dense_replace": 1,
+}
+_LATENT: Keys = {
+    **_ROUTED,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+}
+_GEMMA3: Keys = {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2}
+_LLAMA4: Keys = {
+    "head_dim": 8,
+    "attention_chunk_size": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 24,
+    "interleave_moe_layer_step": 2,
+}
+#: What a family needs besides the sizes.
+NEEDS: Mapping[str, Keys] = {
+    "gemma3": _GEMMA3,
+    "llama4": _LLAMA4,
+    "gemma": {"head_dim": 8},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 6},
+    "gemma3_text": _GEMMA3,
+    "olmo3": {"sliding_window": 6},
+    "cohere2": {"sliding_window": 6},
+    "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, **_WIDE},
+    "llama4_text": _LLAMA4,
+    "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 5},
+    "qwen3": {"head_dim": 8},
+    "seed_oss": {"head_dim": 8},
+    "ernie4_5": {"head_dim": 8},
+    "glm": {"head_dim": 8},
+    "glm4": {"head_dim": 8},
+    "helium": {"head_dim": 8},
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
+    "gpt_neo": {"window_size": 3},
+    "bloom": {"seq_length": 32},
+    "mixtral": {"num_local_experts": 4},
+    "phimoe": {"num_local_experts": 4},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {**_EXPERTS, "head_dim": 8},
+    "olmoe": _WIDE,
+    "dbrx": {"ffn_config": {"moe_num_experts": 4, "moe_top_k": 2}},
+    "granitemoe": {"num_local_experts": 4},
+    "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 8},
+    "glm4_moe": {**_ROUTED, "head_dim": 8},
+    "dots1": _ROUTED,
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8},
+    "minimax_m2": {**_WIDE, "head_dim": 8, "rotary_dim": 4},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": [2] * 4},
+    "grok-1": _WIDE,
+    "bailing_moe": {**_EXPERTS, "num_shared_experts": 1},
+    "bailing_moe_v2": {**_EXPERTS, "num_shared_experts": 1},
+    "git": {**_EXPERTS},
+    "glm_moe_dsa": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 8},
+    "chatglm": {"kv_channels": 8},
+    "deepseek": _ROUTED,
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": {**_LATENT, "n_group": 2, "topk_group": 1},
+    "kimi_k2": {**_LATENT, "n_group": 1, "topk_group": 1},
+}
+_TIED: Keys = {"tie_word_embeddings": (True, False)}
+_BIASED: Keys = {"attention_bias": (True, False)}
+_GROUPS: Keys = {"num_key_value_heads": (2, 4)}
+_LLAMA: Keys = {**_TIED, **_BIASED, **_GROUPS}
+_WINDOW: Keys = {"sliding_window": (3, 32, None)}
+_SCALED: Keys = {"rope_scaling": (None, {"rope_type": "linear", "factor": 2.0})}
+#: Keys that change what a family computes, with values to try.
+FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "llama": {**_LLAMA, **_SCALED, "mlp_bias": (True, False), "head_dim": (4, 8, None)},
+    "mistral": {**_TIED, **_WINDOW, **_GROUPS},
+    "qwen2": {**_WINDOW, "use_sliding_window": (True, False), "max_window_layers": (0, 2, 4)},
+    "qwen3": {**_LLAMA, "rope_parameters": (None, {"rope_theta": 10, "rope_type": "default"})},
+    "phi3": {**_WINDOW, "partial_rotary_factor": (0.5, 1.0)},
+    "seed_oss": {**_LLAMA, "attention_out_bias": (True, False)},
+    "ernie4_5": {**_TIED, "use_bias": (True, False)},
+    "smollm3": {"no_rope_layers": ([1, 1, 1, 0], [0, 0, 1, 1]), "no_rope_layer_interval": (2, 3)},
+    "internlm2": {"bias": (True, False), **_GROUPS},
+    "internlm3": {"bias": (True, False), "qkv_bias": (True, False)},
+    "exaone4": {**_WINDOW, "sliding_window_pattern": (2, "LLLG")},
+    "glm": {**_BIASED, "partial_rotary_factor": (0.5, 0.25)},
+    "glm4": _BIASED,
+    "arcee": {"mlp_bias": (True, False)},
+    "gpt2": {"n_inner": (16, None), **_TIED},
+    "gpt_bigcode": {"multi_query": (True, False)},
+    "opt": {"enable_bias": (True, False), "activation_function": ("relu", "gelu")},
+    "mpt": {"no_bias": (True, False), "attn_config": ({"alibi": True}, {"clip_qkv": 8.0})},
+    "gpt_neox": {"use_parallel_residual": (True, False), "rotary_pct": (0.5, 1.0)},
+    "falcon": {
+        "multi_query": (True, False),
+        "new_decoder_architecture": (True, False),
+        "parallel_attn": (True, False),
+        "alibi": (True, False),
+        "bias": (True, False),
+    },
+    "starcoder2": {**_WINDOW, "use_bias": (True, False)},
+    "stablelm": {
+        "use_qkv_bias": (True, False),
+        "qk_layernorm": (True, False),
+        "use_parallel_residual": (True, False),
+    },
+    "cohere": {"use_qk_norm": (True, False), "logit_scale": (0.5, 1)},
+    "olmo": {"clip_qkv": (8, None)},
+    "persimmon": {"qk_layernorm": (True, False)},
+    "gemma2": {
+        "attn_logit_softcapping": (50.0, None),
+        "final_logit_softcapping": (30.0, None),
+        "sliding_window": (6, 64),
+    },
+    "gemma3_text": {
+        "sliding_window_pattern": (2, 3),
+        "rope_local_base_freq": (50.0, 100),
+        "attention_bias": (True, False),
+    },
+    "olmo3": {
+        "layer_types": (["full_attention"] * 2 + ["sliding_attention"] * 2, ["full_attention"] * 4),
+    },
+    "cohere2": {"logit_scale": (0.25, 1), "sliding_window_pattern": (2, 4)},
+    "gpt_oss": {"attention_bias": (True, False), "swiglu_limit": (7.0, 1.5)},
+    "llama4_text": {
+        "interleave_moe_layer_step": (1, 2),
+        "use_qk_norm": (True, False),
+        "attn_temperature_tuning": (True, False),
+        "attention_chunk_size": (4, 16),
+    },
+    "deepseek_v32": {"index_topk": (3, 64), "first_k_dense_replace": (0, 1, 4)},
+    "mixtral": _WINDOW,
+    "phimoe": {"attention_bias": (True, False), "lm_head_bias": (True, False)},
+    "qwen2_moe": {"decoder_sparse_step": (1, 2), "norm_topk_prob": (True, False)},
+    "qwen3_moe": {"mlp_only_layers": ([], [0], [1, 2]), "norm_topk_prob": (True, False)},
+    "olmoe": {"norm_topk_prob": (True, False), "clip_qkv": (8, None)},
+    "granite": {
+        "attention_multiplier": (0.5, 0.125),
+        "residual_multiplier": (0.22, 1.0),
+        "embedding_multiplier": (12, 1),
+        "logits_scaling": (8.0, 1),
+    },
+    "granitemoe": {"residual_multiplier": (0.22, 1.0)},
+    "glm4_moe": {"use_qk_norm": (True, False), "n_shared_experts": (0, 1, 2)},
+    "dots1": {"first_k_dense_replace": (0, 2)},
+    "ernie4_5_moe": {"moe_layer_start_index": (0, 2), "moe_layer_interval": (1, 2)},
+    "minimax_m2": {"use_qk_norm": (True, False)},
+    "minicpm": {"scale_emb": (12, 1), "scale_depth": (1.4,), "dim_model_base": (16,)},
+    "chatglm": {"add_qkv_bias": (True, False), "rope_ratio": (1, 50)},
+    "bailing_moe": {"use_qkv_bias": (True, False), "first_k_dense_replace": (0, 1)},
+    "bailing_moe_v2": {"use_qk_norm": (True, False), "n_group": (2,), "topk_group": (1,)},
+    "git": {"attn_logit_softcapping": (30.0, 50)},
+    "deepseek": {"moe_layer_freq": (1, 2), "norm_topk_prob": (True, False)},
+    "deepseek_v2": {"q_lora_rank": (8, None), "topk_method": ("greedy", "group_limited_greedy")},
+    "deepseek_v3": {"first_k_dense_replace": (0, 1, 4), "routed_scaling_factor": (2.5, 1.0)},
+}
+
+
+#: Families that stand for the others in `make test`.
+FIRST = ("llama", "mistral", "falcon", "deepseek_v2")
+#: The families with features to try, and `exhaustive` all but the first ones.
+FEATURED = [
+    pytest.param(name, marks=() if name in FIRST else pytest.mark.exhaustive) for name in FEATURES
+]
+
+
+def small(model_type: str, **more: Any) -> dict[str, Any]:
+    """A small configuration of a family."""
+    given = {"model_type": model_type, **SMALL, **NEEDS.get(model_type, {}), **more}
+    left_out = ["num_key_value_heads"] * (model_type in UNGROUPED.split())
+    left_out += ["rope_theta"] * (model_type in UNROTATED.split())
+    return {key: value for key, value in given.items() if key not in left_out}
+
+
+def configurations(model_type: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Small configurations of a family with features drawn."""
+    features = FEATURES.get(model_type, {})
+    drawn = st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in features.items()})
+    return drawn.map(lambda keys: small(model_type, **keys))

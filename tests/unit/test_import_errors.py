@@ -1,0 +1,228 @@
+"""Files that are no configurations, or wrong ones: a message at the place, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagec.importers.family import import_model
+from stagec.importers.json_text import MAX_DEPTH
+from stagec.importers.registry import BUILT_IN
+from stagec.support.diagnostics import DiagnosticError
+from stagec.support.source import FileLoc, Source
+from tests.configurations import small
+from tests.support import examples, stagec
+
+TYPES = [name for family in BUILT_IN for name in family.model_types]
+
+
+def problem(text: str) -> DiagnosticError:
+    """The error that a text gives."""
+    with pytest.raises(DiagnosticError) as caught:
+        import_model(Source("config.json", text), BUILT_IN).text()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expects a JSON object, the file is empty"),
+        ("  \n", "expects a JSON object, the file is empty"),
+        ("llama", "expects a JSON object, found 'l'"),
+        ("[1, 2]", "expects a JSON object, found '['"),
+        ('"llama"', "expects a JSON object, found '\"'"),
+        ("{", "expects a key in quotes, the file ends"),
+        ("{'a': 1}", 'expects a key in quotes, found "\'"'),
+        ('{"a" 1}', "expects ':' behind 'a', found '1'"),
+        ('{"a": }', "is no JSON: Expecting value"),
+        ('{"a": 1,}', "expects a key in quotes, found '}'"),
+        ('{"a": "b', "the file ends in a value"),
+        ('{"a": [1, 2', "expects ',' or ']', the file ends"),
+        ('{"a": tru}', "is no JSON: Expecting value"),
+        ('{"a": 1} {"b": 2}', "expects nothing behind the object, found '{'"),
+        ('{"a": 1e999999999}', "a number has more than 40 digits"),
+        ('{"a": ' + "9" * 5000 + "}", "a number has more than 40 digits"),
+        ('{"a": ' + "[" * 100_000, f"values are nested deeper than {MAX_DEPTH}"),
+        ('{"a": ' * 100_000, f"values are nested deeper than {MAX_DEPTH}"),
+        ('{"a": 1, "a": 2}', "the key 'a' stands twice"),
+        ("{}", "config.json has no key 'model_type'"),
+        ('{"weight_map": {}}', "it looks like an index of weights"),
+        ('{"do_sample": true}', "it looks like a configuration of generation"),
+        ('{"model_type": 3}', "'model_type' is 3, expected a string"),
+        ('{"model_type": ["llama"]}', "'model_type' is a list of 1, expected a string"),
+        ('{"model_type": null}', "the key 'model_type' is missing"),
+        ('{"model_type": "qwen33"}', "models of the type 'qwen33' are not known"),
+    ],
+)
+def test_what_is_no_configuration_is_told(text: str, message: str) -> None:
+    (diagnostic,) = problem(text).diagnostics
+    assert message in diagnostic.message
+    assert diagnostic.remedy
+    assert isinstance(diagnostic.loc, FileLoc)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hidden_size", True, "is true, expected an integer from 1"),
+        ("hidden_size", "32", "is '32', expected an integer"),
+        ("hidden_size", 32.5, "is 32.5, expected an integer"),
+        ("hidden_size", 0, "is 0, expected an integer from 1"),
+        ("hidden_size", -4, "is -4, expected an integer from 1"),
+        ("hidden_size", 10**12, "expected an integer from 1 to 16,777,216"),
+        ("hidden_size", [32], "is a list of 1, expected an integer"),
+        ("num_hidden_layers", 10**6, "expected an integer from 1 to 4,096"),
+        ("num_key_value_heads", 3, "is 3, which does not divide 4 heads"),
+        ("tie_word_embeddings", 1, "is 1, expected true or false"),
+        ("hidden_act", "sofmax", "expected one of 'silu'"),
+        ("hidden_act", {}, "is an object, expected one of 'silu'"),
+        ("rope_theta", float("nan"), "is NaN or Infinity, expected a number"),
+        ("rope_theta", float("inf"), "is NaN or Infinity, expected a number"),
+        ("rope_theta", "1e4", "is '1e4', expected a number"),
+        ("rope_theta", 0.5, "expected a positive whole number"),
+        ("rope_theta", -100, "expected a positive whole number"),
+        ("rope_scaling", "yarn", "is 'yarn', expected an object"),
+        ("rope_scaling", {"rope_type": "spiral"}, "expected one of 'default'"),
+        ("rope_scaling", {"type": "yarn", "twist": 2}, "'rope_scaling.twist' is not known"),
+        ("partial_rotary_factor", 0.4, "leaves 3 of 8 elements"),
+        ("partial_rotary_factor", 2.0, "expected a share, from 0 to 1"),
+        ("sliding_windows", 3, "'sliding_windows' is not known"),
+    ],
+)
+def test_a_wrong_value_is_told_at_its_key(key: str, value: Any, message: str) -> None:
+    text = json.dumps(small("llama", **{key: value}), indent=1)
+    (diagnostic,) = problem(text).diagnostics
+    assert message in diagnostic.message
+    assert isinstance(diagnostic.loc, FileLoc)
+    line = text.splitlines()[diagnostic.loc.line - 1]
+    inner = "twist" if "twist" in message else "rope_type" if "default" in message else key
+    assert line.strip().startswith(f'"{inner}"')
+
+
+@pytest.mark.parametrize("model_type", ["smollm3", "mistral"])
+def test_a_list_has_an_element_for_each_layer(model_type: str) -> None:
+    key = {"smollm3": "no_rope_layers", "mistral": "layer_types"}[model_type]
+    given = {"smollm3": [1, 0, 1], "mistral": ["full_attention"] * 3}[model_type]
+    (diagnostic,) = problem(json.dumps(small(model_type, **{key: given}))).diagnostics
+    assert diagnostic.message == f"'{key}' has 3 elements, expected 4"
+
+
+def test_all_keys_that_are_not_known_are_told_at_once() -> None:
+    found = problem(json.dumps(small("llama", first_key=1, second_key=[]))).diagnostics
+    assert [d.message.split("'")[1] for d in found] == ["first_key", "second_key"]
+
+
+def test_a_key_with_null_is_a_key_left_out() -> None:
+    text = json.dumps(small("llama", attention_sinks=None, head_dim=None))
+    plain = json.dumps(small("llama"))
+    models = [import_model(Source("config.json", t), BUILT_IN).text() for t in (text, plain)]
+    assert models[0] == models[1]
+
+
+# -- files
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    found = stagec("import", path)
+    assert found.code == 1
+    assert "is longer than 1 MiB" in found.err
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe{\x00}\x00", b"\x00" * 20, b'{"model_type": "\xe9"}'])
+def test_bytes_that_are_no_text_are_told(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(data)
+    found = stagec("import", path)
+    assert (found.code, found.out) == (1, "")
+    assert "config.json:1:" in found.err
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(small("llama")).encode())
+    assert stagec("import", path).code == 0
+
+
+def test_a_wrong_configuration_writes_nothing(tmp_path: Path) -> None:
+    path, out = tmp_path / "config.json", tmp_path / "out.stg"
+    out.write_text("what was there")
+    path.write_text(json.dumps(small("llama", hidden_size=-1)))
+    assert stagec("import", path, "-o", out).code == 1
+    assert out.read_text() == "what was there"
+
+
+def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    found = stagec("import", folder)
+    assert found.code == 1
+    assert "holds no config.json" in found.err
+    (folder / "config.json").write_text(json.dumps(small("llama")))
+    assert stagec("import", folder).out == stagec("import", folder / "config.json").out
+    counted = stagec("analyze", folder, "--set", "B=2,S=8", "--json")
+    assert counted.code == 0
+    assert json.loads(counted.out)["model"] == "my-model"
+
+
+# -- plug-ins
+
+PLUGIN = """from stagec.api import ModelFamily, Plugin
+PLUGIN = Plugin(name="mine", families=({},))
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("'llama'", "brings 'llama' as a family of models"),
+        ('ModelFamily("Mine", ("llama",), print)', "families 'Llama' and 'Mine' both read 'llama'"),
+    ],
+)
+def test_a_wrong_family_of_a_plugin_is_told(family: str, message: str, tmp_path: Path) -> None:
+    plugin, config = tmp_path / "mine.py", tmp_path / "config.json"
+    plugin.write_text(PLUGIN.format(family))
+    config.write_text(json.dumps(small("llama")))
+    found = stagec("import", config, "--plugin", plugin)
+    assert found.code == 1
+    assert message in found.err
+
+
+# -- mutated configurations
+
+_WORDS = ("", "llama", "full_attention", "silu", "yarn", "nan")
+_SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 40), st.floats(), st.sampled_from(_WORDS)
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda v: st.one_of(st.lists(v, max_size=5), st.dictionaries(st.sampled_from(_WORDS), v)),
+    max_leaves=6,
+)
+
+
+@examples(300)
+@given(st.sampled_from(TYPES), st.data())
+def test_a_mutated_configuration_is_read_or_refused(model_type: str, data: st.DataObject) -> None:
+    """Any value at any key gives a text or a diagnostic with a place, never anything else."""
+    given = small(model_type)
+    key = data.draw(st.sampled_from([*given, "layer_types", "sliding_window", "rope_parameters"]))
+    text = json.dumps({**given, key: data.draw(_VALUES)})
+    start = data.draw(st.integers(0, len(text)))
+    cut = data.draw(st.sampled_from((0, 0, 1, 5, len(text))))
+    text = text[:start] + text[start + cut :]
+    try:
+        import_model(Source("config.json", text), BUILT_IN).text()
+    except DiagnosticError as problem:
+        found = problem.diagnostics
+    else:
+        return
+    assert found
+    assert all(d.remedy and isinstance(d.loc, FileLoc) for d in found)

@@ -1,0 +1,62 @@
+"""docs/families.md: the families of models whose configurations are read, from their readers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from stagec.importers.config import Config
+from stagec.importers.family import ModelFamily
+from stagec.importers.json_text import JsonText
+from stagec.importers.keys import NO_EFFECT, OFF
+from stagec.importers.registry import BUILT_IN
+from stagec.support.diagnostics import DiagnosticError
+from stagec.support.source import Source
+from tools.markup import page
+
+_INTRO = (
+    "The families whose configurations `stagec import` reads: the values of `model_type`, what "
+    "tells a family from Llama, and the keys that it reads besides those of Llama. A key in a "
+    "section is not listed. [models.md](models.md) says how an import works."
+)
+
+
+def families_page() -> str:
+    """The page."""
+    return page("Families", _INTRO, _body())
+
+
+def _body() -> Iterator[str]:
+    usual = _keys(next(f for f in BUILT_IN if "llama" in f.model_types))
+    yield "| family | `model_type` | features | keys |"
+    yield "|---|---|---|---|"
+    for family in sorted(BUILT_IN, key=lambda f: f.name.lower()):
+        names = _listed((*family.model_types, *family.marks))
+        own = _listed(sorted(_keys(family) - usual))
+        yield f"| {family.name} | {names} | {family.features} | {own} |"
+    yield from ("", "## Keys of Llama", "", "All readers that follow Llama know these:", "")
+    yield from (_listed(sorted(usual)) + ".", "")
+    yield from ("## Keys without effect", "")
+    yield "Any family may have these; they do not change what a training step computes:"
+    yield from ("", _listed(sorted(NO_EFFECT)) + ".", "")
+    yield from ("## Features that are off", "")
+    yield "Families that do not ask for one of these keys accept these values, and null:"
+    yield from ("", "| key | values |", "|---|---|")
+    for key, values in OFF.items():
+        yield f"| `{key}` | {_listed(json.dumps(v) for v in values) or '`null`'} |"
+
+
+def _keys(family: ModelFamily) -> frozenset[str]:
+    """The keys that a reader asks for, of a configuration that states as little as it can."""
+    key = "model_type" if family.model_types else "_class_name"
+    name = (*family.model_types, *family.marks)[0]
+    text = JsonText(Source("config.json", json.dumps({key: name})))
+    config = Config(text, text.read())
+    with suppress(DiagnosticError):  # it needs more: the keys up to there count
+        family.read(config)
+    return config.asked - {"model_type", "_class_name"}
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
