@@ -187,10 +187,10 @@ class Format:
                 return {"": True, "true": True, "false": False}[text]
             return type(default)(text) if isinstance(default, int | float) else text
         except (KeyError, ValueError):
-            kinds = {bool: "true or false", int: "an integer", float: "a number"}
+            kinds = {"bool": "true or false", "int": "an integer", "float": "a number"}
             raise error(
-                f"option '{option}' of format '{self.name}' expects {kinds[type(default)]}, "
-                f"found '{text}'",
+                f"option '{option}' of format '{self.name}' expects "
+                f"{kinds[type(default).__name__]}, found '{text}'",
                 remedy=f"for example {option}={default}".lower(),
             ) from None
 

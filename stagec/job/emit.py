@@ -60,7 +60,7 @@ class Job:
         used = zip((c.groups for c in self.classes), self.members, strict=True)
         return number_groups(self.mesh, used)
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """Who talks to whom."""
         return Layout(self.mesh, self.groups)

@@ -16,6 +16,7 @@ over the links of a shortest way. All devices with accelerators must be alike.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +98,9 @@ def _graph(file: str, text: str) -> Any:
         if _size(infrastructure) > MOST_NODES:
             raise _wrong(file, f"more than {MOST_NODES:,} components")
         found = service.InfraGraphService()
-        found.set_graph(infrastructure)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of components without links
+            found.set_graph(infrastructure)
         return found.get_networkx_graph()
     except DiagnosticError:
         raise

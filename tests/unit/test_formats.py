@@ -253,6 +253,7 @@ def test_what_a_format_does_not_carry_is_told_once_and_kept(tmp_path: Path) -> N
 
 def test_several_formats_have_a_folder_each(tmp_path: Path) -> None:
     load = plugin(tmp_path, WHOLE)
+    both: Sequence[str | Path]
     both = *JOB, *load, "--format", "chakra,whole{loud=true}", "-o", tmp_path / "both"
     assert stagec(*both).code == 0
     assert stagec(*JOB, "-o", tmp_path / "one").code == 0
@@ -292,6 +293,7 @@ def test_an_archive_is_made_into_other_formats(tmp_path: Path) -> None:
     load = plugin(tmp_path, LINES)
     assert stagec(*JOB, "--archive", tmp_path / "job").code == 0
     assert stagec(*JOB, *load, "--format", "lines", "-o", tmp_path / "out").code == 0
+    words: Sequence[str | Path]
     words = "materialize", tmp_path / "job", *load, "--quiet", "--format", "lines,chakra"
     assert stagec(*words, "-o", tmp_path / "again").code == 0
     assert stagec(*JOB, "-o", tmp_path / "et").code == 0

@@ -118,7 +118,8 @@ def _give_back(owed: int, alive: Sequence[_Piece], before: int, read: Tensors) -
 def _before(program: Program) -> list[int]:
     """For each node the nodes that it depends on, in any number of steps, as bits."""
     found: list[int] = []
-    edges, starts = program.edges.tolist(), program.starts.tolist()
+    edges: list[int] = program.edges.tolist()
+    starts: list[int] = program.starts.tolist()
     for i in range(len(program)):
         bits = 0
         for edge in edges[starts[i] : starts[i + 1]]:
