@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stagec.formats.base import Format, Layout, PatchedEncoder, Variant
+from stagec.formats.base import (
+    Format,
+    JobFormat,
+    Layout,
+    PatchedEncoder,
+    TraceJob,
+    Variant,
+    all_ranks,
+)
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.text import Body, ModelText
@@ -68,6 +76,7 @@ __all__ = [
     "Format",
     "Hooks",
     "Instrument",
+    "JobFormat",
     "Layout",
     "Load",
     "Loaded",
@@ -106,9 +115,11 @@ __all__ = [
     "SymbolRef",
     "TensorType",
     "TimeReport",
+    "TraceJob",
     "Type",
     "Value",
     "Variant",
+    "all_ranks",
     "as_expr",
     "axis_size",
     "call",

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from tests.towers import SIZES as TOWER_SIZES
+from tests.towers import TOWERS, tower
+
 Keys = Mapping[str, Any]
 
 #: Sizes that divide by 4, at which a step takes milliseconds.
@@ -24,10 +27,10 @@ SMALL: Keys = {
 #: Families whose heads all have their own keys and values, or one for all.
 UNGROUPED = """
     baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt opt persimmon
-    deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb RefinedWebModel
+    chatglm glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb RefinedWebModel
 """
 #: Families without a base of rotary positions.
-UNROTATED = "bloom codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
+UNROTATED = "bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
 _EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 _WIDE: Keys = {"num_experts": 4, "num_experts_per_tok": 2}
 _ROUTED: Keys = {
@@ -45,22 +48,26 @@ _LATENT: Keys = {
     "kv_lora_rank": 8,
     "q_lora_rank": 8,
 }
+_GEMMA3: Keys = {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2}
+_LLAMA4: Keys = {
+    "head_dim": 8,
+    "attention_chunk_size": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 24,
+    "interleave_moe_layer_step": 2,
+}
 #: What a family needs besides the sizes.
 NEEDS: Mapping[str, Keys] = {
+    "gemma3": _GEMMA3,
+    "llama4": _LLAMA4,
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 6},
-    "gemma3_text": {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2},
+    "gemma3_text": _GEMMA3,
     "olmo3": {"sliding_window": 6},
     "cohere2": {"sliding_window": 6},
     "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, **_WIDE},
-    "llama4_text": {
-        "head_dim": 8,
-        "attention_chunk_size": 4,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 1,
-        "intermediate_size_mlp": 24,
-        "interleave_moe_layer_step": 2,
-    },
+    "llama4_text": _LLAMA4,
     "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 5},
     "qwen3": {"head_dim": 8},
     "seed_oss": {"head_dim": 8},
@@ -86,6 +93,11 @@ NEEDS: Mapping[str, Keys] = {
     "minimax_m2": {**_WIDE, "head_dim": 8, "rotary_dim": 4},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": [2] * 4},
     "grok-1": _WIDE,
+    "bailing_moe": {**_EXPERTS, "num_shared_experts": 1},
+    "bailing_moe_v2": {**_EXPERTS, "num_shared_experts": 1},
+    "git": {**_EXPERTS},
+    "glm_moe_dsa": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 8},
+    "chatglm": {"kv_channels": 8},
     "deepseek": _ROUTED,
     "deepseek_v2": _LATENT,
     "deepseek_v3": {**_LATENT, "n_group": 2, "topk_group": 1},
@@ -157,6 +169,21 @@ SCANS: Mapping[str, Keys] = {
         "key_multiplier": 0.5,
         "ssm_multipliers": [1, 0.5, 1, 0.25, 1],
     },
+    "zamba2": {
+        **_BASE,
+        **_HEADS,
+        "num_hidden_layers": 6,
+        "num_mem_blocks": 2,
+        "adapter_rank": 2,
+        "use_mem_rope": True,
+        "use_shared_attention_adapter": True,
+        "hybrid_layer_ids": [1, 3, 5],
+        "n_mamba_heads": 4,
+        "mamba_headdim": 8,
+        "mamba_d_state": 2,
+        "mamba_d_conv": 3,
+        "chunk_size": 4,
+    },
     "qwen3_next": {
         **_BASE,
         **_HEADS,
@@ -183,6 +210,7 @@ SCANS: Mapping[str, Keys] = {
     },
     "rwkv7": {
         **_BASE,
+        "num_hidden_layers": 5,
         "head_dim": 4,
         "intermediate_size": 16,
         "decay_low_rank_dim": 2,
@@ -191,123 +219,14 @@ SCANS: Mapping[str, Keys] = {
         "gate_low_rank_dim": 2,
     },
 }
-_POSITIONS: Keys = {"max_position_embeddings": 32}
-_SIDES: Keys = {
-    "d_model": 16,
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "vocab_size": 16,
-}
-_TOWER: Keys = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-}
-_IMAGE: Keys = {"image_size": 8, "patch_size": 2}
-#: Encoders, encoders with decoders, towers of vision, diffusion transformers.
-TOWERS: Mapping[str, Keys] = {
-    "bert": {**_TOWER, **_POSITIONS, "vocab_size": 16, "type_vocab_size": 2},
-    "roberta": {**_TOWER, "max_position_embeddings": 34, "vocab_size": 16, "type_vocab_size": 1},
-    "distilbert": {
-        "dim": 16,
-        "hidden_dim": 16,
-        "n_layers": 4,
-        "n_heads": 4,
-        "vocab_size": 16,
-        **_POSITIONS,
-    },
-    "t5": {
-        "d_model": 16,
-        "d_kv": 4,
-        "d_ff": 16,
-        "num_layers": 4,
-        "num_heads": 4,
-        "vocab_size": 16,
-        "relative_attention_num_buckets": 4,
-        "n_positions": 16,
-    },
-    "bart": {**_SIDES, "max_position_embeddings": 16},
-    "whisper": {
-        **_SIDES,
-        "num_mel_bins": 4,
-        "max_source_positions": 16,
-        "max_target_positions": 16,
-    },
-    "vit": {**_TOWER, **_IMAGE, "num_labels": 8},
-    "deit": {**_TOWER, **_IMAGE, "num_labels": 8},
-    "clip": {
-        "projection_dim": 8,
-        "vision_config": {**_TOWER, **_IMAGE},
-        "text_config": {**_TOWER, "vocab_size": 16, "max_position_embeddings": 8},
-    },
-    "DiTTransformer2DModel": {
-        "num_attention_heads": 4,
-        "attention_head_dim": 4,
-        "num_layers": 5,
-        "sample_size": 8,
-        "patch_size": 2,
-        "num_embeds_ada_norm": 7,
-    },
-    "FluxTransformer2DModel": {
-        "num_attention_heads": 4,
-        "attention_head_dim": 4,
-        "in_channels": 8,
-        "num_layers": 2,
-        "num_single_layers": 4,
-        "joint_attention_dim": 8,
-        "pooled_projection_dim": 8,
-        "guidance_embeds": True,
-        "axes_dims_rope": [2, 2],
-    },
-}
-_VISION: Keys = {"vision_config": {"hidden_size": 8, "intermediate_size": 8, **_IMAGE}}
-_QWEN_VISION: Keys = {
-    "depth": 2,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "out_hidden_size": 32,
-    "patch_size": 2,
-}
-#: Language models beside a tower of vision that a step of texts does not compute.
-BESIDE: Mapping[str, Keys] = {
-    "qwen2_5_vl": {"vision_config": _QWEN_VISION},
-    "qwen2_vl": {"vision_config": {"embed_dim": 8, "hidden_size": 32, "depth": 2, "patch_size": 2}},
-    "mllama": {
-        "cross_attention_layers": [1],
-        "num_hidden_layers": 5,
-        **_VISION,
-        "vision_config": {
-            **_VISION["vision_config"],
-            "num_hidden_layers": 2,
-            "num_global_layers": 1,
-            "intermediate_layers_indices": [0],
-            "vision_output_dim": 16,
-        },
-    },
-}
-#: A language model in a section of its own, beside a tower.
-_LLAVA: Keys = {
-    "text_config": {"model_type": "llama", **SMALL},
-    "vision_config": {
-        "model_type": "clip_vision_model",
-        "num_hidden_layers": 2,
-        **_VISION["vision_config"],
-    },
-}
-#: Configurations that have no keys of `SMALL`.
-OWN: Mapping[str, Keys] = {
-    **SCANS,
-    **TOWERS,
-    "camembert": TOWERS["roberta"],
-    "xlm-roberta": TOWERS["roberta"],
-    "mt5": {**TOWERS["t5"], "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    "llava": _LLAVA,
-    "llava_next": _LLAVA,
+#: Models whose small configuration is that of another one.
+ALIASES = {
+    "camembert": "roberta",
+    "llava_next": "llava",
+    "mt5": "t5-gated",
+    "xlm-roberta": "roberta",
+    "minimax": "minimax_m1",
+    "minimax_text_01": "minimax_m1",
 }
 _TIED: Keys = {"tie_word_embeddings": (True, False)}
 _BIASED: Keys = {"attention_bias": (True, False)}
@@ -390,6 +309,11 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "dots1": {"first_k_dense_replace": (0, 2)},
     "ernie4_5_moe": {"moe_layer_start_index": (0, 2), "moe_layer_interval": (1, 2)},
     "minimax_m2": {"use_qk_norm": (True, False)},
+    "minicpm": {"scale_emb": (12, 1), "scale_depth": (1.4,), "dim_model_base": (16,)},
+    "chatglm": {"add_qkv_bias": (True, False), "rope_ratio": (1, 50)},
+    "bailing_moe": {"use_qkv_bias": (True, False), "first_k_dense_replace": (0, 1)},
+    "bailing_moe_v2": {"use_qk_norm": (True, False), "n_group": (2,), "topk_group": (1,)},
+    "git": {"attn_logit_softcapping": (30.0, 50)},
     "deepseek": {"moe_layer_freq": (1, 2), "norm_topk_prob": (True, False)},
     "deepseek_v2": {"q_lora_rank": (8, None), "topk_method": ("greedy", "group_limited_greedy")},
     "deepseek_v3": {"first_k_dense_replace": (0, 1, 4), "routed_scaling_factor": (2.5, 1.0)},
@@ -406,14 +330,23 @@ FEATURED = [
 
 def small(model_type: str, **more: Any) -> dict[str, Any]:
     """A small configuration of a family."""
-    key = "_class_name" if model_type.endswith("Model") and model_type in TOWERS else "model_type"
-    if model_type in OWN:
-        return {key: model_type, **OWN[model_type], **more}
-    needs = NEEDS.get(model_type, {}) | BESIDE.get(model_type, {})
-    given = {key: model_type, **SMALL, **needs, **more}
+    name = ALIASES.get(model_type, model_type)
+    if name in TOWERS:
+        given = {**tower(name), **more}
+        return given | ({"model_type": model_type} if "model_type" in given else {})
+    if name in SCANS:
+        return {"model_type": model_type, **SCANS[name], **more}
+    given = {"model_type": model_type, **SMALL, **NEEDS.get(model_type, {}), **more}
     left_out = ["num_key_value_heads"] * (model_type in UNGROUPED.split())
     left_out += ["rope_theta"] * (model_type in UNROTATED.split())
     return {key: value for key, value in given.items() if key not in left_out}
+
+
+def sizes_of(model_type: str, batch: int, length: int) -> dict[str, int]:
+    """The sizes of a small job; models of `TOWERS` have sequences of their own."""
+    name = ALIASES.get(model_type, model_type)
+    own = TOWER_SIZES.get(name, {}) if name in TOWERS else {"S": length}
+    return {"B": batch, **own}
 
 
 def configurations(model_type: str) -> st.SearchStrategy[dict[str, Any]]:

@@ -7,7 +7,6 @@ Shapes: x [B, S, D]; heads [B, S, H, K]. Weights are laid out as in the models' 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import erf
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,6 @@ def softmax(x: Array) -> Array:
 def gelu_tanh(x: Array) -> Array:
     """Hendrycks and Gimpel, arXiv 1606.08415."""
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def gelu_erf(x: Array) -> Array:
-    return 0.5 * x * (1 + np.vectorize(erf)(x / np.sqrt(2)))
 
 
 def rms(x: Array, scale: Array | float = 1.0) -> Array:
@@ -80,20 +75,6 @@ def rope(x: Array, base: float, first: int | None = None, pairs: str = "halves")
 
 def causal(query: int, key: int) -> bool:
     return key <= query
-
-
-def everything(query: int, key: int) -> bool:
-    return True
-
-
-def window(size: int) -> Mask:
-    """The last `size` tokens, the own one among them."""
-    return lambda query, key: query - size < key <= query
-
-
-def chunks(size: int) -> Mask:
-    """Earlier tokens of the same block."""
-    return lambda query, key: key <= query and key // size == query // size
 
 
 def attention(
@@ -185,13 +166,6 @@ def gated(x: Array, p: Params, act: Callable[[Array], Array] = silu) -> Array:
 def mlp(x: Array, p: Params, act: Callable[[Array], Array]) -> Array:
     up = act(x @ p["w_up"] + p.get("b_up", 0.0))
     return up @ p["w_down"] + p.get("b_down", 0.0)
-
-
-def bounded(x: Array, p: Params, limit: float = 7.0) -> Array:
-    """The expert of gpt-oss: a bounded gate, and up + 1."""
-    u = np.tensordot(x, p["w_gate_up"], 1) + p["b_gate_up"]
-    gate, up = np.minimum(u[..., 0, :], limit), np.clip(u[..., 1, :], -limit, limit)
-    return (gate * sigmoid(1.702 * gate) * (up + 1)) @ p["w_down"] + p["b_down"]
 
 
 #: The weights of the experts that a token takes, from its logits.

@@ -65,6 +65,12 @@ TINY: Mapping[str, Mapping[str, int]] = {
     DEEPSEEK_MTP: {**_EXPERTS, **_LATENT, "L": 1},
     PALM: {"B": 8, "S": 4, "L": 2, "D": 8, "H": 4, "K": 2, "F": 16, "V": 16, "theta": 100},
 }
+_CLICKS = {"B": 8, "X": 4, "N": 4, "D": 4, "F1": 4, "F2": 4, "T1": 4, "T2": 4, "T3": 4, "T4": 4}
+#: The same of recommendation models, which have neither layers nor a sequence.
+TINY_CLICKS: Mapping[str, Mapping[str, int]] = {
+    "dlrm": {**_CLICKS, "R": 16},
+    "dlrm-tables": {**_CLICKS, "R": 4, "P": 2},
+}
 #: A schedule of each kind: plain, with chunks, with split backwards, with overlapped pairs.
 KINDS = ("1f1b", "interleaved", "zbv", "dualpipe")
 #: Marks what `make test-all` runs, and `make test` does not.
@@ -112,7 +118,7 @@ def clone(module: Module) -> Module:
 
 def tiny_options(model: str, **options: Any) -> JobOptions:
     """Options of a job on tiny sizes; `sizes` overrides single ones."""
-    sizes = {**TINY[model], **options.pop("sizes", {})}
+    sizes = {**{**TINY, **TINY_CLICKS}[model], **options.pop("sizes", {})}
     return replace(JobOptions(model, sizes=sizes), **options)
 
 

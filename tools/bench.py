@@ -2,9 +2,9 @@
 bytes.
 
 `python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. `python tools/bench.py
-scale` measures emission at scale, `memory` planning. Every measured run is a
-process of its own, so that its peak memory is its own; both sides of a ratio are measured in the
-same run.
+scale` measures emission at scale, `memory` planning, `search` searches of strategies. Every
+measured run is a process of its own, so that its peak memory is its own; both sides of a ratio are
+measured in the same run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from typing import Any
 
 #: Published runs whose memory is planned.
 PLANNED = ("llama3-405b-8k", "llama3-405b-131k", "deepseek-v3", "megatron-gpt-1t")
+#: Models whose strategies are searched: ranks and sizes.
+SEARCHED: dict[str, tuple[int, str]] = {
+    "llama3-70b": (512, "B=1024,S=8192"),
+    "deepseek-v3": (256, "B=1024,S=4096"),
+}
 STRATEGY: dict[str, Any] = {"sp": True, "zero": 3}
 
 
@@ -33,7 +38,7 @@ def main() -> None:
     """Run the benchmarks and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument(
-        "what", nargs="?", choices=["compiler", "scale", "memory"], default="compiler"
+        "what", nargs="?", choices=["compiler", "scale", "memory", "search"], default="compiler"
     )
     parser.add_argument("--folder", type=Path, default=Path("build"), help="scale: where to write")
     parser.add_argument("--limit", type=int, default=8 << 30, help="scale: bytes at a time")
@@ -52,6 +57,10 @@ def main() -> None:
         return
     if arguments.what == "memory":
         json.dump({name: in_process(_planned, name) for name in PLANNED}, sys.stdout, indent=1)
+        print()
+        return
+    if arguments.what == "search":
+        json.dump({name: in_process(_searched, name) for name in SEARCHED}, sys.stdout, indent=1)
         print()
         return
     data_parallel = (1, 8) if arguments.quick else (1, 8, 128)
@@ -96,6 +105,42 @@ def _planned(preset: str) -> dict[str, Any]:
         "seconds": dict(zip(("plan", "worst moments", "placement"), seconds, strict=True)),
         "buffers placed": len(fit.places),
         "reserved over bound": round(fit.reserved / fit.bound, 4),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def _searched(model: str) -> dict[str, Any]:
+    """A search of the default space by one process: its seconds, bounds a second, and evaluations
+    a second of jobs whose structures are compiled."""
+    from click import Context
+
+    from stagec.driver.search import command
+    from stagec.driver.search_jobs import Task, evaluate, work
+    from stagec.driver.search_question import questions
+    from stagec.driver.search_run import search
+
+    ranks, sizes = SEARCHED[model]
+    line = [model, "--ranks", str(ranks), "--machine", "h100-sxm", "--set", sizes]
+    with Context(command) as context:
+        command.parse_args(context, line)
+        question = questions(context.params)[0]
+    answer = search(
+        question, lambda units: ((i, work(u)) for i, u in enumerate(units)), 4, lambda _: None
+    )
+    tasks = [Task(answer.candidate(found).options, question.machine, None) for found in answer.best]
+    for task in tasks:
+        evaluate(task)
+    began = time.process_time()
+    for task in tasks:
+        evaluate(task)
+    each = (time.process_time() - began) / max(1, len(tasks))
+    return {
+        "points": answer.listed.points,
+        "legal": len(answer.listed.jobs),
+        "evaluated": answer.evaluated,
+        "seconds": round(answer.seconds, 2),
+        "bounds_per_second": round(len(answer.listed.jobs) / max(1e-9, answer.bound_seconds)),
+        "warm_evaluations_per_second": round(1 / each, 1),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 

@@ -2,23 +2,26 @@
 
 `python tools/compare_astra.py BINARY` takes the program of ASTRA-sim's analytical network without
 congestion, compiles each job of `JOBS`, runs ASTRA-sim on the traces and prints the two times of a
-step. Both read one machine text (docs/examples/astra-sim.toml): ASTRA-sim's files are written from
-it. docs/simulators.md says what the text states, and where the two differ.
+step. Both read one machine text (docs/examples/astra-sim.toml): `--format astra-sim` writes
+ASTRA-sim's files from such a text, here with all ranks in one dimension. docs/simulators.md says
+what the text states, and where the two differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from stagec.driver.simulate import simulated
+from stagec.formats.astra_sim import files
+from stagec.formats.astra_sim.topology import dimensions, network_text
 from stagec.machines import Machine, load_machine
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +101,7 @@ def compared(
         _stagec("compile", *arguments, "-o", str(where), "--name", "job", "--quiet")
         ranks = json.loads((where / "manifest.json").read_text())["ranks"]
         told = _stagec("time", *arguments, "--machine", str(machine), "--json", "--no-levers")
-        theirs = simulated(binary, where, ranks, read)
+        theirs = simulated_ns(binary, where, ranks, read)
         yield Compared(name, ranks, theirs, json.loads(told)["step_seconds"] * 1e9)
 
 
@@ -107,70 +110,21 @@ def _stagec(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-#: ASTRA-sim may spoil its memory while it ends, and then lose what it has to tell.
-_TRIES = 5
-
-
-def simulated(binary: Path, folder: Path, ranks: int, machine: Machine) -> int:
-    """Nanoseconds of the last rank that ASTRA-sim ends. Raises `RuntimeError` if one does not end,
-    which ASTRA-sim itself passes over."""
+def simulated_ns(binary: Path, folder: Path, ranks: int, machine: Machine) -> int:
+    """Nanoseconds of the last rank that ASTRA-sim ends, all ranks in one dimension. Raises
+    `DiagnosticError` if one does not end."""
     if ranks == 1:  # its network has two at least: a second one does the same, apart
         shutil.copy(folder / "job.0.et", folder / "job.1.et")
         ranks = 2
-    written = configuration(machine, ranks)
-    for name, text in written.items():
-        (folder / name).write_text(text)
-    command = [
-        str(binary.resolve()),
-        f"--workload-configuration={folder / 'job'}",
-        f"--comm-group-configuration={folder / 'job.json'}",
-        f"--system-configuration={folder / 'system.json'}",
-        f"--network-configuration={folder / 'network.yml'}",
-        f"--remote-memory-configuration={folder / 'memory.json'}",
-    ]
-    told = ""
-    for _ in range(_TRIES):
-        run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)
-        ends = re.findall(r"sys\[(\d+)\] finished, (\d+) cycles", run.stdout)
-        if {int(rank) for rank, _ in ends} == set(range(ranks)):
-            return max(int(end) for _, end in ends)
-        told = (
-            f"{len(ends)} of {ranks} ranks ({run.returncode}): {(run.stderr or run.stdout)[-500:]}"
-        )
-        if run.returncode >= 0:
-            break
-    raise RuntimeError(f"ASTRA-sim ended {told}")
-
-
-def configuration(machine: Machine, ranks: int) -> dict[str, str]:
-    """ASTRA-sim's files for a machine with one level, a switch, and one peak for all types."""
-    (level,) = machine.network
-    system: dict[str, Any] = {
-        "scheduling-policy": "LIFO",
-        "endpoint-delay": 10,
-        "active-chunks-per-dimension": 1,
-        "preferred-dataset-splits": 1,
-        **{f"{kind}-implementation": ["ring"] for kind in _RINGS},
-        "all-to-all-implementation": ["direct1"],
-        "collective-optimization": "baseline",
-        "local-mem-bw": machine.memory.bandwidth.value / 1e9,
-        "peak-perf": machine.compute.matrix["bf16"].value / 1e12,
-        "roofline-enabled": 1,
-    }
-    network = (
-        "topology: [ Switch ]\n"
-        f"npus_count: [ {ranks} ]\n"
-        f"bandwidth: [ {level.bandwidth.value / 2**30} ]\n"
-        f"latency: [ {level.latency.value * 1e9 / 2} ]\n"
-    )
-    return {
-        "system.json": json.dumps(system),
-        "network.yml": network,
-        "memory.json": json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}),
-    }
-
-
-_RINGS = ("all-reduce", "all-gather", "reduce-scatter")
+    dims = dimensions({"ranks": ranks}, machine)
+    peak, memory = machine.compute.matrix["bf16"].value, machine.memory.bandwidth.value
+    about: Mapping[str, object] = {"name": "job", "ranks": ranks, "groups": {}}
+    (folder / files.ABOUT).write_bytes(files.text(about))
+    system = files.system(dims, peak, memory, roofline=True, tensors=False)
+    (folder / files.SYSTEM).write_bytes(files.text(system))
+    (folder / files.NETWORK).write_text(network_text(dims))
+    (folder / files.MEMORY).write_bytes(files.text(files.memory()))
+    return simulated(folder, binary, totals=True).slowest.end
 
 
 def main() -> None:

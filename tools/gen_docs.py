@@ -46,6 +46,18 @@ ROOMS: Mapping[str, tuple[str, str]] = {
     ),
     "convolution": ("Convolutions", "In functions."),
     "scan": ("Running sums", "In functions."),
+    "causal_conv": (
+        "Causal convolutions",
+        "In functions. `insert-collectives` makes the last two where the sequence is split.",
+    ),
+    "token_shift": ("Token shift", "In functions."),
+    "state_space": (
+        "State-space layers",
+        "In functions. `insert-collectives` makes the ops of states where the sequence is split.",
+    ),
+    "linear_attention": ("Linear attention and delta rules", "In functions."),
+    "rwkv": ("RWKV", "In functions."),
+    "scan_base": ("States between parts of a sequence", "`insert-collectives` makes them."),
     "selection": ("Slices and positions", "In functions."),
     "activation": ("Activations and dropout", "In functions."),
     "gated": ("Gated activations", "In functions."),

@@ -187,6 +187,26 @@ class Exp(Elementwise):
         return [np.exp(args[0])]
 
 
+class Softplus(Elementwise):
+    """log(1 + exp(x)), 3 FLOPs per element; minus the logarithm of the sigmoid of -x."""
+
+    name = "stg.softplus"
+    cost = 3
+    example = "%y = stg.softplus(%x) : bf16[B]"
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), x = grads, op.operands[0]
+        if dy is None:
+            return [None]
+        slope = b.value("stg.sigmoid", [x], hint=x.prefixed("slope_"))
+        return [b.value("stg.mul", [dy, slope], hint=x.prefixed("d_"))]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.logaddexp(args[0], 0)]
+
+
 class Dropout(Elementwise):
     """Zeroes elements with probability p and scales the rest; the second result is the 1-byte mask.
 
@@ -265,6 +285,7 @@ OPS = (
     Tanh(),
     TanhGrad(),
     Exp(),
+    Softplus(),
     Dropout(),
     DropoutGrad(),
 )

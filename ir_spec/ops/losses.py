@@ -14,7 +14,7 @@ from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 
-_MEAN = Param("mean", "size", "the number of elements to average over", required=True)
+_MEAN = Param("mean", "size", "the number of elements to average over", required=True, of_step=True)
 
 
 class Mse(OpDef):

@@ -37,7 +37,7 @@ def _dim(op: Operation, x: Value, default: int, most: int) -> int:
 
 class Slice(OpDef):
     """A view of `size` elements from `start` on along a dimension, such as the first S learned
-    positions of a table. The dimension is whole."""
+    positions of a table. The operand is whole along it; a rank takes what it needs."""
 
     name = "stg.slice"
     operands = ("x",)
@@ -46,7 +46,7 @@ class Slice(OpDef):
     example = "%p = stg.slice[dim = 0, start = 2, size = S](%table) : bf16[S, D]"
 
     def rule(self, op: Operation) -> Rule:
-        return _resized(op, "size")
+        return _resized(op, 0)
 
     def verify(self, op: Operation) -> Iterator[str]:
         x = op.operands[0].tensor
@@ -69,12 +69,14 @@ class Slice(OpDef):
         return [dy and b.value("stg.pad", [dy], attrs, hint=x.prefixed("d_"))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0][_places(op, ctx, args[0].ndim, ctx.size(op.expr("size")))]]
+        d = op.integer("dim", 0)
+        return [np.take(args[0], _places(op, ctx, op.result.tensor.dims[d]), axis=d)]
 
 
 class Pad(OpDef):
     """Zeros around a value along a dimension, of which it takes the elements from `start` on; a
-    copy, no FLOPs. The dimension is whole."""
+    copy, no FLOPs. Of an operand that is split along it each rank puts its part in its place, and
+    the result is a partial sum."""
 
     name = "stg.pad"
     operands = ("x",)
@@ -83,7 +85,7 @@ class Pad(OpDef):
     example = "%y = stg.pad[dim = 1, start = 3, size = S + 3](%x) : bf16[B, S + 3, D]"
 
     def rule(self, op: Operation) -> Rule:
-        return _resized(op, "size")
+        return _resized(op, 1)
 
     def verify(self, op: Operation) -> Iterator[str]:
         x = op.operands[0].tensor
@@ -104,24 +106,27 @@ class Pad(OpDef):
         x, d = args[0], op.integer("dim", 0)
         shape = [ctx.size(op.expr("size")) if i == d else n for i, n in enumerate(x.shape)]
         out = np.zeros(shape)
-        out[_places(op, ctx, x.ndim, x.shape[d])] = x
+        np.moveaxis(out, d, 0)[_places(op, ctx, op.operands[0].tensor.dims[d])] = np.moveaxis(
+            x, d, 0
+        )
         return [out]
 
 
-def _resized(op: Operation, size: str) -> Rule:
-    """One dimension gets another size; it is whole before and after."""
+def _resized(op: Operation, wide: int) -> Rule:
+    """One dimension gets another size; that of operand (0) or result (1) `wide` is whole."""
     x = op.operands[0]
     rank = x.tensor.rank
     d, text = _dim(op, x, 0, rank), letters(rank + 1)
     row, new = text[:rank], text[rank]
     target = row[:d] + new + row[d + 1 :]
-    return make_rule(f"{row}->{target}", whole=row[d] + new, linear=[0], sizes={new: op.expr(size)})
+    sizes = {new: op.expr("size")}
+    return make_rule(f"{row}->{target}", whole=new if wide else row[d], linear=[0], sizes=sizes)
 
 
-def _places(op: Operation, ctx: NumericContext, rank: int, count: int) -> tuple[slice, ...]:
+def _places(op: Operation, ctx: NumericContext, part: Dim) -> Array:
+    """The places of the local elements of the part in the whole dimension."""
     start = ctx.size(op.expr("start")) if "start" in op.attrs else 0
-    d = op.integer("dim", 0)
-    return tuple(slice(start, start + count) if i == d else slice(None) for i in range(rank))
+    return np.asarray(ctx.positions(part)) + start
 
 
 _ALONG = Param("dim", "int", "the dimension (default 1)")

@@ -16,7 +16,9 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.norm import rsqrt_scale
 
-_MEAN = Param("mean", "size", "the number of tokens to average over, such as B*S", required=True)
+_MEAN = Param(
+    "mean", "size", "the number of tokens to average over, such as B*S", required=True, of_step=True
+)
 
 
 def _batch(op: Operation, operand: int) -> str:

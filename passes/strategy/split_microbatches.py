@@ -12,7 +12,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Region,
     Strategy,
     TensorType,
     const,
@@ -33,7 +32,8 @@ from stagec.sharding.strategy import PipelineRule
 class SplitMicrobatches(Pass):
     """Wrap the step into a `stg.accumulate` over the microbatches of `stg.microbatches`.
 
-    Data arguments become those of one microbatch. What `stg.pipeline` says is written on the
+    Data arguments become those of one microbatch, and so do sizes that ops state, such as those of
+    a broadcast. What `stg.pipeline` says is written on the
     `stg.accumulate`, also with one microbatch: 'split-stages' reads it there. Layers of open number
     are assumed to divide into the parts of the pipeline.
 
@@ -136,7 +136,7 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     for child in inner:
         body.ops.remove(child)
         region.append(child)
-    _shrink(region, batch, count)
+        _shrink(child, batch, count)
     outputs = end.operands
     region.append(Operation(module.registry["stg.yield"], outputs, loc=end.loc))
     forget_types(op)
@@ -149,22 +149,22 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     return op
 
 
-def _shrink(region: Region, batch: str, count: int) -> None:
-    """Sizes that operations state for the batch become those of one microbatch; means stay those of
-    the whole batch. Raises `DiagnosticError` for a value of pairs of the batch."""
-    part = {batch: symbol(batch) / count}
-    for op in region.walk():
-        for value in op.results if count > 1 else ():
+def _shrink(op: Operation, batch: str, count: int) -> None:
+    """Sizes that an op and those in its region state are those of a microbatch. Raises
+    `DiagnosticError` for a value of pairs of the batch."""
+    env = {batch: symbol(batch) / const(count)}
+    for inner in (op, *(op.region.walk() if op.region is not None else ())):
+        for value in inner.results if count > 1 else ():
             if isinstance(value.type, TensorType) and _times(value.type, batch) > 1:
                 raise error(
                     f"%{value.name} is of pairs along {batch}, which microbatches would not see: "
                     f"{value.type}",
-                    op.loc,
+                    inner.loc,
                     remedy="leave the batch whole: --microbatches 1",
                 )
-        for name, param in op.definition.params_by_name.items():
-            if param.kind == "sizes" and name in op.attrs:
-                op.attrs[name] = substitute_attr(op.attrs[name], part)
+        for name, param in inner.definition.params_by_name.items():
+            if param.kind in ("size", "sizes") and not param.of_step and name in inner.attrs:
+                inner.attrs[name] = substitute_attr(inner.attrs[name], env)
 
 
 def _times(type_: TensorType, name: str) -> int:

@@ -53,7 +53,7 @@ def analysis(
     axes = {a: (n if n is not None else a) for a, n in mesh.sizes.items()} if mesh else {}
     known = worst or {}
     classes: list[dict[str, Any]] = []
-    products = dict.fromkeys(MATMUL_PHASES, ZERO)
+    products: dict[str, Expr] = dict.fromkeys(MATMUL_PHASES, ZERO)
     for graph in graphs:
         for stage, entry, mine in _classes(module, graph, symbolic):
             classes.append({**entry, "worst": known.get(stage)})

@@ -35,7 +35,7 @@ def check_archive(path: Path) -> CheckReport:
         )
     traces: dict[int, RankTrace] = {}
     for number, members in enumerate(archive.members):
-        program = archive.encoder(number)
+        program = archive.stored(number)
         try:
             for ranks in _by_widths(program, members):
                 for rank, trace in _traces(archive, program, reader, ranks):

@@ -13,7 +13,7 @@ from stagec.driver.flags import FLAGS, STATEMENTS
 from stagec.driver.options import JobOptions
 from stagec.ir_spec.ops.axes import AXES as ALL_AXES
 from stagec.ir_spec.ops.axes import SHARDING
-from stagec.ir_spec.ops.statement import Need, Request
+from stagec.ir_spec.ops.statement import Flag, Need, Request
 from stagec.ir_spec.ops.strategy import microbatches
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -216,15 +216,20 @@ def _statements(request: Request) -> Iterator[Diagnostic]:
         yield from (_error(*found) for found in statement.problems(request))
 
 
-def without_effect(request: Request) -> Iterator[Diagnostic]:
-    """Flags that change nothing here."""
+def idle(request: Request) -> Iterator[tuple[Flag, Need]]:
+    """The flags that are given without what they need, and what that is."""
     for given in FLAGS.values():
-        value = request[given.name]
-        needed = () if given.is_default(value) else given.needs
+        needed = () if given.is_default(request[given.name]) else given.needs
         lacking = next((need for need in needed if not _is_met(request, need)), None)
         if lacking is not None:
-            shown = f"--no-{given.option[2:]}" if value is False else given.option
-            yield _warning(f"{shown} has no effect without {flag(_names(lacking)[0])}")
+            yield given, lacking
+
+
+def without_effect(request: Request) -> Iterator[Diagnostic]:
+    """Flags that change nothing here."""
+    for given, lacking in idle(request):
+        shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
+        yield _warning(f"{shown} has no effect without {flag(_names(lacking)[0])}")
     if request["zero"] >= 2 and not FLAGS["ddp_bucket"].is_default(request["ddp_bucket"]):
         yield _warning(
             "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.emission import emission_options, emit
+from stagec.driver.emission import emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
 from stagec.driver.options import job_options, take_options
@@ -18,12 +19,17 @@ from stagec.driver.planned import Planned
 from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, rated_machine
 from stagec.driver.streams import tell
+from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.formats.base import Durations, Format
+    from stagec.formats.base import Format
+    from stagec.ir.expr import Expr
     from stagec.ir.module import Module
     from stagec.job.emit import Annotate, Job
+    from stagec.job.writer import Written
+    from stagec.pipeline.instrument import Hooks
+    from stagec.time.durations import Durations
 
 
 @click.command("compile")
@@ -46,19 +52,27 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     default="chakra",
-    metavar="NAME",
-    help="Format of the traces, built in or of a plug-in.",
+    metavar="NAME[,NAME]",
+    help="Format of the files, built in or of a plug-in, with options as NAME{option=value}. "
+    "Several formats get a folder each, DIR/NAME.",
 )
 @click.option(
     "--names",
-    type=click.Choice(["full", "short", "none"]),
+    type=click.Choice(["full", "short", "none", "chakra"]),
     default="full",
-    help="Names of nodes: with phase, microbatch and layer, without, or none (smaller files).",
+    help="Names of nodes: with phase, microbatch and layer, without, none (smaller files), or full "
+    "ones after the type of their record (chakra), for Chakra's timeline tool.",
 )
 @click.option(
     "--memory-events",
     is_flag=True,
     help="Say of every node how many bytes it adds while it runs, and gives back at its end.",
+)
+@click.option(
+    "--tensor-names",
+    is_flag=True,
+    help="Name the tensors that every node reads and writes, with their bytes: what ASTRA-sim's "
+    "replay of memory wants. Says what --memory-events does, too.",
 )
 @click.option(
     "--archive",
@@ -92,34 +106,40 @@ def command(**given: Any) -> int:
         sys.stdout.write(builder.strategy())
         return 0
     strategy = builder.strategy()
-    format_ = _format(builder, given)
-    module, annotate = _lower(builder, memory_events=given["memory_events"])
+    from stagec.analysis.model_flops import model_flops
+    from stagec.pipeline.instrument import TYPED
+
+    formats = formats_asked(given["format"], builder.module.registry, given)
+    if given["tensor_names"]:
+        formats = [each.with_options({"tensor-names": "true"}) for each in formats]
+    events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
+    if output is not None and not given["dry_run"]:
+        check_targets(formats, output, given)
+    forward = Planned(model_flops, after=TYPED)
+    watching = [forward] if any(each.wants_flops for each in formats) else []
+    module, annotate = _lower(builder, watching, memory_events=events)
     from stagec.analysis.report import analysis
 
     result = analysis(module, builder.model_name)
     compiled = time.perf_counter() - began
-    written = None
+    written: list[Written] = []
     if not given["dry_run"]:
-        job, about = (
-            _job(builder, given, durations, annotate, format_),
-            provenance(builder, strategy, given),
-        )
+        job = _job(builder, given, durations, annotate, formats[0])
+        job = replace(job, flops=_step_flops(forward.found, module))
+        about = provenance(builder, strategy, given)
         if output is not None:
-            written = emit(job, output, about, given)
+            written = write_formats(
+                lambda each: replace(job, format=each), formats, output, about, given
+            )
         if archive is not None:
             _archive(job, archive, about, quiet=given["quiet"])
-    for warning in written.warnings if written is not None else ():
-        tell(f"warning: {warning}")
     if not given["quiet"]:
-        from stagec.driver.tables import bytes_text, print_analysis
+        from stagec.driver.tables import print_analysis
 
         print_analysis(result, sys.stdout)
-        if written is not None:
-            tell(
-                f"wrote {len(written.files)} files, {bytes_text(written.bytes)}, to {output} "
-                f"(compiled in {compiled:.2f} s, "
-                f"wrote in {time.perf_counter() - began - compiled:.2f} s)"
-            )
+        if output is not None and written:
+            wrote = time.perf_counter() - began - compiled
+            tell_written(written, output, f"(compiled in {compiled:.2f} s, wrote in {wrote:.2f} s)")
     return 0
 
 
@@ -132,10 +152,6 @@ def _check_outputs(
         raise click.UsageError("give a folder: -o DIR (or --archive FILE, or --dry-run)")
     if archive is not None:
         check_archive_options(given)
-    if output is not None and not given["dry_run"]:
-        from stagec.job.folder import check_target
-
-        check_target(output, force=given["force"], resume=given["resume"])
 
 
 def check_archive_options(given: dict[str, Any]) -> None:
@@ -154,26 +170,24 @@ def check_archive_options(given: dict[str, Any]) -> None:
         )
 
 
-def _lower(builder: JobBuilder, *, memory_events: bool) -> tuple[Module, Annotate | None]:
+def _lower(
+    builder: JobBuilder, watching: Sequence[Hooks], *, memory_events: bool
+) -> tuple[Module, Annotate | None]:
     """The lowered module, and what adds memory events to its programs."""
     if not memory_events:
-        return builder.lower(), None
+        return builder.lower(watching=watching), None
     from stagec.analysis.memory_events import EventPlans
 
     plans = Planned(EventPlans)
-    return builder.lower(watching=[plans]), plans.needed("--memory-events").annotate
+    return builder.lower(watching=[*watching, plans]), plans.needed("--memory-events").annotate
 
 
-def _format(builder: JobBuilder, given: dict[str, Any]) -> Format:
-    """The format asked for. Raises `DiagnosticError` for one that there is not, or that does not go
-    with the other options."""
-    from stagec.formats.base import not_patched
-    from stagec.formats.registry import find_format, formats_of
+def _step_flops(forward: Expr | None, module: Module) -> int | None:
+    """FLOPs of a step by the model's text, of all ranks."""
+    from stagec.analysis.model_flops import step_flops
+    from stagec.ir.expr import evaluate
 
-    found = find_format(given["format"], formats_of(builder.module.registry))
-    if not found.patched and (given["archive"] is not None or given["scheduler"] is not None):
-        raise not_patched(found)
-    return found
+    return None if forward is None else evaluate(step_flops(forward, module.graphs), module.env)
 
 
 def _durations(given: Mapping[str, Any]) -> Durations | None:
@@ -205,7 +219,8 @@ def _job(
     name = given["name"] or builder.model_name
     check_name(name)
     how = durations, given["names"], given["granularity"], annotate
-    return make_job(builder.module, name, *how, format_)
+    machine = durations.machine if durations is not None else None
+    return make_job(builder.module, name, *how, format_, machine)
 
 
 def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:

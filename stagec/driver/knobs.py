@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from stagec.driver.combine import check, flag, without_effect
-from stagec.driver.experts import check_experts
+from stagec.driver.combine import flag, without_effect
 from stagec.driver.flags import FLAGS, SHORTHANDS
-from stagec.driver.job import mesh_axes
-from stagec.driver.options import JobOptions, request
+from stagec.driver.legal import BATCH, checked, count_of, size_of
+from stagec.driver.options import JobOptions
 from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
 from stagec.ir_spec.ops.statement import Flag
-from stagec.ir_spec.ops.strategy import microbatches
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
-BATCH, MICROBATCHES = "B", "microbatches"
+MICROBATCHES = "microbatches"
 #: Flags in the order in which changes are told: axes, then the others.
 _ORDER = (*AXES, *SHORTHANDS)
 _FEWER, _MORE = (2, 4), (2, 4, 8)
@@ -117,10 +115,6 @@ class Space:
         return rest == 0
 
     def _allows(self, job: JobOptions) -> bool:
-        axes = mesh_axes(job)
-        parts = prod(axes.get(a) or 1 for a in (*DATA_AXES, "ep")) * count_of(job)
-        if (self._sizes.get(BATCH) or parts) % parts:
-            return False
         try:
             return self._check(job) <= self._without_effect
         except DiagnosticError:
@@ -128,12 +122,7 @@ class Space:
 
     def _check(self, job: JobOptions) -> set[Diagnostic]:
         """What has no effect in a job. Raises `DiagnosticError` for what does not go together."""
-        check_experts(job, self._sizes)
-        given = request(job, mesh_axes(job), self._sizes)
-        errors = [d for d in check(given) if d.severity == "error"]
-        if errors:
-            raise DiagnosticError(*errors)
-        return set(without_effect(given))
+        return set(without_effect(checked(job, self._sizes)))
 
 
 def _values(flag: Flag, now: Any) -> Sequence[Any]:
@@ -163,17 +152,6 @@ def _data_axis(options: JobOptions) -> str:
 
 def _order(axis: str) -> int:
     return AXES.index(axis) if axis in AXES else len(AXES)
-
-
-def size_of(options: JobOptions, axis: str) -> int:
-    """The ranks of an axis, of options whose ranks are written down."""
-    sizes = options.mesh if options.mesh is not None else {axis: getattr(options, axis)}
-    return sizes.get(axis) or 1
-
-
-def count_of(options: JobOptions) -> int:
-    """How many microbatches a job of flags has."""
-    return microbatches(options.microbatches, size_of(options, "pp"))
 
 
 def stretch(options: JobOptions) -> float:

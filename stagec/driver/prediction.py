@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.analysis.figures import Figures
-from stagec.driver.knobs import MICROBATCHES, Change, count_of, in_order, stretch
+from stagec.driver.knobs import MICROBATCHES, Change, in_order, stretch
+from stagec.driver.legal import count_of
 from stagec.driver.options import JobOptions
 
 #: What a byte costs that is sent, or copied to the host or back, in FLOPs: while an H100 computes

@@ -21,6 +21,7 @@ _OF_TRACES: Mapping[str, object] = {
     "names": "full",
     "granularity": "op",
     "memory_events": False,
+    "tensor_names": False,
     "name": None,
     "machine": None,
     "peak_tflops": None,
@@ -31,14 +32,14 @@ _PACKAGES = ("lark", "numpy", "protobuf", "sympy")
 
 def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> dict[str, object]:
     """The command, digests of the texts, sizes, strategy and versions."""
-    from stagec.machines import file_text, is_file
+    from stagec.machines import file_text, files_of
 
     texts = {
         n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()
     }
     machine: str | None = given["machine"]
-    if machine is not None and is_file(machine):
-        texts[machine] = hashlib.sha256(file_text(Path(machine)).encode()).hexdigest()
+    for path in files_of(machine) if machine is not None else ():
+        texts[path] = hashlib.sha256(file_text(Path(path)).encode()).hexdigest()
     return {
         "model": builder.model_name,
         "command": shlex.join(_command(builder.options, given)),

@@ -16,7 +16,7 @@ from stagec.driver.common import kept_reports
 from stagec.driver.emission import progress_bar
 from stagec.driver.figures import figures
 from stagec.driver.job import JobBuilder
-from stagec.driver.knobs import BATCH
+from stagec.driver.legal import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
 from stagec.driver.streams import tell

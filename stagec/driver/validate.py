@@ -37,10 +37,11 @@ def command(**given: Any) -> int:
         raise error(f"--{wrong.removesuffix('_rows')} is about steps", remedy="add --time")
     as_json: bool = given["as_json"]
     from stagec.analysis.published import rows
+    from stagec.analysis.published_counts import counted_rows
     from stagec.analysis.published_traffic import traffic_rows
 
     compiled = LibraryCounts()
-    found = [*rows(compiled), *traffic_rows(compiled)]
+    found = [*rows(compiled), *counted_rows(compiled), *traffic_rows(compiled)]
     failed = not all(row.ok for row in found)
     if as_json:
         write_output(json.dumps([dataclasses.asdict(row) for row in found], indent=1) + "\n", None)
@@ -72,6 +73,7 @@ class LibraryCounts:
         from stagec.analysis.memory import staged_memory
         from stagec.driver.job import JobBuilder
         from stagec.driver.options import JobOptions
+        from stagec.importers.library import model_sizes
         from stagec.models import library
 
         model = library()[name]
@@ -86,4 +88,4 @@ class LibraryCounts:
             counts = count_graph(module, graph)
             counts.memory = dict(staged_memory(module, graph, counts.memory, 0))
             self._counts[key] = counts
-        return self._counts[key], model.values
+        return self._counts[key], model_sizes(model)

@@ -7,15 +7,18 @@ ranks differ:
 
     class          ... pg_name="9" ... comm_dst=  ...      serialised once: a `Variant`
     rank 5         ... pg_name="3" ... comm_dst=6 ...      the same memory, written over
+
+A format that is not one file a rank (a file of the job, one a stage, a table) is a `JobFormat`: it
+names its files and makes the bytes of each of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +26,12 @@ import numpy.typing as npt
 from stagec.program.groups import GroupAxes, Groups, neighbours
 from stagec.program.nodes import Ints, Node, Program
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from stagec.ir.module import Module
+    from stagec.machines import Machine
+    from stagec.program.classes import RankClass
 
 #: A mesh axis, and a difference of coordinates along it.
 Neighbour = tuple[str, int]
@@ -51,17 +60,77 @@ class Layout:
         return int(neighbours(self.mesh, axis, by, np.array([rank]))[0])
 
 
+class TraceJob(Protocol):
+    """A job as formats see it: rank classes, who runs them, and what else is known."""
+
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """Its mesh, its communicators, and who talks to whom."""
+        ...
+
+    @property
+    def members(self) -> Sequence[Ints]:
+        """The ranks of each class, in order."""
+        ...
+
+    @property
+    def machine(self) -> Machine | None:
+        """That of `--machine`, or of `--peak-tflops` and `--memory-gbps`."""
+        ...
+
+    @property
+    def durations(self) -> Durations | None:
+        """Seconds of computations on that machine."""
+        ...
+
+    @property
+    def model(self) -> ModelJob | None:
+        """What it was compiled from; None of an archive, which holds programs only."""
+        ...
+
+    def program(self, number: int) -> Program:
+        """The nodes of a class. The latest few are kept: go over the classes once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJob:
+    """What a compiled job has and an archive has not: the lowered module, with its sizes and
+    schedules, and the rank classes in the order of `TraceJob.members`. `flops` are those of a step
+    by the model's text, of all ranks, if the format `wants_flops` and they are known."""
+
+    module: Module
+    classes: Sequence[RankClass]
+    flops: int | None = None
+
+
+#: What a format may ask for: the times of computations, a machine, or the model, which an archive
+#: does not hold; nor does it hold the kernels of nodes.
+Need = Literal["durations", "machine", "model"]
+
+
 class Format:
     """Base of file formats. One is brought by `Plugin(formats=...)`, and chosen by `--format`.
 
     `suffix` ends the names of files, `NAME.RANK.SUFFIX`. What has `patched` makes encoders that are
     `PatchedEncoder`s: its jobs can be kept in archives, and be written by clusters, which get them
-    as archives. All formats go with worker processes, `--only-ranks` and `--resume`.
+    as archives. All formats go with worker processes, `--only-ranks` and `--resume`. A job without
+    what it `needs` is refused.
+
+    A format that is a dataclass has options, its fields: `--format 'NAME{max-ranks=4}'` sets the
+    field `max_ranks`. They are texts, integers, floats or flags, as their defaults are.
     """
 
-    name: str = ""
-    suffix: str = ""
-    patched: bool = False
+    name: ClassVar[str] = ""
+    suffix: ClassVar[str] = ""
+    patched: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    wants_flops: ClassVar[bool] = False
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> RankBytes:
         """Makes the files of the ranks that run a program; with `durations` the times of its
@@ -72,14 +141,106 @@ class Format:
         """How a peer is written into patched bytes: by as many bytes for all ranks of a job."""
         raise error(f"the format '{self.name}' writes no peers", remedy="define 'peer' in it")
 
+    def check(self, job: TraceJob) -> None:
+        """Refuse a job that the consumer cannot take, before anything is written. Raises
+        `DiagnosticError`."""
+
+    def drops(self, program: Program, layout: Layout) -> Sequence[str]:
+        """What it cannot carry of the ranks that run a program, a sentence for each kind of loss.
+        Users read it as `remark: NAME: SENTENCE`, the manifest has it."""
+        return ()
+
     def tables(self, name: str, groups: Groups) -> Mapping[str, bytes]:
         """The files that a job has beside those of its ranks, by name: its communicator groups."""
         return {f"{name}.json": json.dumps(groups.table()).encode()}
+
+    def companions(self, job: TraceJob) -> Mapping[str, bytes]:
+        """Further files beside those of ranks, which are made from more than the groups: what a
+        simulator wants to be told, for example."""
+        return {}
 
     def warnings(self, path: Path, groups: Groups, nodes: int) -> Sequence[str]:
         """What consumers cannot take of a job at this path, whose ranks have up to `nodes`
         nodes."""
         return ()
+
+    def with_options(self, options: Mapping[str, str]) -> Self:
+        """The format with these options. Raises `DiagnosticError` for unknown ones, and for values
+        of another type."""
+        given: Any = self
+        own = [f.name for f in fields(given)] if is_dataclass(given) else []
+        known = {name.replace("_", "-"): name for name in own}
+        for name in options:
+            if name not in known:
+                shown = f"its options are: {', '.join(known)}" if known else "it has none"
+                raise error(
+                    f"format '{self.name}' has no option '{name}'",
+                    remedy=did_you_mean(name, known) or shown,
+                )
+        values = {known[n]: self._value(n, known[n], text) for n, text in options.items()}
+        return cast("Self", replace(cast("Any", self), **values)) if values else self
+
+    def _value(self, option: str, field_: str, text: str) -> object:
+        default: object = getattr(self, field_)
+        try:
+            if isinstance(default, bool):
+                return {"": True, "true": True, "false": False}[text]
+            return type(default)(text) if isinstance(default, int | float) else text
+        except (KeyError, ValueError):
+            kinds = {"bool": "true or false", "int": "an integer", "float": "a number"}
+            raise error(
+                f"option '{option}' of format '{self.name}' expects "
+                f"{kinds[type(default).__name__]}, found '{text}'",
+                remedy=f"for example {option}={default}".lower(),
+            ) from None
+
+
+class JobFormat(Format):
+    """Base of formats that are not one file a rank: it says which files a job has.
+
+    They are written one after the other by one process, so their number and size are free; a part
+    is written as soon as it is made. `suffix` is not used, `tables` and `companions` are.
+    """
+
+    suffix = "txt"
+
+    def files(
+        self, job: TraceJob, ranks: Ints | None
+    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+        """The files of a job: their names, which begin with `job.name`, and their parts in order.
+        `ranks` are those of `--only-ranks`, in order, or None for all: `all_ranks` refuses some."""
+        raise error(f"the format '{self.name}' has no files", remedy="define 'files' in it")
+
+    def tables(self, name: str, groups: Groups) -> Mapping[str, bytes]:
+        """None but what a format adds: its files hold the groups in their own way."""
+        return {}
+
+
+def all_ranks(format_: Format, ranks: Ints | None) -> None:
+    """Refuse some ranks, for a format whose files are of all. Raises `DiagnosticError`."""
+    if ranks is not None:
+        raise error(
+            f"the format '{format_.name}' writes all ranks of a job", remedy="drop --only-ranks"
+        )
+
+
+def check_needs(format_: Format, job: TraceJob) -> None:
+    """Refuse a job without what the format needs. Raises `DiagnosticError`."""
+    if "machine" in format_.needs and job.machine is None:
+        raise error(
+            f"the format '{format_.name}' needs a machine",
+            remedy="add --machine h100-sxm, for example",
+        )
+    if "durations" in format_.needs and job.durations is None:
+        raise error(
+            f"the format '{format_.name}' needs the times of computations",
+            remedy="compile the job with --machine h100-sxm, for example",
+        )
+    if "model" in format_.needs and job.model is None:
+        raise error(
+            f"the format '{format_.name}' needs more of a job than an archive holds",
+            remedy="compile the job with this --format, without an archive",
+        )
 
 
 def not_patched(format_: Format) -> DiagnosticError:

@@ -1,14 +1,19 @@
-"""The formats by name."""
+"""The formats by name, and those that `--format` asks for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
+from stagec.formats.astra_sim.format import ASTRA_SIM
 from stagec.formats.base import Format
 from stagec.formats.chakra.format import CHAKRA
 from stagec.ir.opdef import Registry
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
+
+BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM)
+_ONE = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\}\s*)?(?:,|$)")
 
 
 def formats_of(registry: Registry) -> list[Format]:
@@ -18,7 +23,7 @@ def formats_of(registry: Registry) -> list[Format]:
 
 def known_formats(extra: Iterable[Format] = ()) -> dict[str, Format]:
     """The built-in formats and others. Raises `DiagnosticError` for a name used twice."""
-    found: dict[str, Format] = {CHAKRA.name: CHAKRA}
+    found: dict[str, Format] = {each.name: each for each in BUILTIN}
     for each in extra:
         if each.name in found:
             raise error(
@@ -38,3 +43,26 @@ def find_format(name: str, extra: Iterable[Format] = ()) -> Format:
             or f"choose among {', '.join(known)}, or load the plug-in that brings it: --plugin",
         )
     return known[name]
+
+
+def asked_formats(text: str, extra: Iterable[Format] = ()) -> list[Format]:
+    """The formats of `chakra,goal{collectives=tree}`, with their options. Raises
+    `DiagnosticError`."""
+    extra, found, at = list(extra), dict[str, Format](), 0
+    while at < len(text) or not found or text.endswith(","):
+        match = _ONE.match(text, at)
+        if match is None:
+            raise error(
+                f"--format expects the name of a format, found '{text[at:]}'",
+                remedy="write names, and options in braces: chakra,goal{collectives=tree}",
+            )
+        name, options = match[1], match[2] or ""
+        if name in found:
+            raise error(f"--format names '{name}' twice", remedy="drop one")
+        pairs = (part.partition("=") for part in options.split(",") if part.strip())
+        given = {key.strip(): value.strip() for key, _, value in pairs}
+        found[name] = find_format(name, extra).with_options(given)
+        at = match.end()
+        if at == len(text) and not text.endswith(","):
+            break
+    return list(found.values())

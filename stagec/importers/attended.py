@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import isqrt
@@ -10,6 +11,7 @@ from stagec.importers.blocks import LAYER_SCALE, RMS, Attention, FeedForward, No
 from stagec.importers.common import read_bases
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
+from stagec.importers.idle import gemma3_tower, llama4_tower
 from stagec.importers.kin import Kin, Named, Sizes
 from stagec.importers.stack import Decoder
 from stagec.importers.text import ModelText, Symbol
@@ -94,7 +96,7 @@ def _scores(kin: Kin, cap: Fraction) -> str:
     return ", ".join(words)
 
 
-def _gemma_stack(kin: Kin, mixers: list[Named], final: Fraction) -> ModelText:
+def _gemma_stack(kin: Kin, mixers: Sequence[Named], final: Fraction) -> ModelText:
     block = FeedForward(kin.activation(_GEMMA_GATE))
     decoder = replace(_gemma_decoder(kin), logit_cap=final or None)
     return kin.stack(mixers, kin.all(block), decoder, norm=GEMMA_NORM, post=GEMMA_NORM)
@@ -128,7 +130,7 @@ def _olmo_mixer(kin: Kin) -> Attention:
     )
 
 
-def _olmo(kin: Kin, mixers: list[Named]) -> ModelText:
+def _olmo(kin: Kin, mixers: Sequence[Named]) -> ModelText:
     block = FeedForward(kin.activation())
     return kin.stack(mixers, kin.all(block), Decoder(tied=kin.tied()), norm=None, post=RMS)
 
@@ -138,7 +140,8 @@ def read_cohere2(config: Config) -> ModelText:
     window, and the others have no positions."""
     kin = Kin(config, "Command R7B", Sizes(8192, 22528, 40, 64, 256000, 8192))
     biased = kin.flag("attention_bias")
-    rotary = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
+    rope = replace(kin.rope(), interleaved=True)
+    rotary = Attention(qkv_bias=biased, out_bias=biased, rope=rope)
     config.skip("cache_implementation", "rotary_pct", "order_of_interleaved_layers")
     config.only("use_gated_activation", True)
     config.only("use_parallel_block", True)
@@ -187,14 +190,15 @@ def read_llama4(config: Config) -> ModelText:
     rope = replace(kin.rope(), interleaved=True)
     plain = Norm("rms", affine="none")
     normed = plain if kin.flag("use_qk_norm", True) else None
-    kin.text.symbol("C", config.size("attention_chunk_size", default=8192), "attention_chunk_size")
+    blocks = config.size("attention_chunk_size", default=8192, most=1 << 30)
+    kin.text.symbol("C_attn", blocks, "attention_chunk_size")
     rotary = Attention(
         qkv_bias=biased,
         out_bias=biased,
         rope=rope,
         qk_norm=normed,
         after_rope=True,
-        mask="causal, chunk = C",
+        mask="causal, chunk = C_attn",
     )
     still = replace(rotary, rope=None, qk_norm=None, mask="causal", queries=_temperature(config))
     mixers = [("local", rotary) if each else ("global", still) for each in _rotated(kin)]
@@ -241,10 +245,23 @@ def _llama4_blocks(kin: Kin) -> list[Named]:
     return [("sparse", mixture) if i in sparse else ("dense", dense) for i in range(kin.count)]
 
 
+def read_gemma3_images(config: Config) -> ModelText:
+    """Gemma 3 with its tower, which a step of texts does not use."""
+    config.merge("text_config")
+    return gemma3_tower(config, read_gemma3(config))
+
+
+def read_llama4_images(config: Config) -> ModelText:
+    """Llama 4 with its tower, which a step of texts does not use."""
+    config.merge("text_config")
+    return llama4_tower(config, read_llama4(config))
+
+
 FAMILIES = (
     ModelFamily("Gemma", ("gemma",), read_gemma, "norms of 1 + w, GeGLU, scaled embeddings"),
     ModelFamily("Gemma 2", ("gemma2",), read_gemma2, "windows 1:1, bounded scores and logits"),
     ModelFamily("Gemma 3", ("gemma3_text",), read_gemma3, "windows 5:1, two bases, q and k normed"),
+    ModelFamily("Gemma 3 with images", ("gemma3",), read_gemma3_images, "a tower of SigLIP"),
     ModelFamily("OLMo 2", ("olmo2",), read_olmo2, "norms behind the blocks, of all q and all k"),
     ModelFamily("OLMo 3", ("olmo3",), read_olmo3, "OLMo 2 with windows 3:1"),
     ModelFamily("Command R7B", ("cohere2",), read_cohere2, "parallel blocks, windows 3:1"),
@@ -252,4 +269,5 @@ FAMILIES = (
     ModelFamily(
         "Llama 4", ("llama4_text",), read_llama4, "blocks 3:1, no positions, scaled expert inputs"
     ),
+    ModelFamily("Llama 4 with images", ("llama4",), read_llama4_images, "a tower of its own"),
 )

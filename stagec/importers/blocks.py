@@ -6,7 +6,6 @@ text and tells its name. Norms stand in the layers (`stack`).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -201,7 +200,9 @@ class FeedForward:
     @property
     def name(self) -> str:
         """What the block is called: swiglu, geglu, or mlp without a gate."""
-        return re.findall(r"\w+", GATED[self.activation])[1] if self.gated else "mlp"
+        if not self.gated:
+            return "mlp"
+        return "swiglu" if "swiglu" in GATED[self.activation] else "geglu"
 
     def _up(self, body: Body) -> list[str]:
         if self.gated:

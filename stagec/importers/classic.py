@@ -148,7 +148,7 @@ def read_gptj(config: Config) -> ModelText:
     _skip_summary(config)
     rotated = config.size("rotary_dim", default=64)
     kin.text.symbol("theta", 10000, "the base of the frequencies")
-    mixer = Attention("H", rope=kin.partly(Rope(), rotated, "rotary_dim"))
+    mixer = Attention("H", rope=kin.partly(Rope(interleaved=True), rotated, "rotary_dim"))
     block = FeedForward(kin.activation("gelu_new"), gated=False, bias=True)
     decoder = Decoder(LAYER, tied=kin.tied(), head_bias=True)
     return _parallel(kin, mixer, block, decoder)
@@ -229,7 +229,11 @@ def read_cohere(config: Config) -> ModelText:
     biased = kin.flag("attention_bias")
     normed = LAYER_SCALE if kin.flag("use_qk_norm") else None
     mixer = Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=normed, norm_dims="heads", rope=kin.rope()
+        qkv_bias=biased,
+        out_bias=biased,
+        qk_norm=normed,
+        norm_dims="heads",
+        rope=kin.rope(interleaved=True),
     )
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
     decoder = Decoder(LAYER_SCALE, tied=kin.tied(True), logit_scale=scale)

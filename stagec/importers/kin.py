@@ -86,9 +86,11 @@ class Kin:
 
     # -- keys --------------------------------------------------------------------------------------
 
-    def rope(self, *, partial: Fraction | int = 1) -> Rope:
-        """Rotary positions of all elements of a head, or of the first part of them."""
-        return read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
+    def rope(self, *, partial: Fraction | int = 1, interleaved: bool = False) -> Rope:
+        """Rotary positions of all elements of a head, or of the first part of them; of pairs of
+        neighbours if `interleaved`."""
+        rope = read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
+        return replace(rope, interleaved=interleaved)
 
     def partly(self, rope: Rope, rotated: int, key: str) -> Rope:
         """The same positions on the first elements of each head, so many by a key."""
@@ -241,7 +243,8 @@ class Kin:
     def dense_first(self, dense: int, mixture: Experts, plain: FeedForward) -> list[Named]:
         """Feed-forward blocks: so many dense ones, then experts."""
         dense = min(dense, self.count)
-        return [("dense", plain)] * dense + [("sparse", mixture)] * (self.count - dense)
+        first: list[Named] = [("dense", plain)] * dense
+        return [*first, *([("sparse", mixture)] * (self.count - dense))]
 
     def stack(
         self,

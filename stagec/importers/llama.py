@@ -79,7 +79,7 @@ def read_ernie(config: Config) -> ModelText:
         Sizes(1024, 3072, 18, 16, 103424, 131072, groups=2, dim=128, base=500000),
     )
     biased = kin.flag("use_bias")
-    mixer = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
+    mixer = Attention(rope=kin.rope(interleaved=True), qkv_bias=biased, out_bias=biased)
     block = FeedForward(kin.activation(), bias=biased)
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied(True)))
 
@@ -173,7 +173,8 @@ def _glm(config: Config, title: str, *, sandwich: bool) -> ModelText:
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=128)
     kin = Kin(config, title, sizes)
     mixer = Attention(
-        qkv_bias=kin.flag("attention_bias", not sandwich), rope=kin.rope(partial=HALF)
+        qkv_bias=kin.flag("attention_bias", not sandwich),
+        rope=kin.rope(partial=HALF, interleaved=True),
     )
     post = RMS if sandwich else None
     block = FeedForward(kin.activation())

@@ -16,6 +16,7 @@ from stagec.importers.blocks import (
 )
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
+from stagec.importers.json_text import Json
 from stagec.importers.kin import Kin, Named, Sizes
 from stagec.importers.stack import Decoder
 from stagec.importers.text import ModelText
@@ -208,7 +209,7 @@ def read_ernie_moe(config: Config) -> ModelText:
         ("sparse", mixture) if first <= i <= last and (i + 1) % every == 0 else ("dense", plain)
         for i in range(kin.count)
     ]
-    mixer = Attention(rope=kin.rope())
+    mixer = Attention(rope=kin.rope(interleaved=True))
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied(True)))
 
 
@@ -219,7 +220,8 @@ def read_minimax_m2(config: Config) -> ModelText:
         "MiniMax-M2",
         Sizes(3072, 1536, 62, 48, 200064, 196608, groups=8, dim=128, base=5000000),
     )
-    config.only("attn_type_list", [1] * kin.count)
+    every: list[Json] = [1] * kin.count
+    config.only("attn_type_list", every)
     config.only("qk_norm_type", "per_layer")
     config.only("shared_intermediate_size", 0)
     config.skip("layernorm_full_attention_beta", "layernorm_linear_attention_beta")

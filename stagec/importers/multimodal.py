@@ -199,6 +199,7 @@ _LLAVA = (
     "vision_feature_select_strategy",
     "image_seq_length",
     "image_grid_pinpoints",
+    "ignore_index",
     "vocab_size",
     "tie_word_embeddings",
     "use_image_newline_parameter",

@@ -11,11 +11,13 @@ from stagec.importers import (
     deepseek,
     diffusion,
     encoders,
+    further,
     hybrids,
     llama,
     mixture,
     multimodal,
     vision,
+    zamba,
 )
 from stagec.importers.family import ModelFamily, known_families
 from stagec.support.source import Source
@@ -26,7 +28,9 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *attended.FAMILIES,
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
+    *further.FAMILIES,
     *hybrids.FAMILIES,
+    *zamba.FAMILIES,
     *encoders.FAMILIES,
     *vision.FAMILIES,
     *diffusion.FAMILIES,

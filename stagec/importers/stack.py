@@ -105,7 +105,7 @@ class Decoder:
         if self.embed_norm:
             steps.append(self.embed_norm.step(body, "embed_norm", "D"))
         x = write_stack(text, body, body.steps("x", "%tokens", steps), kinds, order)
-        self._write_head(text, body, x, table)
+        self.write_head(text, body, x, table)
         return text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
 
     @property
@@ -114,7 +114,8 @@ class Decoder:
         given = (self.tied, self.head_bias, self.logit_scale, self.logit_cap)
         return given == (False, False, ONE, None)
 
-    def _write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
+    def write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
+        """Append the final norm, the head and the loss `%loss` of the stream `x`."""
         if self.norm == RMS and self._is_plain:
             head = body.param("head", "D, V")
             block = text.use("lm_loss", "B S D V")

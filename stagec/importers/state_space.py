@@ -117,7 +117,7 @@ class Mamba2:
     def _normed(self, body: Body) -> list[str]:
         if self.norm == "none":
             return []
-        if self.norm == "all" or not self.grouped:
+        if self.norm == "all":
             return together(body, "norm", "hp", "H_m*P", "p", "P")
         weight = body.param("norm", "G_m, H_m*P/G_m")
         return [
@@ -249,7 +249,7 @@ def read_mamba2(
     skip_steps(config, text)
     return Mamba2(
         grouped=g > 1,
-        norm=norm,
+        norm="all" if norm == "groups" and g == 1 else norm,
         bias=config.flag(keys.bias, default=False),
         conv_bias=config.flag(keys.conv_bias, default=True),
     )

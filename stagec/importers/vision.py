@@ -137,7 +137,7 @@ def read_clip(config: Config) -> ModelText:
     w = linear(body, "w", w, "text", f"{t['D']}, J", bias=False)
     vision.finish()
     words.finish()
-    logits = similarities(body, i, w)
+    logits = similarities(body, i, w, "J")
     body.do(f'%across = stg.permute["ij->ji"]({logits})')
     one, other = (
         body.let(f"loss_{n}", f"stg.cross_entropy[mean = B]({x}, %pairs)")
@@ -183,8 +183,8 @@ def _words(body: Body, tower: Tower, tokens: str) -> str:
     return body.let("t", f'stg.add["bsd,sd->bsd"]({e}, {p})')
 
 
-def similarities(body: Body, images: str, texts: str) -> str:
-    """Append the logits [B, B] in fp32: cosines of images [B, J] and texts, times a trained
+def similarities(body: Body, images: str, texts: str, width: str) -> str:
+    """Append the logits [B, B] in fp32: cosines of images and texts [B, width], times a trained
     scale."""
     i, w = (
         body.let(n, f"stg.rmsnorm[affine = none, eps = 0]({x})")
@@ -194,14 +194,71 @@ def similarities(body: Body, images: str, texts: str) -> str:
     steps = [
         f'stg.einsum["id,jd->ij"]({{}}, {w})',
         f'stg.einsum["ij,->ij"]({{}}, {scale})',
-        "stg.scale[by = 1/J]({})",
+        f"stg.scale[by = 1/{width}]({{}})",
         "stg.cast[f32]({})",
     ]
     return body.steps("logits", i, steps)
+
+
+def read_siglip(config: Config) -> ModelText:
+    """SigLIP (arXiv 2303.15343): each pair of image and text is judged by itself."""
+    text, vision, words = _two_towers(config, "SigLIP")
+    sizes = Sizes(768, 3072, 12, 12)
+    v = read_tower(vision, text, VISION, sizes)
+    read_images(vision, text, sizes)
+    t = _read_words(words, text, sizes, 32000, 64)
+    config.skip("initializer_factor", "projection_dim")
+    for side in (vision, words):
+        side.skip("projection_dim", "projection_size", "num_image_tokens")
+    vision.only("vision_use_head", True)
+    if text.symbols["D"].value != text.symbols["D_v"].value:
+        raise words.refuse("hidden_size", "differs from that of images")
+    act = read_activation(vision, "hidden_act", default="gelu_pytorch_tanh")
+    words.only("hidden_act", act)
+    mlp = FeedForward(act, False, True)
+    body = Body()
+    p = body.let("p", v.call(patches(text, bias=True), "D", "%images"))
+    x = with_positions(body, "x", p, "X*X, D_v")
+    layers = encoder(text, MultiHead(), mlp, tower=v, name="vision", count=v["L"])
+    n = LAYER.write(body, "nv", layers.write(body, x, "yv"), "vision_norm", "D_v")
+    i = _attention_pool(text, body, v, mlp, n)
+    x = _words(body, t, "%tokens")
+    layers = encoder(text, MultiHead(), mlp, tower=t, name="text", count=t["L"])
+    n = LAYER.write(body, "nt", layers.write(body, x, "yt"), "text_norm", "D")
+    w = linear(body, "w", body.let("last", f"stg.take[at = S - 1]({n})"), "text", "D, D_v")
+    vision.finish()
+    words.finish()
+    logits = similarities(body, i, w, "D_v")
+    body.do(
+        f'%biased = stg.add["ij,->ij"]({logits}, {_wide(body)})',
+        "%signed = stg.mul(%biased, %signs)",
+        "%lost = stg.softplus(%signed)",
+        '%sum = stg.sum["ij->"](%lost)',
+        "%loss = stg.scale[by = 1/B](%sum)",
+        "stg.return(%loss)",
+    )
+    text.notes.append("%signs are -1 for the pairs that belong together, and 1 for all others.")
+    return text.train(f"{_IMAGES}, %tokens: i32[B, S], %signs: f32[B, B]", body)
+
+
+def _wide(body: Body) -> str:
+    return body.let("bias", f"stg.cast[f32]({body.param('logit_bias', '')})")
+
+
+def _attention_pool(text: ModelText, body: Body, tower: Tower, mlp: FeedForward, x: str) -> str:
+    """Append a head in which one learned token attends to all others."""
+    probe = body.param("probe", tower["D"])
+    q = body.let("iq", f'stg.broadcast["d->bsd", sizes = (B, 1)]({probe})')
+    cross = MultiHead(cross=True, name="pool")
+    a = body.let("ip", tower.call(cross.write(text), cross.symbols, q, x))
+    n = LAYER.write(body, "in", a, "pool_norm", tower["D"])
+    m = body.let("im", tower.call(mlp.write(text), "D F", n, name="pool_mlp"))
+    return body.let("i", f"stg.take[at = 0]({body.let('ir', f'stg.add({a}, {m})')})")
 
 
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("ViT", ("vit",), read_vit, "patches, class token, learned positions"),
     ModelFamily("DeiT", ("deit",), read_deit, "ViT with a token for distillation"),
     ModelFamily("CLIP", ("clip",), read_clip, "two towers, contrastive loss over the batch"),
+    ModelFamily("SigLIP", ("siglip",), read_siglip, "two towers, attention pooling, sigmoid loss"),
 )

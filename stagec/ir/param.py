@@ -40,6 +40,7 @@ class Param:
     positional: bool = False
     choices: tuple[str, ...] = ()
     default: str = ""  # of a name: what it is if it is left out
+    of_step: bool = False  # of a size: it counts the whole batch, not the microbatch at hand
 
     @property
     def form(self) -> str:

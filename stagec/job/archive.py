@@ -11,7 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -19,14 +19,28 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import zstandard
 
-from stagec.formats.base import Format, Layout, PatchedEncoder, Variant, not_patched
+from stagec.formats.base import (
+    Durations,
+    Format,
+    JobFormat,
+    Layout,
+    ModelJob,
+    PatchedEncoder,
+    RankBytes,
+    Variant,
+    not_patched,
+)
 from stagec.formats.chakra.encode import decimal_width
+from stagec.formats.chakra.format import ChakraFormat
 from stagec.formats.chakra.nodes import TraceNode, decode_node, split_records
 from stagec.formats.registry import find_format
 from stagec.job.archive_index import Index, StoredClass, StoredVariant, parse_index
 from stagec.job.emit import Job
+from stagec.job.stored import stored_program, stored_seconds
+from stagec.job.writer import DROPPED
+from stagec.machines import Machine
 from stagec.program.groups import GroupAxes, Groups, number_groups
-from stagec.program.nodes import Ints
+from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.files import new_file
 
@@ -44,7 +58,7 @@ _REMEDY = "write the archive again with stagec compile --archive"
 def write_archive(job: Job, path: Path, about: Mapping[str, object]) -> int:
     """Write a job to a file, all or nothing; the bytes of the file. Raises `DiagnosticError` for a
     format without a table of what differs between ranks."""
-    if not job.format.patched:
+    if not job.format.patched or isinstance(job.format, JobFormat):
         raise not_patched(job.format)
     with new_file(path) as file:
         _write(job, file, about)
@@ -153,6 +167,9 @@ class Archive:
     index: Index
     digest: str
     format: Format
+    machine: Machine | None = None
+    model: ModelJob | None = None
+    original: Format | None = None
 
     @classmethod
     def open(cls, path: Path, extra: Iterable[Format] = ()) -> Archive:
@@ -165,6 +182,19 @@ class Archive:
                 return cls(path, index, digest, find_format(index.format, extra))
         except ValueError as problem:
             raise error(f"'{path}' is no readable archive: {problem}", remedy=_REMEDY) from None
+
+    def as_format(self, format_: Format, machine: Machine | None) -> Archive:
+        """The same job for files of another format. Raises `DiagnosticError` if this one is not
+        Chakra's, which alone can be read."""
+        if format_ is self.format or (format_.name == self.format.name and machine is None):
+            return self
+        if not isinstance(self.format, ChakraFormat):
+            raise error(
+                f"'{self.path}' holds a job in the format '{self.format.name}', and only Chakra's "
+                "is made into others",
+                remedy="write the archive with --format chakra",
+            )
+        return replace(self, format=format_, machine=machine, original=self.format)
 
     @property
     def name(self) -> str:
@@ -196,14 +226,48 @@ class Archive:
         used = zip((c.uses for c in self.index.classes), self.members, strict=True)
         return number_groups(self.mesh, used)
 
+    @property
+    def layout(self) -> Layout:
+        """Who talks to whom."""
+        return Layout(self.mesh, self.groups)
+
+    @cached_property
+    def _timed(self) -> bool:
+        program = self.program(0)
+        return any(stored_seconds(node) for node in program.prototypes)
+
+    @property
+    def durations(self) -> Durations | None:
+        """The times that its records have, if they have some."""
+        return stored_seconds if self._timed else None
+
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
-        return dict(self.index.classes[number].entry)
+        found = dict(self.index.classes[number].entry)
+        if self.original is None:
+            return found
+        found.pop(DROPPED, None)
+        dropped = list(self.format.drops(self.program(number), self.layout))
+        return {**found, **({DROPPED: dropped} if dropped else {})}
 
-    def encoder(self, number: int) -> StoredProgram:
-        """The program of a class."""
-        layout = Layout(self.mesh, self.groups)
-        return StoredProgram(self.path, self.index.classes[number], self.format, layout)
+    def encoder(self, number: int) -> RankBytes:
+        """The program of a class as bytes."""
+        if self.original is None:
+            return self.stored(number)
+        return self.format.encoder(self.program(number), self.layout, self.durations)
+
+    def stored(self, number: int) -> StoredProgram:
+        """The program of a class as it is in the file."""
+        format_ = self.original or self.format
+        return StoredProgram(self.path, self.index.classes[number], format_, self.layout)
+
+    def program(self, number: int) -> Program:
+        """The nodes of a class, without kernels. Raises `DiagnosticError`."""
+        stored = self.stored(number)
+        variant = stored.variant(stored.widths(int(self.members[number][0])))
+        entry = self.index.classes[number].entry
+        about = str(entry.get("name")), variant, self.mesh, self.path, entry.get("memory")
+        return stored_program(*about)
 
     def class_of(self, rank: int) -> int:
         """The class of a rank. Raises `DiagnosticError` if there is no such rank."""
@@ -218,7 +282,7 @@ class Archive:
 
     def nodes(self, rank: int) -> Iterator[TraceNode]:
         """The nodes of a rank, without writing anything. Raises `DiagnosticError`."""
-        data = self.encoder(self.class_of(rank)).rank(rank)
+        data = self.stored(self.class_of(rank)).rank(rank)
         yield from nodes_of(Path(f"{self.name}.{rank}.et"), data)
 
 

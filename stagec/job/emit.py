@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from stagec.formats.base import Durations, Format, Layout, RankBytes
+from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
 from stagec.formats.chakra.format import CHAKRA
 from stagec.ir.module import Module
-from stagec.job.writer import Emission, Written, write_source
+from stagec.job.writer import DROPPED, Emission, Written, write_source
+from stagec.machines import Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
-from stagec.program.nodes import NODE_KINDS, Ints, Names, Node, Program
+from stagec.program.nodes import NODE_KINDS, Ints, Names, Program
 
 #: Adds to a program what is asked for.
 Annotate = Callable[[RankClass, Program], Program]
@@ -35,6 +36,9 @@ class Job:
     granularity: Granularity = "op"
     annotate: Annotate | None = None
     format: Format = CHAKRA
+    machine: Machine | None = None
+    module: Module | None = None
+    flops: int | None = None
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -56,12 +60,17 @@ class Job:
         used = zip((c.groups for c in self.classes), self.members, strict=True)
         return number_groups(self.mesh, used)
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """Who talks to whom."""
         return Layout(self.mesh, self.groups)
 
-    def _program(self, number: int) -> Program:
+    @property
+    def model(self) -> ModelJob | None:
+        """What it was compiled from."""
+        return None if self.module is None else ModelJob(self.module, self.classes, self.flops)
+
+    def program(self, number: int) -> Program:
         """The program of a class; the latest few are kept."""
         while len(self._programs) >= _KEPT and number not in self._programs:
             del self._programs[next(iter(self._programs))]
@@ -75,15 +84,16 @@ class Job:
 
     def encoder(self, number: int) -> RankBytes:
         """The program of a class as bytes."""
-        return self.format.encoder(self._program(number), self.layout, self.durations)
+        return self.format.encoder(self.program(number), self.layout, self.durations)
 
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
         each, ranks = self.classes[number], self.members[number]
-        program = self._program(number)
+        program = self.program(number)
+        dropped = list(self.format.drops(program, self.layout))
         kinds: Counter[str] = Counter()
         for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
-            kinds[_kind(node)] += count
+            kinds[node.record] += count
         events = program.events
         memory = {"static_bytes": events.static, "peak_bytes": events.peak} if events else None
         return {
@@ -93,13 +103,8 @@ class Job:
             "coords": dict(each.coords),
             "nodes": {kind: kinds[kind] for kind in NODE_KINDS},
             **({"memory": memory} if memory is not None else {}),
+            **({DROPPED: dropped} if dropped else {}),
         }
-
-
-def _kind(node: Node) -> str:
-    if node.is_message or node.is_copy:
-        return node.kind
-    return "coll" if node.is_collective else "comp"
 
 
 def make_job(
@@ -110,12 +115,14 @@ def make_job(
     granularity: Granularity = "op",
     annotate: Annotate | None = None,
     format_: Format = CHAKRA,
+    machine: Machine | None = None,
 ) -> Job:
     """The job of a lowered module whose sizes are known. Raises `DiagnosticError`."""
     mesh = module.mesh
     sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
     classes = rank_classes(module)
-    return Job(name, classes, sizes, durations, names, granularity, annotate, format_)
+    how = durations, names, granularity, annotate, format_, machine
+    return Job(name, classes, sizes, *how, module=module)
 
 
 def write_job(

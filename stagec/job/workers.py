@@ -11,6 +11,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar, cast
@@ -32,31 +33,44 @@ def run_units(
     where processes cannot be forked, all runs in this process. Raises what the function raises, and
     `DiagnosticError` if a worker is killed.
     """
-    workers = min(workers, len(units))
+    with crew(function, min(workers, len(units))) as run:
+        yield from run(units)
+
+
+@contextmanager
+def crew(
+    function: Callable[[U], R], workers: int
+) -> Generator[Callable[[Sequence[U]], Generator[tuple[int, R]]]]:
+    """The same for several lists of units: workers stay, with what they have found, until all is
+    done."""
     if workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        yield from enumerate(map(function, units))
+        yield lambda units: ((i, function(unit)) for i, unit in enumerate(units))
         return
-    bounds = [len(units) * i // workers for i in range(workers + 1)]
-    runs = [deque(range(*bounds[i : i + 2])) for i in range(workers)]
     started: list[ForkProcess] = []
-    working: dict[Connection, tuple[deque[int], int]] = {}
-    idle: list[Connection] = []
+    pipes: list[Connection] = []
     try:
-        for run in runs:
-            pipe = _started(function, started)
-            idle.append(pipe)
-            _give(pipe, run, runs, units, working)
-        while working:
-            for pipe in cast("list[Connection]", wait(working)):
-                run, number = working.pop(pipe)
-                result = _received(pipe)
-                _give(pipe, run, runs, units, working)
-                yield number, cast("R", result)
+        for _ in range(workers):
+            pipes.append(_started(function, started))
+        yield lambda units: _results(pipes, units)
     finally:
-        for pipe in idle:
+        for pipe in pipes:
             pipe.close()
         for process in started:
             process.join()
+
+
+def _results(pipes: Sequence[Connection], units: Sequence[Any]) -> Generator[tuple[int, Any]]:
+    bounds = [len(units) * i // len(pipes) for i in range(len(pipes) + 1)]
+    runs = [deque(range(*bounds[i : i + 2])) for i in range(len(pipes))]
+    working: dict[Connection, tuple[deque[int], int]] = {}
+    for pipe, run in zip(pipes, runs, strict=True):
+        _give(pipe, run, runs, units, working)
+    while working:
+        for pipe in cast("list[Connection]", wait(working)):
+            run, number = working.pop(pipe)
+            result = _received(pipe)
+            _give(pipe, run, runs, units, working)
+            yield number, result
 
 
 def _started(function: Callable[[Any], Any], started: list[ForkProcess]) -> Connection:

@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from stagec.formats.base import Format, RankBytes
+from stagec.formats.base import Format, JobFormat, RankBytes, TraceJob, check_needs
 from stagec.job.folder import MANIFEST, real_folder, working_folder
 from stagec.job.seal import SEALED, sealed
 from stagec.job.workers import run_units
@@ -38,13 +38,8 @@ _SMALL_JOB = 16 << 20
 _SAMPLES = 4
 
 
-class TraceSource(Protocol):
+class TraceSource(TraceJob, Protocol):
     """A job that can be written."""
-
-    @property
-    def name(self) -> str:
-        """The name of its files."""
-        ...
 
     @property
     def format(self) -> Format:
@@ -61,11 +56,6 @@ class TraceSource(Protocol):
         """The numbered communicator groups."""
         ...
 
-    @property
-    def members(self) -> Sequence[Ints]:
-        """The ranks of each class."""
-        ...
-
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
         ...
@@ -77,11 +67,13 @@ class TraceSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written: bytes of each file, and the warnings that go with it."""
+    """What was written: bytes of each file, the warnings that go with it, and what the format does
+    not carry of the job."""
 
     directory: Path
     files: Mapping[str, int]
     warnings: tuple[str, ...] = field(default=())
+    dropped: tuple[str, ...] = field(default=())
 
     @property
     def bytes(self) -> int:
@@ -89,10 +81,15 @@ class Written:
         return sum(self.files.values())
 
 
+#: In what the manifest says of a class: what the format does not carry of it.
+DROPPED = "not_carried"
 #: A class by number, and some of its ranks.
 Unit = tuple[int, Ints]
 #: Size and CRC-32 of each file.
 Files = dict[str, tuple[int, str]]
+#: What the manifest says of each class.
+Entries = dict[int, dict[str, object]]
+_All = tuple[Entries, Files]
 #: What the manifest says of a class, and the files of some of its ranks.
 Done = tuple[dict[str, object], Files]
 #: Writes ranks into a folder, perhaps on other machines: what is done, with the number of the unit;
@@ -119,35 +116,23 @@ def write_source(
     """Write the traces of a job into `directory`.
 
     `about` goes into the manifest (inputs, strategy, versions). Raises `DiagnosticError` if the
-    directory is not empty (and not `force`), cannot be written, or does not fit on the disk.
+    directory is not empty (and not `force`), cannot be written, or does not fit on the disk, and
+    for a job that the format refuses.
     """
+    check_needs(source.format, source)
+    source.format.check(source)
     target, classes = real_folder(directory), _classes(source, how.ranks)
     with working_folder(target, force=how.force, resume=how.resume) as folder:
         writer = RankWriter(source, folder, how.resume)
-        sizes = writer.sizes(classes)
-        total = sum(size * len(ranks) for (_, ranks), size in zip(classes, sizes, strict=True))
-        _check_space(folder, total)
-        workers = how.workers if total > _SMALL_JOB else 1
-        units = list(_units(classes, sizes))
-        if how.elsewhere is not None:
-            results = how.elsewhere(folder, units, how.resume)
+        if isinstance(source.format, JobFormat):
+            entries, files = _write_whole(source, source.format, writer, how.ranks)
         else:
-            results = run_units(writer.write, units, workers)
-        entries: dict[int, dict[str, object]] = {}
-        parts: dict[int, Files] = {}
-        for unit, (entry, found) in results:
-            entries[units[unit][0]], parts[unit] = entry, found
-            if how.progress is not None:
-                how.progress(sum(map(len, parts.values())), sum(len(r) for _, r in classes))
-        files = {
-            name: facts
-            for _, part in sorted(parts.items(), key=itemgetter(0))
-            for name, facts in part.items()
-        }
+            entries, files = _write_ranks(writer, classes, how)
         nodes = max(sum(_counts(entry).values()) for entry in entries.values())
         path = directory.resolve() / source.name
         warnings = tuple(source.format.warnings(path, source.groups, nodes))
-        for table, content in source.format.tables(source.name, source.groups).items():
+        beside = source.format.tables(source.name, source.groups), source.format.companions(source)
+        for table, content in (pair for part in beside for pair in part.items()):
             files[table] = writer.put(table, content)
         manifest: dict[str, object] = {
             "manifest": SEALED,
@@ -163,17 +148,55 @@ def write_source(
         files[MANIFEST] = writer.put(MANIFEST, sealed(manifest))
         if how.resume or how.elsewhere is not None:
             _remove_others(folder, files)
-    return Written(directory, {n: size for n, (size, _) in files.items()}, warnings)
+    dropped = tuple(dict.fromkeys(s for e in entries.values() for s in _dropped(e)))
+    return Written(directory, {n: size for n, (size, _) in files.items()}, warnings, dropped)
+
+
+def _write_ranks(writer: RankWriter, classes: Sequence[Unit], how: Emission) -> _All:
+    """Write a file for each rank."""
+    folder, sizes = writer.folder, writer.sizes(classes)
+    total = sum(size * len(ranks) for (_, ranks), size in zip(classes, sizes, strict=True))
+    _check_space(folder, total)
+    workers = how.workers if total > _SMALL_JOB else 1
+    units = list(_units(classes, sizes))
+    if how.elsewhere is not None:
+        results = how.elsewhere(folder, units, how.resume)
+    else:
+        results = run_units(writer.write, units, workers)
+    entries: Entries = {}
+    parts: dict[int, Files] = {}
+    for unit, (entry, found) in results:
+        entries[units[unit][0]], parts[unit] = entry, found
+        if how.progress is not None:
+            how.progress(sum(map(len, parts.values())), sum(len(r) for _, r in classes))
+    written = (part.items() for _, part in sorted(parts.items(), key=itemgetter(0)))
+    return entries, {name: facts for part in written for name, facts in part}
+
+
+def _write_whole(
+    source: TraceSource, format_: JobFormat, writer: RankWriter, ranks: Ints | None
+) -> _All:
+    """Write the files that the format names."""
+    entries: Entries = {number: source.entry(number) for number, _ in _classes(source, ranks)}
+    files: Files = {}
+    for name, parts in format_.files(source, ranks):
+        if name in files or name == MANIFEST or Path(name).name != name:
+            raise error(
+                f"the format '{format_.name}' names a file '{name}', which cannot be",
+                remedy="give each file of a job a name of its own, without folders",
+            )
+        files[name] = writer.put_parts(name, parts)
+    return entries, files
 
 
 class RankWriter:
-    """Writes files of ranks into a folder; with `compare`, those that are not there already, and
+    """Writes files of ranks into `folder`; with `compare`, those that are not there already, and
     with `by_rename` under other names first."""
 
     def __init__(
         self, source: TraceSource, folder: Path, compare: bool, *, by_rename: bool = False
     ) -> None:
-        self._source, self._folder, self._compare = source, folder, compare
+        self._source, self.folder, self._compare = source, folder, compare
         self._suffix = f".{uuid.uuid4().hex}" if by_rename else ""
         self._encoders: dict[int, RankBytes] = {}
 
@@ -199,7 +222,7 @@ class RankWriter:
 
     def put(self, name: str, data: bytes | memoryview) -> tuple[int, str]:
         """Write a file; its size and checksum."""
-        path = self._folder / name
+        path = self.folder / name
         if not (self._compare and _holds(path, data)):
             working = path.with_name(f".{name}{self._suffix}") if self._suffix else path
             working.write_bytes(data)
@@ -207,17 +230,29 @@ class RankWriter:
                 working.rename(path)
         return len(data), f"{zlib.crc32(data):08x}"
 
+    def put_parts(self, name: str, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
+        """Write a file part by part; its size and checksum. Raises `DiagnosticError` for parts that
+        are no bytes, of a plug-in."""
+        size, digest = 0, 0
+        with (self.folder / name).open("wb") as file:
+            for part in parts:
+                data = self._checked(part, f"as a part of '{name}'", "'files'")
+                size, digest = size + file.write(data), zlib.crc32(data, digest)
+        return size, f"{digest:08x}"
+
     def _bytes(self, encoder: RankBytes, rank: int) -> bytes | memoryview:
         """The bytes of a rank. Raises `DiagnosticError` for what is none, of a plug-in."""
-        found = cast("object", encoder.rank(rank))
+        return self._checked(encoder.rank(rank), f"for rank {rank}", "'rank' of its encoder")
+
+    def _checked(self, found: object, what: str, where: str) -> bytes | memoryview:
         if isinstance(found, bytes):
             return found
         if isinstance(found, memoryview):
             return cast("memoryview", found)
         raise error(
-            f"the format '{self._source.format.name}' gives a {type(found).__name__} for rank "
-            f"{rank}, expected bytes",
-            remedy="return bytes from 'rank' of its encoder: text.encode()",
+            f"the format '{self._source.format.name}' gives a {type(found).__name__} {what}, "
+            "expected bytes",
+            remedy=f"return bytes from {where}: text.encode()",
         )
 
     def _encoder(self, number: int) -> RankBytes:
@@ -278,6 +313,11 @@ def _check_space(folder: Path, needed: int) -> None:
 def _counts(entry: Mapping[str, Any]) -> Mapping[str, int]:
     nodes: Mapping[str, int] = entry["nodes"]
     return nodes
+
+
+def _dropped(entry: Mapping[str, Any]) -> Sequence[str]:
+    found: Sequence[str] = entry.get(DROPPED, ())
+    return found
 
 
 def parse_ranges(text: str) -> Ints:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from stagec.machines import reading
+from stagec.machines import infragraph, reading
 from stagec.machines.figures import figure_text
 from stagec.machines.reading import file_text
 from stagec.machines.schema import Level, Machine
@@ -23,6 +23,7 @@ __all__ = [
     "Machine",
     "figure_text",
     "file_text",
+    "files_of",
     "find_machine",
     "is_file",
     "load_machine",
@@ -68,7 +69,14 @@ def read_machine(name: str, text: str, file: str | None = None) -> Machine:
 
 def load_machine(given: str) -> Machine:
     """The machine of a name, an alias or a file (what has a slash or ends in `.toml`). Raises
-    `DiagnosticError` for a name that there is not and for a file that is none."""
+    `DiagnosticError` for a name that there is not and for a file that is none. `DEVICE+FILE` has
+    the network of an InfraGraph file."""
+    parts = infragraph.parts_of(given)
+    if parts is not None:
+        device, file = parts
+        name = device if is_file(device) else _name_of(device)
+        text = infragraph.machine_text(name, file, file_text(Path(file)))
+        return read_machine(f"{Path(device).stem}+{Path(file).stem}", text)
     if is_file(given):
         path = Path(given)
         return read_machine(path.stem, file_text(path), given)
@@ -76,8 +84,14 @@ def load_machine(given: str) -> Machine:
 
 
 def is_file(given: str) -> bool:
-    """Whether `--machine` means a file."""
-    return given.endswith(".toml") or "/" in given
+    """Whether `--machine` means a machine text."""
+    return not infragraph.parts_of(given) and (given.endswith(".toml") or "/" in given)
+
+
+def files_of(given: str) -> list[str]:
+    """The files that `--machine` names: a machine text, an InfraGraph file, both or none."""
+    device, *network = infragraph.parts_of(given) or (given,)
+    return [*([device] if is_file(device) else []), *network]
 
 
 def _name_of(given: str) -> str:

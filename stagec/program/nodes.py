@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -14,10 +14,21 @@ from stagec.ir.core import Operation
 from stagec.program.groups import NO_GROUP, GroupAxes
 from stagec.program.kernels import Kernel
 
-Names = Literal["full", "short", "none"]
+Names = Literal["full", "short", "none", "chakra"]
 Ints = npt.NDArray[np.int64]
 #: What nodes are counted by: computations, collectives, ends of messages, copies to and from hosts.
 NODE_KINDS = ("comp", "coll", "send", "recv", "store", "load")
+
+
+#: The names of record types in Chakra's schema.
+_RECORDS: Mapping[str, str] = {
+    "comp": "COMP_NODE",
+    "coll": "COMM_COLL_NODE",
+    "send": "COMM_SEND_NODE",
+    "recv": "COMM_RECV_NODE",
+    "store": "MEM_STORE_NODE",
+    "load": "MEM_LOAD_NODE",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +91,13 @@ class Node:
     def is_copy(self) -> bool:
         """Whether it moves a value between host and device."""
         return bool(self.to)
+
+    @property
+    def record(self) -> str:
+        """Which of `NODE_KINDS` it is."""
+        if self.is_message or self.is_copy:
+            return self.kind
+        return "coll" if self.is_collective else "comp"
 
     @property
     def is_computation(self) -> bool:
@@ -169,10 +187,16 @@ class Program:
 
     def named(self, names: Names) -> Program:
         """The program with names of another length: `short` ones say what is computed, not in
-        which phase, microbatch and layer; with `none` there are none."""
+        which phase, microbatch and layer; with `none` there are none. `chakra` puts the type of the
+        record before each, as Chakra's timeline tool wants it: `COMP_NODE_forward/mb0/x`."""
         if names == "full":
             return self
-        given = (n.name.removeprefix(n.scope) if names == "short" else "" for n in self.prototypes)
+        made: Mapping[Names, Callable[[Node], str]] = {
+            "short": lambda n: n.name.removeprefix(n.scope),
+            "none": lambda n: "",
+            "chakra": lambda n: f"{_RECORDS[n.record]}_{n.name}",
+        }
+        given = map(made[names], self.prototypes)
         renamed = [replace(n, name=name) for n, name in zip(self.prototypes, given, strict=True)]
         return replace(self, prototypes=renamed)
 

@@ -21,7 +21,7 @@ from stagec.schedule.base import Schedule
 from stagec.schedule.validate import prove
 from stagec.sharding.strategy import PipelineRule
 from stagec.support.diagnostics import error
-from stagec.support.source import file_loc
+from stagec.support.source import UNKNOWN, Loc, file_loc
 
 
 @dataclass(frozen=True)
@@ -174,13 +174,14 @@ def _numbered(module: Module, pipeline: StagePlan, repeats: Sequence[Operation])
             rule.loc,
             remedy=module.how_to_set({s for count in whole for s in count.symbols}),
         ) from None
-    layers = rule.layers or _evenly(pipeline, sum(sizes))
+    shape = f"({pipeline.stages} stages of {pipeline.chunks})"
+    layers = rule.layers or evenly(sum(sizes), parts, rule.loc, shape)
     if len(layers) != parts or sum(layers) != sum(sizes):
         raise error(
             f"'layers' gives {sum(layers)} layers in {len(layers)} parts, but the model has "
             f"{sum(sizes)} layers and the pipeline {parts} parts",
             rule.loc,
-            remedy=f"for example {_text(_evenly(pipeline, sum(sizes)))}",
+            remedy=f"for example {_text(evenly(sum(sizes), parts, rule.loc, shape))}",
         )
     if len(set(layers)) > 1 and not rule.layers:
         module.diagnostics.remark(
@@ -224,18 +225,18 @@ def _piece(repeats: Sequence[Operation], taken: Iterable[tuple[int, int]]) -> Pi
     return Piece(tuple(map(const, counts)), frozenset(), orders)
 
 
-def _evenly(pipeline: StagePlan, total: int) -> tuple[int, ...]:
-    """All parts but the last and the first have the same number. These two may have one fewer,
+def evenly(total: int, parts: int, loc: Loc = UNKNOWN, shape: str = "") -> tuple[int, ...]:
+    """The layers of each part of a model; `shape` is told where it has too few.
+
+    All parts but the last and the first have the same number. These two may have one fewer,
     since they hold head and embedding. Any further difference is taken off the others, from the
-    back."""
-    parts = pipeline.parts
+    back. Raises `DiagnosticError` for more parts than layers fill."""
     most = ceil(total / parts)
     missing = most * parts - total
     if total + 2 < parts:
         raise error(
-            f"{total} layers do not fill {parts} parts "
-            f"({pipeline.stages} stages of {pipeline.chunks})",
-            pipeline.rule.loc,
+            f"{total} layers do not fill {parts} parts {shape}".rstrip(),
+            loc,
             remedy=f"choose at most {total + 2} parts: fewer stages or chunks",
         )
     order = [parts - 1, 0, *range(parts - 2, 0, -1)]

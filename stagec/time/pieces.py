@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from stagec.ir.expr import ZERO
 from stagec.program.groups import Channel, channel_of
 from stagec.program.nodes import Node
 from stagec.time.streams import (

@@ -63,8 +63,13 @@ def alone(family: str) -> tuple[dict[str, Array], Mapping[str, Array]]:
 
 
 def rows() -> list[Any]:
-    """Strategies drawn pairwise for every family."""
-    found = list(pairwise({"family": tuple(SCANS), **FACTORS}))
+    """Eight strategies for every family, of those that hold every pair of values."""
+    drawn = list(pairwise(FACTORS))
+    found = [
+        {"family": family, **drawn[(8 * number + i) % len(drawn)]}
+        for number, family in enumerate(SCANS)
+        for i in range(8)
+    ]
     return each_value(found, lambda r: "-".join(map(str, r.values())).replace(" ", ""))
 
 
@@ -97,11 +102,12 @@ def test_a_pipeline_of_a_hybrid_equals_one_device(family: str) -> None:
     whole = module_of(family, f"inline,{STEP}")
     inputs = inputs_of(whole, 2)
     expected = run_named(whole, whole.env, inputs)
-    more: dict[str, Any] = {"stage_layers": "2,1"} if family == "rwkv7" else {}
-    module = module_of(
-        family, f"inline,{STEP},partition,stages,units", pp=2, cp=2, microbatches=2, **order, **more
-    )
+    passes = f"inline,{STEP},partition,stages,units"
+    module = module_of(family, passes, pp=2, cp=2, microbatches=2, **order)
     found = run_named(module, module.env, inputs)
     assert len(found) == len(expected)
-    for x, y in zip(expected.values(), found.values(), strict=True):
-        np.testing.assert_allclose(y, x, rtol=1e-8, atol=1e-9)
+    (_, loss), *rest = found.items()
+    np.testing.assert_allclose(loss, next(iter(expected.values())), rtol=1e-9)
+    for name, x in rest:
+        theirs = expected[name.removesuffix("_g")]
+        np.testing.assert_allclose(x, theirs, rtol=1e-8, atol=1e-9, err_msg=name)

@@ -20,7 +20,7 @@ from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.support.diagnostics import DiagnosticError
-from tests.configurations import SCANS, TOWERS, small
+from tests.configurations import SCANS, sizes_of, small
 from tests.support import EXHAUSTIVE, STEP, inputs_of, pairwise, run_passes
 
 PLACED = f"{STEP},partition,stages,units,plan"
@@ -55,17 +55,14 @@ TYPES = [(*family.model_types, *family.marks) for family in BUILT_IN]
 
 #: Without a dimension S; with a loss of pairs of the batch.
 UNSPLIT = ("vit", "deit", "DiTTransformer2DModel")
-PAIRED = ("clip",)
+PAIRED = ("clip", "siglip")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
-GATHERED = ("t5", "mt5", "bart", "whisper", "deepseek_v32")
+GATHERED = ("t5", "mt5", "bart", "whisper", "deepseek_v32", "glm_moe_dsa")
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
-#: Zigzag is no order for what needs the positions of a rank in a row: a slice of learned positions,
-#: a scan or a convolution beside attention.
-SLICED = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "mpt", "clip", "bert", "distilbert")
-SLICED += ("roberta", "xlm-roberta", "camembert")
-SCANNED = tuple(name for name in SCANS if name not in ("mamba", "falcon_mamba", "mamba2", "rwkv7"))
-IN_A_ROW = (*SLICED, *SCANNED, "minimax", "minimax_text_01")
+#: Zigzag is no order for a scan or a convolution beside attention.
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv7")
+SCANNED = (*(name for name in SCANS if name not in ALONE), "minimax", "minimax_text_01")
 
 
 def _rows() -> list[Any]:
@@ -104,14 +101,13 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
 def _context(model_type: str, mode: str) -> dict[str, Any]:
     few = model_type in (GATHERED if mode == "ring" else ONE_HEAD if mode == "ulysses" else ())
     given: dict[str, Any] = {"cp": 2, "cp_mode": "all-gather" if few else mode} if mode else {}
-    if given.get("cp_mode") == "ring" and model_type in IN_A_ROW:
+    if given.get("cp_mode") == "ring" and model_type in SCANNED:
         given["cp_order"] = "plain"
     return given
 
 
 def _module(path: Path, pipeline: str, **options: Any) -> Module:
-    sizes = {"B": 8} if path.stem in TOWERS or path.stem == "mt5" else {"B": 8, "S": 16}
-    builder = JobBuilder(JobOptions(str(path), sizes=sizes, **options))
+    builder = JobBuilder(JobOptions(str(path), sizes=sizes_of(path.stem, 8, 16), **options))
     return run_passes(builder.module, pipeline)
 
 
@@ -156,9 +152,8 @@ _GATHER = "--cp-mode all-gather"
 REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
     (("t5", "mt5"), {"cp": 2}, "which takes no bias", _GATHER),
     (("bart", "whisper"), {"cp": 2}, "is cross attention, of T queries to S keys", _GATHER),
-    (("deepseek_v32",), {"cp": 2}, "which takes no selected", _GATHER),
+    (("deepseek_v32", "glm_moe_dsa"), {"cp": 2}, "which takes no selected", _GATHER),
     (ONE_HEAD, {"cp": 2, "cp_mode": "ulysses"}, "does not divide over tp*cp", _GATHER),
-    (("gpt2", "bert", "clip"), {"cp": 2}, "in zigzag order", "--cp-order plain"),
     (SCANNED, {"cp": 2}, "goes through S in its order", "--cp-order plain"),
     (UNSPLIT, {"cp": 2}, "no sequence to split", "--tp"),
     (UNSPLIT, {"tp": 2, "sp": True}, "no sequence to split", "--tp"),

@@ -20,11 +20,12 @@ from stagec.driver.options import JobOptions
 from stagec.importers.registry import BUILT_IN
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from tests.configurations import TOWERS, small
+from tests.configurations import sizes_of, small
 from tests.support import (
     DEEPSEEK,
     EXHAUSTIVE,
     TINY,
+    TINY_CLICKS,
     inputs_of,
     run_numeric,
     run_passes,
@@ -33,7 +34,7 @@ from tests.support import (
 
 STEP = 1e-5
 #: All texts of the library; DeepSeek-V3 with multi-token prediction has all of the plain one.
-MODELS = tuple(name for name in TINY if name != DEEPSEEK)
+MODELS = tuple(name for name in (*TINY, *TINY_CLICKS) if name != DEEPSEEK)
 #: The first model type of each family, and those that stand for the others in `make test`.
 IMPORTED = tuple((*family.model_types, *family.marks)[0] for family in BUILT_IN)
 FIRST = ("gpt_oss", "jamba")
@@ -43,13 +44,12 @@ WITHOUT_INFLUENCE = "/bk"
 
 def shaped(model: str, pipeline: str, **options: Any) -> Module:
     """A tiny model of the library, or one of a small configuration, after the passes."""
-    if model in TINY:
+    if model in {*TINY, *TINY_CLICKS}:
         return tiny_module(model, pipeline, **options)
-    sizes = {"B": 2} if model in TOWERS else {"B": 2, "S": 8}
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{model}.json"
         path.write_text(json.dumps(small(model)))
-        builder = JobBuilder(JobOptions(str(path), sizes=sizes, **options))
+        builder = JobBuilder(JobOptions(str(path), sizes=sizes_of(model, 2, 8), **options))
     return run_passes(builder.module, pipeline)
 
 

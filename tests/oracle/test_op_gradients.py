@@ -150,6 +150,7 @@ CASES = {
         "%a = stg.scale[by = 1/3](%x)\n    %b = stg.tanh(%a)\n    %y = stg.scale[by = 3](%b)",
         "B, S, D",
     ),
+    "softplus": Case(X, "%y = stg.softplus(%x)", "B, S, D"),
     "exp": Case(X, "%y = stg.exp(%x)", "B, S, D"),
     "swiglu-clamped": Case(
         "%x: f32[B, 2, S, D | param]",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ class Counter:
     def product(self, spec: str, *args: Array) -> Array:
         sizes = {
             f: n
-            for part, a in zip(spec.split("->", maxsplit=1)[0].split(","), args, strict=True)
+            for part, a in zip(spec.partition("->")[0].split(","), args, strict=True)
             for f, n in zip(part, a.shape, strict=True)
         }
         self.flops += 2 * int(np.prod([*sizes.values()]))
@@ -65,7 +66,7 @@ def ssd(x: Mapping[str, Array], n: Counter) -> Array:
     b, c = (np.repeat(v, heads // SIZES["G"], axis=3) for v in (b, c))
     left = np.moveaxis(np.exp(a[..., -1:] - a), 3, 2)
     states = n.product("bcjhn,bcjhp->bchnp", b * left[..., None], u)
-    state, before = np.zeros_like(states[:, 0]), []
+    state, before = np.zeros_like(states[:, 0]), list[Array]()
     for i in range(states.shape[1]):
         before.append(state)
         state = np.exp(a[:, i, :, -1])[..., None, None] * state + states[:, i]
@@ -93,6 +94,13 @@ def linear(x: Mapping[str, Array], n: Counter) -> Array:
     return y.reshape(*x["v"].shape)
 
 
+def _system(matrix: Array, right: Array) -> tuple[Array, Array]:
+    """The solutions for keys and for values."""
+    solve: Any = np.linalg.solve
+    solved = solve(matrix, right)
+    return solved[..., : SIZES["K"]], solved[..., SIZES["K"] :]
+
+
 def delta(x: Mapping[str, Array], n: Counter) -> Array:
     """arXiv 2412.06464, section 3.3: a triangular system in each chunk."""
     heads, size = SIZES["H"], SIZES["Q"]
@@ -109,9 +117,8 @@ def delta(x: Mapping[str, Array], n: Counter) -> Array:
         strict = np.tril(kk * decay * np.moveaxis(beta[:, i], 2, 1)[..., None], -1)
         right = np.concatenate([k[:, i] * np.exp(g[:, i])[..., None], v[:, i]], -1)
         right = np.moveaxis(right * beta[:, i, ..., None], 2, 1)
-        solved = np.linalg.solve(np.eye(size) + strict, right)
+        w, u = _system(np.eye(size) + strict, right)
         n.flops += size * right.size
-        w, u = solved[..., : SIZES["K"]], solved[..., SIZES["K"] :]
         new = u - n.product("bhik,bhkv->bhiv", w, state)
         scores = n.product("bihk,bjhk->bhij", q[:, i], k[:, i]) * decay
         read = n.product("bihk,bhkv->bihv", q[:, i] * np.exp(g[:, i])[..., None], state)

@@ -362,8 +362,10 @@ _DELTA = {
     **dict.fromkeys(("gate", "beta"), "bf16[B, S, H]"),
     **dict.fromkeys(("A_log", "dt_bias"), "f32[H]"),
 }
-_WKV = dict.fromkeys(("q", "w", "k", "v", "kappa", "a", "dy"), "bf16[B, S, H, K]")
-_FAMILIES = {
+_WKV: Mapping[str, str] = dict.fromkeys(
+    ("q", "w", "k", "v", "kappa", "a", "dy"), "bf16[B, S, H, K]"
+)
+_FAMILIES: Mapping[str, Mapping[str, str]] = {
     "stg.selective_scan": _SELECTIVE,
     "stg.ssd": _SSD,
     "stg.linear_attention": _LINEAR,
@@ -402,7 +404,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.silu_grad": {"x": "bf16[B]"},
     **{
         f"stg.{name}{grad}": {"x": "bf16[B]"}
-        for name in ("relu", "sigmoid", "tanh", "exp", "dropout")
+        for name in ("relu", "sigmoid", "tanh", "exp", "softplus", "dropout")
         for grad in ("", "_grad")
     },
     "stg.slice": {"table": "bf16[V, D]"},

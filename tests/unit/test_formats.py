@@ -4,6 +4,7 @@ not go."""
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -198,3 +199,111 @@ def test_mistakes_of_a_format_are_told(body: str, told: str, tmp_path: Path) -> 
     assert done.code == 1
     assert told in done.err
     assert not (tmp_path / "out").exists()
+
+
+#: Files of a whole job: a line for each class, the options of which are the fields.
+WHOLE = """
+from dataclasses import dataclass
+from stagec.api import JobFormat, Plugin
+
+@dataclass(frozen=True)
+class Whole(JobFormat):
+    per_line: int = 1
+    title: str = ""
+    loud: bool = False
+    name = "whole"
+
+    def drops(self, program, layout):
+        return ["times of nodes"] if len(layout.mesh) else []
+
+    def files(self, job, ranks):
+        yield f"{job.name}.about.txt", [f"{self.title} {self.per_line} {self.loud}".encode()]
+        for number, members in enumerate(job.members):
+            nodes = job.program(number).nodes
+            lines = (f"{n.id} {n.kind} {n.size}\\n".encode() for n in nodes)
+            yield f"{job.name}.class{number}.txt", (line for line in lines)
+
+PLUGIN = Plugin(name="whole", formats=(Whole(),))
+"""
+
+
+def test_a_format_of_a_job_names_its_files(tmp_path: Path) -> None:
+    load = plugin(tmp_path, WHOLE)
+    words = *JOB, *load, "--format", "whole{per-line=3, title=all of it,loud}"
+    assert stagec(*words, "-o", tmp_path / "out").code == 0
+    found = contents(tmp_path / "out")
+    names = ["llama3-8b.about.txt", "llama3-8b.class0.txt", "llama3-8b.class1.txt"]
+    assert sorted(found) == names
+    assert found["llama3-8b.about.txt"] == b"all of it 3 True"
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    for name, content in found.items():
+        about = manifest["files"][name]
+        assert about == {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    assert stagec(*words, "-o", tmp_path / "out", "--resume").code == 0
+    assert contents(tmp_path / "out") == found
+
+
+def test_what_a_format_does_not_carry_is_told_once_and_kept(tmp_path: Path) -> None:
+    words = [w for w in JOB if w != "--quiet"]
+    done = stagec(*words, *plugin(tmp_path, WHOLE), "--format", "whole", "-o", tmp_path / "out")
+    assert done.err.count("remark: whole: times of nodes") == 1
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [c["not_carried"] for c in manifest["classes"]] == [["times of nodes"]] * 2
+
+
+def test_several_formats_have_a_folder_each(tmp_path: Path) -> None:
+    load = plugin(tmp_path, WHOLE)
+    both: Sequence[str | Path]
+    both = *JOB, *load, "--format", "chakra,whole{loud=true}", "-o", tmp_path / "both"
+    assert stagec(*both).code == 0
+    assert stagec(*JOB, "-o", tmp_path / "one").code == 0
+    assert contents(tmp_path / "both" / "chakra") == contents(tmp_path / "one")
+    assert (tmp_path / "both" / "whole" / "llama3-8b.about.txt").read_text() == " 1 True"
+    again = stagec(*both)
+    assert again.code == 1
+    assert "is not empty" in again.err
+    assert stagec(*both, "--force").code == 0
+    over = stagec(*both[:-1], tmp_path / "one")
+    assert "holds a job already" in over.err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("whole{lines=3}", "format 'whole' has no option 'lines'"),
+        ("whole{per-line=x}", "option 'per-line' of format 'whole' expects an integer, found 'x'"),
+        ("whole{loud=3}", "option 'loud' of format 'whole' expects true or false, found '3'"),
+        ("chakra{a=1}", "format 'chakra' has no option 'a'"),
+        ("whole,whole", "--format names 'whole' twice"),
+        ("whole{", "--format expects the name of a format, found 'whole{'"),
+        ("whole,", "--format expects the name of a format, found ''"),
+        ("", "--format expects the name of a format, found ''"),
+    ],
+)
+def test_options_and_lists_of_formats_are_checked(text: str, problem: str, tmp_path: Path) -> None:
+    words = *JOB, *plugin(tmp_path, WHOLE), "--format", text
+    done = stagec(*words, "-o", tmp_path / "out")
+    assert done.code == 1
+    assert f"error: {problem}" in done.err
+    assert "help: " in done.err
+
+
+def test_an_archive_is_made_into_other_formats(tmp_path: Path) -> None:
+    """What a format finds in an archive is what it finds in the compiled job."""
+    load = plugin(tmp_path, LINES)
+    assert stagec(*JOB, "--archive", tmp_path / "job").code == 0
+    assert stagec(*JOB, *load, "--format", "lines", "-o", tmp_path / "out").code == 0
+    words: Sequence[str | Path]
+    words = "materialize", tmp_path / "job", *load, "--quiet", "--format", "lines,chakra"
+    assert stagec(*words, "-o", tmp_path / "again").code == 0
+    assert stagec(*JOB, "-o", tmp_path / "et").code == 0
+    assert contents(tmp_path / "again" / "chakra") == contents(tmp_path / "et")
+    made, expected = contents(tmp_path / "again" / "lines"), contents(tmp_path / "out")
+    assert {*made} == {*expected}
+    kinds = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv"}
+    for name in (n for n in made if n.endswith("jsonl")):
+        for ours, theirs in zip(made[name].splitlines(), expected[name].splitlines(), strict=True):
+            row, other = json.loads(ours), json.loads(theirs)
+            if other["kind"] not in kinds:
+                other["kind"], other["size"] = "comp", max(1, other["size"])
+            assert row == other

@@ -172,6 +172,29 @@ def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
     assert json.loads(counted.out)["model"] == "my-model"
 
 
+# -- plug-ins
+
+PLUGIN = """from stagec.api import ModelFamily, Plugin
+PLUGIN = Plugin(name="mine", families=({},))
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("'llama'", "brings 'llama' as a family of models"),
+        ('ModelFamily("Mine", ("llama",), print)', "families 'Llama' and 'Mine' both read 'llama'"),
+    ],
+)
+def test_a_wrong_family_of_a_plugin_is_told(family: str, message: str, tmp_path: Path) -> None:
+    plugin, config = tmp_path / "mine.py", tmp_path / "config.json"
+    plugin.write_text(PLUGIN.format(family))
+    config.write_text(json.dumps(small("llama")))
+    found = stagec("import", config, "--plugin", plugin)
+    assert found.code == 1
+    assert message in found.err
+
+
 # -- mutated configurations
 
 _WORDS = ("", "llama", "full_attention", "silu", "yarn", "nan")

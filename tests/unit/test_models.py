@@ -11,7 +11,7 @@ import pytest
 
 from stagec.importers.library import model_source
 from stagec.models import LibraryModel, library
-from tests.support import TINY, parse, run_passes
+from tests.support import TINY, TINY_CLICKS, parse, run_passes
 
 BATCH = "B"  # given by a job, not by a model
 
@@ -27,7 +27,7 @@ def test_the_catalog_names_every_text_and_no_other() -> None:
 def test_every_text_runs_on_tiny_sizes() -> None:
     """`tests/oracle/test_model_gradients.py` goes over `TINY`; `tests/oracle/test_imported.py` over
     the families of configurations."""
-    assert {library()[name].text_name for name in TINY} == {
+    assert {library()[name].text_name for name in (*TINY, *TINY_CLICKS)} == {
         model.text_name for model in library().values() if not model.is_configuration
     }
 

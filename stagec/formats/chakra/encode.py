@@ -27,6 +27,7 @@ from stagec.formats.chakra.nodes import (
     encode_node,
     varint,
 )
+from stagec.formats.chakra.tensors import TensorLists
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program, marker_of
 from stagec.support.diagnostics import error
@@ -47,12 +48,15 @@ class TraceWriter:
     mesh: Mapping[str, int]
     ranks: int
     durations: Durations | None = None
+    tensors: TensorLists | None = None
 
     def trace_node(self, node: Node, group: str) -> TraceNode:
         """A node as consumers want it. No FLOPs or bytes are written as 1: consumers stall on 0."""
         attrs: dict[str, AttrValue] = {"is_cpu_op": False}
         memory = {"alloc_bytes": node.alloc, "free_bytes": node.free}
         attrs |= {name: size for name, size in memory.items() if size}
+        if self.tensors is not None:
+            attrs |= self.tensors.attributes(node.id)
         data = tuple(d.id for d in node.deps)
         control = tuple(d.id for d in node.after)
         if node.is_message:
@@ -98,11 +102,16 @@ class Encoder(PatchedEncoder):
     """Makes the file of any rank of a class."""
 
     def __init__(
-        self, format_: Format, program: Program, layout: Layout, durations: Durations | None = None
+        self,
+        format_: Format,
+        program: Program,
+        layout: Layout,
+        durations: Durations | None = None,
+        tensors: TensorLists | None = None,
     ) -> None:
         super().__init__(format_, layout, program.groups)
         self._program = program
-        self._writer = TraceWriter(layout.mesh, layout.groups.ranks, durations)
+        self._writer = TraceWriter(layout.mesh, layout.groups.ranks, durations, tensors)
 
     def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
         return _serialise(self._program, self._writer, widths)
@@ -115,7 +124,8 @@ def micros(seconds: float) -> int:
 
 def _serialise(program: Program, writer: TraceWriter, widths: Mapping[GroupAxes, int]) -> Variant:
     metadata = np.frombuffer(encode_metadata(SCHEMA_VERSION), dtype=np.uint8)
-    kinds = list(_same_layout(program))
+    alike = _same_layout(program) if writer.tensors is None else _alone(program)
+    kinds = list(alike)
     records = [
         _serialise_like(
             program, members, writer, "9" * widths.get(_first(program, members).group, 0)
@@ -147,6 +157,11 @@ def _serialise(program: Program, writer: TraceWriter, widths: Mapping[GroupAxes,
 
 def _first(program: Program, members: Ints) -> Node:
     return program.prototypes[int(program.prototype[members[0]])]
+
+
+def _alone(program: Program) -> Iterator[Ints]:
+    """Each node by itself: no other one has its tensors."""
+    return iter(np.arange(len(program), dtype=np.int64).reshape(-1, 1))
 
 
 def _same_layout(program: Program) -> Iterator[Ints]:

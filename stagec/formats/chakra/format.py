@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from stagec.formats.base import Durations, Format, Layout
 from stagec.formats.chakra.encode import Encoder, fixed_varint
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import varint
+from stagec.formats.chakra.tensors import tensors_of
 from stagec.program.groups import Groups
 from stagec.program.nodes import Program
 
 
+@dataclass(frozen=True)
 class ChakraFormat(Format):
-    """Chakra execution traces: protobuf records, one file a rank, and a file of groups."""
+    """Chakra execution traces: protobuf records, one file a rank, and a file of groups.
 
-    name = "chakra"
-    suffix = "et"
-    patched = True
+    With `tensor_names` each node of a program with memory events has the tensors that it reads and
+    writes, see `tensors_of`.
+    """
+
+    tensor_names: bool = False
+    name: ClassVar[str] = "chakra"
+    suffix: ClassVar[str] = "et"
+    patched: ClassVar[bool] = True
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
-        return Encoder(self, program, layout, durations)
+        tensors = tensors_of(program) if self.tensor_names else None
+        return Encoder(self, program, layout, durations, tensors)
+
+    def drops(self, program: Program, layout: Layout) -> Sequence[str]:
+        if not self.tensor_names or program.events is None:
+            return ()
+        more = tensors_of(program).peak - program.events.peak
+        if not more:
+            return ()
+        return [f"memory that is held by one node only: tensors peak {more:,} bytes higher"]
 
     def peer(self, rank: int, ranks: int) -> bytes:
         return fixed_varint(rank, len(varint(ranks - 1)))

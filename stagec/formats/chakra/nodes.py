@@ -38,6 +38,8 @@ ATTR_TYPES: Mapping[str, str] = MappingProxyType(
         "comm_tag": "int32",
         "comm_src": "int32",
         "comm_dst": "int32",
+        "inputs": "string_list",
+        "outputs": "string_list",
     }
 )
 """The exact type of each attribute that consumers read; another integer type reads as 0."""

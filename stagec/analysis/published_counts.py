@@ -1,0 +1,56 @@
+"""Parameters and FLOPs of models that were counted in PyTorch, beside those of the library's texts.
+
+The figures are those of the reference implementation without weights: its parameters, tied ones
+once, and the forward FLOPs of one sequence as `torch.utils.flop_counter` counts them, masks
+ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagec.analysis.published import CountsOf, PublishedRow
+from stagec.ir.expr import evaluate
+
+SOURCE = "counted in PyTorch"
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A model of the library: parameters, and forward FLOPs of a sequence of `length` tokens."""
+
+    name: str
+    parameters: int
+    flops: int
+    length: int = 4096
+
+
+COUNTED = (
+    Counted("gpt2", 124_439_808, 291_648_307_200, 1024),
+    Counted("llama3.2-1b", 1_235_814_400, 12_322_261_172_224),
+    Counted("mistral-7b", 7_241_732_096, 67_044_439_490_560),
+    Counted("qwen2.5-7b", 7_615_616_512, 64_654_290_190_336),
+    Counted("qwen3-8b", 8_190_735_360, 71_893_457_567_744),
+    Counted("phi-4", 14_659_507_200, 129_622_112_993_280),
+    Counted("deepseek-v2-lite", 15_706_484_224, 24_719_684_272_128),
+    Counted("glm-4.5-air", 106_852_245_504, 142_809_810_075_648),
+    Counted("kimi-k2", 1_026_408_209_408, 301_491_134_922_752),
+)
+
+
+def counted_rows(compiled: CountsOf) -> Iterator[PublishedRow]:
+    """Two rows for each model, each from the counts of the compiled text."""
+    for model in COUNTED:
+        counts, sizes = compiled(model.name)
+        env = {**sizes, "B": 1, "S": model.length}
+        found = {
+            "parameters": (model.parameters, evaluate(counts.parameters, env)),
+            f"forward FLOPs, s = {model.length}": (
+                model.flops,
+                evaluate(counts.matmul["forward"], env),
+            ),
+        }
+        for what, (published, ours) in found.items():
+            texts = (f"{published:,}", f"{ours:,}")
+            yield PublishedRow(SOURCE, f"{model.name} {what}", *texts, published == ours)

@@ -1,0 +1,116 @@
+"""What else a search tells: the neighbours of the best, and what its place depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stagec.driver.flags import FLAGS
+from stagec.driver.options import JobOptions
+from stagec.driver.search_jobs import Evaluated, Task
+from stagec.driver.search_run import Answer, Run
+from stagec.driver.search_space import microbatch_of
+from stagec.driver.search_table import strategy_of
+from stagec.ir_spec.ops.axes import DATA_AXES
+from stagec.machines import Machine
+
+#: Flags that follow from others where ranks and batch stay.
+_FOLLOW = (*DATA_AXES, "microbatches")
+_FACTORS = (0.5, 2.0)
+
+
+def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
+    """The jobs of the space that differ from the best in one flag (ranks and batch stay, so that
+    data parallelism and microbatches follow), fastest first. With `run` they are evaluated, else
+    they are told by what is known: their values, or their bounds."""
+    best = answer.best[0]
+    job = answer.candidate(best).options
+    jobs, sizes = [c.options for c in answer.listed.jobs], answer.question.sizes
+    near = {n: c for n, o in enumerate(jobs) if (c := _change(job, o, sizes)) is not None}
+    if run is not None:
+        question = answer.question
+        about = question.machine, question.limit, question.overlap, question.measured
+        open_ = [n for n in near if n not in answer.known]
+        for i, found in run([Task(jobs[n], *about) for n in open_]):
+            answer.known[open_[i]] = found
+    seconds = best.what.seconds or 1.0
+    told = [_told(answer, n, change, seconds) for n, change in near.items()]
+    return sorted(told, key=lambda row: (row["more"] is None, row["more"] or 0.0))
+
+
+def _change(one: JobOptions, other: JobOptions, sizes: Mapping[str, int]) -> str | None:
+    """The one flag in which jobs differ, as text; None if they differ in none or in several."""
+    names = [n for n in FLAGS if n not in _FOLLOW and getattr(one, n) != getattr(other, n)]
+    if set(names) == {"schedule", "chunks"}:
+        names = ["schedule"]  # chunks are those of the schedule
+    if set(names) == {"sp", "tp"}:
+        names = ["tp"]  # without tp there is no sp
+    size = microbatch_of(other, sizes)
+    same = size == microbatch_of(one, sizes)
+    if not names:
+        return None if same else f"microbatch-size {size}"
+    if len(names) > 1 or not same:
+        return None
+    return f"{names[0].replace('_', '-')} {getattr(other, names[0])}"
+
+
+def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, Any]:
+    found = answer.known.get(number)
+    row: dict[str, Any] = {
+        "change": change,
+        "strategy": strategy_of(answer.listed.jobs[number].options),
+        "more": None,
+        "exact": isinstance(found, Evaluated),
+        "note": "",
+    }
+    if isinstance(found, str):
+        return {**row, "note": found}
+    if found is not None:
+        if found.seconds is None:
+            return {**row, "note": "does not fit", "memory_peak": found.peak}
+        return {**row, "more": found.seconds / best - 1, "memory_peak": found.peak}
+    if answer.bounds is None:
+        return row
+    seconds, held = answer.bounds
+    limit = answer.question.limit
+    room = limit.room({}, answer.question.machine) if limit else None
+    if room is not None and held[number] > room:
+        return {**row, "note": "does not fit", "memory_peak": int(held[number])}
+    return {**row, "more": float(seconds[number]) / best - 1, "note": "at least"}
+
+
+def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
+    """For each figure of the machine, halved and doubled: which of the best is best then. Jobs that
+    are not among them are not asked."""
+    question = answer.question
+    jobs = [answer.candidate(found).options for found in answer.best]
+    changed = list(_changed(question.machine))
+    tasks = [
+        Task(job, machine, None, question.overlap) for _, _, machine in changed for job in jobs
+    ]
+    seconds: list[float | None] = [None] * len(tasks)
+    for number, found in run(tasks):
+        seconds[number] = found.seconds if isinstance(found, Evaluated) else None
+    rows: list[dict[str, Any]] = []
+    for i, (figure, factor, _) in enumerate(changed):
+        mine = [s or float("inf") for s in seconds[i * len(jobs) : (i + 1) * len(jobs)]]
+        first = mine.index(min(mine))
+        rows.append(
+            {
+                "figure": figure,
+                "factor": factor,
+                "best": first + 1,
+                "strategy": strategy_of(jobs[first]),
+                "step_seconds": mine[first],
+                "step_of_winner": mine[0],
+            }
+        )
+    return rows
+
+
+def _changed(machine: Machine) -> Iterator[tuple[str, float, Machine]]:
+    figures = ["compute.matrix", "memory.bandwidth"]
+    figures += [f"network.{level.name}.bandwidth" for level in machine.network]
+    for figure in figures:
+        for factor in _FACTORS:
+            yield figure, factor, machine.scaled(figure, factor)

@@ -1,0 +1,86 @@
+"""Evaluating the jobs of a search: exact memory and time, in this process or by workers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stagec.driver.common import kept_reports
+from stagec.driver.limit import Limit
+from stagec.driver.options import JobOptions
+from stagec.driver.probes import Asked, Probe, probe
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs import Measurements
+
+#: Objects that come and go between two looks for garbage: what is compiled stays, and looking at
+#: it again and again takes longer than the work.
+_RARELY = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job to be evaluated. What holds more than `limit` is not timed."""
+
+    options: JobOptions
+    machine: Machine
+    limit: Limit | None
+    overlap: bool = True
+    measured: Measurements | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What a job is: its mesh, bytes at the peak by category, the room that it has; and where it
+    fits, seconds of a step and where they go."""
+
+    mesh: Mapping[str, int]
+    memory: Mapping[str, int]
+    room: int | None
+    seconds: float | None = None
+    tokens: int | None = None
+    mfu: float | None = None
+    breakdown: Mapping[str, float] | None = None
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst moment."""
+        return sum(self.memory.values())
+
+
+def evaluate(task: Task) -> Evaluated | str:
+    """What a job is, or why it is none."""
+    from stagec.driver.figures import CompiledJob
+
+    gc.set_threshold(_RARELY, 20, 100)
+    try:
+        with kept_reports():
+            job = CompiledJob.of(task.options)
+            figures = job.figures()
+            room = task.limit.room(figures.mesh, task.machine) if task.limit else None
+            found = Evaluated(figures.mesh, figures.memory, room)
+            if room is not None and figures.peak > room:
+                return found
+            return _timed(
+                found, job.time(task.machine, overlap=task.overlap, measured=task.measured)
+            )
+    except DiagnosticError as problem:
+        return problem.diagnostics[0].message
+    except NotAnIntegerError as problem:
+        return str(problem)
+
+
+def _timed(found: Evaluated, report: TimeReport) -> Evaluated:
+    about = report.step_seconds, report.tokens, report.mfu, dict(report.breakdown)
+    return Evaluated(found.mesh, found.memory, found.room, *about)
+
+
+def work(unit: Task | Asked) -> Evaluated | str | Probe:
+    """What a worker does."""
+    gc.set_threshold(_RARELY, 20, 100)
+    return probe(unit) if isinstance(unit, Asked) else evaluate(unit)

@@ -1,0 +1,188 @@
+"""What a search is asked: the options of the command as questions, one for each number of ranks and
+each machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from stagec.driver.common import kept_reports, read_source
+from stagec.driver.job import JobBuilder, find_preset
+from stagec.driver.limit import AT_HAND, Limit
+from stagec.driver.machine import machine_of
+from stagec.driver.options import JobOptions
+from stagec.driver.probes import LAYERS, Layers
+from stagec.driver.search_run import Question
+from stagec.driver.search_space import (
+    KNOBS,
+    MICROBATCH,
+    Values,
+    base_options,
+    default_space,
+    values_text,
+)
+from stagec.explore.space import Space
+from stagec.ir.module import Module
+from stagec.machines import Machine
+from stagec.pipeline.plugins import load_plugins
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+from stagec.text.build import parse_op
+
+#: Points that a search lists one by one, and seconds that it takes for each.
+_MOST_POINTS, _EACH = 2_000_000, 1e-4
+PARETO = ("time", "memory", "ranks")
+
+
+class Machines(click.ParamType[tuple[Machine, ...]]):
+    """`h100-sxm`, or several with commas."""
+
+    name = "NAME|FILE,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Machine, ...]:
+        """The machines."""
+        return tuple(machine_of(name.strip()) for name in str(value).split(","))
+
+
+class Pareto(click.ParamType[tuple[str, ...]]):
+    """`time,memory`, or `time,memory,ranks`."""
+
+    name = "time,memory[,ranks]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """The respects."""
+        names = tuple(n.strip() for n in str(value).split(","))
+        for name in names:
+            if name not in PARETO:
+                self.fail(f"'{name}' is not one of {', '.join(PARETO)}", param, ctx)
+        if len(set(names) - {"ranks"}) < 2:
+            self.fail("expects time and memory, and ranks if these vary", param, ctx)
+        return names
+
+
+def questions(given: Mapping[str, Any]) -> list[Question]:
+    """What is asked. Raises `DiagnosticError`."""
+    if not given["machine"]:
+        raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
+    if not given["ranks"]:
+        raise error("a search needs the number of ranks", remedy="add --ranks 512, for example")
+    model, set_sizes = given["model"], dict(given["sizes"])
+    if given["seed_from"]:
+        preset = find_preset(JobOptions("", preset=given["seed_from"]))
+        model, set_sizes = model or preset.model, {**preset.values, **set_sizes}
+    with kept_reports():
+        module = JobBuilder(JobOptions(model, sizes=set_sizes), symbolic=True).module
+    sizes = {n: v for n, v in module.symbols.items() if v is not None}
+    base = base_options(JobOptions(model, sizes=set_sizes), sizes)
+    layers = _layers(module, sizes)
+    found: list[Question] = []
+    for machine in given["machine"]:
+        for ranks in given["ranks"]:
+            space = _space(given, sizes, ranks, machine)
+            found.append(
+                Question(
+                    *(base, sizes, layers, space, machine, ranks),
+                    given["limit"] or Limit(AT_HAND, 0),
+                    given["objective"],
+                    given["top"],
+                    given["overlap"],
+                    exhaustive=given["exhaustive"],
+                    pareto=given["pareto"] or (),
+                )
+            )
+    return found
+
+
+def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
+    """The layers of a model, in the order in which it has them."""
+    counts = [op.expr("count") for op in module.walk() if op.name == "stg.repeat"]
+    names = [count.symbol_name for count in counts]
+    numbers = [sizes.get(n or "", count.value or 0) for n, count in zip(names, counts, strict=True)]
+    at = names.index(LAYERS) if LAYERS in names else len(names)
+    return Layers(sum(numbers[:at]), sizes.get(LAYERS, 0), sum(numbers[at + 1 :]))
+
+
+# -- space -----------------------------------------------------------------------------------------
+
+
+def _space(
+    given: Mapping[str, Any], sizes: Mapping[str, int], ranks: int, machine: Machine
+) -> Space:
+    """The default with what a text and flags say instead. Raises `DiagnosticError` for one that is
+    too large."""
+    knobs = dict(default_space(sizes, ranks, machine).knobs)
+    said = dict(_of_text(given["space"])) if given["space"] else {}
+    if said:
+        knobs = {}
+    said |= _of_preset(given["seed_from"]) if given["seed_from"] else {}
+    said |= {n: given[n] for n in KNOBS if given[n] is not None}
+    if "microbatches" in said:
+        knobs.pop(MICROBATCH, None)
+        if MICROBATCH in said:
+            raise error(
+                "--microbatches and --microbatch-size both give the microbatches",
+                remedy="give one of them",
+            )
+    space = Space({**knobs, **said})
+    if space.count > _MOST_POINTS:
+        raise error(
+            f"the space has {space.count:,} points: to list them takes about "
+            f"{_long(space.count * _EACH)}",
+            remedy=f"vary less, up to {_MOST_POINTS:,} points; --print-space tells what varies",
+        )
+    return space
+
+
+def _of_text(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The knobs of a text with a `stg.space`. Raises `DiagnosticError` with the line that is
+    wrong."""
+    op = parse_op(read_source(name), load_plugins(()).registry)
+    held = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
+    if not held:
+        raise error(
+            f"{name} holds no 'stg.space'",
+            op.loc,
+            remedy="write 'stg.space @s { stg.vary[tp, \"1..8\"] }'",
+        )
+    for each in held[0].region.ops if held[0].region else ():
+        flag = each.text("flag")
+        if flag not in KNOBS:
+            remedy = did_you_mean(flag, KNOBS) or "'stagec search --help' lists the flags"
+            raise error(f"no flag '{flag}' to vary", each.loc, remedy=remedy)
+        try:
+            yield flag, Values(KNOBS[flag]).convert(each.text("values"), None, None)
+        except click.BadParameter as problem:
+            raise error(f"{flag}: {problem.message}", each.loc, remedy='as in "1,2,4"') from None
+
+
+def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:
+    """The degrees of a preset, and what is next to them: half and twice as many."""
+    with kept_reports():
+        mesh = JobBuilder(JobOptions("", preset=name)).module.mesh
+    found: dict[str, tuple[Any, ...]] = {}
+    sizes: Mapping[str, int | None] = mesh.sizes if mesh else {}
+    for axis, size in sizes.items():
+        if axis in KNOBS and axis not in ("dp", "dp_replicate", "dp_shard") and size:
+            found[axis] = tuple(sorted({max(1, size // 2), size, size * 2}))
+    return found
+
+
+def space_text(space: Space) -> str:
+    """What varies, as a text that can be given as --space."""
+    lines = [
+        f'  stg.vary[{name}, "{values_text(name, values)}"]' for name, values in space.knobs.items()
+    ]
+    return "\n".join(["stg.space @space {", *lines, "}", f"// {space.count:,} points", ""])
+
+
+def _long(seconds: float) -> str:
+    for unit, size in (("years", 3.15e7), ("days", 86400.0), ("hours", 3600.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds / 60:,.0f} minutes"

@@ -1,0 +1,288 @@
+"""A search over one space on one machine: list, bound, evaluate, and what was found."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stagec.driver.limit import Limit
+from stagec.driver.options import JobOptions
+from stagec.driver.probes import (
+    LAYERS,
+    Asked,
+    Layers,
+    Probe,
+    bounds_of,
+    refined_probe,
+    state_probe,
+    work_probe,
+)
+from stagec.driver.search_jobs import Evaluated, Task
+from stagec.driver.search_space import Candidate, Listed, listed
+from stagec.explore.bounds import Floats
+from stagec.explore.branch import Found, Front, Search
+from stagec.explore.space import Space
+from stagec.machines import Machine
+
+#: Runs units of work: results with the numbers of the units.
+Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
+#: Characters of a message of the compiler that tell it from others.
+_LONG = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
+    `sizes` are those of all symbols of the model, `layers` its layers."""
+
+    base: JobOptions
+    sizes: Mapping[str, int]
+    layers: Layers
+    space: Space
+    machine: Machine
+    ranks: int
+    limit: Limit | None
+    objective: str = "time"
+    wanted: int = 5
+    overlap: bool = True
+    measured: Any = None
+    exhaustive: bool = False
+    pareto: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was found; `cut` counts points that were left out, by reason."""
+
+    question: Question
+    listed: Listed
+    best: list[Found[Evaluated]]
+    evaluated: int = 0
+    timed: int = 0
+    proven: float = 0.0
+    left: int = 0
+    cut: Counter[str] = field(default_factory=Counter[str])
+    known: dict[int, Evaluated | str] = field(default_factory=dict[int, "Evaluated | str"])
+    interrupted: bool = False
+    bounds: tuple[Floats, Floats] | None = None
+    bound_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def candidate(self, found: Found[Evaluated]) -> Candidate:
+        """The job of a result."""
+        return self.listed.jobs[found.number]
+
+
+#: What is told while a search goes on: how many were evaluated, the best value, what is proven,
+#: and how many are left.
+Tell = Callable[[str], None]
+
+
+def search(question: Question, run: Run, at_a_time: int, tell: Tell) -> Answer:
+    """The best jobs. Interrupted, it says what is known so far."""
+    began = time.monotonic()
+    tell("listing the points")
+    space = listed(question.space, question.base.changed(ranks=question.ranks), question.sizes)
+    answer = Answer(question, space, [])
+    if space.jobs:
+        _Searching(question, answer, run, at_a_time, tell).go()
+    answer.seconds = time.monotonic() - began
+    return answer
+
+
+class _Searching:
+    def __init__(
+        self, question: Question, answer: Answer, run: Run, at_a_time: int, tell: Tell
+    ) -> None:
+        self._question, self._answer, self._run = question, answer, run
+        self._at_a_time, self._tell = at_a_time, tell
+        self._jobs = [c.options for c in answer.listed.jobs]
+        self._known: dict[str, Probe] = {}
+        self._works: list[Probe] = []
+        self._states: list[Probe] = []
+        self._began = time.monotonic()
+
+    def go(self) -> None:
+        """Bound all, evaluate the promising."""
+        answer = self._answer
+        try:
+            bounds = self._bounds()
+        except KeyboardInterrupt:
+            answer.interrupted, answer.left = True, len(self._jobs)
+            return
+        search = self._front(bounds) if self._question.pareto else self._best(bounds)
+        answer.best, answer.proven, answer.left = search.best, search.proven, search.left
+        answer.evaluated = search.tried
+        if not answer.interrupted:
+            better = "beaten" if self._question.pareto else _slower(self._question.objective)
+            answer.cut[f"{better} by its bound"] += len(bounds) - search.tried
+
+    def _best(self, bounds: Mapping[int, float]) -> Search[Evaluated]:
+        search: Search[Evaluated] = Search(bounds, self._question.wanted)
+        try:
+            for tried in search.run(self._refine, self._evaluate, self._at_a_time):
+                self._progress(tried, search.best, search.proven)
+        except KeyboardInterrupt:
+            self._answer.interrupted = True
+        return search
+
+    def _front(self, bounds: Mapping[int, float]) -> Front[Evaluated]:
+        """The front of time and memory, of those that may fit."""
+        seconds, held = self._answer.bounds or (np.zeros(len(self._jobs)),) * 2
+        respects = {"time": seconds, "memory": held}
+        names = [n for n in self._question.pareto if n in respects]
+        front: Front[Evaluated] = Front(
+            {n: tuple(float(respects[r][n]) for r in names) for n in bounds}
+        )
+
+        def evaluate(
+            numbers: Sequence[int],
+        ) -> Iterator[tuple[int, tuple[float, ...] | None, Evaluated]]:
+            for number, value, found in self._evaluate(numbers):
+                values = {"time": found.seconds or 0.0, "memory": float(found.peak)}
+                yield number, None if value is None else tuple(values[r] for r in names), found
+
+        try:
+            for tried in front.run(evaluate, self._at_a_time):
+                self._progress(tried, front.best[:1], front.proven)
+        except KeyboardInterrupt:
+            self._answer.interrupted = True
+        return front
+
+    # -- bounds ------------------------------------------------------------------------------------
+
+    def _bounds(self) -> dict[int, float]:
+        """Bounds of the objective of all jobs that may fit."""
+        question, answer = self._question, self._answer
+        if question.exhaustive:
+            return dict.fromkeys(range(len(self._jobs)), 0.0)
+        machine, overlap = question.machine, question.overlap
+        works = [Asked(work_probe(j, question.sizes), machine, False, overlap) for j in self._jobs]
+        states = [Asked(state_probe(j), machine, True, overlap) for j in self._jobs]
+        self._works, self._states = self._probed(works), self._probed(states)
+        began = time.monotonic()
+        seconds, held = bounds_of(self._jobs, question.layers, self._works, self._states)
+        answer.bound_seconds, answer.bounds = time.monotonic() - began, (seconds, held)
+        rooms = self._rooms()
+        fits = held <= rooms
+        answer.cut["too much memory by its bound"] += int((~fits).sum())
+        values = held if question.objective == "memory" else seconds
+        alike = self._alike()
+        answer.listed.same += len(alike)
+        return {
+            i: self._value(float(values[i]))
+            for i in np.flatnonzero(fits).tolist()
+            if i not in alike
+        }
+
+    def _alike(self) -> set[int]:
+        """Jobs that differ from one before them in what is recomputed, and by their probes in
+        nothing that they do: where attention is one kernel, selective is none."""
+        seen: set[tuple[Any, ...]] = set()
+        found: set[int] = set()
+        for i, job in enumerate(self._jobs):
+            key = _key(job.changed(recompute="")), self._works[i]
+            if self._works[i] != Probe() and key in seen:
+                found.add(i)
+            seen.add(key)
+        return found
+
+    def _rooms(self) -> Floats:
+        """The most bytes that a rank of each job may hold, of any mesh."""
+        question = self._question
+        room = question.limit.room({}, question.machine) if question.limit else float("inf")
+        return np.full(len(self._jobs), room, dtype=np.float64)
+
+    def _probed(self, asked: Sequence[Asked]) -> list[Probe]:
+        """The probes, each made once; those that share a compile one after the other."""
+        keys = [f"{a.state} {_key(a.options)}" for a in asked]
+        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
+        order = sorted(new, key=lambda k: repr(_structure(new[k].options)))
+        for number, found in self._run([new[k] for k in order]):
+            self._known[order[number]] = found
+            if number % 16 == 0:
+                self._tell(f"{len(self._known):,} probes for {len(self._jobs):,} jobs")
+        return [self._known[k] for k in keys]
+
+    def _refine(self, numbers: Sequence[int]) -> dict[int, float]:
+        """Better bounds of those that exchange parameters or gradients for each microbatch."""
+        question = self._question
+        if question.exhaustive or question.objective == "memory":
+            return {}
+        wanted = {n: refined_probe(self._jobs[n], question.sizes) for n in numbers}
+        asked = {
+            n: Asked(options, question.machine, False, question.overlap)
+            for n, options in wanted.items()
+            if options is not None
+        }
+        probes = self._probed(list(asked.values()))
+        jobs = [self._jobs[n] for n in asked]
+        if not jobs:
+            return {}
+        seconds, _ = bounds_of(jobs, question.layers, probes, [self._states[n] for n in asked])
+        least = {n: self._value(float(s)) for n, s in zip(asked, seconds, strict=True)}
+        if self._answer.bounds is not None:
+            known = self._answer.bounds[0]
+            known[[*asked]] = np.maximum(known[[*asked]], seconds)
+        first, _ = bounds_of(
+            jobs, question.layers, [self._works[n] for n in asked], [self._states[n] for n in asked]
+        )
+        before = {n: self._value(float(s)) for n, s in zip(asked, first, strict=True)}
+        return {n: v for n, v in least.items() if v > before[n]}
+
+    # -- exact -------------------------------------------------------------------------------------
+
+    def _evaluate(self, numbers: Sequence[int]) -> Iterator[tuple[int, float | None, Evaluated]]:
+        question, answer = self._question, self._answer
+        order = sorted(numbers, key=lambda n: repr(_structure(self._jobs[n])))
+        about = question.machine, question.limit, question.overlap, question.measured
+        for i, found in self._run([Task(self._jobs[n], *about) for n in order]):
+            number = order[i]
+            answer.known[number] = found
+            if isinstance(found, str):
+                answer.cut[f"refused by the compiler: {found[:_LONG]}"] += 1
+                yield number, None, _NOTHING
+            elif found.seconds is None:
+                category = max(found.memory, key=lambda c: found.memory[c])
+                answer.cut[f"too much memory, most of it {category}"] += 1
+                yield number, None, found
+            else:
+                answer.timed += 1
+                least = found.peak if question.objective == "memory" else found.seconds
+                yield number, self._value(least), found
+
+    def _value(self, of: float) -> float:
+        """The objective, of seconds or bytes; less is better. With ranks and batch as they are,
+        tokens of a rank and cost follow the time."""
+        return of * self._question.ranks if self._question.objective == "cost" else of
+
+    def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
+        rate = tried / max(1e-9, time.monotonic() - self._began)
+        value = f"{best[0].value:.4g}" if best else "none yet"
+        rest = f"none of the others below {proven:.4g}"
+        self._tell(f"{tried:,} evaluated ({rate:.1f}/s), best {value}, {rest}")
+
+
+_NOTHING = Evaluated({}, {}, None)
+
+
+def _slower(objective: str) -> str:
+    return "larger" if objective == "memory" else "slower"
+
+
+def _key(options: JobOptions) -> str:
+    return repr({n: v for n, v in vars(options).items() if n not in ("explicit", "ranks")})
+
+
+def _structure(options: JobOptions) -> tuple[Any, ...]:
+    """What jobs have in common that are likely to share a compile."""
+    axes = ("tp", "cp", "ep", "dp", "dp_shard", "dp_replicate")
+    return (
+        *(options.pp, options.microbatches, options.schedule, options.chunks, options.zero),
+        *(options.recompute, *(getattr(options, a) > 1 for a in axes), options.sizes.get(LAYERS)),
+    )

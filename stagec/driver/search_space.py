@@ -1,0 +1,247 @@
+"""The space of a search: what flags let vary, the default for a kind of model, and the jobs that
+its points are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import click
+
+from stagec.driver.combine import complete, idle
+from stagec.driver.flags import FLAGS, type_of
+from stagec.driver.legal import BATCH, checked, count_of
+from stagec.driver.options import JobOptions
+from stagec.explore.space import Point, Space
+from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
+from stagec.ir_spec.ops.statement import Flag
+from stagec.machines import Machine
+from stagec.support.diagnostics import DiagnosticError, error
+
+#: A knob that is no flag: sequences of a microbatch on a rank. It gives `--microbatches`.
+MICROBATCH = "microbatch_size"
+MICROBATCH_FLAG = Flag(MICROBATCH, "Sequences of a microbatch on a rank.", "int", 0, least=1)
+RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
+KNOBS: Mapping[str, Flag] = {**FLAGS, MICROBATCH: MICROBATCH_FLAG}
+#: Kinds of flags whose values have commas: alternatives stand between bars.
+_WITH_COMMAS = ("names", "layers", "loads")
+_MOST_VALUES = 1000
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+class Values(click.ParamType[tuple[Any, ...]]):
+    """`1,2,4`, or `1..8`: doubled from 1 up to 8."""
+
+    name = "VALUES"
+
+    def __init__(self, flag: Flag) -> None:
+        self._flag = flag
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """The values, each as the flag takes it."""
+        text = str(value)
+        parts = text.split("|" if self._flag.kind in _WITH_COMMAS else ",")
+        found: list[Any] = []
+        for part in (p.strip() for p in parts):
+            if self._flag.kind == "int" and ".." in part:
+                found += self._doubled(part, param, ctx)
+            elif not part and self._flag.kind not in _WITH_COMMAS:
+                self.fail(f"'{text}' has an empty value; expected 1,2,4 or 1..8", param, ctx)
+            else:
+                found.append(type_of(self._flag).convert(part, param, ctx))
+        if len(found) > _MOST_VALUES:
+            self.fail(f"expects at most {_MOST_VALUES} values, found {len(found)}", param, ctx)
+        return tuple(dict.fromkeys(found))
+
+    def _doubled(
+        self, part: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Iterator[int]:
+        low, _, high = (p.strip() for p in part.partition(".."))
+        kind = type_of(self._flag)
+        first, last = (kind.convert(p, param, ctx) for p in (low, high))
+        if not 1 <= first <= last:
+            self.fail(f"'{part}' has no values; expected 1..8, from 1 on upwards", param, ctx)
+        while first <= last:
+            yield first
+            first *= 2
+
+
+def knob_option(flag: Flag) -> Callable[[Any], Any]:
+    """The option of a search that says which values a flag may have."""
+    more: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if flag.kind == "switch" else {}
+    metavar = "VALUES" if flag.kind != "switch" else "on,off"
+    return click.option(flag.option, flag.name, type=Values(flag), metavar=metavar, **more)
+
+
+def values_text(name: str, values: Sequence[Any]) -> str:
+    """`1,2,4`: values as the option takes them."""
+    between = "|" if KNOBS[name].kind in _WITH_COMMAS else ","
+    return between.join(_text(v) for v in values)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(map(str, cast("tuple[object, ...]", value)))
+    return str(value)
+
+
+# -- the default -----------------------------------------------------------------------------------
+
+#: Sequences from this length on make context parallelism worth a try.
+_LONG = 32_768
+
+
+def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Space:
+    """What practitioners vary for a kind of model: dense, with experts, or of long context."""
+    node = machine.network[0].ranks or ranks
+    knobs: dict[str, tuple[Any, ...]] = {
+        "pp": _doubled(1, min(64 if ranks >= 4096 else 16, ranks, sizes.get("L", 1))),
+        "tp": _doubled(1, min(8, node, ranks)),
+        "cp": _doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
+        "sp": (True,),
+        "zero": (0, 1, 2, 3),
+        "schedule": ("1f1b", "interleaved"),
+        "chunks": (0, 4, 8),
+        MICROBATCH: (1, 2, 4, 8),
+        "recompute": ("none", "selective", "full"),
+    }
+    if experts := sizes.get(EXPERTS):
+        knobs["ep"] = _doubled(1, min(experts, 64, ranks))
+        knobs["etp"] = (0, 1)
+    return Space(knobs)
+
+
+def _doubled(first: int, last: int) -> tuple[int, ...]:
+    found: list[int] = []
+    while first <= last:
+        found.append(first)
+        first *= 2
+    return tuple(found) or (1,)
+
+
+# -- points ----------------------------------------------------------------------------------------
+
+#: The names of the knobs that give the mesh.
+_MESH = frozenset((*AXES, "etp"))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A point that is a job: what it sets, and its options."""
+
+    point: Point
+    options: JobOptions
+
+
+@dataclass(slots=True)
+class Listed:
+    """The jobs of a space. `refused` says how many points each rule left out, by its message
+    without numbers; `same` are points that are the same job as another one."""
+
+    points: int
+    jobs: list[Candidate]
+    refused: dict[str, int]
+    same: int = 0
+
+
+def listed(space: Space, base: JobOptions, sizes: Mapping[str, int]) -> Listed:
+    """All legal jobs of a space. `base` has the model, its sizes and the ranks; `sizes` are those
+    of all symbols. What a rule of combination refuses is left out, and flags without effect are
+    taken back, so that no job stands twice."""
+    found = Listed(space.count, [], {})
+    outer, inner = space.part(_MESH), space.part(frozenset(space.knobs) - _MESH)
+    inside = list(inner)
+    seen: set[JobKey] = set()
+    for axes in outer:
+        if not _sized(base, axes):
+            _refuse(found, "the ranks do not divide over the axes", len(inside))
+            continue
+        try:
+            meshed = complete(base.changed(**axes))
+        except DiagnosticError as problem:
+            _refuse(found, problem.diagnostics[0].message, len(inside))
+            continue
+        for rest in inside:
+            _take(found, meshed, {**axes, **rest}, sizes, seen)
+    return found
+
+
+JobKey: TypeAlias = tuple[Any, ...]
+
+
+def _sized(base: JobOptions, axes: Point) -> bool:
+    """Whether axes of given sizes make up the ranks, where no axis is left open."""
+    ranks = 1
+    for axis in (a for a in AXES if a != "ep"):
+        ranks *= int(axes.get(axis, getattr(base, axis)))
+    return base.ranks is None or base.ranks % ranks == 0
+
+
+def _take(
+    found: Listed, meshed: JobOptions, point: Point, sizes: Mapping[str, int], seen: set[JobKey]
+) -> None:
+    given = {n: v for n, v in point.items() if n not in _MESH or n == "etp"}
+    size = given.pop(MICROBATCH, 0)
+    if size:
+        count, rest = divmod(sizes.get(BATCH, 0), data_ranks(meshed) * size)
+        if rest or not count:
+            _refuse(found, "the batch does not divide over microbatches of this size")
+            return
+        given["microbatches"] = count
+    options = meshed.changed(**given)
+    try:
+        for _ in range(3):  # what has no effect may leave something else without effect
+            needless = {flag.name: flag.default for flag, _ in idle(checked(options, sizes))}
+            if not needless:
+                break
+            options = options.changed(**needless)
+    except DiagnosticError as problem:
+        _refuse(found, problem.diagnostics[0].message)
+        return
+    key = tuple(_hashable(getattr(options, n)) for n in FLAGS)
+    if key in seen:
+        found.same += 1
+        return
+    seen.add(key)
+    found.jobs.append(Candidate(point, options))
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, str | int) else str(value)
+
+
+def data_ranks(options: JobOptions) -> int:
+    """The ranks over which the batch is split."""
+    ranks = 1
+    for axis in DATA_AXES:
+        ranks *= int(getattr(options, axis))
+    return ranks
+
+
+def microbatch_of(options: JobOptions, sizes: Mapping[str, int]) -> int:
+    """Sequences of a microbatch on a rank."""
+    return sizes[BATCH] // (data_ranks(options) * count_of(options))
+
+
+def _refuse(found: Listed, message: str, times: int = 1) -> None:
+    rule = "".join("#" if c.isdigit() else c for c in message)
+    while "##" in rule:
+        rule = rule.replace("##", "#")
+    found.refused[rule] = found.refused.get(rule, 0) + times
+
+
+def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+    """A job of flags whose batch is written down. Raises `DiagnosticError` without a batch."""
+    if BATCH not in sizes:
+        raise error(
+            "a search needs the global batch: which strategy is best depends on it",
+            remedy="add --set B=1024, for example",
+        )
+    return options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})

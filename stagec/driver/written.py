@@ -1,0 +1,85 @@
+"""Writing a job in the formats of `--format`: each into its folder, and what users are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.driver.common import report
+from stagec.driver.emission import emit
+from stagec.driver.streams import tell
+from stagec.support.diagnostics import Diagnostic, error
+
+if TYPE_CHECKING:
+    from stagec.formats.base import Format
+    from stagec.ir.opdef import Registry
+    from stagec.job.archive import Archive
+    from stagec.job.emit import Job
+    from stagec.job.writer import Written
+
+
+def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> list[Format]:
+    """The formats that `--format` names. Raises `DiagnosticError` for one that there is not, or
+    that does not go with an archive or a cluster."""
+    from stagec.formats.base import not_patched
+    from stagec.formats.registry import asked_formats, formats_of
+
+    found = asked_formats(text, formats_of(registry))
+    elsewhere = given.get("archive") is not None or given["scheduler"] is not None
+    for each in found:
+        if elsewhere and not each.patched:
+            raise not_patched(each)
+    if given.get("archive") is not None and len(found) > 1:
+        raise error(
+            "an archive holds one format", remedy="name one format, or write folders: -o DIR"
+        )
+    return found
+
+
+def folder_of(format_: Format, formats: Sequence[Format], output: Path) -> Path:
+    """Where a format goes: into the folder, or of several each into one of its own."""
+    return output if len(formats) == 1 else output / format_.name
+
+
+def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, Any]) -> None:
+    """Refuse folders that would lose something. Raises `DiagnosticError`."""
+    from stagec.job.folder import MANIFEST, check_target
+
+    if len(formats) > 1 and (output / MANIFEST).exists():
+        raise error(
+            f"'{output}' holds a job already, and several formats have a folder each in it",
+            remedy="choose another -o",
+        )
+    for each in formats:
+        where = folder_of(each, formats, output)
+        check_target(where, force=given["force"], resume=given["resume"])
+
+
+def write_formats(
+    source: Callable[[Format], Job | Archive],
+    formats: Sequence[Format],
+    output: Path,
+    about: Mapping[str, object],
+    given: Mapping[str, Any],
+) -> list[Written]:
+    """Write a job in each format; warnings go to stderr, and what a format does not carry as a
+    remark. Raises `DiagnosticError`."""
+    check_targets(formats, output, given)
+    found: list[Written] = []
+    for each in formats:
+        written = emit(source(each), folder_of(each, formats, output), about, given)
+        found.append(written)
+        for warning in written.warnings:
+            tell(f"warning: {warning}")
+        for loss in () if given["quiet"] else written.dropped:
+            report(Diagnostic(f"{each.name}: {loss}", severity="remark"))
+    return found
+
+
+def tell_written(written: Sequence[Written], output: Path, times: str) -> None:
+    """What was written where, on stderr."""
+    from stagec.driver.tables import bytes_text
+
+    files, size = sum(len(w.files) for w in written), sum(w.bytes for w in written)
+    tell(f"wrote {files} files, {bytes_text(size)}, to {output} {times}")

@@ -1,0 +1,169 @@
+"""The best points of many, by lower bounds and exact values: branch and bound.
+
+    bounds   1.0  1.2  1.5  2.0  3.0
+    exact    1.4  1.3   -    -    -       best: 1.3; no other can be better than 1.5
+
+A bound may be refined, once, before its point is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """A point by its number, its value (less is better), and what is known of it."""
+
+    number: int
+    value: float
+    what: T
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """The better first; of equal ones the one that stands first in the space."""
+        return self.value, self.number
+
+
+class Search(Generic[T]):
+    """The best `wanted` points by bounds, and what is proven about the others.
+
+    No point that was not tried is better than `proven`; `left` may still be among the best.
+    """
+
+    def __init__(self, bounds: Mapping[int, float], wanted: int) -> None:
+        self.best: list[Found[T]] = []
+        self.tried = self.refused = 0
+        self._wanted = wanted
+        self._refined: set[int] = set()
+        self._open = [(bound, number) for number, bound in bounds.items()]
+        heapify(self._open)
+
+    @property
+    def worst(self) -> float:
+        """The value that a point has to reach to be among the best."""
+        return self.best[-1].value if len(self.best) == self._wanted else float("inf")
+
+    @property
+    def proven(self) -> float:
+        """No point that was not tried is better than this."""
+        return self._open[0][0] if self._open else float("inf")
+
+    @property
+    def left(self) -> int:
+        """How many points may still be among the best."""
+        return sum(bound <= self.worst for bound, _ in self._open)
+
+    def next(self, most: int) -> list[int]:
+        """The most promising points that may still be among the best."""
+        found: list[int] = []
+        while self._open and len(found) < most and self._open[0][0] <= self.worst:
+            found.append(heappop(self._open)[1])
+        return found
+
+    def put_back(self, bounds: Iterable[tuple[int, float]]) -> None:
+        """Points that were not tried after all, with better bounds."""
+        for number, bound in bounds:
+            heappush(self._open, (bound, number))
+
+    def learn(self, number: int, value: float | None, what: T) -> None:
+        """Take in what a point is; None: it is none, or does not fit."""
+        self.tried += 1
+        if value is None:
+            self.refused += 1
+            return
+        found = [*self.best, Found(number, value, what)]
+        self.best = sorted(found, key=lambda f: f.order)[: self._wanted]
+
+    def run(
+        self,
+        refine: Callable[[Sequence[int]], Mapping[int, float]],
+        evaluate: Callable[[Sequence[int]], Iterable[tuple[int, float | None, T]]],
+        at_a_time: int,
+    ) -> Iterator[int]:
+        """Refine and evaluate until nothing that is left can be among the best; yields how many
+        points have been tried. `refine` gives better bounds of points that have some."""
+        while batch := self.next(at_a_time):
+            new = [number for number in batch if number not in self._refined]
+            self._refined.update(new)
+            better: Mapping[int, float] = refine(new) if new else {}
+            self.put_back(better.items())
+            for number, value, what in evaluate([n for n in batch if n not in better]):
+                self.learn(number, value, what)
+                yield self.tried
+
+
+def beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether one is as good in all respects and better in one.
+
+    | one    | other  | beats |
+    |--------|--------|-------|
+    | (1, 5) | (2, 5) | yes   |
+    | (1, 5) | (1, 5) | no    |
+    | (1, 5) | (2, 4) | no    |
+    """
+    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+
+
+class Front(Generic[T]):
+    """All points that no other beats, by bounds in several respects: a point is not tried if one
+    that was tried beats its bounds."""
+
+    def __init__(self, bounds: Mapping[int, tuple[float, ...]]) -> None:
+        self._bounds = bounds
+        self._open = sorted(bounds, key=lambda n: (bounds[n], n))
+        self._values: dict[int, tuple[float, ...]] = {}
+        self._what: dict[int, T] = {}
+        self.tried = 0
+
+    @property
+    def best(self) -> list[Found[T]]:
+        """The front, by the first respect."""
+        values = self._values
+        kept = [n for n, v in values.items() if not any(beats(w, v) for w in values.values())]
+        kept.sort(key=lambda n: (values[n], n))
+        return [Found(n, values[n][0], self._what[n]) for n in kept]
+
+    @property
+    def proven(self) -> float:
+        """No point that was not tried is better than this in the first respect."""
+        return self._bounds[self._open[0]][0] if self._open else float("inf")
+
+    @property
+    def left(self) -> int:
+        """How many points may still be on the front."""
+        return sum(not self._is_beaten(n) for n in self._open)
+
+    def _is_beaten(self, number: int) -> bool:
+        return any(beats(v, self._bounds[number]) for v in self._values.values())
+
+    def run(
+        self,
+        evaluate: Callable[[Sequence[int]], Iterable[tuple[int, tuple[float, ...] | None, T]]],
+        at_a_time: int,
+    ) -> Iterator[int]:
+        """Evaluate until no point is left that may be on the front; yields how many have been."""
+        while True:
+            batch: list[int] = []
+            while self._open and len(batch) < at_a_time:
+                number = self._open.pop(0)
+                if not self._is_beaten(number):
+                    batch.append(number)
+            if not batch:
+                return
+            for number, values, what in evaluate(batch):
+                self.tried += 1
+                if values is not None:
+                    self._values[number], self._what[number] = values, what
+                yield self.tried
+
+
+def exhaustive(values: Mapping[int, float | None], wanted: int) -> list[Found[Any]]:
+    """The best points of all, none of them left out: what a search has to find."""
+    found: list[Found[Any]] = [Found(n, v, None) for n, v in values.items() if v is not None]
+    return sorted(found, key=lambda f: f.order)[:wanted]

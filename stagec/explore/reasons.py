@@ -1,0 +1,70 @@
+"""Why one strategy loses to another: the difference of two steps, by what time was spent on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+Seconds = Mapping[str, float]
+_EXPOSED = "exposed "
+_COMPUTE = ("matrix products", "attention", "element-wise", "launch gaps", "interference")
+#: Differences below this part of the step are not told.
+_LEAST = 0.002
+_MOST = 3
+
+
+def grouped(breakdown: Seconds, levels: Mapping[str, str]) -> dict[str, float]:
+    """A breakdown with computations as one part, and communication by axis; `levels` names the
+    level of the network that an axis crosses."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for part, seconds in breakdown.items():
+        if part in _COMPUTE:
+            found["computation"] += seconds
+        elif part.startswith(_EXPOSED):
+            axes, _, kind = part.removeprefix(_EXPOSED).partition(" ")
+            level = next((levels[a] for a in axes.split(",") if a in levels), "")
+            found[f"exposed {axes} {kind}{f' over {level}' if level else ''}"] += seconds
+        else:
+            found[part] += seconds
+    return dict(found)
+
+
+def limits(breakdown: Seconds, levels: Mapping[str, str]) -> str:
+    """`computation 71%, bubble 14%`: where most of a step goes."""
+    parts = grouped(breakdown, levels)
+    total = sum(parts.values()) or 1.0
+    most = sorted(parts.items(), key=lambda p: (-p[1], p[0]))[:_MOST]
+    return ", ".join(f"{name} {time / total:.0%}" for name, time in most if time / total >= 0.01)
+
+
+def reason(
+    mine: Seconds,
+    best: Seconds,
+    levels: Mapping[str, str],
+    best_levels: Mapping[str, str],
+    what: str = "",
+) -> str:
+    """`+1.20 s (+11.0%): exposed tp all_gather over infiniband +8.1%, bubble +3.0%`: what a step
+    spends more than the best one, largest differences first; percents are of the best step."""
+    total = sum(best.values()) or 1.0
+    more = sum(mine.values()) - total
+    one, other = grouped(mine, levels), grouped(best, best_levels)
+    changes = {n: one.get(n, 0.0) - other.get(n, 0.0) for n in {**one, **other}}
+    order = sorted(changes.items(), key=lambda c: (-abs(c[1]), c[0]))
+    told = [f"{n} {d / total:+.1%}" for n, d in order[:_MOST] if abs(d) / total >= _LEAST]
+    ahead = f"{more:+.3g} s ({more / total:+.1%})"
+    because = ", ".join(told) or "no part differs by as much as 0.2%"
+    return f"{ahead}: {because}" + (f"; {what}" if what else "")
+
+
+def crossed(mesh: Mapping[str, int], levels: Mapping[str, int | None]) -> dict[str, str]:
+    """The level of the network that each axis of a mesh crosses; axes are slowest first, `levels`
+    have the ranks that each joins, the innermost first."""
+    found: dict[str, str] = {}
+    reach = 1
+    for axis in reversed(list(mesh)):
+        reach *= mesh[axis]
+        if mesh[axis] > 1:
+            names = (name for name, ranks in levels.items() if ranks is None or ranks >= reach)
+            found[axis] = next(names, "")
+    return found

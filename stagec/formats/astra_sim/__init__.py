@@ -1,0 +1,1 @@
+"""ASTRA-sim: Chakra traces, and the files that tell the simulator of the machine."""

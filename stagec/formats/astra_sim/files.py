@@ -1,0 +1,93 @@
+"""What ASTRA-sim is told beside the traces: its system, its memory, what is logged, and a script
+that runs it. Keys and units: docs/consumers.md; astra-sim/system/Sys.cc."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from stagec.formats.astra_sim.topology import Dimension
+
+#: The file that says of a folder what 'stagec simulate' has to know.
+ABOUT = "stagec.json"
+SYSTEM, NETWORK, MEMORY = "system.json", "network.yml", "memory.json"
+_RINGS = ("all-reduce", "all-gather", "reduce-scatter")
+
+
+def system(
+    dims: list[Dimension], peak_flops: float, memory_bytes: float, *, roofline: bool, tensors: bool
+) -> dict[str, Any]:
+    """`system.json`: one implementation a dimension, one chunk of each collective."""
+    found: dict[str, Any] = {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": 10,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 1,
+        **{f"{kind}-implementation": ["ring"] * len(dims) for kind in _RINGS},
+        "all-to-all-implementation": ["direct1"] * len(dims),
+        "collective-optimization": "baseline",
+        "local-mem-bw": memory_bytes / 1e9,
+        "peak-perf": peak_flops / 1e12,
+        "roofline-enabled": int(roofline),
+        "trace-enabled": 0,
+    }
+    if tensors:
+        found |= {"track-local-mem": 1, "local-mem-trace-filename": "local_mem_trace"}
+    return found
+
+
+def memory() -> dict[str, Any]:
+    """`memory.json`: no memory beside that of devices."""
+    return {"memory-type": "NO_MEMORY_EXPANSION"}
+
+
+def logical_topology(dims: list[Dimension]) -> dict[str, Any]:
+    """`logical_topology.json`, which the ns-3 backend reads: sizes as texts."""
+    return {"logical-dims": [str(d.ranks) for d in dims]}
+
+
+def script(name: str, ranks: int) -> str:
+    """`run.sh`: run the simulator, and count the ranks that end, since it exits with 0 when some
+    wait for ever."""
+    return _SCRIPT.replace("@NAME@", name).replace("@RANKS@", str(ranks))
+
+
+def text(found: Mapping[str, Any]) -> bytes:
+    """JSON for people."""
+    return (json.dumps(found, indent=1) + "\n").encode()
+
+
+_SCRIPT = """\
+#!/bin/sh
+# Runs ASTRA-sim on this job: sh run.sh BINARY [FURTHER OPTIONS]
+# BINARY is AstraSim_Analytical_Congestion_Unaware. Exits with 1 if a rank does not end.
+set -u
+binary=${1:-${ASTRA_SIM:-}}
+if [ -z "$binary" ]; then
+  echo "usage: sh run.sh BINARY, or ASTRA_SIM=BINARY sh run.sh" >&2
+  exit 2
+fi
+[ $# -gt 0 ] && shift
+here=$(cd "$(dirname "$0")" && pwd)
+ranks=@RANKS@
+# one open file a rank, and some more
+ulimit -n $((ranks + 256)) 2>/dev/null || [ "$(ulimit -n)" = unlimited ] \\
+  || [ "$(ulimit -n)" -ge $((ranks + 256)) ] \\
+  || echo "warning: $ranks ranks need $((ranks + 256)) open files: raise ulimit -n" >&2
+"$binary" \\
+  --workload-configuration="$here/@NAME@" \\
+  --comm-group-configuration="$here/@NAME@.json" \\
+  --system-configuration="$here/system.json" \\
+  --network-configuration="$here/network.yml" \\
+  --remote-memory-configuration="$here/memory.json" \\
+  "$@" >"${LOG:=astra-sim.log}" 2>&1
+status=$?
+ended=$(grep -c 'sys\\[[0-9]*\\] finished' "$LOG")
+last=$(sed -n 's/.*finished, \\([0-9]*\\) cycles.*/\\1/p' "$LOG" | sort -n | tail -n 1)
+echo "$ended of $ranks ranks ended, the last after ${last:-0} ns (log: $LOG)"
+if [ "$ended" -ne "$ranks" ]; then
+  echo "error: $((ranks - ended)) ranks did not end; ASTRA-sim's exit code was $status" >&2
+  exit 1
+fi
+"""

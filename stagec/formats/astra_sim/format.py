@@ -1,0 +1,155 @@
+"""The format of ASTRA-sim: a folder that one command simulates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+from stagec.formats.astra_sim import files
+from stagec.formats.astra_sim.topology import dimensions, network_text
+from stagec.formats.base import Durations, Layout, Need, TraceJob
+from stagec.formats.chakra.encode import Encoder
+from stagec.formats.chakra.format import ChakraFormat
+from stagec.formats.chakra.limits import LARGEST_GROUP_ID
+from stagec.program.nodes import Program
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+#: What ASTRA-sim has algorithms for: workload/Workload.cc.
+_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+@dataclass(frozen=True)
+class AstraSimFormat(ChakraFormat):
+    """Chakra traces, and what ASTRA-sim is told of the machine: system.json, network.yml,
+    memory.json, logical_topology.json, and run.sh, which runs it.
+
+    A computation takes the roofline of the machine, or with `durations` what `--machine` says, in
+    whole microseconds.
+    """
+
+    durations: bool = False
+    name: ClassVar[str] = "astra-sim"
+    needs: ClassVar[frozenset[Need]] = frozenset({"machine"})
+    wants_flops: ClassVar[bool] = True
+
+    def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
+        _check_program(program)
+        return super().encoder(program, layout, durations if self.durations else None)
+
+    def check(self, job: TraceJob) -> None:
+        """Refuse what ASTRA-sim cannot take: one rank, and numbers of groups beyond its tags."""
+        if job.machine is not None:
+            dimensions(job.layout.mesh, job.machine)
+        largest = len(job.layout.groups.ids)
+        if largest > LARGEST_GROUP_ID:
+            raise error(
+                f"the job has {largest} communicator groups, and ASTRA-sim's 32-bit message tags "
+                f"hold {LARGEST_GROUP_ID}",
+                remedy="choose a smaller mesh, or write --format chakra for other consumers",
+            )
+        if self.durations and job.durations is None:
+            raise error(
+                "the job has no durations of computations",
+                remedy="compile it with --machine, or drop {durations} for a roofline",
+            )
+
+    def drops(self, program: Program, layout: Layout) -> Sequence[str]:
+        found = [*super().drops(program, layout)]
+        found += ["a stream for each communicator: a rank has one collective or send at a time"]
+        if not self.durations:
+            types = sorted({k.dtype for n in program.prototypes for k in n.kernels if k.dtype})
+            if len(types) > 1:
+                found.append(f"one peak for products of all types ({', '.join(types)})")
+        small = _smallest(program)
+        if small is not None and small < layout.groups.ranks:
+            found.append(
+                f"collectives of fewer bytes than there are ranks, {layout.groups.ranks}, get as "
+                f"many (the smallest has {small})"
+            )
+        inner = [axis for axis, size in layout.mesh.items() if size > 1]
+        joined = [g for g in program.groups if len(g.axes) > 1 and set(g.axes) < set(inner)]
+        if joined:
+            names = ", ".join("+".join(g.axes) for g in joined)
+            found.append(
+                f"a group over several axes ({names}) is one ring, and a step of it along several "
+                "axes takes the link of the innermost"
+            )
+        return found
+
+    def companions(self, job: TraceJob) -> Mapping[str, bytes]:
+        machine = job.machine
+        if machine is None:
+            return {}
+        mesh = job.layout.mesh
+        dims, ranks = dimensions(mesh, machine), prod(mesh.values())
+        peak = _peak(job, machine)
+        about = {
+            "name": job.name,
+            "ranks": ranks,
+            "machine": machine.name,
+            "peak_flops": peak,
+            "model_flops": job.model.flops if job.model is not None else None,
+            "mesh": dict(mesh),
+            "groups": {
+                "+".join(axes.words): [first, first + len(job.layout.groups.members[axes]) - 1]
+                for axes, first in job.layout.groups.first.items()
+            },
+        }
+        bandwidth = machine.memory.bandwidth.value
+        system = files.system(
+            dims, peak, bandwidth, roofline=not self.durations, tensors=self.tensor_names
+        )
+        return {
+            files.SYSTEM: files.text(system),
+            files.NETWORK: network_text(dims).encode(),
+            files.MEMORY: files.text(files.memory()),
+            "logical_topology.json": files.text(files.logical_topology(dims)),
+            "run.sh": files.script(job.name, ranks).encode(),
+            files.ABOUT: files.text(about),
+        }
+
+
+def _peak(job: TraceJob, machine: Machine) -> float:
+    """FLOP/s of the type that most FLOPs of products of the first class have; bf16 if that is not
+    known, or else the highest."""
+    counts: Counter[str] = Counter()
+    program = job.program(0)
+    for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
+        for kernel in node.kernels:
+            if kernel.dtype:
+                counts[kernel.dtype] += kernel.flops * count
+    tables = (*machine.compute.vector.items(), *machine.compute.matrix.items())
+    rates: dict[str, float] = {name: rate.value for name, rate in tables}
+    wanted = [*(name for name, _ in counts.most_common()), "bf16"]
+    return next((rates[name] for name in wanted if name in rates), max(rates.values()))
+
+
+def _smallest(program: Program) -> int | None:
+    """Bytes of the smallest collective that is cut into parts: Sys::determine_chunk_size."""
+    found = (n.size for n in program.prototypes if n.is_collective and n.kind != "all_gather")
+    return min(found, default=None)
+
+
+def _check_program(program: Program) -> None:
+    """Refuse nodes that stop ASTRA-sim. Raises `DiagnosticError`."""
+    for node in program.prototypes:
+        if node.is_copy:
+            raise error(
+                f"'{node.name}' moves memory between device and host, and ASTRA-sim's statistics "
+                "fail on that",
+                remedy="leave out --memory-nodes, or write --format chakra for other consumers",
+            )
+        if node.is_collective and node.kind not in _KINDS:
+            raise error(
+                f"ASTRA-sim has no algorithm for '{node.kind}' ('{node.name}')",
+                remedy="write --format chakra for other consumers",
+            )
+
+
+ASTRA_SIM = AstraSimFormat()

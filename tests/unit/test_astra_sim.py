@@ -1,0 +1,386 @@
+"""Folders for ASTRA-sim: the machine as its network, the script, `stagec simulate`, and tensors.
+
+A stand-in reads what the simulator reads (tests/astra_stub.py). With ASTRA_SIM=BINARY in the
+environment the real one is tried too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagec.formats.astra_sim.log import breakdown, rank_ends, spans_of
+from stagec.formats.astra_sim.topology import GIB, dimensions
+from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
+from stagec.machines import load_machine
+from tests.support import EXHAUSTIVE, TINY, examples, stagec
+
+ROOT = Path(__file__).parents[2]
+MACHINE = ("--machine", "h100-sxm")
+FORMAT = ("--format", "astra-sim", *MACHINE, "--quiet")
+
+
+def sizes(model: str, **more: int) -> str:
+    """The value of --set for a tiny model."""
+    return ",".join(f"{k}={v}" for k, v in {**TINY[model], **more}.items())
+
+
+def tiny(model: str, *words: str, **more: int) -> tuple[str, ...]:
+    """The words of a tiny job."""
+    return "compile", model, "--set", sizes(model, **more), *words
+
+
+def stub(tmp_path: Path) -> Path:
+    """The stand-in as a program."""
+    path = tmp_path / "astra"
+    path.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m tests.astra_stub "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def written(tmp_path: Path, *words: str, name: str = "job") -> Path:
+    """A job for ASTRA-sim."""
+    done = stagec(*words, *FORMAT, "-o", tmp_path / name)
+    assert done.code == 0, done.err
+    return tmp_path / name
+
+
+# -- the machine -----------------------------------------------------------------------------------
+
+
+@examples(60)
+@given(mesh=st.lists(st.integers(1, 6), min_size=1, max_size=4))
+def test_every_axis_of_two_ranks_or_more_is_a_dimension(mesh: list[int]) -> None:
+    axes = {f"a{i}": n for i, n in enumerate(mesh)}
+    machine = load_machine("h100-sxm")
+    if prod(mesh) == 1:
+        return
+    dims = dimensions(axes, machine)
+    assert [(d.axis, d.ranks) for d in dims] == [(a, n) for a, n in [*axes.items()][::-1] if n > 1]
+    inside = 1
+    for dim in dims:
+        inside *= dim.ranks
+        assert dim.level == ("nvlink" if inside <= 8 else "infiniband")
+    assert inside == prod(mesh)
+
+
+def test_figures_are_of_a_link(tmp_path: Path) -> None:
+    """All of a switch's bandwidth, half of a ring's, a part of a mesh's; two hops by a switch."""
+    text = (ROOT / "docs" / "examples" / "astra-sim.toml").read_text()
+    for kind, ranks, links, hops, name in (
+        ("switch", 4, 1, 2, "Switch"),
+        ("fat-tree", 4, 1, 2, "Switch"),
+        ("ring", 4, 2, 1, "Ring"),
+        ("ring", 2, 1, 2, "Switch"),
+        ("mesh", 5, 4, 1, "FullyConnected"),
+    ):
+        path = tmp_path / "machine.toml"
+        path.write_text(text.replace('kind = "switch"', f'kind = "{kind}"'))
+        (dim,) = dimensions({"dp": ranks}, load_machine(str(path)))
+        assert (dim.kind, dim.bandwidth, dim.latency) == (name, 50 / links, 1000 / hops)
+    assert GIB == 1 << 30
+
+
+def test_files_fit_each_other(tmp_path: Path) -> None:
+    folder = written(tmp_path, *tiny("llama3-8b", "--tp", "2", "--pp", "2", "--dp", "2"))
+    assert (folder / "network.yml").read_text().splitlines()[1] == "npus_count: [ 2, 2, 2 ]"
+    system = json.loads((folder / "system.json").read_text())
+    lists = [value for key, value in system.items() if key.endswith("-implementation")]
+    assert len(lists) == 4
+    assert all(len(value) == 3 for value in lists)
+    assert system["preferred-dataset-splits"] == system["active-chunks-per-dimension"] == 1
+    logical = json.loads((folder / "logical_topology.json").read_text())
+    assert logical == {"logical-dims": ["2", "2", "2"]}
+    assert stagec("check", folder).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "the job has one rank, and ASTRA-sim's network has two at least"),
+        (("--pp", "2", "--dp", "2", "--offload", "activations", "--memory-nodes"), "moves memory"),
+    ],
+)
+def test_what_stops_astra_sim_is_refused(
+    words: Sequence[str], problem: str, tmp_path: Path
+) -> None:
+    done = stagec(*tiny("llama3-8b", *words), *FORMAT, "-o", tmp_path / "job")
+    assert done.code == 1
+    assert problem in done.err
+    assert not (tmp_path / "job").exists()
+
+
+def test_too_many_groups_are_refused(tmp_path: Path) -> None:
+    words = tiny("llama3-8b", "--tp", "2", "--dp", "2200", B=2200)
+    done = stagec(*words, *FORMAT, "--only-ranks", "0", "-o", tmp_path / "job")
+    assert done.code == 1
+    assert "2202 communicator groups, and ASTRA-sim's 32-bit message tags hold 2147" in done.err
+
+
+def test_a_machine_is_needed(tmp_path: Path) -> None:
+    words = tiny("llama3-8b", "--dp", "2")
+    done = stagec(*words, "--format", "astra-sim", "-o", tmp_path / "job")
+    assert "error: the format 'astra-sim' needs a machine" in done.err
+
+
+def test_an_archive_becomes_the_same_folder(tmp_path: Path) -> None:
+    words = tiny("llama3-8b", "--tp", "2", "--pp", "2", "--microbatches", "2")
+    folder = written(tmp_path, *words)
+    assert stagec(*words, "--archive", tmp_path / "file", "--quiet").code == 0
+    made = stagec("materialize", tmp_path / "file", *FORMAT, "-o", tmp_path / "again")
+    assert made.code == 0, made.err
+    names = sorted(p.name for p in folder.iterdir())
+    assert sorted(p.name for p in (tmp_path / "again").iterdir()) == names
+    for name in {*names} - {"manifest.json", "stagec.json"}:
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+# -- running it ------------------------------------------------------------------------------------
+
+
+def simulated(folder: Path, binary: Path, *more: str) -> dict[str, Any]:
+    """What `stagec simulate --json` prints."""
+    done = stagec("simulate", folder, "--astra-sim", binary, "--json", *more)
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def assert_as_analyzed(tmp_path: Path, words: Sequence[str]) -> None:
+    """Calls and bytes of each collective and axis are those of `stagec analyze`, and the parts of
+    the step add up."""
+    folder = written(tmp_path, *words)
+    found = simulated(folder, stub(tmp_path))
+    told = stagec("analyze", *words[1:], "--json")
+    about = json.loads(told.out)
+    rank = found["slowest_rank"]
+    each = next(c for c in about["classes"] if c["example_rank"] == rank)
+    expected: dict[tuple[str, str], Counter[str]] = {}
+    for row in each["collectives"]:
+        row_bytes = row["bytes"]
+        if row["op"] == "all_gather":
+            row_bytes //= row["group_size"]
+        key = row["op"], "+".join(row["over"])
+        expected.setdefault(key, Counter()).update(calls=row["count"], bytes=row_bytes)
+    for row in each["p2p"]:
+        expected.setdefault((row["dir"], ""), Counter()).update(
+            calls=row["count"], bytes=row["bytes"]
+        )
+    rows = found["communication"]
+    ours = {(r["collective"], r["over"]): (r["calls"], r["bytes"]) for r in rows}
+    assert ours == {key: (v["calls"], v["bytes"]) for key, v in expected.items()}
+    nanoseconds = sum(round(1e9 * r["exposed_seconds"]) for r in rows)
+    parts = round(1e9 * found["computation_seconds"]) + round(1e9 * found["idle_seconds"])
+    assert nanoseconds + parts == round(1e9 * found["step_seconds"])
+    assert round(1e9 * found["exposed_seconds"]) == round(1e9 * found["step_seconds"]) - round(
+        1e9 * found["computation_seconds"]
+    )
+    rate = found["step_seconds"] * found["ranks"] * 989e12
+    assert found["mfu"] == pytest.approx(about["model_flops"] / rate)
+
+
+STRATEGIES = (
+    ("--tp", "2"),
+    ("--dp", "4", "--zero", "3"),
+    ("--tp", "2", "--sp", "--dp", "2", "--zero", "1"),
+    ("--tp", "2", "--pp", "2", "--microbatches", "2", "--schedule", "1f1b"),
+    ("--pp", "2", "--microbatches", "4", "--schedule", "zb-h1", "--dp", "2"),
+    ("--pp", "2", "--microbatches", "4", "--schedule", "dualpipe"),
+    ("--pp", "2", "--microbatches", "4", "--schedule", "gpipe", "--tp", "2", "--sp"),
+    ("--dp", "2", "--recompute", "full"),
+)
+MODELS = ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "palm-540b")
+QUICK = {("llama3-8b", STRATEGIES[3]), ("mixtral-8x7b", STRATEGIES[2])}
+JOBS = [
+    pytest.param(m, s, marks=[] if (m, s) in QUICK else [EXHAUSTIVE])
+    for m, s in product(MODELS, STRATEGIES)
+]
+
+
+@pytest.mark.parametrize(("model", "words"), JOBS)
+def test_calls_and_bytes_are_those_of_analyze(
+    model: str, words: Sequence[str], tmp_path: Path
+) -> None:
+    assert_as_analyzed(tmp_path, tiny(model, *words))
+
+
+def test_ranks_that_do_not_end_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, binary = written(tmp_path, *tiny("llama3-8b", "--dp", "2")), stub(tmp_path)
+    monkeypatch.setenv("STUB", "stuck")
+    done = stagec("simulate", folder, "--astra-sim", binary)
+    assert done.code == 1
+    assert "error: 1 of 2 ranks do not end in ASTRA-sim, which exits with 0" in done.err
+    monkeypatch.setenv("STUB", "bad")
+    done = stagec("simulate", folder, "--astra-sim", binary)
+    assert "exits with 1: [critical] For rank 0 ET node 3" in done.err
+
+
+def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
+    folder, binary = written(tmp_path, *tiny("llama3-8b", "--dp", "2")), stub(tmp_path)
+    empty = stagec("simulate", tmp_path, "--astra-sim", binary)
+    assert "has no readable 'stagec.json'" in empty.err
+    no = stagec("simulate", folder, "--astra-sim", tmp_path / "none")
+    assert "is no program" in no.err
+    (folder / "llama3-8b.1.et").unlink()
+    gone = stagec("simulate", folder, "--astra-sim", binary)
+    assert "ASTRA-sim needs the traces of all 2 ranks" in gone.err
+    assert {empty.code, no.code, gone.code} == {1}
+
+
+def test_totals_need_no_log_of_nodes(tmp_path: Path) -> None:
+    folder, binary = written(tmp_path, *tiny("llama3-8b", "--dp", "2")), stub(tmp_path)
+    every, totals = simulated(folder, binary), simulated(folder, binary, "--totals")
+    assert totals == {key: every[key] for key in totals}
+    assert "communication" not in totals
+
+
+def test_the_script_counts_the_ranks_that_end(tmp_path: Path) -> None:
+    folder, binary = written(tmp_path, *tiny("llama3-8b", "--dp", "2")), stub(tmp_path)
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", str(folder / "run.sh"), str(binary)],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, **more},
+        )
+
+    fine, stuck = run(), run(STUB="stuck")
+    assert fine.returncode == 0, fine.stderr
+    assert fine.stdout.startswith("2 of 2 ranks ended, the last after ")
+    assert stuck.returncode == 1
+    assert "error: 1 ranks did not end; ASTRA-sim's exit code was 0" in stuck.stderr
+
+
+def node(number: int, kind: NodeKind, **attrs: int | str) -> TraceNode:
+    """A node of a trace."""
+    return TraceNode(number, "n", kind, attrs=attrs)
+
+
+def test_each_moment_belongs_to_one_thing() -> None:
+    """The example of the module: twelve nanoseconds."""
+    nodes = [
+        node(1, NodeKind.COMP),
+        node(2, NodeKind.COLL, comm_type=0, comm_size=8, pg_name="3"),
+        node(3, NodeKind.RECV, comm_size=4),
+        node(4, NodeKind.RECV, comm_size=4),
+        node(5, NodeKind.COMP),
+    ]
+    spans = {1: (0, 4), 2: (2, 6), 3: (0, 5), 4: (6, 7), 5: (8, 12)}
+    found = breakdown(nodes, spans, {3: "tp"}, 12)
+    assert found.computation == 8
+    assert [(r.kind, r.over, r.calls, r.busy, r.exposed) for r in found.exposed] == [
+        ("all_reduce", "tp", 1, 4, 2),
+        ("recv", "", 2, 6, 1),
+    ]
+    assert found.idle == 1
+
+
+def test_lines_of_other_ranks_are_left_out() -> None:
+    lines = [
+        "x issue,sys->id=1, tick=5, node->id=2, node->name=a,sys->id=12, node->type=4",
+        "x issue,sys->id=12, tick=7, node->id=2, node->name=b, node->type=4",
+        "x callback,sys->id=1, tick=9, node->id=2, node->name=a, node->type=4",
+    ]
+    assert spans_of(lines, 1) == {2: (5, 9)}
+    with pytest.raises(ValueError, match="ends before it starts"):
+        spans_of(lines[2:], 1)
+    assert rank_ends("sys[3] finished, 7 cycles, exposed communication 2 cycles.")[3].end == 7
+
+
+# -- names and tensors -----------------------------------------------------------------------------
+
+
+def test_names_say_the_type_of_the_record(tmp_path: Path) -> None:
+    words = tiny("llama3-8b", "--tp", "2", "--pp", "2", "--names", "chakra")
+    folder = written(tmp_path, *words)
+    kinds = {NodeKind.COMP: "COMP", NodeKind.COLL: "COMM_COLL"}
+    for each in read_trace(folder / "llama3-8b.0.et"):
+        kind = NodeKind(each.kind)
+        assert each.name.startswith(f"{kinds.get(kind, f'COMM_{kind.name}')}_NODE_")
+    names = {n.name for n in read_trace(folder / "llama3-8b.0.et")}
+    assert "COMP_NODE_forward/mb0/x" in names
+
+
+def tensors(each: TraceNode, name: str) -> list[tuple[str, int]]:
+    """The tensors of a node: names and bytes in turn."""
+    texts = each.attrs[name]
+    assert isinstance(texts, tuple)
+    words = [str(text) for text in texts]
+    return [(words[i], int(words[i + 1])) for i in range(0, len(words), 2)]
+
+
+def tracked_peak(nodes: Sequence[TraceNode]) -> int:
+    """ASTRA-sim's tracker of local memory, node after node: a tensor counts from the start of the
+    node that writes it to the end of the last one that reads it; one that is read before it is
+    written is there from the start."""
+    writer: dict[str, int] = {}
+    last: dict[str, int] = {}
+    size: dict[str, int] = {}
+    for each in nodes:
+        for name, number in tensors(each, "inputs"):
+            assert size.setdefault(name, number) == number
+            last[name] = each.id
+        for name, number in tensors(each, "outputs"):
+            assert name not in size, "each name is written once, and not read before"
+            size[name], writer[name] = number, each.id
+    held = sum(s for name, s in size.items() if name not in writer)
+    most = held
+    for each in nodes:
+        held += sum(size[n] for n, _ in tensors(each, "outputs"))
+        most = max(most, held)
+        held -= sum(size[n] for n, _ in tensors(each, "inputs") if last[n] == each.id)
+    return most
+
+
+@pytest.mark.parametrize(("model", "words"), JOBS)
+def test_the_peak_of_tensors_is_that_of_the_plan(
+    model: str, words: Sequence[str], tmp_path: Path
+) -> None:
+    given_words = tiny(model, *words, "--tensor-names")
+    folder = written(tmp_path, *given_words)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for each in manifest["classes"]:
+        nodes = [*read_trace(folder / f"{model}.{each['example_rank']}.et")]
+        assert tracked_peak(nodes) == each["memory"]["peak_bytes"]
+        before: dict[int, set[int]] = {}
+        writer = {n: e.id for e in nodes for n, _ in tensors(e, "outputs")}
+        for one in nodes:
+            direct = {*one.data_deps, *one.ctrl_deps}
+            before[one.id] = direct.union(*(before[d] for d in direct))
+            for name, _ in tensors(one, "inputs"):
+                assert name not in writer or writer[name] in before[one.id]
+
+
+# -- the real one ----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("ASTRA_SIM" not in os.environ, reason="ASTRA_SIM=BINARY runs the simulator")
+def test_the_simulator_agrees_with_stagec_time_and_with_the_plan(tmp_path: Path) -> None:
+    machine = str(ROOT / "docs" / "examples" / "astra-sim.toml")
+    job = "llama3-8b", "--set", "L=4,S=2048", "--dp", "2"
+    words = "compile", *job, "--format", "astra-sim", "--machine", machine, "--tensor-names"
+    assert stagec(*words, "-o", tmp_path / "job", "--quiet").code == 0
+    found = simulated(tmp_path / "job", Path(os.environ["ASTRA_SIM"]))
+    told = json.loads(stagec("time", *job, "--machine", machine, "--json", "--no-levers").out)
+    assert found["step_seconds"] == pytest.approx(told["step_seconds"], rel=1e-4)
+    manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
+    assert found["peak_bytes"] == manifest["classes"][0]["memory"]["peak_bytes"]

@@ -1,0 +1,360 @@
+"""`stagec search`: what it proposes is legal, compiles, fits, and is the best of all points."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagec.driver.machine import machine_of
+from stagec.driver.probes import bounds_of
+from stagec.driver.search_jobs import Evaluated, work
+from stagec.driver.search_question import questions
+from stagec.driver.search_run import Answer, Question, search
+from stagec.driver.search_space import KNOBS, default_space, listed
+from stagec.explore.bounds import Shape, Work, time_bound
+from stagec.explore.branch import Front, Search, beats, exhaustive
+from stagec.explore.reasons import crossed, limits, reason
+from stagec.explore.space import Space
+from stagec.schedule.costs import Costs
+from stagec.schedule.registry import SCHEDULES
+from stagec.schedule.report import run_schedule
+from tests.support import EXHAUSTIVE, examples, stagec
+from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
+
+SMALL = (
+    *("search", "llama3-8b", "--ranks", "8", "--machine", "h100-sxm", "--no-cache"),
+    *("--set", "B=16,S=1024,L=4", "--tp", "1,2", "--pp", "1,2", "--zero", "0,3", "--cp", "1"),
+    *("--recompute", "none", "--microbatch-size", "1,2", "--chunks", "0", "--jobs", "1"),
+)
+#: Small spaces: model, sizes, ranks, machine, and what varies beside the usual.
+SPACES: tuple[tuple[str, str, int, str, Mapping[str, tuple[Any, ...]]], ...] = (
+    ("llama3-8b", "B=16,S=2048,L=4", 8, "h100-sxm", {}),
+    ("llama3-8b", "B=32,S=2048,L=9", 16, "a100-80g", {"pp": (2, 4)}),
+    ("llama3-8b", "B=16,S=4096,L=6", 8, "b200", {"cp": (1, 2)}),
+    ("llama3-70b", "B=16,S=2048,L=4", 16, "h100-sxm", {"tp": (4, 8)}),
+    ("llama3-70b", "B=32,S=4096,L=8", 16, "h200-sxm", {"schedule": ("zb-h1", "gpipe")}),
+    ("gpt-1.7b", "B=32,S=1024,L=6", 8, "a100-80g", {"recompute": ("selective", "full")}),
+    ("gpt3-175b", "B=16,S=1024,L=4", 16, "a100-80g", {"tp": (8,), "sp": (True, False)}),
+    ("mixtral-8x7b", "B=16,S=1024,L=4", 8, "h100-sxm", {"ep": (1, 2, 4)}),
+    ("mixtral-8x7b", "B=16,S=1024,L=6", 16, "h100-sxm", {"ep": (4,), "tp": (2,), "etp": (0, 1)}),
+    ("qwen3-30b-a3b", "B=16,S=1024,L=4", 8, "h100-sxm", {"ep": (2, 8), "zero": (1, 2)}),
+    ("llama3-8b", "B=32,S=1024,L=8", 8, "h100-sxm", {"schedule": ("zbv", "dualpipe"), "pp": (2,)}),
+    ("llama3-8b", "B=16,S=1024,L=5", 8, "h100-sxm", {"offload": ("", "activations")}),
+    ("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", {"fusion": ("none", "elementwise")}),
+    ("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", {"fp8": ("none", "hybrid")}),
+    ("llama3-8b", "B=16,S=1024,L=4", 16, "a100-80g", {"reshard_after_forward": ("never", "last")}),
+    ("llama3-8b", "B=16,S=8192,L=4", 16, "h100-sxm", {"cp": (2, 4), "cp_mode": ("all-gather",)}),
+    ("llama2-7b", "B=16,S=1024,L=8", 8, "a100-80g", {"recompute_layers": (0, 2)}),
+    ("llama3-8b", "B=16,S=1024,L=7", 8, "h100-sxm", {"schedule": ("looped-bfs",), "pp": (2,)}),
+    ("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", {"dp_shard": (2, 4), "zero": (1, 3)}),
+    ("gpt-3.6b", "B=32,S=1024,L=4", 16, "a100-80g", {"scatter_gather": (False, True), "pp": (2,)}),
+    ("deepseek-v2", "B=16,S=1024,L=4", 8, "h100-sxm", {"ep": (8,), "zero": (1, 3)}),
+)
+USUAL: Mapping[str, tuple[Any, ...]] = {
+    "tp": (1, 2),
+    "pp": (1, 2),
+    "cp": (1,),
+    "sp": (True,),
+    "zero": (0, 3),
+    "schedule": ("1f1b", "interleaved"),
+    "chunks": (0,),
+    "microbatch_size": (1, 2),
+    "recompute": ("none", "full"),
+}
+
+
+def asked(model: str, sizes: str, ranks: int, machine: str, **more: Any) -> Question:
+    """A question of a space that is given."""
+    values = {n: int(v) for n, v in (part.split("=") for part in sizes.split(","))}
+    usual: dict[str, Any] = dict.fromkeys(
+        (*KNOBS, "space", "seed_from", "limit", "pareto", "exhaustive"), None
+    )
+    knobs = {**USUAL, **{n: v for n, v in more.items() if n in KNOBS}}
+    rest = {n: v for n, v in more.items() if n not in KNOBS}
+    about = {"model": model, "sizes": values, "ranks": (ranks,), "machine": (machine_of(machine),)}
+    fixed = {"objective": "time", "top": 3, "overlap": True}
+    return questions({**usual, **knobs, **about, **fixed, **rest})[0]
+
+
+def answer_of(question: Question) -> Answer:
+    """The answer, found in this process."""
+    return search(question, lambda units: ((i, work(u)) for i, u in enumerate(units)), 4, _quiet)
+
+
+def _quiet(text: str) -> None:
+    del text
+
+
+def _values(found: Sequence[tuple[float, int]], wanted: int) -> list[tuple[float, int]]:
+    """The first values; jobs that are the same are one."""
+    return list(dict.fromkeys(sorted(found)))[:wanted]
+
+
+CASES = [
+    pytest.param(s, id=f"{s[0]}-{i}", marks=EXHAUSTIVE if i else ()) for i, s in enumerate(SPACES)
+]
+
+
+@pytest.mark.parametrize("space", CASES)
+def test_the_best_are_those_of_all_points(space: tuple[Any, ...]) -> None:
+    """The top K by bounds are those of evaluating every point, and no bound is above its value."""
+    model, sizes, ranks, machine, more = space
+    question = asked(model, sizes, ranks, machine, **more)
+    found, every = answer_of(question), answer_of(replace(question, exhaustive=True))
+    fits = [
+        (v.seconds, v.peak)
+        for v in every.known.values()
+        if isinstance(v, Evaluated) and v.seconds is not None
+    ]
+    wanted = [(f.value, f.what.peak) for f in found.best]
+    distinct = list(dict.fromkeys(wanted))
+    assert distinct == _values(fits, len(distinct))
+    assert len(wanted) == 3 or len(distinct) == len(set(fits))
+    assert found.evaluated <= every.evaluated
+    assert found.bounds is not None
+    seconds, held = found.bounds
+    for number, value in every.known.items():
+        if isinstance(value, Evaluated):
+            assert held[number] <= value.peak
+            assert value.seconds is None or seconds[number] <= value.seconds
+
+
+@given(st.integers(0, 10**6))
+@examples(60)
+def test_branch_and_bound_finds_what_all_points_have(seed: int) -> None:
+    """For any values and any bounds that are not above them, ties among them."""
+    at = random.Random(seed)
+    count, wanted = at.randint(1, 40), at.randint(1, 6)
+    values = {i: at.choice([None, *range(10)]) for i in range(count)}
+    bounds = {i: (at.randint(0, 9) if v is None else v * at.random()) for i, v in values.items()}
+    better = {i: (v if v is not None else 9) - 0.5 for i, v in values.items() if at.random() < 0.5}
+    found: Search[None] = Search(bounds, wanted)
+    tried: list[int] = []
+
+    def evaluate(numbers: Sequence[int]) -> list[tuple[int, float | None, None]]:
+        tried.extend(numbers)
+        return [(n, values[n], None) for n in numbers]
+
+    def refine(numbers: Sequence[int]) -> dict[int, float]:
+        return {n: max(better[n], bounds[n]) for n in numbers if n in better}
+
+    list(found.run(refine, evaluate, at.randint(1, 4)))
+    assert [f.order for f in found.best] == [f.order for f in exhaustive(values, wanted)]
+    assert len(tried) == len(set(tried))
+
+
+@given(st.integers(0, 10**6))
+@examples(60)
+def test_a_front_is_what_no_point_beats(seed: int) -> None:
+    at = random.Random(seed)
+    values = {i: (at.randint(0, 8), at.randint(0, 8)) for i in range(at.randint(1, 30))}
+    bounds = {i: (a * at.random(), b * at.random()) for i, (a, b) in values.items()}
+    front: Front[None] = Front(bounds)
+    list(front.run(lambda ns: [(n, values[n], None) for n in ns], at.randint(1, 4)))
+    kept = {v for v in values.values() if not any(beats(w, v) for w in values.values())}
+    assert {values[f.number] for f in front.best} == kept
+
+
+@given(
+    st.sampled_from(["1f1b", "interleaved", "gpipe", "looped-bfs"]),
+    st.integers(2, 6),
+    st.integers(1, 5),
+    st.integers(1, 9),
+)
+@examples(60)
+def test_the_bound_of_a_pipeline_is_that_of_its_schedule(
+    name: str, stages: int, times: int, forward: int
+) -> None:
+    """Never above a replay of its actions; of equal stages it is the makespan."""
+    schedule = SCHEDULES[name]
+    count, chunks = stages * times, 2 if name in ("interleaved", "looped-bfs") else 1
+    costs = Costs(forward, 2 * forward, forward)
+    span = float(run_schedule(schedule, stages, count, chunks, costs).timeline.makespan)
+    layers = stages * chunks
+
+    def of(*numbers: float) -> list[Any]:
+        return [np.array([n], dtype=np.float64) for n in numbers]
+
+    fill = (stages - 1) * 1.0
+    busy = count * chunks + fill
+    shape = Shape(*of(layers, stages, chunks, count, busy, busy, chunks, 0))
+    each = 3 * forward / chunks
+    bound = time_bound(Work(*of(each, 0, 0, 0)), shape)[0]
+    assert bound <= span
+    if name in ("1f1b", "interleaved"):
+        assert bound == pytest.approx(span, rel=1e-3)
+
+
+def test_the_default_space_depends_on_the_model() -> None:
+    machine = machine_of("h100-sxm")
+    dense = default_space({"L": 32, "S": 8192}, 64, machine).knobs
+    assert "ep" not in dense
+    assert max(default_space({"L": 32, "S": 131072}, 64, machine).knobs["cp"]) > max(dense["cp"])
+    assert "ep" in default_space({"L": 32, "S": 4096, "E": 64}, 64, machine).knobs
+
+
+def test_what_is_listed_is_legal_and_stands_once() -> None:
+    """Every point is a job, refused, or the same job as another; no job stands twice."""
+    question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", sp=(True, False))
+    found = listed(question.space, question.base.changed(ranks=8), question.sizes)
+    assert found.points == question.space.count
+    assert len(found.jobs) + sum(found.refused.values()) + found.same == found.points
+    assert len({repr(vars(c.options)) for c in found.jobs}) == len(found.jobs)
+    assert all(c.options.tp > 1 for c in found.jobs if c.options.sp)
+
+
+def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
+    """And a command that is proposed compiles, to traces that hold, with the memory foretold."""
+    found = json.loads(stagec(*SMALL, "--json", "--top", "2").out)
+    assert {"points", "legal", "evaluated", "seconds", "best"} <= found.keys()
+    assert len(found["best"]) == 2
+    first = found["best"][0]
+    names = ("command", "strategy", "step_seconds", "memory_peak", "mfu", "limits", "reason")
+    assert all(first[n] is not None for n in names)
+    assert first["step_seconds"] <= found["best"][1]["step_seconds"]
+    words = shlex.split(first["command"])
+    assert words[:2] == ["stagec", "compile"]
+    job = words[2 : words.index("-o")]
+    timed = json.loads(stagec("time", *job, "--machine", "h100-sxm", "--json").out)
+    assert timed["step_seconds"] == first["step_seconds"]
+    held = json.loads(stagec("memory", *job, "--json").out)
+    assert max(c["peak"] for c in held["classes"]) == first["memory_peak"]
+    folder = tmp_path / "traces"
+    assert stagec("compile", *job, "-o", folder, "--quiet").code == 0
+    assert stagec("check", folder).code == 0
+
+
+def test_reasons_add_up() -> None:
+    """The parts that are told are differences of the two steps, in percent of the better one."""
+    best = {"matrix products": 8.0, "bubble": 2.0}
+    mine = {"matrix products": 8.0, "bubble": 2.5, "exposed tp all_gather": 1.0}
+    told = reason(mine, best, {"tp": "infiniband"}, {})
+    assert told.startswith("+1.5 s (+15.0%)")
+    assert "exposed tp all_gather over infiniband +10.0%" in told
+    assert "bubble +5.0%" in told
+    assert limits(best, {}) == "computation 80%, bubble 20%"
+
+
+def test_axes_cross_levels() -> None:
+    levels = {"nvlink": 8, "infiniband": None}
+    mesh = {"pp": 2, "dp": 4, "tp": 8}
+    assert crossed(mesh, levels) == {"tp": "nvlink", "dp": "infiniband", "pp": "infiniband"}
+
+
+def test_a_space_as_text(tmp_path: Path) -> None:
+    """What --print-space prints can be given as --space, and is the same space."""
+    printed = stagec(*SMALL, "--print-space").out
+    file = tmp_path / "space.stg"
+    file.write_text(printed)
+    again = stagec(*SMALL[:9], "--space", file, "--print-space")
+    assert again.out == printed
+    file.write_text('stg.space @s {\n  stg.vary[tpp, "1,2"]\n}\n')
+    wrong = stagec(*SMALL[:9], "--space", file)
+    assert wrong.code == 1
+    assert f"{file}:2:3: error: no flag 'tpp' to vary" in wrong.err
+    assert "did you mean 'tp'" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--set", "B=16", "--machine", "h100-sxm"), "a search needs the number of ranks"),
+        (("--set", "B=16", "--ranks", "8"), "a search needs a machine"),
+        (("--ranks", "8", "--machine", "h100-sxm"), "a search needs the global batch"),
+        (
+            (
+                *("--set", "B=16", "--ranks", "8", "--machine", "h100-sxm"),
+                *("--microbatches", "1..1000000", "--fsdp-prefetch", "1..64", "--tp", "1..1000000"),
+                *("--pp", "1..1000000", "--recompute-every", "1..1000000"),
+            ),
+            "points: to list them takes about",
+        ),
+    ],
+)
+def test_bad_questions(more: tuple[str, ...], told: str) -> None:
+    found = stagec("search", "llama3-8b", *more)
+    assert found.code == 1
+    assert told in found.err
+
+
+def test_an_empty_space_is_told() -> None:
+    """Nothing is legal: three ranks over two tensor-parallel ones."""
+    found = stagec(*SMALL, "--tp", "3", "--ranks", "8")
+    assert found.code == 1
+    assert "no strategy of this space fits" in found.out
+
+
+def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same question is answered from the folder; another one is not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    line = [w for w in SMALL if w != "--no-cache"]
+    first = json.loads(stagec(*line, "--json", "--pp", "1").out)
+    again = json.loads(stagec(*line, "--json", "--pp", "1").out)
+    assert "cached" not in first
+    assert again == {**first, "cached": True}
+    assert "cached" not in json.loads(stagec(*line, "--json", "--pp", "2").out)
+
+
+def test_several_ranks_and_fronts() -> None:
+    """By ranks a row for each; on a front no row beats another."""
+    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--json", "--pp", "1").out)
+    assert [s["ranks"] for s in found["searches"]] == [4, 8]
+    front = json.loads(stagec(*SMALL, "--pareto", "time,memory", "--json").out)["best"]
+    points = [(row["step_seconds"], row["memory_peak"]) for row in front]
+    assert len(points) > 1
+    assert not any(beats(a, b) for a in points for b in points)
+
+
+def test_points_are_counted_before_they_are_made() -> None:
+    space = Space({f"k{i}": tuple(range(1000)) for i in range(4)})
+    assert space.count == 10**12
+    assert next(iter(space.part(frozenset({"k0"})))) == {"k0": 0}
+
+
+_PROBE = """<script>
+document.body.innerHTML = JSON.stringify({
+  problems, marks: document.querySelectorAll("circle").length,
+  lines: document.querySelectorAll("polyline.line").length,
+  broken: [...document.querySelectorAll("a")].filter(
+    (a) => !document.querySelector(a.getAttribute("href"))).length,
+});
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """It loads nothing, and each mark leads to what it is."""
+    page = tmp_path / "page.html"
+    found = json.loads(stagec(*SMALL, "--pp", "1", "--json", "--html", page).out)
+    text = page.read_text("utf-8")
+    assert "http" not in re.sub(r"http-equiv", "", text)
+    policy = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
+    probed = re.sub(policy, "", text).replace("</head>", ERRORS + "</head>", 1)
+    page.write_text(probed.replace("</body>", _PROBE + "</body>", 1), "utf-8")
+    flags = (*BROWSER_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri())
+    ran = subprocess.run([str(BROWSER), *flags], capture_output=True, timeout=120, check=True)
+    match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
+    assert match is not None
+    seen = json.loads(unescape(match[1]))
+    timed = [p for p in found["evaluations"] if p["step_seconds"] is not None]
+    assert seen == {"problems": [], "marks": len(timed), "lines": len(timed), "broken": 0}
+
+
+def test_bounds_are_arrays() -> None:
+    """Nothing is known of a job without probes: its bound is 0, not an error."""
+    question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm")
+    seconds, held = bounds_of([], question.layers, [], [])
+    assert seconds.shape == held.shape == (0,)
