@@ -58,6 +58,8 @@ UNSPLIT = ("vit", "deit", "DiTTransformer2DModel")
 PAIRED = ("clip", "siglip")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
 GATHERED = ("t5", "mt5", "bart", "whisper", "deepseek_v32", "glm_moe_dsa")
+#: Attention to texts and images in one row, of which S are texts: they are gathered.
+JOINT = ("FluxTransformer2DModel",)
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
@@ -94,12 +96,12 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     context = row["context"] if model_type not in UNSPLIT else ""
     tp, sp = row["tensor"]
     given["tp"] = min(tp, 2) if context == "ulysses" else tp  # four heads go round
-    given["sp"] = sp and model_type not in UNSPLIT
+    given["sp"] = sp and model_type not in UNSPLIT and not (context and model_type in JOINT)
     return given | _context(model_type, context)
 
 
 def _context(model_type: str, mode: str) -> dict[str, Any]:
-    few = model_type in (GATHERED if mode == "ring" else ONE_HEAD if mode == "ulysses" else ())
+    few = model_type in {"ring": GATHERED + JOINT, "ulysses": ONE_HEAD + JOINT}.get(mode, ())
     given: dict[str, Any] = {"cp": 2, "cp_mode": "all-gather" if few else mode} if mode else {}
     if given.get("cp_mode") == "ring" and model_type in SCANNED:
         given["cp_order"] = "plain"
@@ -153,6 +155,14 @@ REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
     (("t5", "mt5"), {"cp": 2}, "which takes no bias", _GATHER),
     (("bart", "whisper"), {"cp": 2}, "is cross attention, of T queries to S keys", _GATHER),
     (("deepseek_v32", "glm_moe_dsa"), {"cp": 2}, "which takes no selected", _GATHER),
+    (JOINT, {"cp": 2}, "no op can pass its part of S", _GATHER),
+    (JOINT, {"cp": 2, "cp_mode": "ulysses"}, "nothing to exchange", _GATHER),
+    (
+        JOINT,
+        {"tp": 2, "sp": True, "cp": 2, "cp_mode": "all-gather"},
+        "cannot be split over ['t']",
+        "leave that dimension whole",
+    ),
     (ONE_HEAD, {"cp": 2, "cp_mode": "ulysses"}, "does not divide over tp*cp", _GATHER),
     (SCANNED, {"cp": 2}, "goes through S in its order", "--cp-order plain"),
     (UNSPLIT, {"cp": 2}, "no sequence to split", "--tp"),
