@@ -271,6 +271,10 @@ def test_several_formats_have_a_folder_each(tmp_path: Path) -> None:
     assert again.code == 1
     assert "is not empty" in again.err
     assert stagec(*both, "--force").code == 0
+    refused: Sequence[str | Path]
+    refused = *JOB, "--format", "chakra,astra-sim", "-o", tmp_path / "neither"
+    assert "the format 'astra-sim' needs a machine" in stagec(*refused).err
+    assert not (tmp_path / "neither").exists()
     over = stagec(*both[:-1], tmp_path / "one")
     assert "holds a job already" in over.err
 
