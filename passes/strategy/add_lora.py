@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from stagec.api import (
     Builder,
+    Dim,
     Module,
     Operation,
     Pass,
@@ -21,10 +22,8 @@ from stagec.api import (
 from stagec.ir.rewrite import carried
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir.traits import Repeats
-from stagec.ir.types import Dim
 from stagec.ir_spec.ops.adapters import LoraRule
 from stagec.ir_spec.ops.contraction import Einsum
-from stagec.support.source import Loc
 from stagec.support.suggest import did_you_mean
 
 _PACKED = (2, 3)  # gate and up; query, key and value
@@ -195,8 +194,7 @@ class _Adapter:
 def _bind(repeat: Operation, value: Value) -> Value:
     """A slice of a parameter in a repeat."""
     repeat.add_operand(value)
-    loc: Loc = value.loc
-    return repeat.body.add_arg(f"{value.name}_i", value.tensor.inner.sliced(), loc)
+    return repeat.body.add_arg(f"{value.name}_i", value.tensor.inner.sliced(), value.loc)
 
 
 class _Cut:

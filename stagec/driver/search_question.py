@@ -166,7 +166,8 @@ def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:
     with kept_reports():
         mesh = JobBuilder(JobOptions("", preset=name)).module.mesh
     found: dict[str, tuple[Any, ...]] = {}
-    for axis, size in (mesh.sizes if mesh else {}).items():
+    sizes: Mapping[str, int | None] = mesh.sizes if mesh else {}
+    for axis, size in sizes.items():
         if axis in KNOBS and axis not in ("dp", "dp_replicate", "dp_shard") and size:
             found[axis] = tuple(sorted({max(1, size // 2), size, size * 2}))
     return found

@@ -226,6 +226,9 @@ class _Searching:
             return {}
         seconds, _ = bounds_of(jobs, question.layers, probes, [self._states[n] for n in asked])
         least = {n: self._value(float(s)) for n, s in zip(asked, seconds, strict=True)}
+        if self._answer.bounds is not None:
+            known = self._answer.bounds[0]
+            known[[*asked]] = np.maximum(known[[*asked]], seconds)
         first, _ = bounds_of(
             jobs, question.layers, [self._works[n] for n in asked], [self._states[n] for n in asked]
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import click
 
@@ -87,7 +87,9 @@ def values_text(name: str, values: Sequence[Any]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, cast("tuple[object, ...]", value)))
+    return str(value)
 
 
 # -- the default -----------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Spa
         "sp": (True,),
         "zero": (0, 1, 2, 3),
         "schedule": ("1f1b", "interleaved"),
-        "chunks": (0, 4),
+        "chunks": (0, 4, 8),
         MICROBATCH: (1, 2, 4, 8),
         "recompute": ("none", "selective", "full"),
     }
@@ -212,7 +214,7 @@ def _take(
 
 
 def _hashable(value: Any) -> Any:
-    return value if isinstance(value, str | int | tuple) else str(value)
+    return value if isinstance(value, str | int) else str(value)
 
 
 def data_ranks(options: JobOptions) -> int:

@@ -103,7 +103,7 @@ def _proof(answer: Answer) -> str:
 def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
     """The object that `--json` prints: of several searches the best of all, and a row for each."""
     first = answers[0]
-    found = {
+    found: dict[str, Any] = {
         "schema": SCHEMA,
         "model": _model(first.question.base),
         "objective": first.question.objective,

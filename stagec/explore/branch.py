@@ -91,7 +91,7 @@ class Search(Generic[T]):
         while batch := self.next(at_a_time):
             new = [number for number in batch if number not in self._refined]
             self._refined.update(new)
-            better = refine(new) if new else {}
+            better: Mapping[int, float] = refine(new) if new else {}
             self.put_back(better.items())
             for number, value, what in evaluate([n for n in batch if n not in better]):
                 self.learn(number, value, what)

@@ -145,7 +145,8 @@ def read_t5(config: Config) -> ModelText:
     text.symbol("L_dec", config.layers("num_decoder_layers", default=count), "num_decoder_layers")
     read_size(config, text, "V", "vocab_size", default=32128)
     read_size(config, text, "N", "relative_attention_num_buckets", default=32)
-    config.skip("relative_attention_max_distance", "output_past", "is_gated_act")
+    most = config.size("relative_attention_max_distance", default=128)
+    config.skip("output_past", "is_gated_act")
     forward = ("relu", "gated-gelu", "gated-silu", "gelu", "silu")
     act = config.word("feed_forward_proj", among=forward, default="relu")
     config.skip("dense_act_fn")
@@ -156,12 +157,12 @@ def read_t5(config: Config) -> ModelText:
     body = Body()
     table = body.param("embed", "V, D")
     x = body.let("x", f"stg.embedding({table}, %tokens)")
-    bias = _relative(body, "encoder_bias", "%buckets")
+    bias = _relative(body, "encoder_bias", f"sizes = (S, S), most = {most}")
     own = MultiHead("", "rsqrt = 1", bias=True)
     layers = encoder(text, own, mlp, name="encoder", norm=RMS, operands=(bias,))
     e = RMS.write(body, "e", layers.write(body, x, "y0"), "encoder_norm")
     x = body.let("t", f"stg.embedding({table}, %targets)")
-    bias = _relative(body, "decoder_bias", "%target_buckets")
+    bias = _relative(body, "decoder_bias", f"sizes = (T, T), most = {most}, causal")
     causal = MultiHead("", "causal, rsqrt = 1", bias=True, name="causal_attention")
     cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention")
     layers = decoder(text, causal, cross, mlp, e, norm=RMS, operands=(bias,))
@@ -169,15 +170,13 @@ def read_t5(config: Config) -> ModelText:
     steps = ["stg.scale[rsqrt = D]({})"] if tied else []
     head = table if tied else body.param("head", "V, D")
     _translate(body, n, [*steps, f'stg.einsum["bsd,vd->bsv"]({{}}, {head})'])
-    args = "%tokens: i32[B, S], %targets: i32[B, T], %labels: i32[B, T],"
-    text.notes.append("%buckets and %target_buckets are the classes of the distances.")
-    return text.train(f"{args} %buckets: i32[S, S], %target_buckets: i32[T, T]", body)
+    return text.train(_PAIRS, body)
 
 
-def _relative(body: Body, name: str, buckets: str) -> str:
-    """Append the bias [H, S, T] of the classes of distances."""
-    rows = f"stg.embedding({body.param(f'{name}_table', 'N, H')}, {buckets})"
-    return body.steps(name, "", [rows, 'stg.permute["sth->hst"]({})'])
+def _relative(body: Body, name: str, statics: str) -> str:
+    """Append a bias [H, queries, keys] by distance; its name."""
+    table = body.param(f"{name}_table", "N, H")
+    return body.let(name, f"stg.relative_bias[{statics}]({table})")
 
 
 def _translate(body: Body, n: str, steps: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ def gelu(x: Array) -> Array:
 def rope(x: Array, base: float = BASE, neighbours: bool = False) -> Array:
     """[s, ..., k] as complex numbers that turn."""
     half = x.shape[-1] // 2
-    angles: Array = np.arange(len(x))[:, None] * base ** (-np.arange(half) / half)
+    angles = np.array([[t * base ** (-n / half) for n in range(half)] for t in range(len(x))])
     turn = np.exp(1j * angles).reshape(len(x), *([1] * (x.ndim - 2)), half)
     if neighbours:
         z = (x[..., ::2] + 1j * x[..., 1::2]) * turn

@@ -99,12 +99,12 @@ def vit(p: Inputs) -> float:
 def _patches(p: Inputs, name: str, images: Array, size: int) -> Array:
     """Every patch by itself."""
     height, width = images.shape[2:]
-    rows = []
+    rows: list[Array] = []
     for top in range(0, height, size):
         for left in range(0, width, size):
             patch = images[:, :, top : top + size, left : left + size]
             rows.append(np.tensordot(patch, p[f"{name}/w"], 3))
-    found = np.stack(rows, 1)
+    found: Array = np.stack(rows, 1)
     return found + p[f"{name}/b"] if f"{name}/b" in p else found
 
 
@@ -134,6 +134,21 @@ def clip(p: Inputs) -> float:
     return (cross_entropy(logits, p["pairs"]) + cross_entropy(logits.T, p["pairs"])) / 2
 
 
+def buckets(length: int, *, both: bool, count: int = 4, most: int = 128) -> Array:
+    """The class of each distance, one by one (arXiv 1910.10683, section 2.1)."""
+    found = np.zeros((length, length), dtype=int)
+    n = count // 2 if both else count
+    exact = n // 2
+    for query in range(length):
+        for key in range(length):
+            far = abs(key - query) if both else max(query - key, 0)
+            if far >= exact:
+                share = math.log(far / exact) / math.log(most / exact)
+                far = min(exact + int(share * (n - exact)), n - 1)
+            found[query, key] = far + (n if both and key > query else 0)
+    return found
+
+
 def t5(p: Inputs) -> float:
     def relu(x: Array) -> Array:
         return np.maximum(x, 0)
@@ -142,14 +157,14 @@ def t5(p: Inputs) -> float:
         n = rms_norm(x, p[f"{where}_norm"][i])
         return x + attention(p, name, i, n, n, bias=mask, scale=False)
 
-    bias = np.moveaxis(p["encoder_bias_table"][p["buckets"]], -1, 0)
     x = p["embed"][p["tokens"]]
+    bias = np.moveaxis(p["encoder_bias_table"][buckets(x.shape[1], both=True)], -1, 0)
     for i in range(4):
         x = own("encoder/attn", "encoder/attention", x, bias, i)
         x = x + mlp(p, "encoder/mlp", i, rms_norm(x, p["encoder/mlp_norm"][i]), relu)
     e = rms_norm(x, p["encoder_norm"])
-    bias = np.moveaxis(p["decoder_bias_table"][p["target_buckets"]], -1, 0)
     x = p["embed"][p["targets"]]
+    bias = np.moveaxis(p["decoder_bias_table"][buckets(x.shape[1], both=False)], -1, 0)
     for i in range(4):
         mask = bias + causal(x.shape[1])
         x = own("decoder/self", "decoder/causal_attention", x, mask, i)

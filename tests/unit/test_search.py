@@ -259,10 +259,10 @@ def test_a_space_as_text(tmp_path: Path) -> None:
     printed = stagec(*SMALL, "--print-space").out
     file = tmp_path / "space.stg"
     file.write_text(printed)
-    again = stagec(*SMALL[:8], "--space", file, "--print-space")
+    again = stagec(*SMALL[:9], "--space", file, "--print-space")
     assert again.out == printed
     file.write_text('stg.space @s {\n  stg.vary[tpp, "1,2"]\n}\n')
-    wrong = stagec(*SMALL[:8], "--space", file)
+    wrong = stagec(*SMALL[:9], "--space", file)
     assert wrong.code == 1
     assert f"{file}:2:3: error: no flag 'tpp' to vary" in wrong.err
     assert "did you mean 'tp'" in wrong.err
