@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from tests.towers import SIZES as TOWER_SIZES
+from tests.towers import TOWERS, tower
+
 Keys = Mapping[str, Any]
 
 #: Sizes that divide by 4, at which a step takes milliseconds.
@@ -99,6 +102,131 @@ NEEDS: Mapping[str, Keys] = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": {**_LATENT, "n_group": 2, "topk_group": 1},
     "kimi_k2": {**_LATENT, "n_group": 1, "topk_group": 1},
+}
+_CHOSEN: Keys = {"num_experts_per_tok": 2}
+_BASE: Keys = {"hidden_size": 16, "vocab_size": 16, "num_hidden_layers": 4}
+_HEADS: Keys = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 16}
+_MAMBA2: Keys = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 2,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 4,
+}
+#: State-space models, linear attention and hybrids.
+SCANS: Mapping[str, Keys] = {
+    "mamba": {**_BASE, "state_size": 2, "conv_kernel": 3, "time_step_rank": 2},
+    "falcon_mamba": {**_BASE, "state_size": 2, "conv_kernel": 3, "time_step_rank": 2},
+    "mamba2": {
+        **_BASE,
+        "num_heads": 4,
+        "head_dim": 8,
+        "n_groups": 4,
+        "state_size": 2,
+        "conv_kernel": 3,
+        "chunk_size": 4,
+    },
+    "jamba": {
+        **_BASE,
+        **_HEADS,
+        **_CHOSEN,
+        "num_experts": 4,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 2,
+        "mamba_d_conv": 3,
+        "mamba_dt_rank": 2,
+    },
+    "bamba": {**_BASE, **_HEADS, **_MAMBA2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_BASE,
+        **_HEADS,
+        **_MAMBA2,
+        **_CHOSEN,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 8,
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "attention_multiplier": 0.25,
+        "residual_multiplier": 0.5,
+    },
+    "nemotron_h": {
+        **_BASE,
+        **_HEADS,
+        "head_dim": 4,
+        "hybrid_override_pattern": "M-M*",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "n_groups": 4,
+        "ssm_state_size": 2,
+        "conv_kernel": 3,
+        "chunk_size": 4,
+    },
+    "falcon_h1": {
+        **_BASE,
+        **_HEADS,
+        **_MAMBA2,
+        "mamba_d_ssm": 32,
+        "key_multiplier": 0.5,
+        "ssm_multipliers": [1, 0.5, 1, 0.25, 1],
+    },
+    "zamba2": {
+        **_BASE,
+        **_HEADS,
+        "num_hidden_layers": 6,
+        "num_mem_blocks": 2,
+        "adapter_rank": 2,
+        "use_mem_rope": True,
+        "use_shared_attention_adapter": True,
+        "hybrid_layer_ids": [1, 3, 5],
+        "n_mamba_heads": 4,
+        "mamba_headdim": 8,
+        "mamba_d_state": 2,
+        "mamba_d_conv": 3,
+        "chunk_size": 4,
+    },
+    "qwen3_next": {
+        **_BASE,
+        **_HEADS,
+        **_CHOSEN,
+        "head_dim": 8,
+        "num_experts": 4,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 2,
+        "linear_value_head_dim": 2,
+        "linear_conv_kernel_dim": 3,
+        "full_attention_interval": 2,
+        "partial_rotary_factor": 0.5,
+    },
+    "minimax_m1": {
+        **_BASE,
+        **_HEADS,
+        **_CHOSEN,
+        "num_local_experts": 4,
+        "attn_type_list": [0, 0, 1, 0],
+        "layernorm_linear_attention_alpha": 1.5,
+    },
+    "rwkv7": {
+        **_BASE,
+        "num_hidden_layers": 5,
+        "head_dim": 4,
+        "intermediate_size": 16,
+        "decay_low_rank_dim": 2,
+        "a_low_rank_dim": 2,
+        "v_low_rank_dim": 2,
+        "gate_low_rank_dim": 2,
+    },
+}
+#: Models whose small configuration is that of another one.
+ALIASES = {
+    "camembert": "roberta",
+    "llava_next": "llava",
+    "mt5": "t5-gated",
+    "xlm-roberta": "roberta",
+    "minimax": "minimax_m1",
+    "minimax_text_01": "minimax_m1",
 }
 _TIED: Keys = {"tie_word_embeddings": (True, False)}
 _BIASED: Keys = {"attention_bias": (True, False)}
@@ -202,10 +330,23 @@ FEATURED = [
 
 def small(model_type: str, **more: Any) -> dict[str, Any]:
     """A small configuration of a family."""
+    name = ALIASES.get(model_type, model_type)
+    if name in TOWERS:
+        given = {**tower(name), **more}
+        return given | ({"model_type": model_type} if "model_type" in given else {})
+    if name in SCANS:
+        return {"model_type": model_type, **SCANS[name], **more}
     given = {"model_type": model_type, **SMALL, **NEEDS.get(model_type, {}), **more}
     left_out = ["num_key_value_heads"] * (model_type in UNGROUPED.split())
     left_out += ["rope_theta"] * (model_type in UNROTATED.split())
     return {key: value for key, value in given.items() if key not in left_out}
+
+
+def sizes_of(model_type: str, batch: int, length: int) -> dict[str, int]:
+    """The sizes of a small job; models of `TOWERS` have sequences of their own."""
+    name = ALIASES.get(model_type, model_type)
+    own = TOWER_SIZES.get(name, {}) if name in TOWERS else {"S": length}
+    return {"B": batch, **own}
 
 
 def configurations(model_type: str) -> st.SearchStrategy[dict[str, Any]]:

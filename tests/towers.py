@@ -68,7 +68,7 @@ TOWERS: Mapping[str, Keys] = {
         "num_attention_heads": 4,
         "attention_head_dim": 4,
         "in_channels": 4,
-        "num_layers": 3,
+        "num_layers": 5,
         "sample_size": 4,
         "num_embeds_ada_norm": 3,
         "activation_fn": "gelu-approximate",

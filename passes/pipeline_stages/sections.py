@@ -200,5 +200,6 @@ def too_far(op: Operation, value: Value) -> DiagnosticError:
         f"%{value.name} is used beyond layers that are cut into pipeline stages, where no message "
         "can bring it in time",
         op.loc,
-        remedy="carry it through the repeat, so that stages send it on",
+        remedy="carry it through the repeat, so that stages send it on, or leave the pipeline out: "
+        "--pp 1",
     )

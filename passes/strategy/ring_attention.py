@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagec.api import (
@@ -17,6 +18,7 @@ from stagec.api import (
     read_strategy,
     symbol,
 )
+from stagec.ir_spec.ops.attention_core import key_rows
 from stagec.ir_spec.ops.ring_work import alignment
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special import special_ops
@@ -89,9 +91,15 @@ def ring_attention(
     others = [op for op in special if "ring" not in op.definition.params_by_name]
     if not found and others:
         return [], ()  # they pass states or edges of their parts to the next rank
+    if not found:
+        raise error(
+            f"no op can pass its part of {name} round the ranks: there is no fused attention",
+            ring.loc,
+            remedy="use stg.attention in the model; for other models gather: --cp-mode all-gather",
+        )
     for op in found:
         op.attrs["ring"] = ring.order
-        for message in op.definition.verify(op):
+        for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
             raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
     if found and others and ring.order == "zigzag":
@@ -100,12 +108,6 @@ def ring_attention(
             "zigzag order have no run of it",
             others[0].loc,
             remedy="give each rank one run: --cp-order plain, or exchange heads: --cp-mode ulysses",
-        )
-    if not found:
-        raise error(
-            f"no op can pass its part of {name} round the ranks: there is no fused attention",
-            ring.loc,
-            remedy="use stg.attention in the model; for other models gather: --cp-mode all-gather",
         )
     over = tuple(
         a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
@@ -119,3 +121,10 @@ def ring_attention(
     op = Operation(module.registry["stg.zigzag"], (), attrs, loc=made)
     root.insert(1 + max(places, default=-1), op)
     return found, over
+
+
+def _another_sequence(op: Operation) -> Iterator[str]:
+    """What is wrong with cross attention: its queries do not stand where its keys do."""
+    rows, keys = key_rows(op, 0)
+    if rows.size != keys.size:
+        yield f"is cross attention, of {rows.size} queries to {keys.size} keys, which no ring takes"

@@ -150,12 +150,25 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
 
 
 def _shrink(op: Operation, batch: str, count: int) -> None:
-    """Sizes that an op and those in its region state are those of a microbatch."""
+    """Sizes that an op and those in its region state are those of a microbatch. Raises
+    `DiagnosticError` for a value of pairs of the batch."""
     env = {batch: symbol(batch) / const(count)}
     for inner in (op, *(op.region.walk() if op.region is not None else ())):
+        for value in inner.results if count > 1 else ():
+            if isinstance(value.type, TensorType) and _times(value.type, batch) > 1:
+                raise error(
+                    f"%{value.name} is of pairs along {batch}, which microbatches would not see: "
+                    f"{value.type}",
+                    inner.loc,
+                    remedy="leave the batch whole: --microbatches 1",
+                )
         for name, param in inner.definition.params_by_name.items():
             if param.kind in ("size", "sizes") and not param.of_step and name in inner.attrs:
                 inner.attrs[name] = substitute_attr(inner.attrs[name], env)
+
+
+def _times(type_: TensorType, name: str) -> int:
+    return sum(name in d.size.symbols for d in type_.dims)
 
 
 def _has(type_: TensorType, name: str) -> bool:

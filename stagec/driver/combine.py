@@ -6,7 +6,7 @@ warning for what has no effect. `complete` fills in the axis that `--ranks` leav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import prod
 
 from stagec.driver.flags import FLAGS, STATEMENTS
@@ -19,6 +19,8 @@ from stagec.support.diagnostics import Diagnostic, error
 
 #: Axes that flags give a size, slowest first; expert parallelism is a part of data parallelism.
 AXES = tuple(a for a in ALL_AXES if a != "ep")
+#: The dimension that context and sequence parallelism split.
+SEQUENCE = "S"
 
 
 Rule = Callable[[Request], Iterator[Diagnostic]]
@@ -129,6 +131,17 @@ def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
         f"--ranks {ranks}, but the mesh is {shown}: {product} ranks",
         remedy=f"choose {' or '.join(fitting)}" if fitting else "give sizes whose product it is",
     )
+
+
+def check_sequence(options: JobOptions, symbols: Collection[str]) -> None:
+    """Refuse flags that split a sequence for a model without one. Raises `DiagnosticError`."""
+    axes = options.mesh or {}
+    given = [n for n in ("cp", "sp") if n in axes or getattr(options, n) > (n == "cp")]
+    if given and SEQUENCE not in symbols:
+        raise error(
+            f"{flag(given[0])}: the model has no sequence to split (no dimension {SEQUENCE})",
+            remedy="leave it out: --tp splits heads and inner widths, --dp the batch",
+        )
 
 
 # -- rules -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stagec.driver.combine import check, check_ranks, complete
+from stagec.driver.combine import check, check_ranks, check_sequence, complete
 from stagec.driver.common import read_source, remember, report
 from stagec.driver.configurations import (
     configuration_name,
@@ -82,6 +82,7 @@ class JobBuilder:
             self._refuse_shorthands()
         else:
             check_experts(options, module.symbols)
+            check_sequence(options, module.symbols)
         self._check_options(module)
         self._add_strategy(module)
         if self.options.ranks is not None:

@@ -139,6 +139,7 @@ def read_dit(config: Config) -> ModelText:
     c = inner.let("c", f"stg.call @{condition}({t}, %classes, {own})")
     inner.do(f"stg.yield({inner.let('r', f'stg.call @{block}(%h, {c})')})")
     body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
+    t = _time(body, "last_times", "%time")  # anew: a last pipeline stage has only the data
     c = body.let("c1", f"stg.call @{condition}[as = last]({t}, %classes, {first})")
     m = body.let("m", f"stg.call @{_modulation(text, 2)}({c})")
     shift, scale = _unbound(body, m, ["shift", "scale"])
@@ -236,17 +237,19 @@ def read_flux(config: Config) -> ModelText:
         body.let(f"t_{name}", f"stg.call @{embedder}[{sizes}as = {name}]({data})")
         for name, data, sizes in conditions
     ]
-    t = body.let("t", f"stg.add({', '.join(made)})")
+    t = body.let("t0", f"stg.add({', '.join(made)})")
+    # layers carry the condition, so that pipeline stages send it on
     inner = Body()
-    inner.do(f"%x, %c = stg.call @{double}(%h, %g, {t})", "stg.yield(%x, %c)")
-    head = "%y, %yc = stg.repeat @double[count = L, carry = 2]"
-    body.nested(f"{head} (%h = {x}, %g = {c}) {{", inner)
+    inner.do(f"%x, %c = stg.call @{double}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
+    head = "%y, %yc, %ty = stg.repeat @double[count = L, carry = 3]"
+    body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
     x = body.let("joined", "stg.concat[dim = 1](%yc, %y)")
     inner = Body()
-    inner.do(f"stg.yield({inner.let('r', f'stg.call @{single}(%h, {t})')})")
-    body.nested(f"%z = stg.repeat @single[count = L_single, carry = 1] (%h = {x}) {{", inner)
+    inner.do(f"stg.yield({inner.let('r', f'stg.call @{single}(%h, %t)')}, %t)")
+    head = "%z, %tz = stg.repeat @single[count = L_single, carry = 2]"
+    body.nested(f"{head} (%h = {x}, %t = %ty) {{", inner)
     last = body.let("last", "stg.slice[dim = 1, start = S, size = X](%z)")
-    m = body.let("m", f"stg.call @{_modulation(text, 2)}({t})")
+    m = body.let("m", f"stg.call @{_modulation(text, 2)}(%tz)")
     scale, shift = _unbound(body, m, ["scale", "shift"])
     n = body.let("n", f"stg.call @{_modulate(text)}({last}, {shift}, {scale})")
     v = _projected(body, "v", n, "head", "D, C")

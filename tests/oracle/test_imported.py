@@ -1,5 +1,5 @@
 """Models imported from small configurations: a step under a strategy computes what it computes on
-one device, for every family.
+one device, for every family; what makes no sense for a family is refused, with what would.
 """
 
 from __future__ import annotations
@@ -15,76 +15,99 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.importers import attended, classic, deepseek, further, llama, mixture
+from stagec.importers.registry import BUILT_IN
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from tests.configurations import FIRST, small
-from tests.support import STEP, inputs_of, pairwise, run_passes
+from stagec.support.diagnostics import DiagnosticError
+from tests.configurations import SCANS, sizes_of, small
+from tests.support import EXHAUSTIVE, STEP, inputs_of, pairwise, run_passes
 
 PLACED = f"{STEP},partition,stages,units,plan"
+#: schedule, stages, chunks, microbatches
+PIPELINES = (
+    ("", 1, 0, 1),
+    ("1f1b", 2, 1, 2),
+    ("interleaved", 2, 2, 2),
+    ("zbv", 2, 2, 2),
+    ("dualpipe", 2, 2, 4),
+)
 FACTORS: Mapping[str, Sequence[Any]] = {
     "tensor": ((1, False), (2, False), (2, True), (4, True)),
     "context": ("", "all-gather", "ulysses", "ring"),
-    "data": ((1, 1), (2, 1), (2, 2)),
+    "data": ((1, 1), (2, 1), (2, 2)),  # ranks, of which share the experts
     "zero": (0, 1, 3),
-    "pipeline": (("", 1, 0, 1), ("1f1b", 2, 1, 2), ("interleaved", 2, 2, 2)),
+    "pipeline": PIPELINES,
     "recompute": ("none", "selective", "full"),
 }
-#: Those of other modules have tests of their own.
-TYPES = [
-    name
-    for module in (llama, classic, attended, mixture, deepseek, further)
-    for family in module.FAMILIES
-    for name in family.model_types
-]
-
-
-#: Families whose attention sees selected keys, which do not go round a ring.
-SELECTING = ("deepseek_v32",)
-#: Families with learned positions.
-SLICED = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "mpt")
+#: A strategy that uses most, for `make test`.
+MOST: Mapping[str, Any] = {
+    "tensor": (2, True),
+    "context": "ring",
+    "data": (1, 1),
+    "zero": 0,
+    "pipeline": ("zbv", 2, 2, 2),
+    "recompute": "selective",
+}
 #: Strategies for each family; all families together have every pair of options.
 STRATEGIES = 8
+TYPES = [(*family.model_types, *family.marks) for family in BUILT_IN]
+
+#: Without a dimension S; with a loss of pairs of the batch.
+UNSPLIT = ("vit", "deit", "DiTTransformer2DModel")
+PAIRED = ("clip", "siglip")
+#: Attention that no ring takes: to another sequence, with a bias, to selected keys.
+GATHERED = ("t5", "mt5", "bart", "whisper", "deepseek_v32", "glm_moe_dsa")
+#: Keys and values have one head: nothing to exchange.
+ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
+#: Zigzag is no order for a scan or a convolution beside attention.
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv7")
+SCANNED = (*(name for name in SCANS if name not in ALONE), "minimax", "minimax_text_01")
 
 
 def _rows() -> list[Any]:
     rows = list(pairwise(FACTORS))
     cases: list[Any] = []
-    for place, model_type in enumerate(TYPES):
-        for number in range(STRATEGIES):
-            row = rows[(place * STRATEGIES + number) % len(rows)]
-            first = model_type in FIRST and number == 0
-            marks = () if first else (pytest.mark.exhaustive,)
-            cases.append(pytest.param(model_type, row, id=f"{model_type}-{number}", marks=marks))
+    for place, names in enumerate(TYPES):
+        for model_type in names:
+            quick = () if model_type == names[0] else (EXHAUSTIVE,)
+            cases.append(pytest.param(model_type, MOST, id=f"{model_type}-most", marks=quick))
+            for number in range(STRATEGIES):
+                row = rows[(place * STRATEGIES + number) % len(rows)]
+                name = f"{model_type}-{number}"
+                cases.append(pytest.param(model_type, row, id=name, marks=EXHAUSTIVE))
     return cases
 
 
 def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    schedule, pp, chunks, microbatches = row["pipeline"]
-    tp, sp = row["tensor"]
+    """The flags of a combination, with what the family takes in place of what it does not."""
+    schedule, pp, chunks, microbatches = (
+        row["pipeline"] if model_type not in PAIRED else ("", 1, 0, 1)
+    )
     dp, ep = row["data"]
-    given: dict[str, Any] = {"tp": tp, "sp": sp, "dp": dp, "microbatches": microbatches}
-    given |= {"zero": row["zero"], "recompute": row["recompute"]}
+    given: dict[str, Any] = {"dp": dp, "microbatches": microbatches, "recompute": row["recompute"]}
+    given["zero"] = row["zero"]
     if pp > 1:
         given |= {"pp": pp, "schedule": schedule, "chunks": chunks}
-    if row["context"]:
-        one_head = model_type in ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
-        few = row["context"] == "ulysses" and (tp > 2 or one_head)
-        whole = row["context"] == "ring" and model_type in SELECTING
-        given |= {"cp": 2, "cp_mode": "all-gather" if few or whole else row["context"]}
-        # zigzag is no order for learned positions: a slice needs them in a row
-        given |= (
-            {"cp_order": "plain"} if given["cp_mode"] == "ring" and model_type in SLICED else {}
-        )
     if "expert" in " ".join(small(model_type)):
         given["ep"] = ep
+    context = row["context"] if model_type not in UNSPLIT else ""
+    tp, sp = row["tensor"]
+    given["tp"] = min(tp, 2) if context == "ulysses" else tp  # four heads go round
+    given["sp"] = sp and model_type not in UNSPLIT
+    return given | _context(model_type, context)
+
+
+def _context(model_type: str, mode: str) -> dict[str, Any]:
+    few = model_type in (GATHERED if mode == "ring" else ONE_HEAD if mode == "ulysses" else ())
+    given: dict[str, Any] = {"cp": 2, "cp_mode": "all-gather" if few else mode} if mode else {}
+    if given.get("cp_mode") == "ring" and model_type in SCANNED:
+        given["cp_order"] = "plain"
     return given
 
 
 def _module(path: Path, pipeline: str, **options: Any) -> Module:
-    sizes = {"B": 8, "S": 32}
-    builder = JobBuilder(JobOptions(str(path), sizes=sizes, **options))
+    builder = JobBuilder(JobOptions(str(path), sizes=sizes_of(path.stem, 8, 16), **options))
     return run_passes(builder.module, pipeline)
 
 
@@ -95,17 +118,66 @@ def _plain(path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
     return inputs, run_named(module, module.env, inputs)
 
 
+@pytest.fixture
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The file of a family's small configuration."""
+
+    def file(model_type: str) -> Path:
+        path = tmp_path_factory.getbasetemp() / f"{model_type}.json"
+        path.write_text(json.dumps(small(model_type)))
+        return path
+
+    return file
+
+
 @pytest.mark.parametrize(("model_type", "row"), _rows())
 def test_a_step_equals_that_on_one_device(
-    model_type: str, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    model_type: str, row: dict[str, Any], file_of: Any
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / f"{model_type}.json"
-    path.write_text(json.dumps(small(model_type)))
+    """Loss, updated parameters and optimizer state, which hold every gradient."""
+    path = file_of(model_type)
     inputs, expected = _plain(path)
     module = _module(path, PLACED, **_options(model_type, row))
     found = run_named(module, module.env, inputs)
+    assert len(found) == len(expected)
     (loss, *rest), (expected_loss, *_) = found, expected
     np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
     for name in rest:
         theirs = expected[name.removesuffix("_g")]  # gathered
         np.testing.assert_allclose(found[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
+
+
+_GATHER = "--cp-mode all-gather"
+#: Families, options that make no sense for them, what is said, and what would.
+REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
+    (("t5", "mt5"), {"cp": 2}, "which takes no bias", _GATHER),
+    (("bart", "whisper"), {"cp": 2}, "is cross attention, of T queries to S keys", _GATHER),
+    (("deepseek_v32", "glm_moe_dsa"), {"cp": 2}, "which takes no selected", _GATHER),
+    (ONE_HEAD, {"cp": 2, "cp_mode": "ulysses"}, "does not divide over tp*cp", _GATHER),
+    (SCANNED, {"cp": 2}, "goes through S in its order", "--cp-order plain"),
+    (UNSPLIT, {"cp": 2}, "no sequence to split", "--tp"),
+    (UNSPLIT, {"tp": 2, "sp": True}, "no sequence to split", "--tp"),
+    (("llama", "vit", "mamba"), {"dp": 2, "ep": 2}, "has no experts", "leave it out"),
+    (PAIRED, {"microbatches": 2}, "is of pairs along B", "--microbatches 1"),
+    (PAIRED, {"pp": 2, "microbatches": 1}, "beyond layers that are cut", "--pp 1"),
+    (("mamba2", "rwkv7"), {"cp": 8, "cp_mode": "ulysses"}, "does not divide", "choose cp among"),
+    (("jamba",), {"tp": 8}, "does not divide", "tp"),
+)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "message", "remedy"),
+    [
+        pytest.param(name, *rest, id=f"{name}-{number}", marks=EXHAUSTIVE if place else ())
+        for number, (names, *rest) in enumerate(REFUSED)
+        for place, name in enumerate(names)
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    model_type: str, options: dict[str, Any], message: str, remedy: str, file_of: Any
+) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        _module(file_of(model_type), PLACED, **options)
+    (first, *_) = caught.value.diagnostics
+    assert message in first.message
+    assert remedy in (first.remedy or "")

@@ -18,7 +18,6 @@ from stagec.driver.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, STEP, inputs_of, run_passes
 from tests.towers import SIZES, TOWERS, tower
 
@@ -37,7 +36,6 @@ ROWS: Sequence[Mapping[str, Any]] = (
 NO_SEQUENCE = ("vit", "deit", "DiTTransformer2DModel")
 #: A loss over all pairs of the batch: with microbatches it is another loss.
 PAIRS = ("clip", "siglip")
-DIFFUSION = ("DiTTransformer2DModel", "FluxTransformer2DModel")
 FIRST = ("bert", "t5", "whisper", "clip", "FluxTransformer2DModel")
 
 
@@ -87,8 +85,8 @@ def test_a_step_on_a_mesh_equals_that_on_one_device(name: str, row: Mapping[str,
         np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-9, atol=1e-9, err_msg=mine[0])
 
 
-#: Models whose layers are chains of repeats; conditions of diffusion go to all layers at once.
-CHAINS = [name for name in TOWERS if name not in (*PAIRS, *DIFFUSION)]
+#: Models whose layers are chains of repeats.
+CHAINS = [name for name in TOWERS if name not in PAIRS]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +103,6 @@ def test_a_pipelined_step_equals_that_on_one_device(name: str) -> None:
     for result in rest:
         theirs = expected[result.removesuffix("_g")]
         np.testing.assert_allclose(results[result], theirs, rtol=1e-9, atol=1e-9, err_msg=result)
-
-
-@pytest.mark.parametrize("name", DIFFUSION)
-def test_a_condition_of_all_layers_cannot_be_pipelined(name: str) -> None:
-    with pytest.raises(DiagnosticError, match="beyond layers that are cut into pipeline stages"):
-        module(name, f"{STEP},partition,stages", pp=2, microbatches=4)
 
 
 SEQUENCES = {
