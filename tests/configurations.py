@@ -96,6 +96,8 @@ NEEDS: Mapping[str, Keys] = {
     "bailing_moe": {**_EXPERTS, "num_shared_experts": 1},
     "bailing_moe_v2": {**_EXPERTS, "num_shared_experts": 1},
     "git": {**_EXPERTS},
+    "grok-2": {**_EXPERTS},
+    "grok2": {**_EXPERTS},
     "glm_moe_dsa": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 8},
     "chatglm": {"kv_channels": 8},
     "deepseek": _ROUTED,

@@ -48,6 +48,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
+from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Repeats
@@ -235,10 +236,11 @@ class _TrainingStep:
                 op.loc,
                 remedy="return them beside the loss instead of using them for it",
             )
-        live = [i for i, g in enumerate(given) if g is not None]
-        starts = [g for g in given if g is not None]
+        live = self._live_carries(op, {i for i, g in enumerate(given) if g is not None})
         if not live:
             return
+        ends = [(given[i], op.results[i]) for i in live]
+        starts = [_zero(tape.builder, r) if g is None else g for g, r in ends]
         order = {"order": op.attrs["order"]} if "order" in op.attrs else {}
         attrs = {"count": count, "carry": const(len(live)), **order}
         back = tape.builder.op("stg.repeat", starts, attrs, types=(), symbol=kind_of(op))
@@ -253,6 +255,19 @@ class _TrainingStep:
             inner.give(op.body.terminator.operands[i], arg)
         inner.backward(list(op.body.ops[:-1]))
         self._close_repeat(tape, op, back, inner, live)
+
+    def _live_carries(self, op: Operation, given: set[int]) -> list[int]:
+        """The carried values of a repeat that have a gradient in some layer: those with one behind
+        the last layer, and those that these are computed from, such as one that layers pass on."""
+        body, live = op.body, set(given)
+        while True:
+            behind = _ancestors([body.terminator.operands[i] for i in live], body)
+            more = {i for i, a in enumerate(body.args[: op.integer("carry", 1)]) if a in behind}
+            more = {i for i in more - live if body.args[i].tensor.dtype in FLOATS}
+            more = {i for i in more if body.args[i] not in self.idle}
+            if not more:
+                return sorted(live)
+            live |= more
 
     def _close_repeat(
         self, tape: _Tape, op: Operation, back: Operation, inner: _Tape, live: list[int]
@@ -344,6 +359,32 @@ class _Tape:
             ):
                 if grad is not None and value.tensor.dtype in FLOATS:
                     self.give(value, grad)
+
+
+def _ancestors(values: list[Value], region: Region) -> set[Value]:
+    """All values that these are computed from in a region, these included."""
+    found: set[Value] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value in found:
+            continue
+        found.add(value)
+        op = value.producer
+        if op is not None and op.parent is region:
+            pending += op.operands
+            pending += (v for i in (op.region.walk() if op.region else ()) for v in i.operands)
+    return found
+
+
+def _zero(b: Builder, value: Value) -> Value:
+    """A gradient of zeros for a value."""
+    type_ = value.tensor
+    zero = _cast(b, b.value("stg.constant", attrs={"value": 0}, hint="zero"), type_.dtype)
+    if not type_.rank:
+        return zero
+    attrs: dict[str, RawAttr] = {"spec": Quoted(f"->{letters(type_.rank)}"), "sizes": type_.shape}
+    return b.value("stg.broadcast", [zero], attrs, hint=value.prefixed("d_"))
 
 
 def _sum_stack(b: Builder, stack: Value, hint: str) -> Value:
