@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 from hypothesis import settings
 
 # Modules are graphs of many objects, and what a worker remembers grows with its tests: to go
@@ -16,3 +17,34 @@ settings.register_profile("fixed", derandomize=True)
 settings.register_profile("quick", derandomize=True, max_examples=33)
 settings.register_profile("random")
 settings.load_profile("fixed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options that choose among cases: CONTRIBUTING.md says which run uses which."""
+    parser.addoption(
+        "--most", type=int, default=0, help="so many cases of a test at most, spread evenly"
+    )
+    parser.addoption(
+        "--share", type=int, default=1, help="only one in so many of the exhaustive cases"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the options say; a test that has a case keeps one."""
+    most: int = config.getoption("--most")
+    share: int = config.getoption("--share")
+    left = [item for item in items if share == 1 or not item.get_closest_marker("exhaustive")]
+    rare = [item for item in items if share > 1 and item.get_closest_marker("exhaustive")]
+    kept = {id(item) for item in (*left, *rare[::share])}
+    if most:
+        by_test: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if id(item) in kept and not item.get_closest_marker("exhaustive"):
+                by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        for cases in by_test.values():
+            chosen = {len(cases) * i // most for i in range(most)}
+            kept -= {id(c) for i, c in enumerate(cases) if len(cases) > most and i not in chosen}
+    gone = [item for item in items if id(item) not in kept]
+    if gone:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if id(item) in kept]

@@ -342,6 +342,23 @@ Names().suffix, Names().patched
 # -- PatchedEncoder, Variant: See `stagec/formats/chakra`.
 PatchedEncoder.__name__, [field for field in Variant.__dataclass_fields__][:3]
 
+# -- JobFormat, TraceJob, all_ranks
+class Classes(JobFormat):
+    name = "classes"
+
+    def drops(self, program, layout):
+        return ["the order of nodes is not written"]
+
+    def files(self, job, ranks):
+        all_ranks(self, ranks)
+        yield f"{job.name}.classes.txt", (self.line(job, i) for i in range(len(job.members)))
+
+    def line(self, job, number):
+        return f"{len(job.members[number])} ranks: {len(job.program(number))} nodes\n".encode()
+
+
+Classes().drops(None, None), all_ranks(Classes(), None)
+
 # == Families of models: From a configuration to the text that it means, as `stagec import` does. See [models.md](models.md).
 # -- ModelText, Body
 text = ModelText("double", "Twice the tokens.")
@@ -360,20 +377,3 @@ def read_double(config: Config) -> ModelText:
 
 double = ModelFamily("Double", ("double",), read_double, "a sum")
 Plugin(name="double", families=(double,)).families[0].model_types
-
-# -- JobFormat, TraceJob, all_ranks
-class Classes(JobFormat):
-    name = "classes"
-
-    def drops(self, program, layout):
-        return ["the order of nodes is not written"]
-
-    def files(self, job, ranks):
-        all_ranks(self, ranks)
-        yield f"{job.name}.classes.txt", (self.line(job, i) for i in range(len(job.members)))
-
-    def line(self, job, number):
-        return f"{len(job.members[number])} ranks: {len(job.program(number))} nodes\n".encode()
-
-
-Classes().drops(None, None), all_ranks(Classes(), None)

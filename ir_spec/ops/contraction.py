@@ -289,6 +289,10 @@ class Scale(Elementwise):
     )
     example = "%y = stg.scale[by = 1/2](%x) : bf16[B]"
 
+    def verify(self, op: Operation) -> Iterator[str]:
+        if not {"by", "sqrt", "rsqrt"} & op.attrs.keys():
+            yield "expects parameter 'by', 'sqrt' or 'rsqrt': the factor"
+
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:

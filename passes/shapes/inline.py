@@ -20,17 +20,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
-from stagec.api import Expr, Module, Operation, Pass, Region, TensorType, Value, error
-from stagec.ir.core import Attr, substitute_attr
-from stagec.ir.facts import Relation
+from stagec.api import (
+    Attr,
+    DiagnosticError,
+    Dim,
+    Expr,
+    Loc,
+    Module,
+    NameLoc,
+    Operation,
+    Pass,
+    Region,
+    Relation,
+    TensorType,
+    Type,
+    Value,
+    error,
+    made_by,
+    note,
+)
+from stagec.ir.core import substitute_attr
 from stagec.ir.infer import same_shape, stated
 from stagec.ir.param import attr_text
 from stagec.ir.traits import Repeats
-from stagec.ir.types import Dim, Type
 from stagec.ir_spec.ops.functions import AS, CallOp, ParamOp
-from stagec.support.diagnostics import DiagnosticError, note
 from stagec.support.limits import MAX_DEPTH, MAX_OPERATIONS
-from stagec.support.source import Loc, NameLoc, file_loc, made_by
+from stagec.support.source import file_loc
 from stagec.support.suggest import did_you_mean
 from stagec.text.imports import Block, read_blocks
 

@@ -64,11 +64,16 @@ def write_formats(
     given: Mapping[str, Any],
 ) -> list[Written]:
     """Write a job in each format; warnings go to stderr, and what a format does not carry as a
-    remark. Raises `DiagnosticError`."""
+    remark. Raises `DiagnosticError`, before anything is written if a format refuses the job."""
+    from stagec.job.writer import check_job
+
     check_targets(formats, output, given)
+    sources = [source(each) for each in formats]
+    for job in sources:
+        check_job(job)
     found: list[Written] = []
-    for each in formats:
-        written = emit(source(each), folder_of(each, formats, output), about, given)
+    for each, job in zip(formats, sources, strict=True):
+        written = emit(job, folder_of(each, formats, output), about, given)
         found.append(written)
         for warning in written.warnings:
             tell(f"warning: {warning}")

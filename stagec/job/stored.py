@@ -62,7 +62,12 @@ class _Read:
     free: list[int] = field(default_factory=list[int])
 
     def take(self, node: TraceNode, end: int) -> None:
-        """Take in the next node, whose record ends with the byte `end`."""
+        """Take in the next node, whose record ends with the byte `end`. Raises ValueError for one
+        that is numbered otherwise, or that waits for a later one."""
+        if node.id != len(self.starts):
+            raise ValueError(f"{node.label}: expected node {len(self.starts)}")
+        if not all(0 < other < node.id for other in (*node.data_deps, *node.ctrl_deps)):
+            raise ValueError(f"{node.label} waits for no earlier node")
         found = self._node(node, end)
         what = found.kind, found.name, found.size, found.flops, found.seconds
         facts = *what, found.group, found.over, found.by
@@ -125,7 +130,7 @@ def stored_program(
             node = decode_node(path, offset, raw)
             read.take(node, offset + len(varint(len(raw))) + len(raw) - 1)
         return read.program(name, _static(memory))
-    except (TraceError, KeyError, ValueError) as problem:
+    except (TraceError, KeyError, OverflowError, ValueError) as problem:
         raise error(
             f"'{path}' holds a record that is none of stagec's: {problem}",
             remedy="write the archive again with stagec compile --archive",

@@ -119,8 +119,7 @@ def write_source(
     directory is not empty (and not `force`), cannot be written, or does not fit on the disk, and
     for a job that the format refuses.
     """
-    check_needs(source.format, source)
-    source.format.check(source)
+    check_job(source)
     target, classes = real_folder(directory), _classes(source, how.ranks)
     with working_folder(target, force=how.force, resume=how.resume) as folder:
         writer = RankWriter(source, folder, how.resume)
@@ -150,6 +149,13 @@ def write_source(
             _remove_others(folder, files)
     dropped = tuple(dict.fromkeys(s for e in entries.values() for s in _dropped(e)))
     return Written(directory, {n: size for n, (size, _) in files.items()}, warnings, dropped)
+
+
+def check_job(source: TraceSource) -> None:
+    """Refuse a job that its format, or the format's consumer, cannot take. Raises
+    `DiagnosticError`."""
+    check_needs(source.format, source)
+    source.format.check(source)
 
 
 def _write_ranks(writer: RankWriter, classes: Sequence[Unit], how: Emission) -> _All:

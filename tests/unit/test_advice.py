@@ -14,7 +14,8 @@ import pytest
 from stagec.analysis.figures import Figures
 from stagec.driver.advice import Advice, Suggestion, advise
 from stagec.driver.job import JobBuilder, mesh_axes
-from stagec.driver.knobs import Change, Space, count_of, stretch
+from stagec.driver.knobs import Change, Space, stretch
+from stagec.driver.legal import count_of
 from stagec.driver.options import JobOptions
 from stagec.driver.prediction import Prediction, cost
 from stagec.ir_spec.ops.axes import DATA_AXES

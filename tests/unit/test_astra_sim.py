@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,9 @@ from hypothesis import strategies as st
 from stagec.formats.astra_sim.log import breakdown, rank_ends, spans_of
 from stagec.formats.astra_sim.topology import GIB, dimensions
 from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
+from stagec.formats.chakra.tensors import tensors_of
 from stagec.machines import load_machine
+from stagec.program.nodes import Events, Node, Program
 from tests.support import EXHAUSTIVE, TINY, examples, stagec
 
 ROOT = Path(__file__).parents[2]
@@ -368,6 +371,31 @@ def test_the_peak_of_tensors_is_that_of_the_plan(
             before[one.id] = direct.union(*(before[d] for d in direct))
             for name, _ in tensors(one, "inputs"):
                 assert name not in writer or writer[name] in before[one.id]
+
+
+def program(edges: Sequence[Sequence[int]], alloc: Sequence[int], free: Sequence[int]) -> Program:
+    """A program of computations with these dependencies and memory events."""
+    starts = np.cumsum([0, *map(len, edges)], dtype=np.int64)
+    zeros = np.zeros(len(edges), dtype=np.int64)
+    events = Events(10, np.array(alloc, dtype=np.int64), np.array(free, dtype=np.int64))
+    flat = np.array([e for each in edges for e in each], dtype=np.int64)
+    node = Node("comp", "x", "forward", 1)
+    return Program("p", [node], zeros, zeros, zeros, starts, starts[1:], flat, events)
+
+
+def test_a_tensor_is_read_by_nodes_that_depend_on_its_writer_last_written_first() -> None:
+    """Node 3 gives 6 back: 2 of node 2, and 4 of node 1, of which 1 stays."""
+    found = tensors_of(program([[], [1], [2]], [5, 2, 0], [0, 0, 6]))
+    assert found.outputs[:2] == [[("x#1.0", 4), ("x#1.1", 1)], [("x#2.0", 2)]]
+    assert found.inputs == [[("static", 10)], [], [("x#2.0", 2), ("x#1.0", 4), ("static", 10)]]
+    assert found.peak == 17
+
+
+def test_bytes_wait_for_a_node_that_depends_on_their_writer() -> None:
+    """Node 2 gives back what node 1 has made, and does not depend on it; node 3 does."""
+    found = tensors_of(program([[], [], [1]], [4, 1, 0], [0, 4, 0]))
+    assert found.inputs[1:] == [[], [("x#1.0", 4), ("static", 10)]]
+    assert found.outputs == [[("x#1.0", 4)], [("x#2.0", 1)], []]
 
 
 # -- the real one ----------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_attributes_have_the_types_that_readers_ask_for() -> None:
         found |= {a.name: a.WhichOneof("value") for a in public.Node.FromString(record).attr}
     assert found == expected
     assert {name: kind.removesuffix("_val") for name, kind in expected.items()} == {
-        **ATTR_TYPES,
+        **{n: t for n, t in ATTR_TYPES.items() if t != "string_list"},  # of --tensor-names
         "stage": "int64",
         "op": "string",
     }

@@ -53,7 +53,7 @@ TEXTS = {
     "stray-character": Bad(body("%y = stg.gelu(%x) $"), "5:23", "unexpected '$'"),
     "unknown-op": Bad(body("%y = stg.gleu(%x)"), "5:10", "unknown op 'stg.gleu'"),
     "unknown-parameter": Bad(body("%y = stg.scale[bye = 2](%x)"), "5:20", "no parameter 'bye'"),
-    "missing-parameter": Bad(body("%y = stg.scale(%x)"), "5:10", "expects parameter 'by'"),
+    "missing-parameter": Bad(body("%y = stg.cast(%x)"), "5:10", "expects parameter 'to'"),
     "too-few-operands": Bad(body("%y = stg.mul(%x)"), "5:10", "expects 2 operands"),
     "wrong-rank": Bad(
         body('%y = stg.einsum["abc,bc->ac"](%x, %x)'), "5:10", "to have 3 dimensions"
@@ -136,7 +136,7 @@ def test_a_wrong_text(name: str, tmp_path: Path) -> None:
 
 def test_several_errors_are_told_in_one_run(tmp_path: Path) -> None:
     file = tmp_path / "bad.stg"
-    file.write_text(body("%a = stg.gleu(%x)\n    %b = stg.gelu(%q)\n    %y = stg.scale(%x)"))
+    file.write_text(body("%a = stg.gleu(%x)\n    %b = stg.gelu(%q)\n    %y = stg.cast(%x)"))
     ran = stagec("opt", file)
     assert ran.err.count(": error: ") == 3
 

@@ -408,6 +408,15 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         for grad in ("", "_grad")
     },
     "stg.slice": {"table": "bf16[V, D]"},
+    "stg.relative_bias": {"table": "bf16[32, H]"},
+    "stg.relative_bias_grad": {"db": "bf16[H, S, S]"},
+    "stg.index_scores": {"k": "bf16[B, S, K]", "weights": "bf16[B, S, H]"},
+    "stg.index_scores_grad": {
+        "ds": "f32[B, S, S]",
+        "q": "bf16[B, S, H, K]",
+        "k": "bf16[B, S, K]",
+        "w": "bf16[B, S, H]",
+    },
     "stg.put": {"dc": "bf16[B, D]"},
     "stg.conv1d": {"kernel": "bf16[3, D, F]"},
     "stg.conv1d_dx": {"kernel": "bf16[3, D, F]", "du": "bf16[B, S/2, F]"},
@@ -447,8 +456,11 @@ IN_MODULE = {
     "stg.strategy",
     "stg.memory",
     "stg.arena",
+    "stg.order",
+    "stg.space",
 }
-IN_STRATEGY = {op.name for op in LOADED.registry if op.parents == ("stg.strategy",)}
+HOLDERS = (("stg.strategy",), ("stg.space",))
+IN_STRATEGY = {op.name for op in LOADED.registry if op.parents in HOLDERS}
 
 
 def op_example(op: OpDef) -> str:

@@ -6,10 +6,18 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from stagec.formats.base import Variant
+from stagec.formats.chakra.nodes import TraceNode, encode_metadata, encode_node
+from stagec.job.stored import stored_program
+from stagec.program.nodes import Program
+from stagec.support.diagnostics import DiagnosticError
 from tests.support import stagec
 
 JOB = ("compile", "llama3-8b", "--tp", "2", "--pp", "2", "--dp", "2", "--set", "L=2", "--quiet")
@@ -263,6 +271,10 @@ def test_several_formats_have_a_folder_each(tmp_path: Path) -> None:
     assert again.code == 1
     assert "is not empty" in again.err
     assert stagec(*both, "--force").code == 0
+    refused: Sequence[str | Path]
+    refused = *JOB, "--format", "chakra,astra-sim", "-o", tmp_path / "neither"
+    assert "the format 'astra-sim' needs a machine" in stagec(*refused).err
+    assert not (tmp_path / "neither").exists()
     over = stagec(*both[:-1], tmp_path / "one")
     assert "holds a job already" in over.err
 
@@ -307,3 +319,28 @@ def test_an_archive_is_made_into_other_formats(tmp_path: Path) -> None:
             if other["kind"] not in kinds:
                 other["kind"], other["size"] = "comp", max(1, other["size"])
             assert row == other
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": 7},
+        {"data_deps": (9,)},
+        {"kind": 5},
+        {"kind": 7, "attrs": {"comm_type": 99}},
+        {"attrs": {"num_ops": 1, "alloc_bytes": 2**64 - 1}},
+        {"attrs": {"num_ops": "many"}, "attr_types": {"num_ops": "string"}},
+    ],
+)
+def test_records_of_others_are_no_program(change: dict[str, Any]) -> None:
+    first = TraceNode(1, "forward/x", 4, attrs={"num_ops": 8, "tensor_size": 4})
+    good, bad = ([first, replace(first, **{"id": 2, **c})] for c in ({}, change))
+
+    def read(nodes: Sequence[TraceNode]) -> Program:
+        data = b"".join([encode_metadata("0"), *map(encode_node, nodes)])
+        variant = Variant(np.frombuffer(data, dtype=np.uint8).copy(), {}, {})
+        return stored_program("stage0", variant, {"dp": 2}, Path("job"), None)
+
+    assert [n.flops for n in read(good).nodes] == [8, 8]
+    with pytest.raises(DiagnosticError, match="holds a record that is none of stagec's"):
+        read(bad)

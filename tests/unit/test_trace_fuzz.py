@@ -144,6 +144,7 @@ LIMITS: dict[str, st.SearchStrategy[AttrValue]] = {
     "uint64": U64,
     "bool": st.booleans(),
     "string": st.text(max_size=20),
+    "string_list": st.lists(st.text(max_size=9), max_size=3).map(tuple[str, ...]),
 }
 TYPED_ATTRS: st.SearchStrategy[dict[str, AttrValue]] = st.fixed_dictionaries(
     {}, optional={n: LIMITS[t] for n, t in ATTR_TYPES.items()}
