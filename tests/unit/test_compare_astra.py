@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stagec.support.diagnostics import DiagnosticError
 from tools.compare_astra import JOBS, MACHINE, compared
 
 TOLERANCE = 0.03
@@ -23,7 +24,9 @@ def stand_in(folder: Path, ends: str) -> Path:
 
 
 def test_the_last_rank_is_compared(tmp_path: Path) -> None:
-    program = stand_in(tmp_path, "sys[0] finished, 70 cycles\nsys[1] finished, 90 cycles")
+    more = ", exposed communication 2 cycles."
+    ends = f"sys[0] finished, 70 cycles{more}\nsys[1] finished, 90 cycles{more}"
+    program = stand_in(tmp_path, ends)
     job = {"one": JOBS["one device, tiny"]}
     (found,) = compared(program, MACHINE, job, tmp_path / "traces")
     assert (found.ranks, found.theirs) == (1, 90)
@@ -31,9 +34,10 @@ def test_the_last_rank_is_compared(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_does_not_end_is_told(tmp_path: Path) -> None:
-    program = stand_in(tmp_path, "sys[0] finished, 70 cycles")
+    end = "sys[0] finished, 70 cycles, exposed communication 2 cycles."
+    program = stand_in(tmp_path, end)
     job = {"one": JOBS["one device, tiny"]}
-    with pytest.raises(RuntimeError, match="1 of 2 ranks"):
+    with pytest.raises(DiagnosticError, match="1 of 2 ranks"):
         list(compared(program, MACHINE, job, tmp_path / "traces"))
 
 
