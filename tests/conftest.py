@@ -33,8 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the options say; a test that has a case keeps one."""
-    most: int = config.getoption("--most")
-    share: int = config.getoption("--share")
+    most = int(config.getoption("--most") or 0)
+    share = int(config.getoption("--share") or 1)
     left = [item for item in items if share == 1 or not item.get_closest_marker("exhaustive")]
     rare = [item for item in items if share > 1 and item.get_closest_marker("exhaustive")]
     kept = {id(item) for item in (*left, *rare[::share])}
