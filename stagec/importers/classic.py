@@ -182,6 +182,8 @@ def read_falcon(config: Config) -> ModelText:
     kin = Kin(config, "Falcon", sizes, read_groups=newer)
     biased = kin.flag("bias")
     alibi = kin.flag("alibi")
+    if alibi:  # rotary positions are said, and not used
+        config.skip("rope_theta", "rope_scaling", "rope_parameters")
     mask, rope = ("causal, alibi", None) if alibi else ("causal", kin.rope())
     groups = "G" if one or newer else "H"
     mixer = Attention(groups, qkv_bias=biased, out_bias=biased, rope=rope, mask=mask)
