@@ -86,8 +86,8 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "normalize-strategy,add-lora,set-element-types,insert-fp8-casts,"
-        "size-experts,choose-recompute,split-microbatches,place-values,shard-parameters,gather-dimensions,"
-        "exchange-dimensions,ring-attention",
+        "size-experts,choose-recompute,split-microbatches,place-values,shard-parameters,"
+        "gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,insert-collectives,narrow-collectives,"
         "keep-gathered-parameters,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
