@@ -27,6 +27,7 @@ from stagec.passes.pipeline_stages.gather_parameters_once import GatherParameter
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
 from stagec.passes.serving.quantize_weights import QuantizeWeights
+from stagec.passes.serving.to_serving import ToServing
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
 from stagec.passes.shapes.inline import Inline
@@ -48,6 +49,7 @@ PLUGIN = Plugin(
     passes=(
         Inline,
         InferShapes,
+        ToServing,
         NormalizeStrategy,
         AddLora,
         SetElementTypes,
@@ -100,6 +102,8 @@ PLUGIN = Plugin(
         "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
+        "serve": "inline,infer-shapes,to-serving,serve-step",
+        "serve-step": "apply-strategy,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )
