@@ -26,6 +26,7 @@ from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
+from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
 from stagec.passes.serving.to_serving import ToServing
 from stagec.passes.shapes.bind import Bind
@@ -75,6 +76,7 @@ PLUGIN = Plugin(
         GatherParametersOnce,
         CoalesceCollectives,
         ReshardParameters,
+        HandOver,
         OffloadToHost,
         PlanMemory,
         PlaceBuffers,

@@ -22,6 +22,7 @@ from stagec.ir_spec.ops import (
     norm,
     optimizer,
     pipeline,
+    pods,
     policies,
     quantized,
     recommend,
@@ -76,5 +77,6 @@ BUILTIN: tuple[OpDef, ...] = (
     *comm.OPS,
     *optimizer.OPS,
     *pipeline.OPS,
+    *pods.OPS,
     *trace.OPS,
 )

@@ -7,7 +7,7 @@ the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -15,7 +15,11 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from stagec.ir.core import Value
+from stagec.ir.module import Module
+from stagec.ir.serving import CACHE
 from stagec.program.groups import coordinate
+from stagec.support.diagnostics import error
 
 Ints = npt.NDArray[np.int64]
 Mesh = Mapping[str, int]
@@ -27,11 +31,16 @@ class NoHandoverError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """How the ranks of a pod hold a value: for each dimension the axes that split it, major
-    first."""
+    """How the ranks of a pod hold a value: the axes of the mesh with their sizes, and for each
+    dimension those that split it, major first."""
 
-    mesh: Mesh
+    axes: tuple[tuple[str, int], ...]
     splits: tuple[tuple[str, ...], ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The axes of the pod with their sizes."""
+        return dict(self.axes)
 
     @property
     def ranks(self) -> int:
@@ -68,7 +77,8 @@ class Layouts:
         own = np.ravel_multi_index(tuple(self.places().T), sizes)
         by_place = np.empty(self.ranks, dtype=np.int64)
         by_place[own] = np.arange(self.ranks)
-        return by_place[np.ravel_multi_index(tuple(places.T), sizes)]
+        found: Ints = by_place[np.ravel_multi_index(tuple(places.T), sizes)]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,55 @@ class Handover:
     to: Sequence[Ints]
     of: Sequence[Ints]
     pieces: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that crosses: `to` and `of` are the numbers of its first messages among those of all
+    values, at the source and at the target. Values with the same placements share these."""
+
+    way: Handover
+    to: int
+    of: int
+
+
+def crossings(source: Module, target: Module) -> dict[str, Crossing]:
+    """The caches of two placed modules by name, in order: how each crosses. Raises
+    `DiagnosticError` for caches that one of them does not have, and `NoHandoverError`."""
+    mine, theirs = _caches(source), _caches(target)
+    if mine.keys() != theirs.keys():
+        lost = min(mine.keys() ^ theirs.keys())
+        raise error(
+            f"%{lost} is a cache of one pod and not of the other",
+            source.main.loc,
+            remedy="serve the same model in both pods, with the same element types",
+        )
+    known: dict[tuple[Layouts, Layouts], Crossing] = {}
+    found: dict[str, Crossing] = {}
+    to = of = 0
+    for name in sorted(mine):
+        ends = _layouts(source, mine[name]), _layouts(target, theirs[name])
+        if ends not in known:
+            known[ends] = Crossing(handover(*ends), to, of)
+            to, of = to + len(known[ends].way.to), of + len(known[ends].way.of)
+        found[name] = known[ends]
+    return found
+
+
+def peers(found: Iterable[Crossing], *, sends: bool) -> list[Ints]:
+    """The ranks of the other pod that the messages of each number go to, or come from."""
+    every = {(c.to if sends else c.of): c.way.to if sends else c.way.of for c in found}
+    return [ranks for _, ways in sorted(every.items()) for ranks in ways]
+
+
+def _caches(module: Module) -> dict[str, Value]:
+    return {a.name: a for a in module.main.body.args if a.tensor.role == CACHE}
+
+
+def _layouts(module: Module, value: Value) -> Layouts:
+    mesh = module.mesh
+    sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
+    return Layouts(tuple(sizes.items()), tuple(d.axes for d in value.tensor.dims))
 
 
 def handover(source: Layouts, target: Layouts) -> Handover:
