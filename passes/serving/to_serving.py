@@ -24,11 +24,11 @@ from stagec.api import (
 from stagec.ir.expr import ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import MODES, ServingStep
+from stagec.ir.serving import MODES, PAST, ServingStep
 from stagec.ir.traits import Terminates
 from stagec.support.suggest import did_you_mean
 
-PAST, SEQUENCE = "past", "S"
+SEQUENCE = "S"
 
 
 @dataclass(frozen=True)
