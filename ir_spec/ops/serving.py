@@ -1,13 +1,14 @@
-"""Ops of a step of serving: rows of a cache, and the position that samples."""
+"""Rows of caches: what steps of serving keep of the tokens of a sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stagec.ir.core import Operation
-from stagec.ir.expr import ONE, ZERO, Expr, call, same
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import ZERO, Expr, call, same
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
@@ -43,7 +44,11 @@ class Append(OpDef):
     name = "stg.append"
     operands = ("cache", "new")
     traits = (InPlace(operands=(0,)),)
-    params = (Param("dim", "int", "the dimension of tokens (default 1)"), PAST)
+    params = (
+        Param("dim", "int", "the dimension of tokens (default 1)"),
+        PAST,
+        Param("span", "size", "a query sees so many keys up to its own: no more stay cached"),
+    )
     example = "%keys = stg.append(%q, %q) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
@@ -81,35 +86,30 @@ class Append(OpDef):
         return [np.moveaxis(out, 0, d)]
 
 
-class Last(OpDef):
-    """The row of the last position along dimension 1, as a dimension of one element; no FLOPs.
+@dataclass(frozen=True, slots=True)
+class CachedRows:
+    """The dimension of tokens of a cache, and the keys that a query sees, None for all."""
 
-    Where that dimension is split, only the rank with the last position has the row, others have
-    zeros: a partial sum.
-    """
+    dim: int
+    span: Expr | None
 
-    name = "stg.last"
-    operands = ("x",)
-    example = "%y = stg.last(%x) : bf16[B, 1, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank + 1)
-        row, one = text[:-1], text[-1]
-        return make_rule(f"{row}->{row[0]}{one}{row[2:]}", whole=one, linear=[0], sizes={one: ONE})
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if op.operands[0].tensor.rank < 2:
-            yield f"expects [batch, position, ...], found {op.operands[0].type}"
-
-    def bytes_touched(self, op: Operation) -> Expr:
-        return op.result.tensor.local_bytes * 2
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        rows = op.operands[0].tensor.dims[1]
-        at = np.asarray(ctx.positions(rows))
-        found = np.flatnonzero(at == ctx.size(rows.size) - 1)
-        zeros = np.zeros_like(args[0][:, :1])
-        return [args[0][:, found[:1]] if found.size else zeros]
+    def held(self, tokens: Expr) -> Expr:
+        """The rows that stay when a sequence has so many tokens."""
+        return tokens if self.span is None else call("min", [tokens, self.span])
 
 
-OPS = (Append(), Last())
+def rows_of(cache: Value) -> CachedRows | None:
+    """How an argument holds rows of tokens, by the op that appends them; None if none does."""
+    for user, index in cache.uses:
+        if isinstance(user.definition, Append) and index == 0:
+            span = user.expr("span") if "span" in user.attrs else None
+            return CachedRows(user.integer("dim", 1), span)
+        if user.region is not None and index < len(user.region.args):
+            inner = user.region.args[index]
+            found = rows_of(inner)
+            if found is not None:
+                return replace(found, dim=found.dim + cache.tensor.rank - inner.tensor.rank)
+    return None
+
+
+OPS = (Append(),)

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, error, evaluate, made_by
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import const
+from stagec.ir.expr import const, symbol
 from stagec.ir.rewrite import uses_inside
+from stagec.ir.serving import PAST
 from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.pods import message_bytes
+from stagec.ir_spec.ops.serving import rows_of
 from stagec.program.handover import Crossing, NoHandoverError, crossings
 from stagec.support.diagnostics import NotAnIntegerError
 from stagec.support.texts import read_text
 from stagec.text.build import parse_module
 
 PASS = "hand-over"
-#: The new tokens of a step, and those before it.
-_SEQUENCE, _PAST = "S", "past"
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,13 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
 
 
 def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
-    """The dimension of tokens, without those of layers, and how many of them the step has from
-    before; nothing for state without such a dimension."""
+    """The dimension of tokens, without those of layers, and how many rows it has of the tokens
+    before the step; nothing for state of fixed size."""
+    found = rows_of(cache)
+    if found is None:
+        return {}
     depth = max(depth for _, _, depth in uses_inside(cache))
-    for dim, size in enumerate(cache.tensor.shape):
-        if _PAST in size.symbols:
-            return {
-                "dim": dim - depth,
-                "rows": const(evaluate(size, decode.env) - decode.env[_SEQUENCE]),
-            }
-    return {}
+    return {"dim": found.dim - depth, "rows": const(evaluate(found.held(symbol(PAST)), decode.env))}
 
 
 class _Cache:

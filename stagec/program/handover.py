@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stagec.ir.core import Value
 from stagec.ir.module import Module
-from stagec.ir.serving import CACHE
+from stagec.ir.types import CACHED
 from stagec.program.groups import coordinate
 from stagec.support.diagnostics import error
 
@@ -132,7 +132,7 @@ def peers(found: Iterable[Crossing], *, sends: bool) -> list[Ints]:
 
 
 def _caches(module: Module) -> dict[str, Value]:
-    return {a.name: a for a in module.main.body.args if a.tensor.role == CACHE}
+    return {a.name: a for a in module.main.body.args if a.tensor.role in CACHED}
 
 
 def _layouts(module: Module, value: Value) -> Layouts:
