@@ -76,6 +76,7 @@ class _Job:
     context: int | None = None
     chunk: int | None = None
     speculative: int | None = None
+    page: int = 1
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()
