@@ -7,15 +7,19 @@ becomes ring attention. With `V` split, a loss over logits becomes a vocabulary-
 from __future__ import annotations
 
 from stagec.ir.core import Operation, Region
+from stagec.ir.expr import Expr, symbol
 from stagec.ir.opdef import factor_sizes
 
 
-def special_ops(region: Region, name: str) -> list[tuple[Operation, list[int]]]:
-    """Ops with a special factor of this size, and the operands that have it."""
+def special_ops(
+    region: Region, name: str, *, joined: bool = False
+) -> list[tuple[Operation, list[int]]]:
+    """Ops with a special factor of this size, and the operands that have it. `joined`: also of a
+    size that this one is a part of."""
     found: list[tuple[Operation, list[int]]] = []
     for op in region.ops:
         if op.region is not None:
-            found += special_ops(op.region, name)
+            found += special_ops(op.region, name, joined=joined)
             continue
         rule = op.definition.rule(op)
         if rule is None or not rule.special:
@@ -24,9 +28,21 @@ def special_ops(region: Region, name: str) -> list[tuple[Operation, list[int]]]:
         operands = [
             i
             for f in sorted(rule.special)
-            if sizes[f].symbol_name == name
+            if sizes[f].symbol_name == name or (joined and is_part(name, sizes[f]))
             for i, _ in rule.occurrences(f)
         ]
         if operands:
             found.append((op, operands))
     return found
+
+
+def is_part(name: str, size: Expr) -> bool:
+    """Whether a size is this one, or a sum with it.
+
+    | size  | name | part |
+    |-------|------|------|
+    | `S`   | S    | yes  |
+    | `S+X` | S    | yes  |
+    | `S*T` | S    | no   |
+    """
+    return name in size.symbols and name not in (size - symbol(name)).symbols

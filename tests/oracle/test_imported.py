@@ -96,7 +96,7 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     context = row["context"] if model_type not in UNSPLIT else ""
     tp, sp = row["tensor"]
     given["tp"] = min(tp, 2) if context == "ulysses" else tp  # four heads go round
-    given["sp"] = sp and model_type not in UNSPLIT and not (context and model_type in JOINT)
+    given["sp"] = sp and model_type not in UNSPLIT
     return given | _context(model_type, context)
 
 
@@ -157,12 +157,6 @@ REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
     (("deepseek_v32", "glm_moe_dsa"), {"cp": 2}, "which takes no selected", _GATHER),
     (JOINT, {"cp": 2}, "no op can pass its part of S", _GATHER),
     (JOINT, {"cp": 2, "cp_mode": "ulysses"}, "nothing to exchange", _GATHER),
-    (
-        JOINT,
-        {"tp": 2, "sp": True, "cp": 2, "cp_mode": "all-gather"},
-        "cannot be split over ['t']",
-        "leave that dimension whole",
-    ),
     (ONE_HEAD, {"cp": 2, "cp_mode": "ulysses"}, "does not divide over tp*cp", _GATHER),
     (SCANNED, {"cp": 2}, "goes through S in its order", "--cp-order plain"),
     (UNSPLIT, {"cp": 2}, "no sequence to split", "--tp"),
