@@ -62,17 +62,23 @@ LAYER_SCALE = Norm("layer", "scale")
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions: the symbol of their base, and how many first elements of a head are
-    rotated; pairs are the two halves of these, or neighbours."""
+    rotated, or last ones; pairs are the two halves of these, or neighbours. `scaling` are the
+    static parameters that stretch the frequencies."""
 
     base: str = "theta"
     part: str | None = None
     interleaved: bool = False
+    scaling: str = ""
+    last: bool = False
 
     def step(self) -> str:
         """The operation, on `{}`."""
-        part = f", first = {self.part}" if self.part else ""
-        pairs = ", interleaved" if self.interleaved else ""
-        return f"stg.rope[base = {self.base}{part}{pairs}]({{}})"
+        words = [f"base = {self.base}"]
+        if self.part:
+            words.append(f"{'last' if self.last else 'first'} = {self.part}")
+        words += ["interleaved"] if self.interleaved else []
+        words += [self.scaling] if self.scaling else []
+        return f"stg.rope[{', '.join(words)}]({{}})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from stagec.importers.blocks import (
     Norm,
     Rope,
 )
-from stagec.importers.common import begin, declare_part, read_heads, read_rope, read_size
+from stagec.importers.common import begin, read_heads, read_size
 from stagec.importers.config import Config
+from stagec.importers.positions import declare_part, read_rope
 from stagec.importers.stack import ONE, Decoder, Layer, Part, Positions
 from stagec.importers.text import ModelText
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from stagec.importers.blocks import RMS
-from stagec.importers.common import begin, read_rope, read_size
+from stagec.importers.common import begin, read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
+from stagec.importers.positions import read_rope
 from stagec.importers.stack import Decoder, order_text
 from stagec.importers.state_space import Mamba2Keys, read_mamba2
 from stagec.importers.text import Body, ModelText
