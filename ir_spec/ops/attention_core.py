@@ -25,7 +25,17 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
+from stagec.ir_spec.ops.masks import (
+    CAUSAL,
+    DOCUMENTS,
+    SPANS,
+    is_plain,
+    misfits_of_documents,
+    misfits_of_mask,
+    pairs,
+    seen,
+    spans,
+)
 
 #: The shapes of operands that flags name.
 _FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
@@ -39,6 +49,7 @@ SCORES = (
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
 WHOLE = (
+    DOCUMENTS,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
 )
@@ -59,12 +70,15 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
     elif found == 1 and op.operands[before].tensor.shape[1] != 2:
         kv = op.operands[before].type
         yield f"dimension 1 of kv holds keys and values, so it must be 2: {kv}"
-    if "ring" in op.attrs and (whole := [p.name for p in WHOLE if op.flag(p.name)]):
+    if "ring" in op.attrs and (whole := [p.name for p in WHOLE if p.name in op.attrs]):
         yield (
             f"passes keys and values round a ring, which takes no {' and no '.join(whole)}: "
             "expected stg.gather or stg.exchange"
         )
     yield from misfits_of_mask(op)
+    if found in (1, 2):
+        rows, columns = key_rows(op, before - 1)
+        yield from misfits_of_documents(op, rows.size, columns.size)
 
 
 def core_rule(op: Operation, text: str, before: int, factor: str, special: str = "") -> Rule:

@@ -263,6 +263,9 @@ CASES = {
     "attention-prefix": Case(
         QKV, "%y = stg.attention[causal, prefix = 2](%q, %k, %v)", "B, S, H, E"
     ),
+    "attention-documents": Case(
+        QKV, "%y = stg.attention[causal, documents = (2, S - 2)](%q, %k, %v)", "B, S, H, E"
+    ),
     "attention-softcap": Case(
         QKV, "%y = stg.attention[causal, softcap = 1/2, rsqrt = 1/4](%q, %k, %v)", "B, S, H, E"
     ),
