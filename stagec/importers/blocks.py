@@ -63,13 +63,15 @@ LAYER_SCALE = Norm("layer", "scale")
 class Rope:
     """Rotary positions: the symbol of their base, and how many first elements of a head are
     rotated, or last ones; pairs are the two halves of these, or neighbours. `scaling` are the
-    static parameters that stretch the frequencies."""
+    static parameters that stretch the frequencies. With `sections`, static parameters too, the
+    positions are data, an operand `%places` of the block."""
 
     base: str = "theta"
     part: str | None = None
     interleaved: bool = False
     scaling: str = ""
     last: bool = False
+    sections: str = ""
 
     def step(self) -> str:
         """The operation, on `{}`."""
@@ -77,8 +79,9 @@ class Rope:
         if self.part:
             words.append(f"{'last' if self.last else 'first'} = {self.part}")
         words += ["interleaved"] if self.interleaved else []
-        words += [self.scaling] if self.scaling else []
-        return f"stg.rope[{', '.join(words)}]({{}})"
+        words += [word for word in (self.scaling, self.sections) if word]
+        places = ", %places" if self.sections else ""
+        return f"stg.rope[{', '.join(words)}]({{}}{places})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ class Attention:
         if self.out_bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
         body.do(f"stg.return({body.steps('o', a, steps)})")
-        return text.function(joined(kind, "attention"), "%x", body)
+        args = "%x, %places" if self.rope and self.rope.sections else "%x"
+        return text.function(joined(kind, "attention"), args, body)
 
     def _projected(self, body: Body, out: str, heads: str, letter: str) -> str:
         weight = body.param(f"w{out}", f"D, {heads}, K")

@@ -25,22 +25,25 @@ def scaled(by: Fraction) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Part:
     """A block of a layer with the norms before and behind it; `name` begins their names. What it
-    makes is multiplied by `scale` and added to the stream."""
+    makes is multiplied by `scale` and added to the stream, of the width `width`. `operands` follow
+    the stream in its call."""
 
     block: str
     name: str
     norm: Norm | None = RMS
     post_norm: Norm | None = None
     scale: Fraction = ONE
+    width: str = "D"
+    operands: Sequence[str] = ()
 
     def write(self, body: Body, x: str, number: int) -> str:
         """Append the part on `x`; the name of what is added to the stream."""
         letter = self.name[0]
         if self.norm:
-            x = self.norm.write(body, f"n{number}", x, f"{self.name}_norm")
-        steps = [f"stg.call @{self.block}({{}})"]
+            x = self.norm.write(body, f"n{number}", x, f"{self.name}_norm", self.width)
+        steps = [f"stg.call @{self.block}({', '.join(['{}', *self.operands])})"]
         if self.post_norm:
-            steps.append(self.post_norm.step(body, f"{self.name}_post_norm", "D"))
+            steps.append(self.post_norm.step(body, f"{self.name}_post_norm", self.width))
         steps += scaled(self.scale)
         return body.steps(letter, x, steps)
 
@@ -181,9 +184,16 @@ def stacked(
 
 
 def write_stack(
-    text: ModelText, body: Body, x: str, kinds: Mapping[str, Layer], order: Sequence[str]
+    text: ModelText,
+    body: Body,
+    x: str,
+    kinds: Mapping[str, Layer],
+    order: Sequence[str],
+    *,
+    name: str = "layers",
+    out: str = "y",
 ) -> str:
-    """Append one repeat for each kind of layers on `x`; the result's name.
+    """Append one repeat for each kind of layers on `x`; the result's name, `out`.
 
     Kinds that follow each other, each once, are a chain of repeats; any other order is stated by
     `stg.order`, and the counts are numbers then.
@@ -192,17 +202,17 @@ def write_stack(
     found = list(dict.fromkeys(order))
     mixed = len(runs) > len(found)
     if mixed:
-        text.declarations.append(f"stg.order @layers[{order_text(order)}]")
+        text.declarations.append(f"stg.order @{name}[{order_text(order)}]")
     for number, kind in enumerate(found):
         last = number == len(found) - 1
         count = str(order.count(kind)) if mixed else _count(text, kind, order.count(kind))
         inner = Body()
         inner.do(f"stg.yield({kinds[kind].write(inner, '%h')})")
-        where = ", order = @layers" if mixed else ""
-        out = "y" if last else f"y{number}"
-        head = f"%{out} = stg.repeat @{kind}[count = {count}, carry = 1{where}] (%h = {x}) {{"
+        where = f", order = @{name}" if mixed else ""
+        result = out if last else f"{out}{number}"
+        head = f"%{result} = stg.repeat @{kind}[count = {count}, carry = 1{where}] (%h = {x}) {{"
         body.nested(head, inner)
-        x = f"%{out}"
+        x = f"%{result}"
     return x
 
 
