@@ -1,5 +1,5 @@
-"""Vision-language models whose step takes images: a tower runs, and what it makes of patches stands
-before the words (`stagec import --images`).
+"""Vision-language models whose step takes images (`stagec import --images`): a tower runs, and what
+it makes of patches stands among the words.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _Seen:
 
 
 def read_qwen2_5_vl_images(config: Config) -> ModelText:
-    """Qwen2.5-VL (arXiv 2502.13923) with I_v images of N_v patches in each sequence. Of its S
-    tokens, the first I_v*N_v/4 are merged patches."""
+    """Qwen2.5-VL (arXiv 2502.13923) with I_v images of N_v patches in each sequence of S tokens,
+    I_v*N_v/4 of which are merged patches."""
     config.merge("text_config")
     vision = config.section("vision_config")
     if vision is None:
@@ -74,19 +74,19 @@ def read_qwen2_5_vl_images(config: Config) -> ModelText:
     table = body.param("embed", "V, D")
     image = _image_tokens(vision, text, body, merged)
     words = body.let("words", f"stg.embedding({table}, %tokens)")
-    x = body.let("x", f"stg.concat[dim = 1]({image}, {words})")
+    x = body.let("x", f"stg.merge_rows({words}, {image}, %merged)")
     y = write_stack(text, body, x, {"layers": layer}, ["layers"] * kin.count)
     Decoder(tied=kin.tied()).write_head(text, body, y, table)
     vision.finish()
     text.notes += [
         "%patches are those of images, in the order of windows; %rows_and_columns their places.",
-        "%places are positions by time, height and width. Images stand before the words.",
+        "%merged is the number of each token of an image, and I_v*N_v or more for a word; %places",
+        "are the positions of tokens by time, height and width.",
     ]
-    words_left = f"S - I_v*N_v/{merged}"
     labels = "B" if text.head == "class" else "B, S"
     return text.train(
         "%patches: bf16[B, I_v, N_v, C, Y_v, P, P], %rows_and_columns: i32[B, I_v, 2, N_v],\n"
-        f"                   %tokens: i32[B, {words_left}], %places: i32[B, 3, S], "
+        "                   %tokens: i32[B, S], %merged: i32[B, S], %places: i32[B, 3, S], "
         f"%labels: i32[{labels}]",
         body,
     )
