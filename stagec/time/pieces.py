@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from stagec.ir.expr import ZERO
@@ -52,6 +53,8 @@ class State(NamedTuple):
     busy: Intervals
 
 
+#: Floors of inputs that are no streams: the base, and none.
+BASE, NO_FLOOR = -2, -1
 _NO_CHANNEL: Channel = ("", ZERO, 0)
 
 
@@ -82,7 +85,8 @@ class Step:
     """A node of a piece, and what it waits for: places in the piece, and numbers of inputs.
 
     `beside` says that computations after it are slower while it runs, `computes` that it is on the
-    stream of computations, `follows` that it waits for the computation before it alone."""
+    stream of computations. What a computation waits for that is done anyway when the one before it
+    is done is left out."""
 
     node: Node
     streams: tuple[Stream, ...]
@@ -91,7 +95,17 @@ class Step:
     beside: bool
     part: Part
     computes: bool
+
+
+class Chain(NamedTuple):
+    """The steps `first`, ..., `last` - 1 of a piece. Of several, which all are on the stream of
+    computations, each waits for the one before it alone; `used` are the other streams that they
+    are on, each with its last place."""
+
+    first: int
+    last: int
     follows: bool
+    used: tuple[tuple[Stream, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,16 +113,18 @@ class Shape:
     """Nodes that are replayed together, whatever they cost.
 
     `gates` are the inputs of the first computation. What is `late` matters only as far as it comes
-    after the base: whatever waits for it starts after the base anyway. `sends` are places of
-    messages, with the channel of each. What `joins` classes is one node; if that is a message,
-    `channel` is its channel.
+    after the base: whatever waits for it starts after the base anyway. So does what waits for an
+    input only once a stream is free: `floors` has the number of that stream, or `BASE`, or
+    `NO_FLOOR`. `sends` are places of messages, with the channel of each. What `joins` classes is
+    one node; if that is a message, `channel` is its channel.
     """
 
     steps: Sequence[Step]
+    chains: Sequence[Chain]
     joins: bool
     computes: bool
     gates: tuple[int, ...]
-    late_inputs: tuple[bool, ...]
+    floors: tuple[int, ...]
     streams: tuple[Stream, ...]
     late_streams: tuple[bool, ...]
     sends: tuple[tuple[int, Channel], ...]
@@ -125,13 +141,14 @@ class Piece:
 
     def __init__(self, shape: Shape, costs: Sequence[Cost]) -> None:
         self.shape, self.costs = shape, costs
+        self.spans = [cost.launch + cost.time for cost in costs]
         self._known: dict[State, Entry] = {}
 
     def entry(self, state: State, slowdown: int) -> Entry:
         """What happens in a state, found at the first time."""
         found = self._known.get(state)
         if found is None:
-            found = self._known[state] = _replayed(self, state, slowdown)
+            found = self._known[state] = _Run(self, state, slowdown).entry()
         return found
 
 
@@ -146,33 +163,39 @@ def make_shape(
     """The shape of nodes, with the streams that each is on, and the places and the inputs that it
     waits for."""
     steps: list[Step] = []
+    follows: list[bool] = []
     after_base: list[bool] = []
     late_streams: dict[Stream, bool] = {}
-    late_inputs = [True] * (1 + max((i for row in inputs for i in row), default=-1))
+    floors: list[set[int]] = [set() for _ in range(1 + max((i for r in inputs for i in r), default=-1))]
+    waited = _Waited()
     for i, (node, streams) in enumerate(zip(nodes, on, strict=True)):
         others = [stream for stream in streams if stream != COMPUTE]
-        late = COMPUTE in streams or any(after_base[j] for j in inner[i])
+        computes = COMPUTE in streams
+        late = computes or any(after_base[j] for j in inner[i])
         late = late or any(late_streams.get(stream, False) for stream in others)
         for stream in others:
             late_streams.setdefault(stream, late)
+        floor = BASE if late else [*late_streams].index(others[0])
         for number in inputs[i]:
-            late_inputs[number] = late_inputs[number] and late
+            floors[number].add(floor)
         after_base.append(late)
-        beside = node.is_collective and COMPUTE not in streams and not joins
+        beside = node.is_collective and not computes and not joins
         own, given = tuple(inner[i]), tuple(inputs[i])
-        if COMPUTE in streams:  # computations follow the computations before them anyway
-            own = tuple(j for j in own if not steps[j].computes)
-        computes = COMPUTE in streams
-        follows = len(streams) == 1 and computes and not own and not given
-        steps.append(Step(node, streams, own, given, beside, part_of(node), computes, follows))
+        if computes:  # computations follow the computations before them anyway
+            own = tuple(j for j in own if not steps[j].computes and not waited.on(steps[j], j))
+            given = tuple(number for number in given if number not in waited.inputs)
+        follows.append(computes and not own and not given and waited.all(others))
+        waited.add(i, others, [(steps[j], j) for j in own], given, computes=computes)
+        steps.append(Step(node, streams, own, given, beside, part_of(node), computes))
     first = next((step for step in steps if step.computes), None)
     sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
     return Shape(
         steps,
+        _chains(steps, follows),
         joins,
         first is not None,
         first.inputs if first is not None else (),
-        tuple(late_inputs),
+        tuple(f.pop() if len(f) == 1 else NO_FLOOR for f in floors),
         tuple(late_streams),
         tuple(late_streams.values()),
         tuple((i, _channel(node)) for i, node in sends),
@@ -180,15 +203,63 @@ def make_shape(
     )
 
 
+class _Waited:
+    """What is done when the computations of a piece so far are: `inputs`, and the nodes on other
+    streams up to a place."""
+
+    def __init__(self) -> None:
+        self.inputs: set[int] = set()
+        self._done: dict[Stream, int] = {}
+        self._last: dict[Stream, int] = {}
+
+    def on(self, step: Step, place: int) -> bool:
+        """Whether a step at a place is done."""
+        return all(self._done.get(stream, -1) >= place for stream in step.streams)
+
+    def all(self, streams: Sequence[Stream]) -> bool:
+        """Whether the piece was on these streams, and all that it had on them is done."""
+        return all(self._done.get(s, -1) == self._last.get(s, -2) for s in streams)
+
+    def add(
+        self,
+        place: int,
+        streams: Sequence[Stream],
+        inner: Sequence[tuple[Step, int]],
+        inputs: Sequence[int],
+        *,
+        computes: bool,
+    ) -> None:
+        """A step on streams other than that of computations, and what it waits for."""
+        for stream in streams:
+            self._last[stream] = place
+        if not computes:
+            return
+        self.inputs.update(inputs)
+        for step, at in inner:
+            for stream in step.streams:
+                self._done[stream] = max(at, self._done.get(stream, -1))
+        self._done.update(dict.fromkeys(streams, place))
+
+
+def _chains(steps: Sequence[Step], follows: Sequence[bool]) -> Sequence[Chain]:
+    """The steps as chains, and as single ones that may wait for something else."""
+    found: list[Chain] = []
+    first = 0
+    for last in range(1, len(steps) + 1):
+        if last < len(steps) and follows[first] and follows[last]:
+            continue
+        inside = range(first, last)
+        used = {s: i for i in inside for s in steps[i].streams if s != COMPUTE}
+        found.append(Chain(first, last, follows[first], tuple(used.items())))
+        first = last
+    return found
+
+
 def _channel(node: Node) -> Channel:
     """The channel of a message."""
     if node.op is None:
         raise ValueError(f"{node.name} is a run of no operation")
     return channel_of(node.op)
-
-
-def _replayed(piece: Piece, state: State, slowdown: int) -> Entry:
-    return _Run(piece, state, slowdown).entry()
 
 
 class _Run:
@@ -210,19 +281,24 @@ class _Run:
     def entry(self) -> Entry:
         """What happened."""
         starts, ends, causes = self._starts, self._ends, self._causes
+        shape, spans = self._piece.shape, self._piece.spans
         now, before = 0, Cause()  # the end of the last computation, and which one that was
-        for place, (step, cost) in enumerate(
-            zip(self._piece.shape.steps, self._piece.costs, strict=True)
-        ):
-            if step.follows and not self._busy:
-                starts.append(now)
-                now += cost.launch + cost.time
-                ends.append(now)
+        for first, last, follows, used in shape.chains:
+            if follows and not self._busy:
+                times = [*accumulate(spans[first:last], initial=now)]
+                now = times[-1]
+                starts += times[:-1]
+                ends += times[1:]
                 causes.append(before)
-                before = _cause_at(place)
-            else:
+                causes += [_cause_at(place) for place in range(first, last - 1)]
+                before = _cause_at(last - 1)
+                for stream, place in used:
+                    self._free[stream], self._last[stream] = ends[place], place
+                continue
+            for place in range(first, last):
+                step = shape.steps[place]
                 self._free[COMPUTE] = now
-                self._run(place, step, cost, before)
+                self._run(place, step, self._piece.costs[place], before)
                 if step.computes:
                     now, before = ends[place], _cause_at(place)
         self._free[COMPUTE] = now

@@ -92,7 +92,7 @@ class Planner:
             for dep in waits:
                 if dep in inside:
                     continue
-                place = dep.id if kind.template is None else kind.template.place(dep)
+                place = kind.place(dep)
                 number = numbers.setdefault(place, len(numbers))
                 if number == len(always):
                     always.append(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 from stagec.ir.decisions import Decisions, Watched
@@ -25,6 +25,8 @@ ShapeCosts = Callable[[Shape], Sequence[Cost]]
 #: Costs of shapes, and a number that tells classes apart whose nodes do not cost the same.
 ClassCosts = tuple[int, ShapeCosts]
 T = TypeVar("T")
+#: The end of a step and the replays of its classes.
+Replayed = tuple[int, Sequence[ClassReplay]]
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
 
@@ -56,6 +58,7 @@ class _Programs:
                     self.samples.append((inner, node))
                 self.number[node] = known[key]
         self._plans: dict[tuple[bool, bool], list[Joined]] = {}
+        self._hosts: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
 
     def numbers(self, shape: Shape) -> list[int]:
@@ -73,6 +76,18 @@ class _Programs:
                 self.classes, self.runs, watched, overlap=overlap, one_stream=one_stream
             )
         return self._plans[key]
+
+    def hosts(
+        self, mesh: Mapping[str, int], issue: int, *, overlap: bool, one_stream: bool
+    ) -> Replayed:
+        """The replay of hosts that take so many picoseconds for a computation; the last one asked
+        for is kept."""
+        key = issue, overlap, one_stream
+        if self._hosts is None or self._hosts[0] != key:
+            plans = self.plans(mesh, overlap=overlap, one_stream=one_stream)
+            cost = 0, partial(_host_costs, issue)
+            self._hosts = key, _replayed(plans, [cost] * len(plans), 0)
+        return self._hosts[1]
 
 
 class Issued:
@@ -130,6 +145,11 @@ class Issued:
     def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
         """The plans of all classes."""
         return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
+
+    def hosts(self, issue: int, *, overlap: bool, one_stream: bool = False) -> Replayed:
+        """The replay of hosts that take so many picoseconds to issue a computation and do nothing
+        else: the same in all sizes."""
+        return self._programs.hosts(self.mesh, issue, overlap=overlap, one_stream=one_stream)
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -196,19 +216,19 @@ def step_time(
         costs.append((key, issued.each(cost)))
     efficiency = machine.efficiency
     slowdown = round(efficiency.interference.computations * 1024)
-    plans = issued.plans(overlap=overlap, one_stream=efficiency.streams == "one")
+    one_stream = efficiency.streams == "one"
+    plans = issued.plans(overlap=overlap, one_stream=one_stream)
     devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
     issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
-    if not issue or _is_ahead(devices, issue):
+    if not issue:
         return devices
-    alike: ClassCosts = 0, lambda shape: [_issued(issue, step.node) for step in shape.steps]
-    hosts = StepTime(*_replayed(plans, [alike] * len(costs), 0), table.ways)
+    hosts = StepTime(*issued.hosts(issue, overlap=overlap, one_stream=one_stream), table.ways)
     return max(devices, hosts, key=lambda step: step.picoseconds)
 
 
 def _replayed(
     plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int
-) -> tuple[int, list[ClassReplay]]:
+) -> Replayed:
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
     for i, (key, of_shape) in enumerate(costs):
@@ -223,16 +243,8 @@ def _replayed(
     return replay(classes, slowdown), classes
 
 
-def _issued(issue: int, node: Node) -> Cost:
-    """What a node costs its host. Optimizers launch few kernels, each for many parameters."""
-    return Cost(0, issue if node.is_computation and node.phase != "optimizer" else 0)
-
-
-def _is_ahead(devices: StepTime, issue: int) -> bool:
-    """Whether hosts are through with every piece before the devices: then they hold up nothing."""
-    pieces = {id(p): p for each in devices.classes for p in each.pieces}
-    return all(
-        sum(_issued(issue, s.node).launch for s in p.shape.steps)
-        <= sum(c.launch + c.time for s, c in zip(p.shape.steps, p.costs, strict=True) if s.computes)
-        for p in pieces.values()
-    )
+def _host_costs(issue: int, shape: Shape) -> list[Cost]:
+    """What nodes cost their host. Optimizers launch few kernels, each for many parameters."""
+    some, none = Cost(0, issue), Cost(0)
+    nodes = (step.node for step in shape.steps)
+    return [some if n.is_computation and n.phase != "optimizer" else none for n in nodes]
