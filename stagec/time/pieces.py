@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from stagec.ir.expr import ZERO
@@ -98,14 +98,19 @@ class Step:
 
 
 class Chain(NamedTuple):
-    """The steps `first`, ..., `last` - 1 of a piece. Of several, which all are on the stream of
-    computations, each waits for the one before it alone; `used` are the other streams that they
-    are on, each with its last place."""
+    """The steps `first`, ..., `last` - 1 of a piece.
+
+    If it `follows`, each starts when the one before it ends: computations that wait for nothing
+    else, and calls between them. `used` are the other streams that they are on, each with its last
+    place; `calls` are the places of what is not on the stream of computations. Else it is one step
+    that may wait for something else.
+    """
 
     first: int
     last: int
     follows: bool
     used: tuple[tuple[Stream, int], ...]
+    calls: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,11 +168,10 @@ def make_shape(
     """The shape of nodes, with the streams that each is on, and the places and the inputs that it
     waits for."""
     steps: list[Step] = []
-    follows: list[bool] = []
+    order = _Order(steps)
     after_base: list[bool] = []
     late_streams: dict[Stream, bool] = {}
-    floors: list[set[int]] = [set() for _ in range(1 + max((i for r in inputs for i in r), default=-1))]
-    waited = _Waited()
+    floors: list[set[int]] = [set() for _ in range(1 + max(chain(*inputs), default=-1))]
     for i, (node, streams) in enumerate(zip(nodes, on, strict=True)):
         others = [stream for stream in streams if stream != COMPUTE]
         computes = COMPUTE in streams
@@ -180,18 +184,13 @@ def make_shape(
             floors[number].add(floor)
         after_base.append(late)
         beside = node.is_collective and not computes and not joins
-        own, given = tuple(inner[i]), tuple(inputs[i])
-        if computes:  # computations follow the computations before them anyway
-            own = tuple(j for j in own if not steps[j].computes and not waited.on(steps[j], j))
-            given = tuple(number for number in given if number not in waited.inputs)
-        follows.append(computes and not own and not given and waited.all(others))
-        waited.add(i, others, [(steps[j], j) for j in own], given, computes=computes)
+        own, given = order.add(others, inner[i], inputs[i], computes=computes)
         steps.append(Step(node, streams, own, given, beside, part_of(node), computes))
     first = next((step for step in steps if step.computes), None)
     sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
     return Shape(
         steps,
-        _chains(steps, follows),
+        _chains(steps, order.follows),
         joins,
         first is not None,
         first.inputs if first is not None else (),
@@ -203,46 +202,58 @@ def make_shape(
     )
 
 
-class _Waited:
-    """What is done when the computations of a piece so far are: `inputs`, and the nodes on other
-    streams up to a place."""
+class _Order:
+    """What is done when the computations of a piece so far are: some of its inputs, and the nodes
+    on other streams up to a place.
 
-    def __init__(self) -> None:
-        self.inputs: set[int] = set()
+    `follows` tells the steps that start when the one before it ends, whatever they cost.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.follows: list[bool] = []
+        self._steps, self._computed, self._call = steps, -1, -1
+        self._inputs: set[int] = set()
         self._done: dict[Stream, int] = {}
         self._last: dict[Stream, int] = {}
 
-    def on(self, step: Step, place: int) -> bool:
-        """Whether a step at a place is done."""
-        return all(self._done.get(stream, -1) >= place for stream in step.streams)
-
-    def all(self, streams: Sequence[Stream]) -> bool:
-        """Whether the piece was on these streams, and all that it had on them is done."""
-        return all(self._done.get(s, -1) == self._last.get(s, -2) for s in streams)
-
     def add(
         self,
-        place: int,
         streams: Sequence[Stream],
-        inner: Sequence[tuple[Step, int]],
+        inner: Sequence[int],
         inputs: Sequence[int],
         *,
         computes: bool,
-    ) -> None:
-        """A step on streams other than that of computations, and what it waits for."""
-        for stream in streams:
-            self._last[stream] = place
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The next step, on these streams other than that of computations: what it really waits
+        for."""
+        place, steps = len(self.follows), self._steps
+        free = all(self._done.get(s, -1) == self._last.get(s, -2) for s in streams)
+        self._last.update(dict.fromkeys(streams, place))
         if not computes:
-            return
-        self.inputs.update(inputs)
-        for step, at in inner:
-            for stream in step.streams:
-                self._done[stream] = max(at, self._done.get(stream, -1))
+            late = all(steps[j].computes or self._is_done(j) for j in inner)
+            if free and late and not inputs and self._computed in inner:
+                self._call = place  # it starts when the computation before it ends
+            self.follows.append(False)
+            return tuple(inner), tuple(inputs)
+        own = tuple(j for j in inner if not steps[j].computes and not self._is_done(j))
+        given = tuple(number for number in inputs if number not in self._inputs)
+        after_call = own == (place - 1,) == (self._call,)
+        self.follows.append(free and not given and (not own or after_call))
+        if self.follows[place] and after_call:
+            self.follows[place - 1] = True
+        self._computed = place
+        self._inputs.update(given)
         self._done.update(dict.fromkeys(streams, place))
+        for j in own:
+            for stream in steps[j].streams:
+                self._done[stream] = max(j, self._done.get(stream, -1))
+        return own, given
+
+    def _is_done(self, place: int) -> bool:
+        return all(self._done.get(stream, -1) >= place for stream in self._steps[place].streams)
 
 
 def _chains(steps: Sequence[Step], follows: Sequence[bool]) -> Sequence[Chain]:
-    """The steps as chains, and as single ones that may wait for something else."""
     found: list[Chain] = []
     first = 0
     for last in range(1, len(steps) + 1):
@@ -250,7 +261,8 @@ def _chains(steps: Sequence[Step], follows: Sequence[bool]) -> Sequence[Chain]:
             continue
         inside = range(first, last)
         used = {s: i for i in inside for s in steps[i].streams if s != COMPUTE}
-        found.append(Chain(first, last, follows[first], tuple(used.items())))
+        calls = tuple(i for i in inside if not steps[i].computes)
+        found.append(Chain(first, last, follows[first], tuple(used.items()), calls))
         first = last
     return found
 
@@ -283,7 +295,7 @@ class _Run:
         starts, ends, causes = self._starts, self._ends, self._causes
         shape, spans = self._piece.shape, self._piece.spans
         now, before = 0, Cause()  # the end of the last computation, and which one that was
-        for first, last, follows, used in shape.chains:
+        for first, last, follows, used, calls in shape.chains:
             if follows and not self._busy:
                 times = [*accumulate(spans[first:last], initial=now)]
                 now = times[-1]
@@ -294,6 +306,8 @@ class _Run:
                 before = _cause_at(last - 1)
                 for stream, place in used:
                     self._free[stream], self._last[stream] = ends[place], place
+                for place in calls:
+                    self._spend(shape.steps[place].part, spans[place])
                 continue
             for place in range(first, last):
                 step = shape.steps[place]
