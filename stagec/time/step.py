@@ -14,7 +14,7 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
-from stagec.program.sizes import Sizes, resized
+from stagec.program.sizes import Resizable
 from stagec.time.costs import CostTable, Measurements, picoseconds
 from stagec.time.join import Joined, joined
 from stagec.time.pieces import Piece, Shape
@@ -33,8 +33,8 @@ Inner = tuple[tuple[str, int], ...]
 
 class _Programs:
     """The programs of a job, for all sizes with which they consist of the same nodes: what was
-    asked to make them is in `decisions`. `samples` are nodes that differ in what they do, each with
-    the coordinates that its sizes depend on; `number` tells which one a node is like."""
+    asked to make them is in `decisions`. `samples` are nodes that differ in what they do, or in the
+    coordinates that their sizes depend on; `number` tells which one a node is like."""
 
     def __init__(self, module: Module) -> None:
         self.decisions, before = Decisions(), module.decisions
@@ -46,7 +46,8 @@ class _Programs:
         finally:
             module.decisions = before
         self.by_layers = bool(module.loads)
-        self.samples: list[tuple[Inner, Node]] = []
+        self.samples: list[Node] = []
+        self._inner: list[Inner] = []
         self.number: dict[Node, int] = {}
         known: dict[Hashable, int] = {}
         for each, runs in zip(self.classes, self.runs, strict=True):
@@ -55,11 +56,27 @@ class _Programs:
                 key = (each.name if self.by_layers else inner), node.op, node.index
                 if key not in known:
                     known[key] = len(self.samples)
-                    self.samples.append((inner, node))
+                    self.samples.append(node)
+                    self._inner.append(inner)
                 self.number[node] = known[key]
         self._plans: dict[tuple[bool, bool], list[Joined]] = {}
         self._hosts: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
+
+    def samples_at(self, values: Mapping[str, int]) -> list[Node]:
+        """The samples in other sizes."""
+        found: dict[int, Node] = {}
+        for inner, (numbers, nodes) in self._resizable.items():
+            sized = nodes.at({**values, **dict(inner)})
+            found.update(zip(numbers, sized, strict=True))
+        return [found[i] for i in range(len(found))]
+
+    @cached_property
+    def _resizable(self) -> dict[Inner, tuple[list[int], Resizable]]:
+        numbers: dict[Inner, list[int]] = {}
+        for number, inner in enumerate(self._inner):
+            numbers.setdefault(inner, []).append(number)
+        return {i: (n, Resizable([self.samples[k] for k in n])) for i, n in numbers.items()}
 
     def numbers(self, shape: Shape) -> list[int]:
         """The samples that the nodes of a shape are like."""
@@ -105,7 +122,7 @@ class Issued:
         """What the ranks of a lowered module issue. Raises `DiagnosticError` if a size is open."""
         programs, mesh = _Programs(module), module.mesh
         sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
-        return cls(programs, sizes, [node for _, node in programs.samples])
+        return cls(programs, sizes, programs.samples)
 
     def at(self, values: Mapping[str, int]) -> Issued | None:
         """What the ranks issue for other values of all symbols and axes, with which the module was
@@ -113,9 +130,8 @@ class Issued:
         programs = self._programs
         if programs.by_layers or not programs.decisions.same(values):
             return None
-        sizes = {inner: Sizes({**values, **dict(inner)}) for inner, _ in programs.samples}
-        samples = [resized(node, sizes[inner]) for inner, node in programs.samples]
-        return Issued(programs, {a: values[a] for a in self.mesh}, samples)
+        mesh = {a: values[a] for a in self.mesh}
+        return Issued(programs, mesh, programs.samples_at(values))
 
     @property
     def classes(self) -> Sequence[RankClass]:
