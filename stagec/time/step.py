@@ -227,9 +227,10 @@ def step_time(
     )
     table.prepare(issued.samples)
     costs: list[ClassCosts] = []
+    known: dict[int, ShapeCosts] = {}
     for each, ranks in zip(issued.classes, issued.members, strict=True):
         key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
-        costs.append((key, issued.each(cost)))
+        costs.append((key, known.setdefault(key, issued.each(cost))))
     efficiency = machine.efficiency
     slowdown = round(efficiency.interference.computations * 1024)
     one_stream = efficiency.streams == "one"
