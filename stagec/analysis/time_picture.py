@@ -20,8 +20,8 @@ from stagec.program.runs import Run
 from stagec.time.held import Held, held
 from stagec.time.intervals import inner_waits, node_times, occurrences, stream_name, title_of, waits
 from stagec.time.path import critical_path
-from stagec.time.pieces import Step
 from stagec.time.replay import ClassReplay
+from stagec.time.shapes import Step
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import BUBBLE, COMPUTE, Stream
 

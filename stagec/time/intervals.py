@@ -15,8 +15,9 @@ import numpy as np
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import MICROBATCH, Ints, marker_of
 from stagec.program.runs import Run
-from stagec.time.pieces import Cause, Entry, Shape, Step
+from stagec.time.pieces import Cause, Entry
 from stagec.time.replay import ClassReplay
+from stagec.time.shapes import Shape, Step
 from stagec.time.streams import BUBBLE, Part, Stream
 
 #: Stands for no microbatch.

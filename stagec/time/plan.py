@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run, RunKind
-from stagec.time.pieces import Shape, make_shape
+from stagec.time.shapes import Shape, make_shape
 from stagec.time.streams import COMPUTE, streams_of
 
 #: A piece of the plan by its number, and a place in it.

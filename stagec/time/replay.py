@@ -14,7 +14,8 @@ from typing import NamedTuple
 from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
 from stagec.time.join import Joined
-from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State
+from stagec.time.pieces import Cause, Entry, Intervals, Piece, State
+from stagec.time.shapes import Shape
 from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, SHARED, Part, Stream
 
 

@@ -17,8 +17,9 @@ from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
 from stagec.time.costs import CostTable, Measurements, picoseconds
 from stagec.time.join import Joined, joined
-from stagec.time.pieces import Piece, Shape
+from stagec.time.pieces import Piece
 from stagec.time.replay import ClassReplay, replay
+from stagec.time.shapes import Shape
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
 ShapeCosts = Callable[[Shape], Sequence[Cost]]
@@ -243,9 +244,7 @@ def step_time(
     return max(devices, hosts, key=lambda step: step.picoseconds)
 
 
-def _replayed(
-    plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int
-) -> Replayed:
+def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
     for i, (key, of_shape) in enumerate(costs):
