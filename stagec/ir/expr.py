@@ -13,7 +13,7 @@ expressions are built from tokens, operator by operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
@@ -295,6 +295,12 @@ def evaluate(value: Expr, env: Env) -> int:
     if result.denominator != 1:
         raise NotAnIntegerError(str(value), Fraction(result))
     return result.numerator
+
+
+def function(value: Expr) -> Callable[[Mapping[str, int]], int | Fraction]:
+    """The expression as a function of the values of its symbols, for who asks for many; an integer
+    is an int. Raises KeyError for a symbol without value."""
+    return function_of(value.node)
 
 
 @_remembered

@@ -30,7 +30,7 @@ from stagec.formats.perfetto.trace_pb2 import (
 from stagec.program.groups import neighbours
 from stagec.time.held import Held
 from stagec.time.intervals import NONE, NodeTimes, stream_name, title_of
-from stagec.time.pieces import Step
+from stagec.time.shapes import Step
 from stagec.time.streams import COMPUTE, Stream
 
 _PICOSECONDS = 1000
