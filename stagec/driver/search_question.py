@@ -13,7 +13,7 @@ from stagec.driver.job import JobBuilder, find_preset
 from stagec.driver.limit import AT_HAND, Limit
 from stagec.driver.machine import machine_of
 from stagec.driver.options import JobOptions
-from stagec.driver.probes import LAYERS, Layers
+from stagec.driver.probes import LAYERS
 from stagec.driver.search_run import Question
 from stagec.driver.search_space import (
     KNOBS,
@@ -23,6 +23,7 @@ from stagec.driver.search_space import (
     default_space,
     values_text,
 )
+from stagec.explore.layout import Layers
 from stagec.explore.space import Space
 from stagec.ir.module import Module
 from stagec.machines import Machine
@@ -105,7 +106,8 @@ def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
     names = [count.symbol_name for count in counts]
     numbers = [sizes.get(n or "", count.value or 0) for n, count in zip(names, counts, strict=True)]
     at = names.index(LAYERS) if LAYERS in names else len(names)
-    return Layers(sum(numbers[:at]), sizes.get(LAYERS, 0), sum(numbers[at + 1 :]))
+    mixed = any(op.name == "stg.order" for op in module.walk())
+    return Layers(sum(numbers[:at]), sizes.get(LAYERS, 0), sum(numbers[at + 1 :]), mixed)
 
 
 # -- space -----------------------------------------------------------------------------------------

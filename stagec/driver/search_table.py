@@ -59,7 +59,7 @@ def rows(answer: Answer) -> list[dict[str, Any]]:
 
 def _row(answer: Answer, found: Found[Evaluated], number: int) -> dict[str, Any]:
     what, machine = found.what, answer.question.machine
-    options = answer.candidate(found).options
+    options = answer.job(found)
     seconds = what.seconds or 0.0
     ranks = answer.question.ranks
     tokens = None if what.tokens is None else what.tokens / seconds / ranks
@@ -172,7 +172,7 @@ def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any
     """A point that was evaluated, as pages and files draw it."""
     if isinstance(found, str):
         return None
-    options = answer.listed.jobs[number].options
+    options = answer.listed.jobs[number]
     levels = crossed(found.mesh, levels_of(answer.question.machine))
     return {
         "strategy": strategy_of(options),
@@ -192,8 +192,7 @@ def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any
 
 def _shown(answer: Answer) -> list[str]:
     """The flags that differ among the jobs of a search."""
-    jobs = [c.options for c in answer.listed.jobs]
-    return [n for n in FLAGS if len({str(getattr(job, n)) for job in jobs}) > 1]
+    return answer.listed.jobs.differing()
 
 
 def _plain(value: Any) -> int | str:
