@@ -55,14 +55,15 @@ _OF_WORK = (
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a probe says: seconds of a further layer, of the rest, of the head, the longest wait,
-    those of a further layer on the stream of communication that it uses most; bytes that a further
+    """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
+    before a computation of forward and of backward, those of a further layer on the stream of communication that it uses most; bytes that a further
     layer keeps of a microbatch, what is held beside them, and of parameters and their state."""
 
     layer: float = 0.0
     rest: float = 0.0
     head: float = 0.0
     cut: float = 0.0
+    back: float = 0.0
     link: float = 0.0
     stash: float = 0.0
     more: float = 0.0
@@ -135,6 +136,7 @@ def _work(asked: Asked) -> Probe:
         max(0.0, spans[0].whole - _FEW[0] * layer),
         min(s.head for s in spans),
         max(s.cut for s in spans),
+        max(s.back for s in spans),
         link=_link(spans) if asked.options.zero >= 2 else 0.0,
     )
     held = [float(job.figures().memory["others"]) for job in jobs]
@@ -173,6 +175,7 @@ class _Spans:
     whole: float
     head: float
     cut: float
+    back: float
     streams: Mapping[Hashable, float]
 
 
@@ -187,13 +190,15 @@ def _spans(job: CompiledJob, asked: Asked) -> _Spans:
         min(s.whole for s in found),
         min(s.head for s in found),
         max(s.cut for s in found),
+        max(s.back for s in found),
         {stream: min(s.streams.get(stream, 0.0) for s in found) for stream in streams},
     )
 
 
 def _of_class(each: ClassReplay) -> _Spans:
     streams: Counter[Hashable] = Counter()
-    whole = last_forward = cut = 0
+    whole = last_forward = 0
+    cuts = {phase: 0 for phase in _OF_MICROBATCH}
     first_backward: int | None = None
     before = 0
     for number, planned in enumerate(each.plan):
@@ -205,7 +210,8 @@ def _of_class(each: ClassReplay) -> _Spans:
                     streams[step.streams[-1]] += cost.time
                 continue
             start = end - cost.time - cost.launch
-            cut = max(cut, start - before)
+            phase = "forward" if node.phase == "forward" else "backward"
+            cuts[phase] = max(cuts[phase], start - before)
             before = whole = end
             if "/L" in node.scope:
                 if node.phase == "forward":
@@ -214,7 +220,8 @@ def _of_class(each: ClassReplay) -> _Spans:
                     first_backward = start
     head = max(0, (first_backward or 0) - last_forward)
     used = {stream: time / PICOSECONDS for stream, time in streams.items()}
-    return _Spans(whole / PICOSECONDS, head / PICOSECONDS, cut / PICOSECONDS, used)
+    times = whole, head, cuts["forward"], cuts["backward"]
+    return _Spans(*(time / PICOSECONDS for time in times), used)
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -273,7 +280,7 @@ class Bounded:
 
 
 #: What the bounds take of probes of work, in the order of `Work` and `Held`.
-_WORK = ("layer", "rest", "head", "cut", "link", "stash", "more")
+_WORK = ("layer", "rest", "head", "cut", "back", "link", "stash", "more")
 
 
 def _keeps(jobs: Jobs) -> Floats:

@@ -28,13 +28,15 @@ Floats: TypeAlias = NDArray[np.float64]
 class Work:
     """What a microbatch takes, in seconds: `layer`, a further layer forward and backward; `rest`,
     all that is outside of the layers that are many, of which `head` runs on the last stage. `cut`
-    is the longest wait between two computations, which may hide where a stage ends. `link` is what
+    and `back` are the longest waits between two computations of forward and of backward, which may
+    hide where a stage ends. `link` is what
     a further layer takes on the stream of communication that it uses most."""
 
     layer: Floats
     rest: Floats
     head: Floats
     cut: Floats
+    back: Floats
     link: Floats
 
 
@@ -67,7 +69,8 @@ def time_bound(work: Work, shape: Layout) -> Floats:
     pipeline has one. Communication of one stream follows each other.
     """
     m, p, v = shape.microbatches, shape.stages, shape.chunks
-    cuts = np.where(p == 1, m, 2 * (v * m + p)) * work.cut
+    turns = (v * m + p) * (work.cut + work.back)
+    cuts = np.where(p == 1, m * np.maximum(work.cut, work.back), turns)
     mean = m * shape.layers / p
     whole = mean * work.layer + m * work.rest / p - cuts
     busy = shape.busy * work.layer - cuts
