@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stagec.analysis.figures import Figures
 from stagec.driver.common import kept_reports
 from stagec.driver.figures import CompiledJob
 from stagec.driver.flags import FLAGS
@@ -33,6 +34,8 @@ from stagec.time.streams import PICOSECONDS
 #: The symbol of the layers that are many, and how many of them probes have.
 LAYERS = "L"
 _FEW = (2, 4)
+#: Layers of probes that are not replayed: as many as share a compile with any larger number.
+_MANY = (8, 12)
 #: Probes are of the clock of the devices; that of the hosts can only make a step longer.
 _NO_HOST = {"efficiency.host.issue": 0.0}
 _OF_MICROBATCH = ("forward", "backward")
@@ -153,8 +156,12 @@ def _link(spans: Sequence[_Spans]) -> float:
 
 
 def _state(asked: Asked) -> Probe:
-    batch = data_ranks(asked.options)
-    return Probe(static=_slope([_static(_job(asked.options, n, batch)) for n in _FEW]))
+    batch, (few, many) = data_ranks(asked.options), _MANY
+    job = _job(asked.options, many, batch)
+    less = {**job.values, LAYERS: few}
+    other = job.compiled.at(less) if job.compiled.decisions.same(less) else None
+    first = other or _job(asked.options, few, batch).figures()
+    return Probe(static=(_static(job.figures()) - _static(first)) / (many - few))
 
 
 def _slope(values: list[float]) -> float:
@@ -165,9 +172,8 @@ def _job(options: JobOptions, layers: int, batch: int) -> CompiledJob:
     return CompiledJob.of(options.changed(sizes={**options.sizes, LAYERS: layers, BATCH: batch}))
 
 
-def _static(job: CompiledJob) -> float:
-    memory = job.figures().memory
-    return float(sum(memory[n] for n in _STATIC))
+def _static(figures: Figures) -> float:
+    return float(sum(figures.memory[n] for n in _STATIC))
 
 
 @dataclass(frozen=True, slots=True)
