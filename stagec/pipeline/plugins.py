@@ -127,12 +127,24 @@ def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
 
     Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
     """
-    loaded = Loaded(Registry())
-    for entry in _installed(tuple(sys.path)):
-        loaded.add(_from_entry_point(entry))
-    for file in files:
-        loaded.add(_from_file(Path(file)))
+    given = [Path(file) for file in files]
+    if not given:
+        return _without_files(tuple(sys.path))
+    loaded = _of_packages(tuple(sys.path))
+    for file in given:
+        loaded.add(_from_file(file))
     return loaded
+
+
+def _of_packages(path: tuple[str, ...]) -> Loaded:
+    loaded = Loaded(Registry())
+    for entry in _installed(path):
+        loaded.add(_from_entry_point(entry))
+    return loaded
+
+
+#: What is loaded is not changed afterwards, so that jobs share it.
+_without_files = lru_cache(maxsize=8)(_of_packages)
 
 
 @lru_cache(maxsize=8)
