@@ -25,9 +25,7 @@ BATCH = "B"
 LegalRule: TypeAlias = Callable[[JobOptions], "Diagnostic | None"]
 
 
-def checked(
-    options: JobOptions, sizes: Mapping[str, int], layers: int | None = None
-) -> Request:
+def checked(options: JobOptions, sizes: Mapping[str, int], layers: int | None = None) -> Request:
     """What a job asks for, whose ranks and batch are written down, of a model of these sizes;
     `layers` are all that a pipeline may cut, if they are known. Raises `DiagnosticError` for what
     does not go together."""

@@ -59,8 +59,9 @@ _OF_WORK = (
 @dataclass(frozen=True, slots=True)
 class Probe:
     """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
-    before a computation of forward and of backward, those of a further layer on the stream of communication that it uses most; bytes that a further
-    layer keeps of a microbatch, what is held beside them, and of parameters and their state."""
+    before a computation of forward and of backward, seconds of a further layer on the stream of
+    communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
+    beside them, and those of a further layer's parameters and their state."""
 
     layer: float = 0.0
     rest: float = 0.0
@@ -178,11 +179,11 @@ def _static(figures: Figures) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
+    streams: Mapping[Hashable, float]
     whole: float
     head: float
     cut: float
     back: float
-    streams: Mapping[Hashable, float]
 
 
 def _spans(job: CompiledJob, asked: Asked) -> _Spans:
@@ -193,18 +194,18 @@ def _spans(job: CompiledJob, asked: Asked) -> _Spans:
     found = [_of_class(each) for each in step.classes]
     streams = {stream for s in found for stream in s.streams}
     return _Spans(
+        {stream: min(s.streams.get(stream, 0.0) for s in found) for stream in streams},
         min(s.whole for s in found),
         min(s.head for s in found),
         max(s.cut for s in found),
         max(s.back for s in found),
-        {stream: min(s.streams.get(stream, 0.0) for s in found) for stream in streams},
     )
 
 
 def _of_class(each: ClassReplay) -> _Spans:
     streams: Counter[Hashable] = Counter()
     whole = last_forward = 0
-    cuts = {phase: 0 for phase in _OF_MICROBATCH}
+    cuts = dict.fromkeys(_OF_MICROBATCH, 0)
     first_backward: int | None = None
     before = 0
     for number, planned in enumerate(each.plan):
@@ -226,8 +227,8 @@ def _of_class(each: ClassReplay) -> _Spans:
                     first_backward = start
     head = max(0, (first_backward or 0) - last_forward)
     used = {stream: time / PICOSECONDS for stream, time in streams.items()}
-    times = whole, head, cuts["forward"], cuts["backward"]
-    return _Spans(*(time / PICOSECONDS for time in times), used)
+    waits = (cuts[phase] / PICOSECONDS for phase in _OF_MICROBATCH)
+    return _Spans(used, whole / PICOSECONDS, head / PICOSECONDS, *waits)
 
 
 # -- bounds ----------------------------------------------------------------------------------------

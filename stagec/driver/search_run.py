@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stagec.driver.legal import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
 from stagec.driver.probes import LAYERS, Asked, Bounded, Probe, refined_probe
@@ -31,7 +32,8 @@ _LONG = 60
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
-    `sizes` are those of all symbols of the model, `layers` its layers."""
+    `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
+    an hour."""
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -46,6 +48,16 @@ class Question:
     measured: Any = None
     exhaustive: bool = False
     pareto: tuple[str, ...] = ()
+    price: float | None = None
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return self.sizes[BATCH]
+
+    def cost(self, seconds: float) -> float:
+        """What a step costs: rank-hours, times what one costs if that is known."""
+        return seconds * self.ranks / 3600 * (self.price or 1.0)
 
 
 @dataclass(slots=True)
@@ -253,7 +265,7 @@ class _Searching:
     def _value(self, of: float) -> float:
         """The objective, of seconds or bytes; less is better. With ranks and batch as they are,
         tokens of a rank and cost follow the time."""
-        return of * self._question.ranks if self._question.objective == "cost" else of
+        return self._question.cost(of) if self._question.objective == "cost" else of
 
     def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
         rate = tried / max(1e-9, time.monotonic() - self._began)

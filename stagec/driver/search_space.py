@@ -30,6 +30,7 @@ R = TypeVar("R")
 MICROBATCH = "microbatch_size"
 MICROBATCH_FLAG = Flag(MICROBATCH, "Sequences of a microbatch on a rank.", "int", 0, least=1)
 RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
+BATCHES = Flag("batch", "The global batch in sequences.", "int", 0, least=1)
 KNOBS: Mapping[str, Flag] = {**FLAGS, MICROBATCH: MICROBATCH_FLAG}
 #: Kinds of flags whose values have commas: alternatives stand between bars.
 _WITH_COMMAS = ("names", "layers", "loads")
@@ -262,6 +263,6 @@ def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     if BATCH not in sizes:
         raise error(
             "a search needs the global batch: which strategy is best depends on it",
-            remedy="add --set B=1024, for example",
+            remedy="add --batch 1024, for example",
         )
     return options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})

@@ -68,15 +68,20 @@ def time_bound(work: Work, shape: Layout) -> Floats:
     all ranks: the mean of the work. A wait at the end of a stage may hide; each action of a
     pipeline has one. Communication of one stream follows each other.
     """
-    m, p, v = shape.microbatches, shape.stages, shape.chunks
+    m: Floats = shape.microbatches
+    p: Floats = shape.stages
+    v: Floats = shape.chunks
     turns = (v * m + p) * (work.cut + work.back)
-    cuts = np.where(p == 1, m * np.maximum(work.cut, work.back), turns)
-    mean = m * shape.layers / p
-    whole = mean * work.layer + m * work.rest / p - cuts
-    busy = shape.busy * work.layer - cuts
-    last = shape.last * work.layer + m * work.head - cuts
-    link = np.maximum(mean, shape.work) * work.link
-    least: Floats = _SLACK * np.max([whole, busy, last, link, 0 * m], axis=0)
+    cuts: Floats = np.where(p == 1, m * np.maximum(work.cut, work.back), turns)
+    mean: Floats = m * shape.layers / p
+    found: list[Floats] = [
+        mean * work.layer + m * work.rest / p - cuts,
+        shape.busy * work.layer - cuts,
+        shape.last * work.layer + m * work.head - cuts,
+        np.maximum(mean, shape.work) * work.link,
+        0 * m,
+    ]
+    least: Floats = _SLACK * np.max(found, axis=0)
     return least
 
 

@@ -23,7 +23,8 @@ class Layout(NamedTuple):
     the most of that and what others run before its first and after its last, `last` the same of the
     rank with the head. Of the rank that keeps most of its microbatches, `held` are its layers and
     `stashes` those that it keeps at once, one for each microbatch. `most` are the layers of the
-    rank that has most of them. `whole` is 1 if one stage runs the whole model. Each is a number, or an array of them.
+    rank that has most of them. `whole` is 1 if one stage runs the whole model. Each is a number, or
+    an array of them.
     """
 
     layers: Any
