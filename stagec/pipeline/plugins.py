@@ -133,9 +133,13 @@ def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
 
     Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
     """
-    loaded = _loaded(_installed(tuple(sys.path))).copy()
-    for file in files:
-        loaded.add(_from_file(Path(file)))
+    loaded = _loaded(_installed(tuple(sys.path)))
+    given = [Path(file) for file in files]
+    if not given:
+        return loaded  # nobody changes it
+    loaded = loaded.copy()
+    for file in given:
+        loaded.add(_from_file(file))
     return loaded
 
 
