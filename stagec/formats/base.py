@@ -216,6 +216,11 @@ class JobFormat(Format):
         return {}
 
 
+def nanoseconds(durations: Durations) -> Callable[[Node], int]:
+    """Computations in whole nanoseconds, each of them rounded."""
+    return lambda node: round(1e9 * durations(node))
+
+
 def all_ranks(format_: Format, ranks: Ints | None) -> None:
     """Refuse some ranks, for a format whose files are of all. Raises `DiagnosticError`."""
     if ranks is not None:
