@@ -141,7 +141,8 @@ class SimAiFormat(JobFormat):
             found.append(f"messages over {', '.join(sorted(ways))}: SimAI knows those of stages")
         if any(n.is_copy for n in program.prototypes):
             found.append("copies between device and host")
-        if any(0 < n.size < _SMALLEST for n in program.prototypes if n.is_collective):
+        short = (n for n in program.prototypes if n.is_collective and _forward(n))
+        if any(n.size < _SMALLEST for n in short):
             found.append(f"collectives of forward below {_SMALLEST} bytes, which SimAI raises")
         axes = [a for a, size in layout.mesh.items() if size > 1]
         rest = [a for a in axes if a not in (self.tp, self.pp, self.ep)]
