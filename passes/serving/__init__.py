@@ -1,0 +1,1 @@
+"""Passes that turn the forward step of training into the step of a server."""
