@@ -189,9 +189,7 @@ def test_a_hundred_thousand_nodes_are_told_in_a_page(tmp_path: Path) -> None:
     assert "49,998 nodes in another order" in ran.out
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"\x1f\x8b", b"stagec archive\n\0", b"abc"]
-)
+@pytest.mark.parametrize("content", [b"", b"{", b"\x1f\x8b", b"stagec archive\n\0", b"abc"])
 def test_what_is_no_trace(content: bytes, job: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.et"
     path.write_bytes(content)
