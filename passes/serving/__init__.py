@@ -1,1 +1,1 @@
-"""Passes that turn the forward step of training into the step of a server."""
+"""Passes that turn the training forward into a step of serving."""

@@ -57,7 +57,7 @@ class QuantizeWeights(Pass):
         }
         stg.assume[D % 128 == 0]
         stg.func @f(%x: bf16[B, D], %W: i4[L, D, D | param],
-            %W_scales: bf16[L, D/128, D | param], %W_zeros: i4[L, D/128, D | param]) {
+            %W_scales: bf16[L, D/128, D | scale], %W_zeros: i4[L, D/128, D | scale]) {
           %y = stg.repeat[count = L] (%h: bf16[B, D] = %x, %w: i4[D, D] = %W,
               %W_scales_i: bf16[D/128, D] = %W_scales, %W_zeros_i: i4[D/128, D] = %W_zeros) {
             %u = stg.scaled_einsum["b(dw),(dw)e,de,de->be", to = bf16](
@@ -131,7 +131,7 @@ class _Weight:
         added = [
             self._module.main.body.add_arg(
                 f"{self._param.name}_{name}",
-                replace(type_, dtype=dtype, dims=dims),
+                replace(type_, dtype=dtype, dims=dims, role="scale"),
                 self._param.loc,
             )
             for name, dtype in names.items()

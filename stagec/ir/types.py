@@ -33,9 +33,13 @@ DTYPE_BYTES: Mapping[str, int | Fraction] = {
 EIGHT_BITS = frozenset({"f8e4m3", "f8e5m2"})
 #: What is computed in.
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"}) | EIGHT_BITS
-ROLES = ("param", "frozen", "state")
+ROLES = ("param", "frozen", "scale", "state", "cache", "recurrent")
+#: The roles of what steps of serving keep of sequences: rows of tokens, and state of fixed size.
+CACHED = frozenset({"cache", "recurrent"})
 #: The roles of parameters: those that are trained, and those that are not.
-WEIGHTS = frozenset({"param", "frozen"})
+PARAMETERS = frozenset({"param", "frozen"})
+#: The roles of what a rank holds of the model: parameters, and what blocks of small ones share.
+WEIGHTS = PARAMETERS | {"scale"}
 # A module has few distinct shapes, each many times.
 _remembered = lru_cache(maxsize=1 << 14)
 

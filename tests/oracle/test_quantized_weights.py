@@ -10,6 +10,7 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.expr import evaluate
+from stagec.ir.types import WEIGHTS
 from stagec.ir_spec.ops.quantized import FORMATS
 from tests.support import (
     DEEPSEEK,
@@ -82,7 +83,8 @@ def test_bytes_of_the_weights(format: str, of_n: float, of_columns: int) -> None
     matrices = [(d, d), (d, kv), (d, kv), (d, d), (d, 2 * f), (f, d)]
     expected = layers * sum(of_n * r * c + of_columns * c for r, c in matrices)
     module = run_passes(JobBuilder(JobOptions(LLAMA, weight_dtype=format)).module, PREPARED)
-    params = module.parameters()
+    params = [a for a in module.main.body.args if a.tensor.role in WEIGHTS]
     stored = [p for p in params if not any(p.name.endswith(k) for k in KEPT)]
     assert sum(evaluate(p.tensor.local_bytes, module.env) for p in stored) == expected
     assert {p.tensor.dtype for p in params if p not in stored} == {"bf16"}
+    assert evaluate(module.parameter_counts()["parameters"], module.env) == 8_030_261_248
