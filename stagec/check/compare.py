@@ -128,7 +128,7 @@ def _is_archive(path: Path) -> bool:
 
 def _trace(path: Path, reader: RankReader) -> CheckedJob:
     try:
-        groups = read_groups(path.parent, job_of(path), CheckReport())
+        groups = read_groups(path.parent, job_of(path)[0], CheckReport())
         return CheckedJob(path.parent, {0: reader.read(path, 0)}, frozenset({0}), groups)
     except TraceError as problem:
         raise error(str(problem), remedy="give a complete trace, protobuf or JSON") from None

@@ -70,11 +70,11 @@ def _jobs(entries: Iterable[Path], end: str) -> dict[str, dict[int, Path]]:
     return found
 
 
-def job_of(path: Path) -> str:
-    """The name of the job in that of a trace: `llama` of `llama.3.et`."""
+def job_of(path: Path) -> tuple[str, int]:
+    """The name of the job, and the rank, in the name of a trace: `llama` and 3 of `llama.3.et`."""
     end = next((end for end in reversed(_ENDS) if path.name.endswith(end)), "")
     match = _TRACE_NAME.fullmatch(path.name.removesuffix(end))
-    return match["name"] if match else path.stem
+    return (match["name"], int(match["rank"])) if match else (path.stem, 0)
 
 
 def _entries(directory: Path, report: CheckReport) -> list[Path]:

@@ -201,8 +201,8 @@ def stream_name(stream: Stream, mesh: Mapping[str, int]) -> str:
             return f"collectives over {','.join(group.words)}"
         case "copy", str(to):
             return f"copies to {to}"
-        case str(kind), str(peer):
-            return f"{kind}s with {peer}".replace("recvs", "receives")
+        case str(kind), str(which):
+            return f"{kind}s, {which}".replace("recvs", "receives")
         case str(kind), str(over), int(by):
             by = by % mesh[over]
             way = by if 2 * by <= mesh[over] else by - mesh[over]

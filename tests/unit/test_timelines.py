@@ -229,8 +229,8 @@ def test_chrome_has_what_analyze_counts(model: str, words: Sequence[str], tmp_pa
                 flops[e["pid"]] += e["args"].get("flops", 0)
         elif e["ph"] == "C":
             peaks[e["pid"]] = max(peaks[e["pid"]], e["args"]["bytes"])
-    for each in threads.values():
-        times = spans(each)
+    for on_one in threads.values():
+        times = spans(on_one)
         assert all(end <= start for (_, end), (start, _) in pairwise(times))
     for each in classes(job):
         assert flops[each["example_rank"]] == flops_of(each)
@@ -279,7 +279,7 @@ def test_ranks_are_chosen(
 def test_large_jobs_write_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They say so, and how large the files get, before anything is written."""
     monkeypatch.setattr(timeline, "MOST_NODES", 400)
-    words = ("compile", *JOB, *MACHINE, "-o", tmp_path / "out", "--force")
+    words = ("compile", *JOB, *MACHINE, "-o", str(tmp_path / "out"), "--force")
     done = stagec(*words, "--format", "kineto")
     assert "kineto: 2 of 8 ranks, the first of each class (--only-ranks names others)" in done.err
     size = sum(p.stat().st_size for p in (tmp_path / "out").glob("llama*"))

@@ -181,6 +181,11 @@ def _values(stream: JsonStream) -> Iterator[bytes]:
     for value in stream.values():
         if not isinstance(value, dict):
             raise stream.error("expects a record, an object")
+        if first and "nodes" in value:
+            raise stream.error(
+                "expected a Chakra trace, found a host trace of PyTorch: chakra_trace_link and "
+                "chakra_converter make one of it"
+            )
         try:
             yield record_of_json(cast("dict[str, object]", value), metadata=first)
         except ValueError as problem:
@@ -214,7 +219,7 @@ def _fed(value: object) -> TraceNode:
     given = dict(cast("Mapping[str, object]", value))
     number, kind = given.pop("Id", None), given.pop("NodeType", int(NodeKind.INVALID))
     name, runtime = given.pop("Name", ""), given.pop("runtime", 0)
-    deps = [given.pop(f"{which}_deps", []) for which in ("data", "ctrl")]
+    deps = [given.pop(f"{which}_deps", given.pop(f"{which}Deps", [])) for which in ("data", "ctrl")]
     for each in (number, kind, runtime):
         if type(each) is not int or each < 0:
             raise ValueError("'Id', 'NodeType' and 'runtime' are integers")

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from stagec.formats.base import TraceJob
 from stagec.formats.timeline.chrome import arguments, kernel_text
 from stagec.formats.timeline.ranks import (
+    HOST,
     RankTrace,
     Timeline,
     TimelineFormat,
@@ -80,22 +81,28 @@ class KinetoFormat(TimelineFormat):
     one_file: ClassVar[bool] = False
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[tuple[str, Iterable[bytes]]]:
-        for rank, parts in kineto_traces(self.timeline(job, ranks), job.layout.groups.table()):
-            yield f"{job.name}.{rank}.json" + ".gz" * self.gzip, _packed(parts, packs=self.gzip)
+        timeline = self.timeline(job, ranks)
+        writer = KinetoWriter(timeline, job.layout.groups.table())
+        for rank in timeline.chosen:
+            name = f"{job.name}.{rank}.json" + ".gz" * self.gzip
+            yield name, _packed(writer.rank(rank), packs=self.gzip)
 
 
 def _packed(parts: Iterable[bytes], *, packs: bool) -> Iterable[bytes]:
     return [gzip.compress(b"".join(parts), 6, mtime=0)] if packs else parts
 
 
-def kineto_traces(
-    timeline: Timeline, groups: Mapping[str, list[int]]
-) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Each rank with the bytes of its trace, in parts; `groups` are all of the job."""
-    class_parts = lru_cache(maxsize=2)(lambda number: _class_parts(timeline, number))
-    for each in timeline.traces():
-        parts: _Parts = class_parts(timeline.chosen[each.rank])
-        yield each.rank, _rank(timeline, each, parts, groups)
+class KinetoWriter:
+    """Writes the ranks of a timeline; `groups` are all of the job, by name."""
+
+    def __init__(self, timeline: Timeline, groups: Mapping[str, list[int]]) -> None:
+        self._timeline, self._groups = timeline, groups
+        self._parts = lru_cache(maxsize=2)(lambda number: _class_parts(timeline, number))
+
+    def rank(self, rank: int) -> Iterator[bytes]:
+        """The trace of a rank, in parts."""
+        parts: _Parts = self._parts(self._timeline.chosen[rank])
+        return _rank(self._timeline, self._timeline.trace(rank), parts, self._groups)
 
 
 def _rank(
@@ -143,8 +150,9 @@ def _about(timeline: Timeline, each: RankTrace) -> Iterator[str]:
     yield named("process_name", 0, f"device of rank {each.rank}")
     yield named("thread_name", _HOST, "computations", _COMPUTES)
     yield named("thread_name", _HOST, "communication", _COMMUNICATES)
-    for number, stream in enumerate(streams_in(each.times)):
-        yield named("thread_name", 0, stream_name(stream, timeline.mesh), _FIRST_STREAM + number)
+    for number, stream in enumerate(streams_in(each.times), start=_FIRST_STREAM):
+        name = stream_name(stream, timeline.mesh)
+        yield named("thread_name", _HOST if name.startswith(HOST) else 0, name, number)
 
 
 def _differing(timeline: Timeline, node: Node, rank: int) -> str:
@@ -178,6 +186,13 @@ def _class_parts(timeline: Timeline, number: int) -> _Parts:
     )
     for at, (step, microbatch, _, start, stop, launch) in enumerate(times.rows(), start=1):
         node = step.node
+        if node.kind == HOST:
+            waiting.append(
+                f',\n{{"ph": "X", "cat": "cpu_op", "name": {json.dumps(node.name)}, '
+                f'"pid": {_HOST}, "tid": {streams[step.streams[0]]}, "ts": {microseconds(start)}, '
+                f'"dur": {microseconds(stop - start)}, "args": {{"External id": {at}}}}}'
+            )
+            continue
         if id(step) not in bodies:
             bodies[id(step)] = _bodies(node, timeline.mesh)
         op, launched, body = bodies[id(step)]
@@ -211,8 +226,7 @@ def _bodies(node: Node, mesh: Mapping[str, int]) -> tuple[str, str, str]:
         to = "DtoH (Device -> Pinned)" if node.to == "host" else "HtoD (Pinned -> Device)"
         launch, category, name = "cudaMemcpyAsync", "gpu_memcpy", f"Memcpy {to}"
     elif node.is_computation:
-        named = kernel_text(node) if node.kernel is not None and node.kernel.extents else node.kind
-        launch, category, name = "cudaLaunchKernel", "kernel", named
+        launch, category, name = "cudaLaunchKernel", "kernel", _kernel_name(node)
     else:
         called = _NCCL.get(node.kind, (node.kind, node.kind))[1]
         launch, category, name = "cudaLaunchKernelExC", "kernel", f"ncclDevKernel_{called}"
@@ -221,6 +235,13 @@ def _bodies(node: Node, mesh: Mapping[str, int]) -> tuple[str, str, str]:
         f'"cat": "cuda_runtime", "name": "{launch}"',
         f'"cat": "{category}", "name": {json.dumps(name)}, ',
     )
+
+
+def _kernel_name(node: Node) -> str:
+    """A product by its extents, others by their op; a node of a trace has the kernel's name."""
+    if node.kernel is not None and node.kernel.extents:
+        return kernel_text(node)
+    return title_of(node.name) if node.kind == "comp" else node.kind
 
 
 def _arguments(node: Node, mesh: Mapping[str, int]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from stagec.formats.base import Estimate, JobFormat, Layout, Need, TraceJob
 from stagec.ir.module import Module
@@ -25,8 +25,8 @@ from stagec.time.streams import COMPUTE, Stream
 
 #: Nodes of all ranks of a file together: a viewer takes about as many.
 MOST_NODES = 500_000
-#: Which ranks are written if none are named.
-Which = Literal["", "all", "classes"]
+#: The kind of an op of a host, in traces that have these; its stream is of this kind too.
+HOST = "host op"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,12 @@ class Timeline:
 
     def traces(self) -> Iterator[RankTrace]:
         """The ranks, one by one: those of a class share its times."""
-        for rank, number in self.chosen.items():
-            yield RankTrace(rank, self.name(number), self.times(number), self.memory(number))
+        return map(self.trace, self.chosen)
+
+    def trace(self, rank: int) -> RankTrace:
+        """One of the ranks."""
+        number = self.chosen[rank]
+        return RankTrace(rank, self.name(number), self.times(number), self.memory(number))
 
 
 def streams_in(times: NodeTimes) -> list[Stream]:
