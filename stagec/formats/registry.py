@@ -9,6 +9,7 @@ from stagec.formats.astra_sim.format import ASTRA_SIM
 from stagec.formats.base import Format
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.perfetto.format import PerfettoFormat
+from stagec.formats.pytorch_et import PytorchEtFormat
 from stagec.formats.timeline.chrome import ChromeFormat
 from stagec.formats.timeline.kineto import KinetoFormat
 from stagec.ir.opdef import Registry
@@ -16,7 +17,7 @@ from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 _TIMELINES = KinetoFormat(), PerfettoFormat(), ChromeFormat()
-BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM, *_TIMELINES)
+BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM, *_TIMELINES, PytorchEtFormat())
 _ONE = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\}\s*)?(?:,|$)")
 
 

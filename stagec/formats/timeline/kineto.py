@@ -31,35 +31,10 @@ from stagec.formats.timeline.ranks import (
     microseconds,
     streams_in,
 )
+from stagec.formats.torch_comm import NCCL, elements_of
 from stagec.program.nodes import Ints, Node
 from stagec.time.intervals import NONE, stream_name, title_of
-from stagec.time.torch_ops import SIZES
 
-#: The kinds of collectives and messages: as PyTorch calls them, and NCCL's kernels.
-_NCCL: Mapping[str, tuple[str, str]] = {
-    "all_reduce": ("allreduce", "AllReduce"),
-    "all_gather": ("_allgather_base", "AllGather"),
-    "reduce_scatter": ("_reduce_scatter_base", "ReduceScatter"),
-    "all_to_all": ("all_to_all", "SendRecv"),
-    "broadcast": ("broadcast", "Broadcast"),
-    "reduce": ("reduce", "Reduce"),
-    "send": ("send", "SendRecv"),
-    "recv": ("recv", "SendRecv"),
-}
-#: Element types as PyTorch calls them.
-_TYPES: Mapping[str, str] = {
-    "bf16": "BFloat16",
-    "f16": "Half",
-    "f32": "Float",
-    "f64": "Double",
-    "f8e4m3": "Float8_e4m3fn",
-    "f8e5m2": "Float8_e5m2",
-    "i8": "Char",
-    "i16": "Short",
-    "i32": "Int",
-    "i64": "Long",
-    "bool": "Bool",
-}
 #: PyTorch names so many ranks of a group.
 _MOST_RANKS = 30
 #: Streams of a device are numbered from here, as those of PyTorch are.
@@ -228,7 +203,7 @@ def _bodies(node: Node, mesh: Mapping[str, int]) -> tuple[str, str, str]:
     elif node.is_computation:
         launch, category, name = "cudaLaunchKernel", "kernel", _kernel_name(node)
     else:
-        called = _NCCL.get(node.kind, (node.kind, node.kind))[1]
+        called = NCCL.get(node.kind, (node.kind, node.kind))[1]
         launch, category, name = "cudaLaunchKernelExC", "kernel", f"ncclDevKernel_{called}"
     return (
         op,
@@ -252,18 +227,10 @@ def _arguments(node: Node, mesh: Mapping[str, int]) -> str:
 
 
 def _communication(node: Node, mesh: Mapping[str, int]) -> dict[str, Any]:
-    """Elements that go in and come out, and their type. Where the type is not known, elements are
-    bytes."""
-    dtype = _TYPES.get(node.op.text("dtype") if node.op is not None else "", "Byte")
-    if node.size % SIZES[dtype]:
-        dtype = "Byte"
-    full = node.size // SIZES[dtype]
-    part = full // node.group.size(mesh) if node.is_collective else full
-    into, out = {"all_gather": (part, full), "reduce_scatter": (full, part)}.get(
-        node.kind, (full, full)
-    )
+    """What a collective or a message moves."""
+    dtype, into, out = elements_of(node, mesh)
     return {
-        "Collective name": _NCCL.get(node.kind, (node.kind, ""))[0],
+        "Collective name": NCCL.get(node.kind, (node.kind, ""))[0],
         "In msg nelems": into,
         "Out msg nelems": out,
         "dtype": dtype,
