@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "simulate": ("stagec.driver.simulate", "Run ASTRA-sim on a folder of traces."),
     "memory": ("stagec.driver.memory", "Plan what every rank holds, when, and whether it fits."),
     "time": ("stagec.driver.time", "Tell how long a step takes on a machine, and why."),
+    "serve": ("stagec.driver.serve", "Tell what a server gives: TTFT, TPOT, tokens a second."),
     "search": ("stagec.driver.search", "Search the strategies that fit and are fastest."),
     "opt": ("stagec.driver.opt", "Run passes over a module, text in, text out."),
     "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),

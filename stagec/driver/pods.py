@@ -3,14 +3,21 @@ the second."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from stagec.driver.command_line import job_words
+from stagec.driver.common import write_output
 from stagec.driver.flags import FLAGS
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions, job_options, take_options
@@ -19,12 +26,13 @@ from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from stagec.formats.base import Format
+    from stagec.job.pods import PodsJob
+    from stagec.job.writer import Written
     from stagec.program.handover import Crossing
 
 PREFILL, DECODE = "prefill", "decode"
 PODS = (PREFILL, DECODE)
-#: The mode of both.
-DISAGGREGATED = "disaggregated"
 #: The last pass before caches cross, and the one behind it.
 _PLACED, _BEHIND = "eliminate-dead-code", "offload-to-host"
 _OF_MESH = ("mesh", "ranks")
@@ -49,7 +57,7 @@ def lower_pods(options: JobOptions) -> Pods:
     from stagec.program.handover import crossings
     from stagec.text.printer import print_module
 
-    asked = {pod: _options_of(pod, options) for pod in PODS}
+    asked = {pod: options_of_pod(pod, options) for pod in PODS}
     placed = {pod: JobBuilder(each).lower(until=_PLACED) for pod, each in asked.items()}
     builders: dict[str, JobBuilder] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +73,7 @@ def lower_pods(options: JobOptions) -> Pods:
     return Pods(builders, modules, crossings(placed[PREFILL], placed[DECODE]))
 
 
-def _options_of(pod: str, options: JobOptions) -> JobOptions:
+def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
     """The options of a pod: those of the job, with the strategy that --prefill or --decode gives.
 
     Raises `DiagnosticError`.
@@ -132,3 +140,101 @@ def _words(pod: str, text: str) -> Iterator[str]:
             yield f"--{name}"
         if value or known not in FLAGS:
             yield value or part
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
+    """`analyze`: both pods, and what goes from one to the other."""
+    for name in ("symbolic", "limit"):
+        if given[name]:
+            raise error(
+                f"--{name} is of one pod", remedy="look at one: --serve prefill, or --serve decode"
+            )
+    result = _analysis(lower_pods(options))
+    if given["as_json"]:
+        write_output(json.dumps(result, indent=1) + "\n", given["output"])
+        return 0
+    table = StringIO()
+    _print(result, table)
+    write_output(table.getvalue(), given["output"])
+    return 0
+
+
+def compile_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
+    """`compile`: the traces of both pods as one job."""
+    from stagec.driver.written import formats_asked, tell_written, write_formats
+
+    for name in ("archive", "only_ranks", "memory_events", "tensor_names", "scheduler", "machine"):
+        if given[name]:
+            option = "--" + name.replace("_", "-")
+            raise error(f"{option} is not there for several pods", remedy=f"leave out {option}")
+    began = time.perf_counter()
+    pods = lower_pods(options)
+    result = _analysis(pods)
+    compiled = time.perf_counter() - began
+    written: list[Written] = []
+    output: Path | None = given["output"]
+    if output is not None and not given["dry_run"]:
+        formats = formats_asked(given["format"], pods.builders[PREFILL].module.registry, given)
+        about = {**_provenance(pods, options, given), "serving": result["handover"]}
+        written = write_formats(lambda each: _job(pods, given, each), formats, output, about, given)
+    if not given["quiet"]:
+        _print(result, sys.stdout)
+        if output is not None and written:
+            wrote = time.perf_counter() - began - compiled
+            tell_written(written, output, f"(compiled in {compiled:.2f} s, wrote in {wrote:.2f} s)")
+    return 0
+
+
+def _job(pods: Pods, given: Mapping[str, Any], format_: Format) -> PodsJob:
+    from stagec.job.emit import make_job
+    from stagec.job.pods import Pod, PodsJob
+    from stagec.program.handover import peers
+
+    name = given["name"] or pods.name
+    ways = pods.crossings.values()
+    far = {
+        PREFILL: {DECODE: peers(ways, sends=True)},
+        DECODE: {PREFILL: peers(ways, sends=False)},
+    }
+    how: tuple[Any, ...] = (None, given["names"], given["granularity"], None, format_)
+    made = [Pod(p, make_job(pods.modules[p], name, *how), far[p]) for p in PODS]
+    return PodsJob(name, made)
+
+
+def _provenance(pods: Pods, options: JobOptions, given: Mapping[str, Any]) -> dict[str, object]:
+    """What a manifest says of both pods."""
+    from stagec.driver.provenance import provenance
+
+    each = {p: provenance(pods.builders[p], pods.builders[p].strategy(), given) for p in PODS}
+    same = each[PREFILL]
+    command = shlex.join(["stagec", "compile", *job_words(options)])
+    apart = {p: {n: each[p][n] for n in ("symbols", "strategy")} for p in PODS}
+    return {**same, "command": command, **dict.fromkeys(("symbols", "strategy")), "pods": apart}
+
+
+def _analysis(pods: Pods) -> dict[str, Any]:
+    """What `analyze` says of each pod, and of what goes from one to the other."""
+    from stagec.analysis.report import analysis
+
+    each = {p: analysis(pods.modules[p], f"{pods.name} ({p})") for p in PODS}
+    sent = [
+        (c["count"] * row["count"], c["count"] * row["bytes"])
+        for c in each[PREFILL]["classes"]
+        for row in c["p2p"]
+        if row["over"] == DECODE
+    ]
+    crossed = {"messages": sum(n for n, _ in sent), "bytes": sum(size for _, size in sent)}
+    return {"schema": 1, "model": pods.name, "pods": each, "handover": crossed}
+
+
+def _print(result: Mapping[str, Any], out: TextIO) -> None:
+    from stagec.driver.tables import bytes_text, print_analysis
+
+    for pod in PODS:
+        print_analysis(result["pods"][pod], out)
+    crossed = result["handover"]
+    size = bytes_text(crossed["bytes"])
+    out.write(f"From prefill to decode: {size} of caches in {crossed['messages']:,} messages\n")

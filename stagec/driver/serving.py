@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.ir.expr import ZERO, Expr, evaluate, symbol
+from stagec.ir.expr import ZERO, Expr, const, evaluate, symbol
 from stagec.ir.loads import planned_env
 from stagec.ir.serving import MODES, PAST
 from stagec.support.diagnostics import Diagnostic, error
@@ -45,13 +45,30 @@ STEP = {
         help="Of decode: so many more tokens of each sequence, which are drafts.",
     ),
 }
+#: Two pods, one of which prefills; see `stagec.driver.pods`.
+DISAGGREGATED = "disaggregated"
 OPTIONS = (
     click.option(
         "--serve",
-        type=click.Choice(MODES),
+        type=click.Choice((*MODES, DISAGGREGATED)),
         help="Compile a step of serving instead of a training step.",
     ),
     *STEP.values(),
+    *(
+        click.option(
+            f"--{mode}",
+            metavar="FLAGS",
+            help=f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
+        )
+        for mode in MODES
+    ),
+    click.option(
+        "--page",
+        type=_COUNT,
+        default=1,
+        metavar="N",
+        help="Of --serve: caches have whole pages of so many tokens.",
+    ),
 )
 _OF = {"prompt": "prefill", "chunk": "prefill", "speculative": "decode"}
 
@@ -66,12 +83,27 @@ class Serving:
     past: int | None
     batch: int | None
     longest: int
+    page: int = 1
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """The values of the symbols."""
         given = {SEQUENCE: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
+
+    def declare(self, module: Module) -> None:
+        """Declare the cached tokens, which a strategy may split, and give the step its sizes.
+        Raises `DiagnosticError` if the model has such a symbol of its own."""
+        if PAST in module.symbols:
+            raise error(
+                f"the model has a symbol '{PAST}' of its own",
+                module.root.loc,
+                remedy="rename it: a step of serving calls its cached tokens so",
+            )
+        declared = module.ops("stg.symbols")[0].attrs
+        if self.past != 0:
+            declared[PAST] = True if self.past is None else const(self.past)
+        module.set_values(self.sizes)
 
     @property
     def held(self) -> Expr:
@@ -83,9 +115,10 @@ class Serving:
     @property
     def passes(self) -> str:
         """The pipeline of the step."""
-        past = "" if self.past is None else f",context={self.past}"
-        longest = f",longest={self.longest}" if self.longest else ""
-        return f"inline,infer-shapes,to-serving{{mode={self.mode}{past}{longest}}},serve-step"
+        given = {"mode": self.mode, "context": self.past, "longest": self.longest or None}
+        given |= {"page": self.page} if self.page > 1 else {}
+        options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        return f"inline,infer-shapes,to-serving{{{options}}},serve-step"
 
 
 def read_serving(
@@ -102,6 +135,11 @@ def read_serving(
             )
         return None
     mode = options.serve
+    if mode == DISAGGREGATED:
+        raise error(
+            "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
+            remedy="look at one pod: --serve prefill, or --serve decode",
+        )
     for name in given:
         if _OF.get(name, mode) != mode:
             raise error(f"--{name} is for --serve {_OF[name]}", remedy="leave it out")
@@ -125,9 +163,9 @@ def read_serving(
     longest = symbols[SEQUENCE] or 0
     if mode == "decode":
         new = 1 + (options.speculative or 0)
-        return Serving(mode, new, options.context, options.batch, longest)
+        return Serving(mode, new, options.context, options.batch, longest, options.page)
     new = options.chunk or options.prompt or (longest or None)
-    return Serving(mode, new, options.context or 0, options.batch, longest)
+    return Serving(mode, new, options.context or 0, options.batch, longest, options.page)
 
 
 def beyond(serving: Serving) -> Diagnostic | None:
