@@ -164,8 +164,8 @@ def read_serving(
     if mode == "decode":
         new = 1 + (options.speculative or 0)
         return Serving(mode, new, options.context, options.batch, longest, options.page)
-    new = options.chunk or options.prompt or (longest or None)
-    return Serving(mode, new, options.context or 0, options.batch, longest, options.page)
+    prompt = options.chunk or options.prompt or (longest or None)
+    return Serving(mode, prompt, options.context or 0, options.batch, longest, options.page)
 
 
 def beyond(serving: Serving) -> Diagnostic | None:

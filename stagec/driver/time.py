@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +14,7 @@ from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.machine import captured, machine_option
-from stagec.driver.measurements import measurements
+from stagec.driver.measurements import measured_options, measurements
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import Planned
 from stagec.driver.pods import PREFILL
@@ -43,18 +42,7 @@ if TYPE_CHECKING:
     default=True,
     help="Whether collectives run beside computations, or all of them are blocking.",
 )
-@click.option(
-    "--measured",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
-)
-@click.option(
-    "--kernels-from",
-    type=click.Choice(["aiconfigurator"]),
-    help="Measured tables of a package: pip install 'stagec\\[kernels]'.",
-)
+@measured_options
 @click.option(
     "--levers/--no-levers",
     default=None,
