@@ -54,7 +54,12 @@ def test_families_serve(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"dp": 2, "ep": 2}, {"dp": 4, "ep": 2, "tp": 2}, {"dp": 2, "ep": 4, "tp": 2, "etp": 1}, {"tp": 4, "ep": 4, "etp": 1}],
+    [
+        {"dp": 2, "ep": 2},
+        {"dp": 4, "ep": 2, "tp": 2},
+        {"dp": 2, "ep": 4, "tp": 2, "etp": 1, "dp_attention": True},
+        {"tp": 4, "ep": 4, "etp": 1, "dp_attention": True},
+    ],
     ids=named,
 )
 @STEPS
