@@ -98,7 +98,8 @@ def core_rule(
     more = further(op)
     packed = len(op.operands) == before + 1 + len(more)
     kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
-    shapes = {name: "," + _FURTHER[name].replace("t", factor) for name in more}
+    keys = factor if "t" in factor else "t"
+    shapes = {name: "," + _FURTHER[name].replace("t", keys) for name in more}
     grads = "".join(s for name, s in shapes.items() if name != "selected")
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)

@@ -83,6 +83,13 @@ class SplitOp(Statement):
             needs=("tp",),
             tries=(False, True),
         ),
+        Flag(
+            "dp_attention",
+            "Of --serve: split the sequences between the blocks over tp, for whole experts.",
+            "switch",
+            False,
+            needs=("tp",),
+        ),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
@@ -113,6 +120,8 @@ class SplitOp(Statement):
             yield {"dims": tuple(dims), "over": over}
         if request["sp"]:
             yield {"dims": "S", "over": over, "at": "rest"}
+        if request["dp_attention"]:
+            yield {"dims": "B", "over": over, "at": "rest"}
 
 
 @dataclass(frozen=True)
