@@ -210,6 +210,7 @@ SCANS: Mapping[str, Keys] = {
         "attn_type_list": [0, 0, 1, 0],
         "layernorm_linear_attention_alpha": 1.5,
     },
+    "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {
         **_BASE,
         "num_hidden_layers": 5,

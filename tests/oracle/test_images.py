@@ -146,7 +146,7 @@ def test_a_step_equals_that_on_one_device(model_type: str, strategy: str, file_o
 def test_stages_do_not_bring_gradients_of_images_back(file_of: Any) -> None:
     """Layers of several stages attend to the images of Llama 3.2 Vision."""
     with pytest.raises(DiagnosticError) as caught:
-        _module(file_of("mllama"), f"{STEP},partition,stages", **STRATEGIES["stages"])
+        _module(file_of("mllama"), f"{STEP},partition,stages,units,plan", **STRATEGIES["stages"])
     (first, *_) = caught.value.diagnostics
     assert "no message can bring it in time" in first.message
     assert "--pp 1" in (first.remedy or "")

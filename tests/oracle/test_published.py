@@ -196,7 +196,7 @@ def rwkv7(p: Params) -> float:
             v = v + (first - v) * share
         x = x + nn.rwkv7_time(n, under(p, "rwkv7_time"), v)
         n, own = normed(x, p, "channel_norm"), under(p, "rwkv7_channel")
-        mixed = n + (nn.before(n) - n) * own["rwkv7_mix/mix"]
+        mixed = n + (nn.before(n) - n) * own["token_mix/mix"]
         return x + np.maximum(mixed @ own["w_k"], 0) ** 2 @ own["w_v"], v
 
     x = normed(p["embed"][p["tokens"]], p, "embed_norm")
