@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from stagec.driver.legal import checked
 from stagec.driver.machine import machine_of
-from stagec.driver.probes import Bounded, Probe
+from stagec.driver.probes import Probe
+from stagec.driver.search_bounds import JobBounds
 from stagec.driver.search_jobs import Evaluated, work
 from stagec.driver.search_question import questions
 from stagec.driver.search_run import Answer, Question, search
@@ -156,11 +157,20 @@ MODELS = (
 )
 MACHINES = ("h100-sxm", "a100-80g", "b200", "a100-40g")
 WIDE: Mapping[str, tuple[Any, ...]] = {
-    **{"tp": (1, 2, 4), "pp": (1, 2, 4), "cp": (1, 2), "sp": (True, False), "ep": (1, 2, 4)},
-    **{"zero": (0, 1, 2, 3), "schedule": ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv")},
-    **{"chunks": (0, 2), "microbatch_size": (1, 2, 4), "etp": (0, 1)},
-    **{"recompute": ("none", "selective", "full"), "fp8": ("none", "hybrid")},
-    **{"offload": ("", "optimizer"), "fusion": ("none", "elementwise")},
+    "tp": (1, 2, 4),
+    "pp": (1, 2, 4),
+    "cp": (1, 2),
+    "sp": (True, False),
+    "ep": (1, 2, 4),
+    "zero": (0, 1, 2, 3),
+    "schedule": ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv"),
+    "chunks": (0, 2),
+    "microbatch_size": (1, 2, 4),
+    "etp": (0, 1),
+    "recompute": ("none", "selective", "full"),
+    "fp8": ("none", "hybrid"),
+    "offload": ("", "optimizer"),
+    "fusion": ("none", "elementwise"),
 }
 
 
@@ -212,8 +222,11 @@ def test_branch_and_bound_finds_what_all_points_have(seed: int) -> None:
         tried.extend(numbers)
         return [(n, values[n], None) for n in numbers]
 
-    def refine(numbers: Sequence[int]) -> dict[int, float]:
-        return {n: max(better[n], bounds[n]) for n in numbers if n in better}
+    def refine(numbers: Sequence[int]) -> dict[int, float | None]:
+        """Once each; what has no value may be left out."""
+        once = {n: better.pop(n) for n in numbers if n in better}
+        none = {n for n in once if values[n] is None and at.random() < 0.5}
+        return {n: None if n in none else max(b, bounds[n]) for n, b in once.items()}
 
     list(found.run(refine, evaluate, at.randint(1, 4)))
     assert [f.order for f in found.best] == [f.order for f in exhaustive(values, wanted)]
@@ -423,7 +436,7 @@ def test_bounds_are_arrays() -> None:
     """Nothing is known of a job without probes: its bound is 0, not an error."""
     question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm")
     jobs = listed(question.space, question.base.changed(ranks=8), question.sizes).jobs
-    bounded = Bounded.of(jobs, question.layers, question.sizes)
-    nothing = [Probe()] * len(jobs)
-    seconds, held = bounded.bounds(nothing[: len(bounded.works)], nothing[: len(bounded.states)])
-    assert seconds.tolist() == held.tolist() == [0.0] * len(jobs)
+    about = jobs, question.layers, question.sizes, question.machine
+    bounds = JobBounds(*about, lambda units: [Probe() for _ in units])
+    bounds.settle(range(len(jobs)))
+    assert bounds.seconds.tolist() == bounds.held.tolist() == [0.0] * len(jobs)
