@@ -12,6 +12,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
@@ -28,10 +29,13 @@ from stagec.ir_spec.ops.attention_core import (
     key_rows,
     local_pairs,
     scores_of,
+    seen_keys,
 )
+from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.strategy import ORDERS
+from stagec.support.diagnostics import error
 
 _PARAMS = (
     *SCORES,
@@ -53,6 +57,8 @@ def _computed(op: Operation, q: int, n: Sizes) -> Expr:
     ranks."""
     rows, columns = key_rows(op, q)
     n_ranks = axis_size(a for a in rows.axes if a not in columns.axes)
+    if "past" in op.attrs:
+        return n["s"] * (seen_keys(op, q) * n["t"] / columns.size)
     hides = op.flag("causal") and rows.size == columns.size
     return all_pairs(n) * (n_ranks + 1) / (n_ranks * 2) if hides else all_pairs(n)
 
@@ -71,8 +77,8 @@ class Attention(OpDef):
     Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
     of their own, as in multi-head latent attention (arXiv 2405.04434). Operands that flags name
     follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than the
-    queries: cross attention. The second result, the row log-sum-exp in fp32, is there if backward
-    needs it.
+    queries: cross attention. With `documents` a sequence is packed of several, and a token sees its
+    own. The second result, the row log-sum-exp in fp32, is there if backward needs it.
 
     FLOPs are those of the two products over the pairs that the mask leaves, exactly: S(S+1)/2 when
     causal, m(m+1)/2 + (S-m)W with m = min(S, W) in a window of W. The softmax inside the kernel is
@@ -120,14 +126,34 @@ class Attention(OpDef):
         found = b.op("stg.attention_grad", operands, attrs, names=names).results
         return [*found, *([None] * op.flag("selected"))]
 
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """Keys and values of the tokens before are cached, of a window or of blocks as many as the
+        queries may see."""
+        q, keys = key_rows(op, 0)
+        if not step.is_tokens(q.size) or not step.is_tokens(keys.size):
+            return None
+        if not op.flag("causal"):
+            raise error(
+                "attention without a causal mask sees tokens that are not there yet",
+                op.loc,
+                remedy="serve a causal model",
+            )
+        span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)
+        count = len(op.operands) - 1 - len(further(op))
+        for index in range(1, 1 + count):
+            rows = step.append(op.operands[index], dim=2 if count == 1 else 1, span=span)
+            op.set_operand(index, rows)
+        op.attrs |= step.past_attr()
+        return op.results
+
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
     ) -> Sequence[Value]:
-        return (
-            ring_forward(b, op, special["s"])
-            if "s" in special
-            else super().partition(b, op, special)
-        )
+        if "s" in special:
+            return ring_forward(b, op, special["s"])
+        if "past" in op.attrs and not op.flag("selected"):
+            return merge_parts(b, op, special["t"])
+        return super().partition(b, op, special)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = given(op, args)

@@ -25,7 +25,18 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
+from stagec.ir_spec.ops.masks import (
+    CAUSAL,
+    DOCUMENTS,
+    SPANS,
+    is_plain,
+    misfits_of_documents,
+    misfits_of_mask,
+    pairs,
+    seen,
+    spans,
+)
+from stagec.ir_spec.ops.serving import PAST, first_key, past_of
 
 #: The shapes of operands that flags name.
 _FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
@@ -39,6 +50,8 @@ SCORES = (
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
 WHOLE = (
+    DOCUMENTS,
+    PAST,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
 )
@@ -59,15 +72,25 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
     elif found == 1 and op.operands[before].tensor.shape[1] != 2:
         kv = op.operands[before].type
         yield f"dimension 1 of kv holds keys and values, so it must be 2: {kv}"
-    if "ring" in op.attrs and (whole := [p.name for p in WHOLE if op.flag(p.name)]):
+    if "ring" in op.attrs and (whole := [p.name for p in WHOLE if p.name in op.attrs]):
         yield (
             f"passes keys and values round a ring, which takes no {' and no '.join(whole)}: "
             "expected stg.gather or stg.exchange"
         )
     yield from misfits_of_mask(op)
+    if found in (1, 2):
+        rows, columns = key_rows(op, before - 1)
+        yield from misfits_of_documents(op, rows.size, columns.size)
 
 
-def core_rule(op: Operation, text: str, before: int, factor: str, special: str = "") -> Rule:
+def core_rule(
+    op: Operation,
+    text: str,
+    before: int,
+    factor: str,
+    special: str = "",
+    sizes: Sizes | None = None,
+) -> Rule:
     """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
     of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
     values are one packed operand after `before` others, or two, of which the values may have a head
@@ -75,11 +98,12 @@ def core_rule(op: Operation, text: str, before: int, factor: str, special: str =
     more = further(op)
     packed = len(op.operands) == before + 1 + len(more)
     kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
-    shapes = {name: "," + _FURTHER[name] for name in more}
+    keys = factor if "t" in factor else "t"
+    shapes = {name: "," + _FURTHER[name].replace("t", keys) for name in more}
     grads = "".join(s for name, s in shapes.items() if name != "selected")
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)
-    return make_rule(filled, whole="zkvn", special=special)
+    return make_rule(filled, whole="zkvn", special=special, sizes=sizes)
 
 
 # -- work ------------------------------------------------------------------------------------------
@@ -97,17 +121,32 @@ def all_pairs(n: Sizes) -> Expr:
     return n["s"] * n.get("t", n["s"])
 
 
+def seen_keys(op: Operation, q: int) -> Expr:
+    """The keys of a sequence: what a cache has more rows than that is empty."""
+    rows, columns = key_rows(op, q)
+    if "past" not in op.attrs or same(columns.size, op.expr("past") + rows.size):
+        return columns.size
+    return call("min", [columns.size, op.expr("past") + rows.size])
+
+
 def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
     """The pairs that the mask leaves on a rank; `q` is the operand with the queries. Where these
     are split over ranks, and keys are not, it is the mean over the ranks, rounded up."""
     rows, columns = key_rows(op, q)
     if is_plain(op) and not op.flag("causal"):
         return all_pairs(n)
-    if is_plain(op) and same(rows.size, columns.size) and same(n.get("t", n["s"]), rows.size):
+    if (
+        "past" not in op.attrs
+        and is_plain(op)
+        and same(rows.size, columns.size)
+        and same(n.get("t", n["s"]), rows.size)
+    ):
         return n["s"] * (rows.size + 1) / 2
     count = op.operands[-1].tensor.shape[-1] if op.flag("selected") else None
     whole = pairs(op, rows.size, columns.size, count)
     ranks = rows.size / n["s"]
+    if "past" in op.attrs:
+        ranks = ranks * columns.size / n["t"]
     return whole if ranks == 1 else call("ceildiv", [whole, ranks])
 
 
@@ -118,7 +157,7 @@ def core_kernel(
     times `qk + v`, backward times `3*qk + 2*v`; half of that if it is `masked` by a causal mask. Of
     other masks, which leave `left` pairs, a query meets the mean number of keys, rounded up."""
     heads = n["g"] * n["r"]
-    if not is_plain(op):
+    if not is_plain(op) or "past" in op.attrs:
         keys, masked = call("ceildiv", [left, n["s"]]), False
     extents = (n["b"], heads, n["g"], n["s"], keys, n["k"], n.get("v", n["k"]))
     return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked)
@@ -134,7 +173,7 @@ def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:
 # -- numeric reference -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Given:
     """The operands of a reference from the queries on; heads in groups that share a key."""
 
@@ -178,6 +217,10 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
     """The scores; `keys` is the rank that keys are of, `q` the operand with the queries."""
     rows, columns = key_rows(op, q)
     at, of = ctx.positions(rows), keys.positions(columns)
+    if "past" in op.attrs:
+        past = past_of(op)
+        first = ctx.size(first_key(past, rows.size, columns.size))
+        at, of = [p + ctx.size(past) for p in at], [p + first for p in of]
     size = fraction_of(op, "rsqrt", ctx) if "rsqrt" in op.attrs else x.q.shape[-1]
     divisor = float(np.sqrt(float(size)))
     found = np.einsum("bsgrk,btgk->bgrst", x.by_group(x.q), x.k) / divisor

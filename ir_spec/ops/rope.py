@@ -13,9 +13,11 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible
 from stagec.ir_spec.ops.base import Elementwise
 from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude
+from stagec.ir_spec.ops.serving import PAST, past_of
 
 
 class Rope(OpDef):
@@ -44,6 +46,7 @@ class Rope(OpDef):
         Param("sections", "sizes", "the pairs that turn by each axis of the positions"),
         Param("restart", "flag", "the frequencies start anew in each section"),
         Param("inverse", "flag", "rotate by the negative angle"),
+        PAST,
     )
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
 
@@ -72,6 +75,11 @@ class Rope(OpDef):
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[1] if operand == 1 else None
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        if len(op.operands) == 1 and step.is_tokens(op.operands[0].tensor.shape[1]):
+            op.attrs |= step.past_attr()
+        return op.results
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         row = letters(op.operands[0].tensor.rank)
@@ -118,7 +126,7 @@ class Rope(OpDef):
         """The angle of each pair: [1 or b, s, half]."""
         base = ctx.size(op.expr("base")) if "base" in op.attrs else 10000
         if not given:
-            at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1]))
+            at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1])) + ctx.size(past_of(op))
             return at[None, :, None] * frequencies(op, ctx, half, base)
         pairs = [ctx.size(e) for e in op.exprs("sections")]
         axis = np.repeat(np.arange(len(pairs)), pairs)[:half]
@@ -136,8 +144,14 @@ class Temperature(Elementwise):
     params = (
         Param("floor", "size", "positions over which it is the same", required=True),
         Param("scale", "ratio", "how fast it grows (default 1/10)"),
+        PAST,
     )
     example = "%q2 = stg.temperature[floor = 8192](%q) : bf16[B, S, H, K]"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        if step.is_tokens(op.operands[0].tensor.shape[1]):
+            op.attrs |= step.past_attr()
+        return op.results
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.rank < 2:
@@ -152,7 +166,7 @@ class Temperature(Elementwise):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (x,) = args
-        at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1]))
+        at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1])) + ctx.size(past_of(op))
         scale = float(fraction(op.expr("scale"))) if "scale" in op.attrs else 0.1
         factor = 1 + scale * np.log1p((at + 1) // ctx.size(op.expr("floor")))
         return [x * factor.reshape(1, -1, *([1] * (x.ndim - 2)))]
@@ -172,12 +186,19 @@ class RelativeBias(OpDef):
         Param("sizes", "sizes", "queries and keys", required=True),
         Param("most", "size", "the distance of the last bucket (default 128)"),
         Param("causal", "flag", "keys lie before queries; without it half of the buckets each way"),
+        PAST,
     )
     example = "%b = stg.relative_bias[sizes = (S, S)](%table) : bf16[H, S, S]"
 
     def rule(self, op: Operation) -> Rule:
         s, t = op.exprs("sizes")
         return make_rule("nh->hst", whole="n", sizes={"s": s, "t": t})
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """A bias of the new tokens and all that are seen."""
+        if op.flag("causal") and all(map(step.is_tokens, op.exprs("sizes"))):
+            op.attrs |= {"sizes": (step.new, step.seen), **step.past_attr()}
+        return op.results
 
     def verify(self, op: Operation) -> Iterator[str]:
         if len(op.exprs("sizes")) != 2:
@@ -193,8 +214,8 @@ class RelativeBias(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (table,) = args
-        dims = op.result.tensor.dims[1:]
-        found = _buckets(op, ctx, len(table), [ctx.positions(d) for d in dims])
+        rows, columns = (np.asarray(ctx.positions(d)) for d in op.result.tensor.dims[1:])
+        found = _buckets(op, ctx, len(table), [rows + ctx.size(past_of(op)), columns])
         return [np.moveaxis(table[found], -1, 0)]
 
 
@@ -220,14 +241,14 @@ class RelativeBiasGrad(OpDef):
         (dy,) = args
         count = ctx.size(op.expr("buckets"))
         dims = op.operands[0].tensor.dims[1:]
-        found = _buckets(op, ctx, count, [ctx.positions(d) for d in dims])
+        found = _buckets(op, ctx, count, [np.asarray(ctx.positions(d)) for d in dims])
         return [np.stack([dy[:, found == i].sum(-1) for i in range(count)])]
 
 
-def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Sequence[int]]) -> Array:
+def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]) -> Array:
     """The bucket of each pair of a query and a key, [s, t]."""
     most = ctx.size(op.expr("most")) if "most" in op.attrs else 128
-    back = np.asarray(at[0])[:, None] - np.asarray(at[1])[None, :]
+    back = at[0][:, None] - at[1][None, :]
     start: Array = 0
     if op.flag("causal"):
         distance = np.maximum(back, 0)

@@ -17,14 +17,15 @@ from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.comm import ring_rounds
 from stagec.ir_spec.ops.trace import MessageOp
+from stagec.memory.timeline import CACHES
 from stagec.program.buckets import calls
-from stagec.program.groups import GroupAxes, group_axes
+from stagec.program.groups import GroupAxes, channel_of, group_axes
 from stagec.schedule.attached import placement_of
 from stagec.support.diagnostics import error
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
-MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak", "host")
+MEMORY = ("parameters", "gradients", "optimizer", CACHES, "stash", "transient", "peak", "host")
 #: An attribute of an op, as a size.
 Size: TypeAlias = Callable[[Operation, str], Expr]
 
@@ -205,7 +206,7 @@ def _count_message(counts: Counts, op: Operation, times: Expr, size: Size) -> No
     by = op.expr("by")
     key = MessageKey(
         "send" if sends else "recv",
-        op.text("over"),
+        channel_of(op)[0],
         by if sends else -by,
         op.phase,
         op.text("dtype"),

@@ -6,7 +6,7 @@ The group `stagec.plugins` holds the built-in plug-in as well as those of other 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -40,6 +40,12 @@ class Loaded:
     passes: dict[str, type[Pass]] = field(default_factory=dict[str, type[Pass]])
     pipelines: dict[str, str] = field(default_factory=dict[str, str])
     origins: dict[str, str] = field(default_factory=dict[str, str])
+
+    def copy(self) -> Loaded:
+        """The same, to which more can be added."""
+        registry = Registry(self.registry)
+        registry.extras += self.registry.extras
+        return Loaded(registry, {**self.passes}, {**self.pipelines}, {**self.origins})
 
     def pipeline(self, text: str, **where: str) -> Pipeline:
         """The passes that a text names. Raises `DiagnosticError`."""
@@ -127,24 +133,23 @@ def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
 
     Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
     """
+    loaded = _loaded(_installed(tuple(sys.path)))
     given = [Path(file) for file in files]
     if not given:
-        return _without_files(tuple(sys.path))
-    loaded = _of_packages(tuple(sys.path))
+        return loaded  # nobody changes it
+    loaded = loaded.copy()
     for file in given:
         loaded.add(_from_file(file))
     return loaded
 
 
-def _of_packages(path: tuple[str, ...]) -> Loaded:
-    loaded = Loaded(Registry())
-    for entry in _installed(path):
-        loaded.add(_from_entry_point(entry))
-    return loaded
-
-
-#: What is loaded is not changed afterwards, so that jobs share it.
-_without_files = lru_cache(maxsize=8)(_of_packages)
+@lru_cache(maxsize=8)
+def _loaded(entries: Sequence[EntryPoint]) -> Loaded:
+    """Everything that installed plug-ins bring."""
+    found = Loaded(Registry())
+    for entry in entries:
+        found.add(_from_entry_point(entry))
+    return found
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,121 @@
+"""Rows of caches: what steps of serving keep of the tokens of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import ZERO, Expr, call, const, same
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import InPlace
+from stagec.ir.types import Dim
+
+#: Of ops that depend on positions: those of a step begin behind what is cached.
+PAST = Param("past", "size", "tokens of each sequence that are cached before (default 0)")
+
+
+def past_of(op: Operation) -> Expr:
+    """The tokens that are cached before the step."""
+    return op.expr("past") if "past" in op.attrs else ZERO
+
+
+def first_key(past: Expr, queries: Expr, keys: Expr) -> Expr:
+    """The position of the first row of a cache: its rows are the last ones of `past` tokens and the
+    new ones. Where it has more rows than these the last rows are empty."""
+    if same(past + queries, keys):
+        return ZERO
+    return call("max", [past + queries - keys, ZERO])
+
+
+class Append(OpDef):
+    """Writes the rows of new tokens behind those that are cached, in place.
+
+    Along dimension `dim` the cache has the last of the `past` tokens and the new ones, in the order
+    of positions; what it has more than those is empty. It may be split along it: each rank writes
+    the rows that it has. Only the new rows are read and written; no FLOPs.
+    """
+
+    name = "stg.append"
+    operands = ("cache", "new")
+    traits = (InPlace(operands=(0,)),)
+    params = (
+        Param("dim", "int", "the dimension of tokens (default 1)"),
+        PAST,
+        Param("span", "size", "a query sees so many keys up to its own: no more stay cached"),
+        Param("page", "int", "rows are kept in pages of so many tokens (default 1)"),
+    )
+    example = "%keys = stg.append(%q, %q) : bf16[B, S, H, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        d, rank = op.integer("dim", 1), op.operands[0].tensor.rank
+        text = letters(rank)
+        if not {"past"} & op.attrs.keys():
+            return make_rule(f"{text},{text}->{text}")
+        new = letters(rank + 1)[-1]
+        rows = text[:d] + new + text[d + 1 :]
+        return make_rule(f"{text},{rows}->{text}", whole=new)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        cache, new = (v.tensor for v in op.operands)
+        d = op.integer("dim", 1)
+        if not 0 <= d < cache.rank:
+            yield f"works along dimension {d}, which {cache} does not have"
+        if cache.dtype != new.dtype:
+            yield f"expects rows of {cache.dtype}, as the cache has, found {new}"
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.operands[1].tensor.local_bytes * 2
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        cache, new = args
+        d = op.integer("dim", 1)
+        if "past" not in op.attrs:
+            return [new]
+        rows: Dim = op.operands[0].tensor.dims[d]
+        count = new.shape[d]
+        past, most = ctx.size(past_of(op)), ctx.size(rows.size)
+        at = np.asarray(ctx.positions(rows)) - (min(past + count, most) - count)
+        mine = (at >= 0) & (at < count)
+        out = np.moveaxis(cache.copy(), d, 0)
+        out[mine] = np.moveaxis(new, d, 0)[at[mine]]
+        return [np.moveaxis(out, 0, d)]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRows:
+    """The dimension of tokens of a cache, and the keys that a query sees, None for all."""
+
+    dim: int
+    span: Expr | None
+    page: int
+
+    def held(self, tokens: Expr) -> Expr:
+        """The rows that stay when a sequence has so many tokens."""
+        return tokens if self.span is None else call("min", [tokens, self.span])
+
+    def paged(self, rows: Expr) -> Expr:
+        """So many rows in whole pages."""
+        return rows if self.page == 1 else call("ceildiv", [rows, const(self.page)]) * self.page
+
+
+def rows_of(cache: Value) -> CachedRows | None:
+    """How an argument holds rows of tokens, by the op that appends them; None if none does."""
+    for user, index in cache.uses:
+        if isinstance(user.definition, Append) and index == 0:
+            span = user.expr("span") if "span" in user.attrs else None
+            return CachedRows(user.integer("dim", 1), span, user.integer("page", 1))
+        if user.region is not None and index < len(user.region.args):
+            inner = user.region.args[index]
+            found = rows_of(inner)
+            if found is not None:
+                return replace(found, dim=found.dim + cache.tensor.rank - inner.tensor.rank)
+    return None
+
+
+OPS = (Append(),)

@@ -1,0 +1,221 @@
+"""`--serve`: the options that say what a step of serving holds, and the passes that make it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagec.ir.expr import ZERO, Expr, const, evaluate, symbol
+from stagec.ir.loads import planned_env
+from stagec.ir.serving import MODES, PAST
+from stagec.support.diagnostics import Diagnostic, error
+
+if TYPE_CHECKING:
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.limit import Limit
+    from stagec.driver.options import JobOptions
+    from stagec.ir.module import Module
+
+SEQUENCE, BATCH = "S", "B"
+#: Element types of caches, as servers call them.
+KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
+_COUNT = click.IntRange(min=1)
+#: Options of a step, which `--serve` gives a meaning.
+STEP = {
+    "batch": click.option(
+        "--batch", type=_COUNT, metavar="N", help="Sequences of the step, of all ranks together."
+    ),
+    "prompt": click.option(
+        "--prompt", type=_COUNT, metavar="N", help="Of prefill: new tokens of each sequence."
+    ),
+    "context": click.option(
+        "--context",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Tokens of each sequence that are cached before the step.",
+    ),
+    "chunk": click.option(
+        "--chunk", type=_COUNT, metavar="N", help="Of prefill: so many tokens of the prompt a step."
+    ),
+    "speculative": click.option(
+        "--speculative",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Of decode: so many more tokens of each sequence, which are drafts.",
+    ),
+}
+#: Two pods, one of which prefills; see `stagec.driver.pods`.
+DISAGGREGATED = "disaggregated"
+OPTIONS = (
+    click.option(
+        "--serve",
+        type=click.Choice((*MODES, DISAGGREGATED)),
+        help="Compile a step of serving instead of a training step.",
+    ),
+    *STEP.values(),
+    *(
+        click.option(
+            f"--{mode}",
+            metavar="FLAGS",
+            help=f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
+        )
+        for mode in MODES
+    ),
+    click.option(
+        "--page",
+        type=_COUNT,
+        default=1,
+        metavar="N",
+        help="Of --serve: caches have whole pages of so many tokens.",
+    ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice(tuple(KV_TYPES)),
+        help="Of --serve: the element type of cached keys and values (default: as they are made).",
+    ),
+)
+_OF = {"prompt": "prefill", "chunk": "prefill", "speculative": "decode"}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
+    `longest` are the positions that the model was trained for, 0 if they are not known."""
+
+    mode: str
+    new: int | None
+    past: int | None
+    batch: int | None
+    longest: int
+    page: int = 1
+    kv_dtype: str = ""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The values of the symbols."""
+        given = {SEQUENCE: self.new, BATCH: self.batch}
+        return {name: n for name, n in given.items() if n is not None}
+
+    def declare(self, module: Module) -> None:
+        """Declare the cached tokens, which a strategy may split, and give the step its sizes.
+        Raises `DiagnosticError` if the model has such a symbol of its own."""
+        if PAST in module.symbols:
+            raise error(
+                f"the model has a symbol '{PAST}' of its own",
+                module.root.loc,
+                remedy="rename it: a step of serving calls its cached tokens so",
+            )
+        declared = module.ops("stg.symbols")[0].attrs
+        if self.past != 0:
+            declared[PAST] = True if self.past is None else const(self.past)
+        module.set_values(self.sizes)
+
+    @property
+    def held(self) -> Expr:
+        """The tokens that are cached of each sequence: before a step of decode, after one of
+        prefill."""
+        past = symbol(PAST) if self.past != 0 else ZERO
+        return past if self.mode == "decode" else past + symbol(SEQUENCE)
+
+    @property
+    def passes(self) -> str:
+        """The pipeline of the step."""
+        given = {"mode": self.mode, "context": self.past, "longest": self.longest or None}
+        given |= {"page": self.page} if self.page > 1 else {}
+        given |= {"kv-dtype": self.kv_dtype} if self.kv_dtype else {}
+        options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        return f"inline,infer-shapes,to-serving{{{options}}},serve-step"
+
+
+def read_serving(
+    options: JobOptions, symbols: Mapping[str, int | None], *, symbolic: bool = False
+) -> Serving | None:
+    """What options ask for, of a model with these symbols; None without --serve. Raises
+    `DiagnosticError`."""
+    given = [name for name in STEP if getattr(options, name) is not None]
+    if not options.serve:
+        if given:
+            raise error(
+                f"--{given[0]} is about a step of serving",
+                remedy="add --serve prefill or --serve decode",
+            )
+        return None
+    mode = options.serve
+    if mode == DISAGGREGATED:
+        raise error(
+            "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
+            remedy="look at one pod: --serve prefill, or --serve decode",
+        )
+    for name in given:
+        if _OF.get(name, mode) != mode:
+            raise error(f"--{name} is for --serve {_OF[name]}", remedy="leave it out")
+    if SEQUENCE not in symbols:
+        raise error(
+            f"--serve: the model has no sequence of tokens (no dimension {SEQUENCE})",
+            remedy="serve a language model",
+        )
+    if SEQUENCE in options.sizes or (BATCH in options.sizes and options.batch is not None):
+        name = SEQUENCE if SEQUENCE in options.sizes else BATCH
+        instead = "--batch" if name == BATCH else "--prompt, --chunk or --speculative"
+        raise error(
+            f"--set {name} and --serve both give the sizes of the step",
+            remedy=f"give {instead} instead",
+        )
+    if mode == "decode" and options.context is None and not symbolic:
+        raise error(
+            "--serve decode expects --context: the tokens of each sequence that are cached",
+            remedy="give --context 4096",
+        )
+    longest = symbols[SEQUENCE] or 0
+    new = options.chunk or options.prompt or (longest or None)
+    past: int | None = options.context or 0
+    if mode == "decode":
+        new, past = 1 + (options.speculative or 0), options.context
+    dtype = KV_TYPES.get(options.kv_dtype or "", "")
+    return Serving(mode, new, past, options.batch, longest, options.page, dtype)
+
+
+def beyond(serving: Serving) -> Diagnostic | None:
+    """A warning for positions that the model was not trained for."""
+    last = (serving.past or 0) + (serving.new or 0)
+    if not serving.longest or last <= serving.longest:
+        return None
+    text = f"the step reaches position {last:,}, beyond the {serving.longest:,} of the model"
+    return Diagnostic(text, severity="warning")
+
+
+def serving_figures(
+    module: Module, builder: JobBuilder, limit: Limit | None, *, symbolic: bool = False
+) -> dict[str, Any]:
+    """The object `serving` of the analysis, of the rank that holds most of caches and weights: a
+    planned step. Raises `DiagnosticError` for a batch that does not fit the limit."""
+    from stagec.analysis.serving import FIGURES, served
+
+    serving = builder.serving
+    if serving is None:
+        raise ValueError("the job is no step of serving")
+    stages = served(module, serving.held)
+    if symbolic:
+        return {**next(iter(stages.values())).shown(str), FIGURES[-1]: None}
+    env = planned_env(module)
+    each = [found.shown(lambda e: evaluate(e, env)) for found in stages.values()]
+    most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
+    return {**most, FIGURES[-1]: None if limit is None else _largest(module, serving, limit)}
+
+
+def _largest(module: Module, serving: Serving, limit: Limit) -> int:
+    """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
+    from stagec.analysis.serving import largest_batch
+
+    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+    found = largest_batch(module, limit.room(mesh))
+    if serving.batch is not None and serving.batch > found:
+        shown = f"the largest that does is {found}" if found else "no batch does"
+        raise error(
+            f"--batch {serving.batch} does not fit {limit.text}: {shown}",
+            remedy="give a smaller batch or context, or split the model over more ranks",
+        )
+    return found

@@ -1,0 +1,138 @@
+"""Serving in tests: a model that is prefilled and then decodes, step after step, on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.interp.data import random_inputs
+from stagec.interp.machine import run_module
+from stagec.interp.pipeline import run_named
+from stagec.ir.core import Value
+from stagec.ir.module import Module
+from stagec.ir.opdef import Array
+from stagec.ir.types import CACHED
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.spec import Pipeline
+from tests.support import loaded, run_passes
+
+
+def step_modules(job: JobOptions, mode: str, new: int, past: int) -> tuple[Module, Module]:
+    """A step of serving of a job whose sizes are those of training: as it is stated, and as ranks
+    run it."""
+    sizes = {n: v for n, v in job.sizes.items() if n not in ("S", "B")}
+    counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
+    step = job.changed(serve=mode, sizes=sizes, batch=job.sizes["B"], context=past, **counts)
+    return _until(step, "to-serving"), _until(step, "plan-memory")
+
+
+def _until(job: JobOptions, last: str) -> Module:
+    builder = JobBuilder(job)
+    pipeline = loaded().pipeline(builder.pipeline_text())
+    end = [p.name for p in pipeline.passes].index(last) + 1
+    PassManager(Pipeline(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)
+    return builder.module
+
+
+def whole_logits(job: JobOptions, tokens: int, seed: int = 1) -> tuple[dict[str, Array], Array]:
+    """Random inputs, and the logits of the training forward of so many tokens: what its first loss
+    judges. Dropout is left out, as in inference."""
+    plain = JobOptions(job.model, sizes={**job.sizes, "S": tokens})
+    module = run_passes(JobBuilder(plain).module, "inline,infer-shapes")
+    for op in list(module.walk()):
+        if op.name == "stg.dropout":
+            op.results[0].replace_with(op.operands[0])
+    losses = [op for op in module.walk() if op.definition.logits(op) is not None]
+    module.main.body.terminator.set_operands([_logits(losses[0].definition.logits(losses[0]))])
+    inputs = random_inputs(module.main.body.args, module.env, seed)
+    return inputs, run_module(module, module.env, inputs)[0]
+
+
+def _logits(value: Value | None) -> Value:
+    assert value is not None
+    return value
+
+
+@dataclass
+class Server:
+    """A model that serves a batch of sequences: it keeps their caches from step to step."""
+
+    job: JobOptions
+    inputs: Mapping[str, Array]
+    past: int = 0
+    caches: dict[str, Array] = field(default_factory=dict[str, Array])
+
+    def step(self, mode: str, new: int) -> Array:
+        """The logits of a step of so many tokens."""
+        stated, ready = step_modules(self.job, mode, new, self.past)
+        args = stated.main.body.args
+        fresh = random_inputs(args, stated.env, 7)
+        given = {a.name: self._given(a, fresh[a.name], new) for a in args}
+        found = run_named(ready, ready.env, given)
+        logits, *rows = (_result(found, v) for v in stated.main.body.terminator.operands)
+        held = [a for a in args if a.tensor.role in CACHED]
+        self.caches = {a.name: after for a, after in zip(held, rows, strict=True)}
+        self.past += new
+        return logits
+
+    def _given(self, arg: Value, fresh: Array, new: int) -> Array:
+        if arg.tensor.role in CACHED:
+            return self._held(arg, fresh, new)
+        value = self.inputs[arg.name]
+        if value.shape == fresh.shape:
+            return value
+        (along,) = [d for d, n in enumerate(fresh.shape) if n != value.shape[d]]
+        if fresh.shape[along] > value.shape[along]:  # a table that training has fewer rows of
+            fresh[(slice(None),) * along + (slice(value.shape[along]),)] = value
+            return fresh
+        return np.take(value, range(self.past, self.past + new), axis=along)
+
+    def _held(self, arg: Value, fresh: Array, new: int) -> Array:
+        """What is cached, in the rows that the step has for it; all other rows are noise."""
+        old, along = self.caches.get(arg.name), _along(arg)
+        if old is None:
+            return fresh
+        if along is None:
+            return old
+        first = [
+            max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))
+        ]
+        wanted = range(first[1], self.past)
+        assert first[0] <= first[1], "rows that the step needs are cached no more"
+        rows = np.moveaxis(fresh.copy(), along, 0)
+        source = np.moveaxis(old, along, 0)
+        for position in wanted:
+            rows[position - first[1]] = source[position - first[0]]
+        return np.moveaxis(rows, 0, along)
+
+
+def _result(found: Mapping[str, Array], value: Value) -> Array:
+    """What a value of the stated step became: the sum or join of microbatches has a new name."""
+    return found[value.name] if value.name in found else found[f"{value.name}_sum"]
+
+
+def _along(arg: Value) -> int | None:
+    """The dimension of tokens of a cache; None if it is the same in all steps."""
+    for op, index in arg.uses:
+        if op.name == "stg.append" and index == 0 and "past" in op.attrs:
+            return op.integer("dim", 1)
+        if op.region is not None:
+            inner = op.body.args[index]
+            found = _along(inner)
+            if found is not None:
+                return found + arg.tensor.rank - inner.tensor.rank
+    return None
+
+
+def assert_serves(job: JobOptions, steps: Sequence[tuple[str, int]]) -> None:
+    """Prefill and decode in these steps give the logits of the whole forward, to 1e-9."""
+    inputs, expected = whole_logits(job, sum(new for _, new in steps))
+    server = Server(job, inputs)
+    for mode, new in steps:
+        found = server.step(mode, new)
+        rows = expected[:, server.past - found.shape[1] : server.past]
+        np.testing.assert_allclose(found, rows, rtol=1e-9, atol=1e-9)
