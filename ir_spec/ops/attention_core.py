@@ -25,7 +25,17 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
+from stagec.ir_spec.ops.masks import (
+    CAUSAL,
+    DOCUMENTS,
+    SPANS,
+    is_plain,
+    misfits_of_documents,
+    misfits_of_mask,
+    pairs,
+    seen,
+    spans,
+)
 from stagec.ir_spec.ops.serving import PAST, first_key, past_of
 
 #: The shapes of operands that flags name.
@@ -40,6 +50,7 @@ SCORES = (
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
 WHOLE = (
+    DOCUMENTS,
     PAST,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
@@ -67,6 +78,9 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
             "expected stg.gather or stg.exchange"
         )
     yield from misfits_of_mask(op)
+    if found in (1, 2):
+        rows, columns = key_rows(op, before - 1)
+        yield from misfits_of_documents(op, rows.size, columns.size)
 
 
 def core_rule(
@@ -84,7 +98,8 @@ def core_rule(
     more = further(op)
     packed = len(op.operands) == before + 1 + len(more)
     kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
-    shapes = {name: "," + _FURTHER[name].replace("t", factor) for name in more}
+    keys = factor if "t" in factor else "t"
+    shapes = {name: "," + _FURTHER[name].replace("t", keys) for name in more}
     grads = "".join(s for name, s in shapes.items() if name != "selected")
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)

@@ -73,7 +73,7 @@ class SplitOp(Statement):
             "int",
             0,
             least=0,
-            needs=(EXPERTS,),
+            needs=(EXPERTS, "tp"),
         ),
         Flag(
             "sp",
@@ -82,6 +82,13 @@ class SplitOp(Statement):
             False,
             needs=("tp",),
             tries=(False, True),
+        ),
+        Flag(
+            "dp_attention",
+            "Of --serve: split the sequences between the blocks over tp, for whole experts.",
+            "switch",
+            False,
+            needs=("tp",),
         ),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
@@ -113,6 +120,8 @@ class SplitOp(Statement):
             yield {"dims": tuple(dims), "over": over}
         if request["sp"]:
             yield {"dims": "S", "over": over, "at": "rest"}
+        if request["dp_attention"]:
+            yield {"dims": "B", "over": over, "at": "rest"}
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,9 @@ class ToServing(Pass):
         default=-1,
         metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
     )
+    kv_dtype: str = field(
+        default="", metadata={"help": "the element type of caches (default: as they are made)"}
+    )
     page: int = field(default=1, metadata={"help": "tokens of a page: caches have whole pages"})
     longest: int = field(
         default=0,
@@ -94,7 +97,7 @@ def to_serving(module: Module, given: ToServing) -> None:
     new, b = symbol(SEQUENCE), Builder(module.registry, body)
     parts = _parts(module) if past != ZERO else ONE
     step = ServingStep(
-        module.registry, body, module.env, mode, new, past, b, given.page, parts
+        module.registry, body, module.env, mode, new, past, b, given.kv_dtype, given.page, parts
     )
     _cut_tables(module, step, given.longest)
     _serve_region(step, body)

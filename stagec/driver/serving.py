@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
 
 SEQUENCE, BATCH = "S", "B"
+#: Element types of caches, as servers call them.
+KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
 _COUNT = click.IntRange(min=1)
 #: Options of a step, which `--serve` gives a meaning.
 STEP = {
@@ -69,6 +71,11 @@ OPTIONS = (
         metavar="N",
         help="Of --serve: caches have whole pages of so many tokens.",
     ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice(tuple(KV_TYPES)),
+        help="Of --serve: the element type of cached keys and values (default: as they are made).",
+    ),
 )
 _OF = {"prompt": "prefill", "chunk": "prefill", "speculative": "decode"}
 
@@ -84,6 +91,7 @@ class Serving:
     batch: int | None
     longest: int
     page: int = 1
+    kv_dtype: str = ""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -117,6 +125,7 @@ class Serving:
         """The pipeline of the step."""
         given = {"mode": self.mode, "context": self.past, "longest": self.longest or None}
         given |= {"page": self.page} if self.page > 1 else {}
+        given |= {"kv-dtype": self.kv_dtype} if self.kv_dtype else {}
         options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
         return f"inline,infer-shapes,to-serving{{{options}}},serve-step"
 
@@ -161,11 +170,12 @@ def read_serving(
             remedy="give --context 4096",
         )
     longest = symbols[SEQUENCE] or 0
-    if mode == "decode":
-        new = 1 + (options.speculative or 0)
-        return Serving(mode, new, options.context, options.batch, longest, options.page)
     new = options.chunk or options.prompt or (longest or None)
-    return Serving(mode, new, options.context or 0, options.batch, longest, options.page)
+    past: int | None = options.context or 0
+    if mode == "decode":
+        new, past = 1 + (options.speculative or 0), options.context
+    dtype = KV_TYPES.get(options.kv_dtype or "", "")
+    return Serving(mode, new, past, options.batch, longest, options.page, dtype)
 
 
 def beyond(serving: Serving) -> Diagnostic | None:

@@ -15,7 +15,7 @@ names its files and makes the bytes of each of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
@@ -243,6 +243,11 @@ class JobFormat(Format):
         return {}
 
 
+def nanoseconds(durations: Durations) -> Callable[[Node], int]:
+    """Computations in whole nanoseconds, each of them rounded."""
+    return lambda node: round(1e9 * durations(node))
+
+
 def all_ranks(format_: Format, ranks: Ints | None) -> None:
     """Refuse some ranks, for a format whose files are of all. Raises `DiagnosticError`."""
     if ranks is not None:
@@ -287,11 +292,9 @@ class Variant:
     data: Bytes
     ends: Mapping[GroupAxes, Ints]
     peers: Mapping[Neighbour, Ints]
-    _there: dict[GroupAxes | Neighbour, bytes] = field(
-        default_factory=dict[GroupAxes | Neighbour, bytes]
-    )
+    _there: dict[Hashable, bytes] = field(default_factory=dict[Hashable, bytes])
 
-    def put(self, key: GroupAxes | Neighbour, ends: Ints, text: bytes) -> None:
+    def put(self, key: Hashable, ends: Ints, text: bytes) -> None:
         """Write an identifier at its places, as far as another one is there."""
         there = self._there.get(key, b"")
         for place in range(1, len(text) + 1):

@@ -169,14 +169,16 @@ def attention_seconds(
     where `tiles` is `ceil(N / P) K` without mask, and with one, whose blocks differ in length, the
     mean of a processor and `uneven` of the longest block. Where there is one block of queries only,
     as in decode, it has as many rows as instructions take, a multiple of 16, keys are split over
-    idle processors, and a second kernel merges what these find. Moving hides as in products, with their bandwidth.
+    idle processors, and a second kernel merges what these find. Moving hides as in products, with
+    their bandwidth.
 
     Backward has five products in place of two, so its tiles last `(3 qk + 2 v) / (qk + v)` times
     as long, at `backward` times the rate.
 
     Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; exponentials as the second
     bound: arXiv 2407.08608, section 3; keys split: PyTorch, "Flash-Decoding for long-context
-    inference"; rows: PTX ISA, mma.m16n8k16. That blocks of a mask are dealt longest first: arXiv 2407.08608, code.
+    inference"; rows: PTX ISA, mma.m16n8k16. That blocks of a mask are dealt longest first: arXiv
+    2407.08608, code.
     """
     c = machine.efficiency.attention
     given = (batch, heads, kv_heads, queries, keys, qk, v, size)

@@ -59,8 +59,8 @@ def test_families_serve(model_type: str, tmp_path: Path) -> None:
     [
         {"dp": 2, "ep": 2},
         {"dp": 4, "ep": 2, "tp": 2},
-        {"dp": 2, "ep": 4, "tp": 2, "etp": 1},
-        {"tp": 4, "ep": 4, "etp": 1},
+        {"dp": 2, "ep": 4, "tp": 2, "etp": 1, "dp_attention": True},
+        {"tp": 4, "ep": 4, "etp": 1, "dp_attention": True},
     ],
     ids=named,
 )
@@ -93,3 +93,10 @@ def test_contexts_serve(model: str, options: dict[str, Any], mode: str) -> None:
 def test_chunks_with_contexts_serve(options: dict[str, Any]) -> None:
     steps = (("prefill", 4), ("prefill", 8), ("decode", 1))
     assert_serves(tiny_options(LLAMA, cp_mode="all-gather", **options), steps)
+
+
+@pytest.mark.parametrize("options", [{"page": 3}, {"kv_dtype": "fp8"}, {"page": 2, "cp": 2}], ids=named)
+@pytest.mark.parametrize("model", [LLAMA, GPT])
+def test_pages_and_types_serve(model: str, options: dict[str, Any]) -> None:
+    steps = (("prefill", 4), ("decode", 1), ("decode", 2), ("decode", 1))
+    assert_serves(tiny_options(model, cp_mode="all-gather", **options), steps)

@@ -28,7 +28,7 @@ from stagec.formats.perfetto.trace_pb2 import (
 from stagec.formats.timeline.ranks import RankTrace, Timeline, streams_in
 from stagec.time.held import Held
 from stagec.time.intervals import NONE, stream_name, title_of
-from stagec.time.pieces import Step
+from stagec.time.shapes import Step
 from stagec.time.streams import Stream
 
 _PICOSECONDS = 1000

@@ -25,7 +25,7 @@ from stagec.formats.timeline.ranks import (
 )
 from stagec.program.nodes import Ints, Node
 from stagec.time.intervals import NONE, stream_name, title_of
-from stagec.time.pieces import Step
+from stagec.time.shapes import Step
 from stagec.time.streams import Stream
 
 

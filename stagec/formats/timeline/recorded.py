@@ -30,7 +30,7 @@ from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
 from stagec.support.diagnostics import error
 from stagec.time.intervals import NONE, NodeTimes
-from stagec.time.pieces import Step
+from stagec.time.shapes import Step
 from stagec.time.streams import COMPUTE, Stream, part_of
 
 _PICOSECONDS = 10**6
@@ -131,7 +131,7 @@ class _Rank:
     def _step(self, node: TraceNode) -> Step:
         made, stream = self._made(node)
         computes = stream == COMPUTE
-        return Step(made, (stream,), (), (), False, part_of(made), computes, False)
+        return Step(made, (stream,), (0,), (), (), False, part_of(made), computes)
 
     def _made(self, node: TraceNode) -> tuple[Node, Stream]:
         """The node, and the stream that it is on."""
