@@ -196,9 +196,7 @@ def _last(module: Module, value: Value) -> Value:
         else Builder(module.registry, region, 0, loc=made)
     )
     row = letters(value.tensor.rank)
-    taken = b.value(
-        "stg.take", [value], {"at": symbol(SEQUENCE) - 1}, hint=f"{value.name}_last"
-    )
+    taken = b.value("stg.take", [value], {"at": symbol(SEQUENCE) - 1}, hint=f"{value.name}_last")
     spec = Quoted(f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}")
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}
     return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")

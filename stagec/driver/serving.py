@@ -47,13 +47,23 @@ STEP = {
         help="Of decode: so many more tokens of each sequence, which are drafts.",
     ),
 }
+#: Two pods, one of which prefills; see `stagec.driver.pods`.
+DISAGGREGATED = "disaggregated"
 OPTIONS = (
     click.option(
         "--serve",
-        type=click.Choice(MODES),
+        type=click.Choice((*MODES, DISAGGREGATED)),
         help="Compile a step of serving instead of a training step.",
     ),
     *STEP.values(),
+    *(
+        click.option(
+            f"--{mode}",
+            metavar="FLAGS",
+            help=f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
+        )
+        for mode in MODES
+    ),
     click.option(
         "--page",
         type=_COUNT,
@@ -134,6 +144,11 @@ def read_serving(
             )
         return None
     mode = options.serve
+    if mode == DISAGGREGATED:
+        raise error(
+            "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
+            remedy="look at one pod: --serve prefill, or --serve decode",
+        )
     for name in given:
         if _OF.get(name, mode) != mode:
             raise error(f"--{name} is for --serve {_OF[name]}", remedy="leave it out")
@@ -156,7 +171,7 @@ def read_serving(
         )
     longest = symbols[SEQUENCE] or 0
     new = options.chunk or options.prompt or (longest or None)
-    past = options.context or 0
+    past: int | None = options.context or 0
     if mode == "decode":
         new, past = 1 + (options.speculative or 0), options.context
     dtype = KV_TYPES.get(options.kv_dtype or "", "")

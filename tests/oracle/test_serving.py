@@ -49,7 +49,9 @@ def test_families_serve(model_type: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small(model_type)))
     job = JobOptions(str(path), sizes=sizes_of(model_type, 4, 8))
-    assert_serves(job.changed(capacity_factor=Fraction(4)) if model_type in ROUTED else job, CHUNKED)
+    assert_serves(
+        job.changed(capacity_factor=Fraction(4)) if model_type in ROUTED else job, CHUNKED
+    )
 
 
 @pytest.mark.parametrize(
