@@ -23,6 +23,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.loads import planned_env
+from stagec.ir.serving import CACHE
 from stagec.ir.traits import Repeats
 from stagec.ir.types import WEIGHTS
 from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
@@ -121,6 +122,9 @@ class _Plan:
             "gradients": _bytes(self._sets.gradients),
             "optimizer": _bytes(v for v in args if v.tensor.role == "state"),
         }
+        caches = [v for v in args if v.tensor.role == CACHE]
+        if caches:
+            parts["caches"] = _bytes(caches)
         runs = [*self._planner.alone(), outside]
         found: dict[str, RawAttr] = {
             **parts,
