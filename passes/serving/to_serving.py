@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stagec.api import (
@@ -24,8 +24,9 @@ from stagec.api import (
 from stagec.ir.expr import ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import MODES, ServingStep
+from stagec.ir.serving import MIXED, MODES, ServingStep
 from stagec.ir.traits import Terminates
+from stagec.passes.serving.mixed import Mixed, parsed_classes
 from stagec.support.suggest import did_you_mean
 
 PAST, SEQUENCE = "past", "S"
@@ -54,7 +55,7 @@ class ToServing(Pass):
     name = "to-serving"
     needs = Phase.SHAPED
 
-    mode: str = field(default="decode", metadata={"help": "prefill or decode"})
+    mode: str = field(default="decode", metadata={"help": "prefill, decode or mixed"})
     context: int = field(
         default=-1,
         metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
@@ -64,11 +65,18 @@ class ToServing(Pass):
         metadata={"help": "positions that tables of S rows have (default: open, `positions`)"},
     )
 
+    classes: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "of mixed: the classes of sequences, decode=64x4096, prefill=1x2048+0"},
+    )
+
     def run(self, module: Module) -> None:
-        to_serving(module, self.mode, self.context, self.longest)
+        to_serving(module, self.mode, self.context, self.longest, self.classes)
 
 
-def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -> None:
+def to_serving(
+    module: Module, mode: str, context: int = -1, longest: int = 0, classes: Sequence[str] = ()
+) -> None:
     """Rewrite the main function, in place. A `context` below 0 leaves the cached tokens open.
 
     Raises `DiagnosticError` for an unknown mode, a model without a token to choose, and ops that
@@ -79,18 +87,27 @@ def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -
             f"'{mode}' is no step of serving",
             remedy=did_you_mean(mode, MODES) or f"choose among {', '.join(MODES)}",
         )
-    past = ZERO if context == 0 else _declare(module, PAST, context)
+    if (mode == MIXED) != bool(classes):
+        raise error(
+            "a mixed step has classes of sequences, and no other step has",
+            remedy='write to-serving{mode=mixed, classes=("decode=64x4096", "prefill=1x2048+0")}',
+        )
+    past = ZERO if context == 0 or classes else _declare(module, PAST, context)
     body = module.main.body
     _return_logits(module, body)
     _freeze(body)
     step = ServingStep(
         module.registry, body, mode, symbol(SEQUENCE), past, Builder(module.registry, body)
     )
-    _cut_tables(module, step, longest)
-    _serve_region(step, body)
+    mixed = Mixed.of(module, step, parsed_classes(classes)) if classes else None
+    _cut_tables(module, step, longest, mixed)
+    _serve_region(step, body, mixed)
     logits = body.terminator.operands
-    if mode == "prefill":
-        logits = tuple(_last(module, value) for value in logits)
+    if mixed is not None:
+        chosen = logits if mixed.samples else ()
+        logits = tuple(_last(module, value, mixed.sampled) for value in chosen)
+    elif mode == "prefill":
+        logits = tuple(_last(module, value, _last_row) for value in logits)
     body.terminator.set_operands([*logits, *step.hand_out()])
     erase_unused(body)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
@@ -158,12 +175,12 @@ def _freeze(body: Region) -> None:
             arg.type = replace(arg.tensor, role="frozen")
 
 
-def _last(module: Module, value: Value) -> Value:
-    """The last position of a value [B, S, ...]: of what it is made of, as far as each token is
-    computed by itself."""
+def _last(module: Module, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:
+    """The rows of a value [B, S, ...] that are chosen: of what it is made of, as far as each token
+    is computed by itself."""
     op = value.producer
     if op is not None and _is_apart(op):
-        operands = [_last(module, v) if _has_tokens(v) else v for v in op.operands]
+        operands = [_last(module, v, choose) if _has_tokens(v) else v for v in op.operands]
         b = Builder.after(module.registry, op, loc=op.loc)
         return b.value(op.name, operands, op.attrs, hint=value.name)
     region = value.region
@@ -173,6 +190,10 @@ def _last(module: Module, value: Value) -> Value:
         if op is not None
         else Builder(module.registry, region, 0, loc=made)
     )
+    return choose(value, b)
+
+
+def _last_row(value: Value, b: Builder) -> Value:
     return b.value("stg.last", [value], hint=f"{value.name}_last")
 
 
@@ -205,7 +226,7 @@ def _tokens_in(value: Value) -> bool:
 # -- tables of positions ---------------------------------------------------------------------------
 
 
-def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
+def _cut_tables(module: Module, step: ServingStep, longest: int, mixed: Mixed | None) -> None:
     """Parameters with a row for each position keep all rows; the step takes those of its tokens."""
     for arg in list(step.body.args):
         dims = [d for d, size in enumerate(arg.tensor.shape) if step.is_tokens(size)]
@@ -216,6 +237,9 @@ def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
         whole = list(arg.tensor.dims)
         whole[dim] = replace(whole[dim], size=rows)
         arg.type = replace(arg.tensor, dims=tuple(whole))
+        if mixed is not None:
+            mixed.tables[arg] = dim
+            continue
         users = list(arg.uses)
         b = Builder(module.registry, step.body, 0, loc=made_by(ToServing.name, arg.loc))
         attrs = {"dim": const(dim), "start": step.past, "size": step.new}
@@ -231,20 +255,20 @@ def _symbol_once(module: Module, name: str) -> Expr:
 # -- the walk --------------------------------------------------------------------------------------
 
 
-def _serve_region(step: ServingStep, region: Region) -> None:
+def _serve_region(step: ServingStep, region: Region, mixed: Mixed | None) -> None:
     """Serve the ops of a region, in order; types follow."""
     for op in list(region.ops):
         if op.region is not None:
             _set_types(op.region.args, op.definition.region_args(op) or ())
-            _serve_region(step, op.region)
+            _serve_region(step, op.region, mixed)
             _set_types(op.results, op.definition.infer(op))
         elif not op.has(Terminates):
-            _serve(step, op)
+            _serve(step, op, mixed)
 
 
-def _serve(step: ServingStep, op: Operation) -> None:
+def _serve(step: ServingStep, op: Operation, mixed: Mixed | None) -> None:
     step.b = Builder.before(step.registry, op, loc=made_by(ToServing.name, op.loc))
-    values = op.definition.serve(step, op)
+    values = op.definition.serve(step, op) if mixed is None else mixed.serve(op)
     if values is None or list(values) == op.results:
         _set_types(op.results, op.definition.infer(op))
         return

@@ -76,6 +76,7 @@ class _Job:
     context: int | None = None
     chunk: int | None = None
     speculative: int | None = None
+    step: str | None = None
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()

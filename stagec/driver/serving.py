@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from stagec.ir.serving import MODES
+from stagec.ir.serving import MIXED, MODES
+from stagec.serving.step import Step, parse_step
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
@@ -19,10 +20,14 @@ _COUNT = click.IntRange(min=1)
 #: Options of a step, which `--serve` gives a meaning.
 STEP = {
     "batch": click.option(
-        "--batch", type=_COUNT, metavar="N", help="Sequences of the step, of all ranks together."
+        "--batch",
+        type=_COUNT,
+        metavar="N",
+        help="Sequences of the step, of all ranks together; of a mixed step those that decode, of "
+        "each group of ranks that has requests of its own.",
     ),
     "prompt": click.option(
-        "--prompt", type=_COUNT, metavar="N", help="Of prefill: new tokens of each sequence."
+        "--prompt", type=_COUNT, metavar="N", help="Of prefill: new tokens of each sequence. Of mixed: the prompt that --chunk is the end of."
     ),
     "context": click.option(
         "--context",
@@ -31,13 +36,22 @@ STEP = {
         help="Tokens of each sequence that are cached before the step.",
     ),
     "chunk": click.option(
-        "--chunk", type=_COUNT, metavar="N", help="Of prefill: so many tokens of the prompt a step."
+        "--chunk",
+        type=_COUNT,
+        metavar="N",
+        help="Of prefill and mixed steps: so many tokens of the prompt a step.",
     ),
     "speculative": click.option(
         "--speculative",
         type=click.IntRange(min=0),
         metavar="N",
         help="Of decode: so many more tokens of each sequence, which are drafts.",
+    ),
+    "step": click.option(
+        "--step",
+        metavar="CLASSES",
+        help="Of mixed: what the step holds, such as decode=64x4096,prefill=1x2048+0 (sequences x "
+        "new tokens + cached ones; chunk= samples none, verify= all).",
     ),
 }
 OPTIONS = (
@@ -48,7 +62,12 @@ OPTIONS = (
     ),
     *STEP.values(),
 )
-_OF = {"prompt": "prefill", "chunk": "prefill", "speculative": "decode"}
+_OF = {
+    "prompt": ("prefill", MIXED),
+    "chunk": ("prefill", MIXED),
+    "speculative": ("decode",),
+    "step": (MIXED,),
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,7 @@ class Serving:
     past: int | None
     batch: int | None
     longest: int
+    step: Step | None = None
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -71,9 +91,14 @@ class Serving:
     @property
     def passes(self) -> str:
         """The pipeline of the step."""
+        if self.step is not None:
+            return self._with(f'mode={MIXED},classes="({self.step})"')
         past = "" if self.past is None else f",context={self.past}"
+        return self._with(f"mode={self.mode}{past}")
+
+    def _with(self, options: str) -> str:
         longest = f",longest={self.longest}" if self.longest else ""
-        return f"inline,infer-shapes,to-serving{{mode={self.mode}{past}{longest}}},serve-step"
+        return f"inline,infer-shapes,to-serving{{{options}{longest}}},serve-step"
 
 
 def read_serving(
@@ -91,8 +116,8 @@ def read_serving(
         return None
     mode = options.serve
     for name in given:
-        if _OF.get(name, mode) != mode:
-            raise error(f"--{name} is for --serve {_OF[name]}", remedy="leave it out")
+        if mode not in _OF.get(name, MODES):
+            raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
     if SEQUENCE not in symbols:
         raise error(
             f"--serve: the model has no sequence of tokens (no dimension {SEQUENCE})",
@@ -111,6 +136,9 @@ def read_serving(
             remedy="give --context 4096",
         )
     longest = symbols[SEQUENCE] or 0
+    if mode == MIXED:
+        step = _mixed_step(options, given)
+        return Serving(mode, step.tokens, None, None, longest, step)
     if mode == "decode":
         new = 1 + (options.speculative or 0)
         return Serving(mode, new, options.context, options.batch, longest)
@@ -118,9 +146,40 @@ def read_serving(
     return Serving(mode, new, options.context or 0, options.batch, longest)
 
 
+def _mixed_step(options: JobOptions, given: Sequence[str]) -> Step:
+    """The classes of a mixed step."""
+    if options.step is not None:
+        if len(given) > 1:
+            raise error(
+                "--step says what the step holds", remedy=f"leave out --{_others(given)}"
+            )
+        return parse_step(options.step)
+    batch, context = options.batch, options.context
+    chunk = options.chunk or options.prompt
+    if batch is None or context is None or chunk is None:
+        raise error(
+            "--serve mixed expects --batch and --context of the sequences that decode, and --chunk "
+            "of a prompt",
+            remedy="give --batch 64 --context 4096 --chunk 2048, or --step "
+            "decode=64x4096,prefill=1x2048+0",
+        )
+    prompt = options.prompt or chunk
+    if chunk > prompt:
+        raise error(
+            f"--chunk {chunk} is more than --prompt {prompt}", remedy="give a chunk of the prompt"
+        )
+    return parse_step(f"decode={batch}x{context},prefill=1x{chunk}+{prompt - chunk}")
+
+
+def _others(given: Sequence[str]) -> str:
+    return ", --".join(name for name in given if name != "step")
+
+
 def beyond(serving: Serving) -> Diagnostic | None:
     """A warning for positions that the model was not trained for."""
     last = (serving.past or 0) + (serving.new or 0)
+    if serving.step is not None:
+        last = max(c.cached + c.new for c in serving.step.classes)
     if not serving.longest or last <= serving.longest:
         return None
     text = f"the step reaches position {last:,}, beyond the {serving.longest:,} of the model"

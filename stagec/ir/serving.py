@@ -26,7 +26,8 @@ from stagec.ir.types import Dim, TensorType
 #: The role of an argument that holds state of sequences between steps.
 CACHE = "cache"
 #: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.
-MODES = ("prefill", "decode")
+MIXED = "mixed"
+MODES = ("prefill", "decode", MIXED)
 
 
 @dataclass(slots=True)
