@@ -14,7 +14,7 @@ from stagec.interp.machine import run_module
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from stagec.ir.serving import CACHE
+from stagec.ir.types import CACHED
 from stagec.pipeline.manager import PassManager
 from tests.support import loaded, run_passes, tiny_options
 
@@ -76,13 +76,13 @@ class Server:
         fresh = random_inputs(args, module.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
         logits, *caches = run_module(module, module.env, given)
-        held = [a for a in args if a.tensor.role == CACHE]
+        held = [a for a in args if a.tensor.role in CACHED]
         self.caches = {a.name: found for a, found in zip(held, caches, strict=True)}
         self.past += new
         return logits
 
     def _given(self, arg: Value, fresh: Array, new: int) -> Array:
-        if arg.tensor.role == CACHE:
+        if arg.tensor.role in CACHED:
             return self._held(arg, fresh, new)
         value = self.inputs[arg.name]
         if value.shape == fresh.shape:

@@ -24,12 +24,12 @@ from stagec.api import (
 from stagec.ir.expr import ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import MIXED, MODES, ServingStep
+from stagec.ir.serving import MIXED, MODES, PAST, ServingStep
 from stagec.ir.traits import Terminates
 from stagec.passes.serving.mixed import Mixed, parsed_classes
 from stagec.support.suggest import did_you_mean
 
-PAST, SEQUENCE = "past", "S"
+SEQUENCE = "S"
 
 
 @dataclass(frozen=True)

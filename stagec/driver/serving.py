@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.ir.serving import MIXED, MODES
+from stagec.ir.expr import ZERO, Expr, evaluate, symbol
+from stagec.ir.loads import planned_env
+from stagec.ir.serving import MIXED, MODES, PAST
 from stagec.serving.step import Step, parse_step
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.limit import Limit
     from stagec.driver.options import JobOptions
+    from stagec.ir.module import Module
 
 SEQUENCE, BATCH = "S", "B"
 _COUNT = click.IntRange(min=1)
@@ -87,6 +92,13 @@ class Serving:
         """The values of the symbols."""
         given = {SEQUENCE: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
+
+    @property
+    def held(self) -> Expr:
+        """The tokens that are cached of each sequence: before a step of decode, after one of
+        prefill."""
+        past = symbol(PAST) if self.past != 0 else ZERO
+        return past if self.mode == "decode" else past + symbol(SEQUENCE)
 
     @property
     def passes(self) -> str:
@@ -184,3 +196,37 @@ def beyond(serving: Serving) -> Diagnostic | None:
         return None
     text = f"the step reaches position {last:,}, beyond the {serving.longest:,} of the model"
     return Diagnostic(text, severity="warning")
+
+
+def serving_figures(
+    module: Module, builder: JobBuilder, limit: Limit | None, *, symbolic: bool = False
+) -> dict[str, Any]:
+    """The object `serving` of the analysis, of the rank that holds most of caches and weights: a
+    planned step. Raises `DiagnosticError` for a batch that does not fit the limit."""
+    from stagec.analysis.serving import FIGURES, served
+
+    serving = builder.serving
+    if serving is None:
+        raise ValueError("the job is no step of serving")
+    stages = served(module, serving.held)
+    if symbolic:
+        return {**next(iter(stages.values())).shown(str), FIGURES[-1]: None}
+    env = planned_env(module)
+    each = [found.shown(lambda e: evaluate(e, env)) for found in stages.values()]
+    most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
+    return {**most, FIGURES[-1]: None if limit is None else _largest(module, serving, limit)}
+
+
+def _largest(module: Module, serving: Serving, limit: Limit) -> int:
+    """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
+    from stagec.analysis.serving import largest_batch
+
+    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+    found = largest_batch(module, limit.room(mesh))
+    if serving.batch is not None and serving.batch > found:
+        shown = f"the largest that does is {found}" if found else "no batch does"
+        raise error(
+            f"--batch {serving.batch} does not fit {limit.text}: {shown}",
+            remedy="give a smaller batch or context, or split the model over more ranks",
+        )
+    return found

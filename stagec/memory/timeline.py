@@ -15,6 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.ir.types import CACHED
 from stagec.memory.buffers import CATEGORIES, Buffer, Lifetimes, Step
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
@@ -148,7 +149,7 @@ class MemoryTimeline:
             "param": "parameters",
             "frozen": "parameters",
             "state": "optimizer",
-            "cache": CACHES,
+            **dict.fromkeys(CACHED, CACHES),
         }
         self._fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
         self._fixed += [(g, "gradients") for g in gradients]

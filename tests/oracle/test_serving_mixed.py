@@ -13,7 +13,7 @@ from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from stagec.ir.serving import CACHE
+from stagec.ir.types import CACHE
 from stagec.pipeline.manager import PassManager
 from stagec.serving.step import SequenceClass, Step, parse_step
 from tests.served import LOCKSTEP
