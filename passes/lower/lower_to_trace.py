@@ -32,7 +32,7 @@ from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
-from stagec.ir.types import NODE
+from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.passes.lower.kernels import (
@@ -83,6 +83,10 @@ def _lower(module: Module, func: Operation) -> None:
     attrs |= {n: func.attrs[n] for n in ("parameters", "trainable") if n in func.attrs}
     if "parameters" not in attrs:
         attrs |= module.parameter_counts()
+    roles = [a.tensor.role for a in func.body.args]
+    if caches := tuple(i for i, role in enumerate(roles) if role in CACHED):
+        inputs = tuple(i for i, role in enumerate(roles) if not role)
+        attrs |= {"caches": caches, **({"inputs": inputs} if inputs else {})}
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     _Lowering(module).function(func.body, graph.make_region())

@@ -170,8 +170,6 @@ class Mixed:
         """The tokens of each class, [B, n*q, ...]."""
         names = [f"{value.name}_{i}" for i in range(len(self.classes))]
         sizes = tuple(c.tokens for c in self.classes)
-        if len(sizes) == 1:
-            return [value]
         return self.step.b.op("stg.cut", [value], {"sizes": sizes, "dim": 1}, names=names).results
 
     def _split(self, part: Value, mine: _Class) -> Value:
@@ -183,7 +181,10 @@ class Mixed:
     def _whole(self, part: Value) -> Value:
         """[B*n, q, ...] as [B, n*q, ...]."""
         one, all_ = _specs(part)
-        attrs = {"spec": Quoted(f"{all_}->{one}"), "factors": ("a",), "sizes": (symbol(BATCH),)}
+        return self._by_group(part, f"{all_}->{one}")
+
+    def _by_group(self, part: Value, spec: str) -> Value:
+        attrs = {"spec": Quoted(spec), "factors": ("a",), "sizes": (symbol(BATCH),)}
         return self.step.b.value("stg.reshape", [part], attrs, hint=part.name)
 
     def _joined(self, result: Value, values: Sequence[Value]) -> Value:
@@ -200,8 +201,10 @@ class Mixed:
             if mine.all_:
                 found.append(part)
             elif not mine.none:
-                rows = b.value("stg.last", [self._split(part, mine)], hint=f"{part.name}_last")
-                found.append(self._whole(rows))
+                at, own = {"at": mine.new - 1}, self._split(part, mine)
+                rows = b.value("stg.take", [own], at, hint=f"{part.name}_last")
+                rest = letters(rows.tensor.rank + 1)[2:]
+                found.append(self._by_group(rows, f"(ab){rest}->ab{rest}"))
         if len(found) == 1:
             return found[0]
         return b.value("stg.concat", found, {"dim": const(1)}, hint=f"{value.name}_sampled")

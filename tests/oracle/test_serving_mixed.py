@@ -13,7 +13,7 @@ from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from stagec.ir.types import CACHE
+from stagec.ir.types import CACHED
 from stagec.pipeline.manager import PassManager
 from stagec.serving.step import SequenceClass, Step, parse_step
 from tests.served import LOCKSTEP
@@ -52,7 +52,7 @@ def assert_mixed_is_apart(model: str, text: str, groups: int, **options: Any) ->
     args = mixed.main.body.args
     inputs = random_inputs(args, mixed.env, 3)
     found = run_module(mixed, mixed.env, inputs)
-    held = [a.name for a in args if a.tensor.role == CACHE]
+    held = [a.name for a in args if a.tensor.role in CACHED]
     caches = dict(zip(held, found[-len(held) :], strict=True))
     logits = found[0] if step.sampled else None
     row = at = 0
@@ -63,7 +63,7 @@ def assert_mixed_is_apart(model: str, text: str, groups: int, **options: Any) ->
         names: dict[str, str] = {}
         for arg in plain_args:
             name = arg.name
-            if arg.tensor.role == CACHE:
+            if arg.tensor.role in CACHED:
                 name = names[arg.name] = _of_class(arg.name, number, held)
             given[arg.name] = inputs[name]
             if not arg.tensor.role:
