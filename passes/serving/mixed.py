@@ -18,11 +18,22 @@ up S, so that the parts of S add up to it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from stagec.api import Builder, Expr, Module, Operation, Value, const, error, symbol
+from stagec.api import (
+    Builder,
+    Expr,
+    Module,
+    Operation,
+    TensorType,
+    Value,
+    const,
+    error,
+    factor_sizes,
+    symbol,
+)
 from stagec.ir.core import Quoted, Region, substitute_attr
-from stagec.ir.expr import ONE, ZERO
+from stagec.ir.expr import ZERO, substitute
 from stagec.ir.opdef import OpDef
 from stagec.ir.rule import letters
 from stagec.ir.serving import ServingStep
@@ -106,9 +117,18 @@ class Mixed:
         """Whether each class has the op by itself: it has a form that serves, or it takes what
         depends on positions."""
         known = any(v in self.tables or self._only_parts(v, region) for v in op.operands)
-        own = type(op.definition).serve is not OpDef.serve
-        tokens = any(SEQUENCE in s.symbols for v in (*op.operands, *op.results) for s in v.tensor.shape)
-        return known or (own and tokens)
+        own = type(op.definition).serve is not OpDef.serve and not self._by_token(op)
+        sizes = (size for v in (*op.operands, *op.results) for size in v.tensor.shape)
+        return known or (own and any(SEQUENCE in size.symbols for size in sizes))
+
+    def _by_token(self, op: Operation) -> bool:
+        """Whether an op treats each token by itself, wherever it is."""
+        rule = op.definition.rule(op)
+        if rule is None or "past" in op.definition.params_by_name:
+            return False
+        sizes = factor_sizes(op, rule)
+        tokens = {f for f, size in sizes.items() if self.step.is_tokens(size)}
+        return len(tokens) == 1 and not self.step.mixes(op)
 
     def _only_parts(self, value: Value, region: Region) -> bool:
         return (value, region) in self.parts and not self._has_tokens(value)
@@ -120,8 +140,8 @@ class Mixed:
         values = {SEQUENCE: mine.new, BATCH: symbol(BATCH) * mine.count}
         attrs = {n: substitute_attr(v, values) for n, v in op.attrs.items() if n != "past"}
         names = [f"{r.name}_{number}" for r in op.results]
-        made = b.op(op.name, operands, attrs, names=names)
-        del made.results[len(names) :]  # those that training alone needs
+        types = [_resized(r.tensor, values) for r in op.results]
+        made = b.op(op.name, operands, attrs, types=types, names=names)
         step = ServingStep(
             self.step.registry,
             self.step.body,
@@ -131,13 +151,13 @@ class Mixed:
             Builder.before(b.registry, made, loc=made.loc),
             kept=self.step.kept,
         )
-        values_ = made.definition.serve(step, made)
-        if values_ is None or list(values_) == made.results:
+        found = made.definition.serve(step, made)
+        if found is None or list(found) == made.results:
             for result, type_ in zip(made.results, made.definition.infer(made), strict=False):
                 result.type = type_
             return made.results
         made.erase()
-        return values_
+        return found
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -213,6 +233,12 @@ class Mixed:
     def samples(self) -> bool:
         """Whether any token is sampled."""
         return not all(c.none for c in self.classes)
+
+
+def _resized(type_: TensorType, values: Mapping[str, Expr]) -> TensorType:
+    """A type with other sizes of dimensions."""
+    dims = (replace(d, size=substitute(d.size, values)) for d in type_.unplaced().dims)
+    return replace(type_.unplaced(), dims=tuple(dims))
 
 
 def _specs(value: Value) -> tuple[str, str]:
