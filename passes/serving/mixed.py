@@ -63,15 +63,14 @@ def parsed_classes(classes: Sequence[str]) -> Step:
 
 @dataclass(slots=True)
 class Mixed:
-    """Serves the ops of a mixed step. `step` is that of all tokens. `parts` are values of each
-    class, of values that a region has seen; `tables` the rows of positions of parameters."""
+    """Serves the ops of a mixed step. `step` is that of all tokens. `parts` are what values are for
+    each class, where a region has used them."""
 
     step: ServingStep
     classes: Sequence[_Class]
     parts: dict[tuple[Value, Region], Sequence[Value]] = field(
         default_factory=dict[tuple[Value, Region], Sequence[Value]]
     )
-    tables: dict[Value, int] = field(default_factory=dict[Value, int])
 
     @classmethod
     def of(cls, module: Module, step: ServingStep, given: Step) -> Mixed:
@@ -103,7 +102,7 @@ class Mixed:
     def serve(self, op: Operation) -> Sequence[Value] | None:
         """Build what an op becomes, see `OpDef.serve`."""
         region = self.step.b.region
-        if not self._apart(op, region):
+        if not self._apart(op):
             return op.definition.serve(self.step, op)
         made = [self._of_class(op, i) for i in range(len(self.classes))]
         found: list[Value] = []
@@ -113,10 +112,10 @@ class Mixed:
             self.parts[found[-1], region] = values
         return found
 
-    def _apart(self, op: Operation, region: Region) -> bool:
+    def _apart(self, op: Operation) -> bool:
         """Whether each class has the op by itself: it has a form that serves, or it takes what
         depends on positions."""
-        known = any(v in self.tables or self._only_parts(v, region) for v in op.operands)
+        known = any(self._is_parts(v) for v in op.operands)
         own = type(op.definition).serve is not OpDef.serve and not self._by_token(op)
         sizes = (size for v in (*op.operands, *op.results) for size in v.tensor.shape)
         return known or (own and any(SEQUENCE in size.symbols for size in sizes))
@@ -130,8 +129,9 @@ class Mixed:
         tokens = {f for f, size in sizes.items() if self.step.is_tokens(size)}
         return len(tokens) == 1 and not self.step.mixes(op)
 
-    def _only_parts(self, value: Value, region: Region) -> bool:
-        return (value, region) in self.parts and not self._has_tokens(value)
+    def _is_parts(self, value: Value) -> bool:
+        """Whether there is nothing of the value but what it is for each class."""
+        return (value, value.region) in self.parts and not self._has_tokens(value)
 
     def _of_class(self, op: Operation, number: int) -> Sequence[Value]:
         """The results of the op for one class."""
@@ -167,11 +167,9 @@ class Mixed:
 
     def _part(self, op: Operation, value: Value, number: int) -> Value:
         """What a value is for one class."""
-        b, mine = self.step.b, self.classes[number]
-        if value in self.tables:
-            attrs = {"dim": const(self.tables[value]), "start": mine.past, "size": mine.new}
-            return b.value("stg.slice", [value], attrs, hint=f"{value.name}_{number}")
-        found = self.parts.get((value, b.region))
+        b = self.step.b
+        made = self.parts.get((value, value.region)) if self._is_parts(value) else None
+        found = made or self.parts.get((value, b.region))
         if found is None and self._has_tokens(value):
             cut = zip(self._cut(value), self.classes, strict=True)
             found = self.parts[value, b.region] = [self._split(part, c) for part, c in cut]

@@ -103,7 +103,7 @@ def to_serving(
         module.registry, body, mode, symbol(SEQUENCE), past, Builder(module.registry, body)
     )
     mixed = Mixed.of(module, step, parsed_classes(classes)) if classes else None
-    _cut_tables(module, step, longest, mixed)
+    _cut_tables(module, step, longest)
     _serve_region(step, body, mixed)
     logits = body.terminator.operands
     if mixed is not None:
@@ -234,8 +234,9 @@ def _tokens_in(value: Value) -> bool:
 # -- tables of positions ---------------------------------------------------------------------------
 
 
-def _cut_tables(module: Module, step: ServingStep, longest: int, mixed: Mixed | None) -> None:
-    """Parameters with a row for each position keep all rows; the step takes those of its tokens."""
+def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
+    """Parameters with a row for each position keep all rows; of these `stg.slice` takes those of
+    the new tokens."""
     for arg in list(step.body.args):
         dims = [d for d, size in enumerate(arg.tensor.shape) if step.is_tokens(size)]
         if not arg.tensor.role or not dims:
@@ -245,12 +246,9 @@ def _cut_tables(module: Module, step: ServingStep, longest: int, mixed: Mixed | 
         whole = list(arg.tensor.dims)
         whole[dim] = replace(whole[dim], size=rows)
         arg.type = replace(arg.tensor, dims=tuple(whole))
-        if mixed is not None:
-            mixed.tables[arg] = dim
-            continue
         users = list(arg.uses)
         b = Builder(module.registry, step.body, 0, loc=made_by(ToServing.name, arg.loc))
-        attrs = {"dim": const(dim), "start": step.past, "size": step.new}
+        attrs = {"dim": const(dim), "size": step.new}
         part = b.value("stg.slice", [arg], attrs, hint=f"{arg.name}_new")
         for user, index in users:
             user.set_operand(index, part)
