@@ -149,7 +149,7 @@ def read_serving(
         )
     longest = symbols[SEQUENCE] or 0
     if mode == MIXED:
-        step = _mixed_step(options, given)
+        step = mixed_step(options)
         return Serving(mode, step.tokens, None, None, longest, step)
     if mode == "decode":
         new = 1 + (options.speculative or 0)
@@ -158,16 +158,16 @@ def read_serving(
     return Serving(mode, new, options.context or 0, options.batch, longest)
 
 
-def _mixed_step(options: JobOptions, given: Sequence[str]) -> Step:
-    """The classes of a mixed step."""
+def mixed_step(options: JobOptions) -> Step:
+    """What a mixed step holds. Raises `DiagnosticError`."""
+    batch, context, chunk = options.batch, options.context, options.chunk or options.prompt
     if options.step is not None:
-        if len(given) > 1:
+        others = [n for n in STEP if n != "step" and getattr(options, n) is not None]
+        if others:
             raise error(
-                "--step says what the step holds", remedy=f"leave out --{_others(given)}"
+                "--step says what the step holds", remedy=f"leave out --{', --'.join(others)}"
             )
         return parse_step(options.step)
-    batch, context = options.batch, options.context
-    chunk = options.chunk or options.prompt
     if batch is None or context is None or chunk is None:
         raise error(
             "--serve mixed expects --batch and --context of the sequences that decode, and --chunk "
@@ -181,10 +181,6 @@ def _mixed_step(options: JobOptions, given: Sequence[str]) -> Step:
             f"--chunk {chunk} is more than --prompt {prompt}", remedy="give a chunk of the prompt"
         )
     return parse_step(f"decode={batch}x{context},prefill=1x{chunk}+{prompt - chunk}")
-
-
-def _others(given: Sequence[str]) -> str:
-    return ", --".join(name for name in given if name != "step")
 
 
 def beyond(serving: Serving) -> Diagnostic | None:

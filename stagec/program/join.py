@@ -62,10 +62,11 @@ class _Part:
         return len(self.prototype)
 
 
-def joined(name: str, steps: Sequence[StepProgram], order: Sequence[int]) -> Program:
-    """The program that runs `steps[order[0]]`, `steps[order[1]]`, ... in turn. A step takes by each
-    name what was left by that name last. Raises `DiagnosticError` for far too many nodes."""
-    total = sum(len(steps[i]) for i in order)
+def joined(name: str, steps: Sequence[StepProgram], order: Sequence[tuple[int, int]]) -> Program:
+    """The program that runs steps in turn: `order` has of each its place in `steps`, and its
+    number, which names of nodes have. A step takes by each name what was left by that name last.
+    Raises `DiagnosticError` for far too many nodes."""
+    total = sum(len(steps[i]) for i, _ in order)
     if total > MOST_NODES:
         raise error(
             f"the steps have {total:,} nodes per rank, expected at most {MOST_NODES:,}",
@@ -81,7 +82,7 @@ def joined(name: str, steps: Sequence[StepProgram], order: Sequence[int]) -> Pro
     columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
     edges: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
     base = 1
-    for number, which in enumerate(order):
+    for which, number in order:
         part = parts[which]
         steady = np.where(part.streams < 0, 0, sent[part.streams] * len(channels))
         columns.append(np.stack([part.prototype, np.full(len(part), number), part.tag + steady]))

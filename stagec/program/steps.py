@@ -9,7 +9,7 @@ of `after` steps before.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,7 +87,7 @@ class SteppedClass:
         units = [step_program(step) for step in self.steps]
         sampler, taker, count = self.stages
         if sampler == taker:
-            return joined(self.name, units, self.sequel.order)
+            return joined(self.name, units, [(n, i) for i, n in enumerate(self.sequel.order)])
         mine = self.steps[0].stage
         axis = self.steps[0].graph.text("over")
         by = (taker - sampler) % count
@@ -95,16 +95,16 @@ class SteppedClass:
         first = {kind: len(units) + i * len(sizes) for i, kind in enumerate(("send", "recv"))}
         for kind in first:
             units += [_message(kind, axis, by, size, self._channel) for size in sizes]
-        order: list[int] = []
+        order: list[tuple[int, int]] = []
         places = {number: sizes.index(_TOKEN * n) for number, n in enumerate(self.sequel.sampled)}
         kinds = self.sequel.order
         wanted = {n for _, steps in self.sequel.taken() for n in steps if self._samples(n)}
         for number, steps in self.sequel.taken():
             if mine == taker:
-                order += [first["recv"] + places[kinds[n]] for n in steps if n in wanted]
-            order.append(kinds[number])
+                order += [(first["recv"] + places[kinds[n]], n) for n in steps if n in wanted]
+            order.append((kinds[number], number))
             if mine == sampler and number in wanted:
-                order.append(first["send"] + places[kinds[number]])
+                order.append((first["send"] + places[kinds[number]], number))
         return joined(self.name, units, order)
 
     def _samples(self, number: int) -> bool:
@@ -161,18 +161,21 @@ def stepped_classes(
             for c in classes
             if all(c.coords.get(a, i) == i for a, i in coords.items())
         ]
-    stages = _stages(modules[0])
+    stages = _stages(c for classes in modules for c in classes)
     return [SteppedClass(coords, steps, sequel, stages) for coords, steps in found]
 
 
-def _stages(classes: Sequence[RankClass]) -> tuple[int, int, int]:
+def _stages(classes: Iterable[RankClass]) -> tuple[int, int, int]:
     """The stage that samples, the one that takes tokens in, and the number of stages."""
-    sampler = [c.stage for c in classes if _samples(c)]
-    taker = [c.stage for c in classes if "inputs" in c.graph.attrs]
-    axis = classes[0].graph.text("over")
-    if not taker:
+    sampler = taker = None
+    count = 1
+    for each in classes:
+        sampler = each.stage if _samples(each) else sampler
+        taker = each.stage if "inputs" in each.graph.attrs else taker
+        count = each.env.get(each.graph.text("over"), 1)
+    if taker is None:
         raise error("no stage takes tokens in", remedy="serve a language model")
-    return (sampler or taker)[0], taker[0], classes[0].env.get(axis, 1)
+    return taker if sampler is None else sampler, taker, count
 
 
 def _samples(step: RankClass) -> bool:
