@@ -33,7 +33,7 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.core import Quoted, Region, substitute_attr
-from stagec.ir.expr import ZERO, substitute
+from stagec.ir.expr import ONE, ZERO, substitute
 from stagec.ir.opdef import OpDef
 from stagec.ir.rule import letters
 from stagec.ir.serving import ServingStep
@@ -95,6 +95,7 @@ class Mixed:
             found.append(
                 _Class(count, new, past, own, each.sampled == each.new, not each.sampled)
             )
+        step.env = module.env
         return cls(step, found)
 
     # -- ops ---------------------------------------------------------------------------------------
@@ -142,14 +143,13 @@ class Mixed:
         names = [f"{r.name}_{number}" for r in op.results]
         types = [_resized(r.tensor, values) for r in op.results]
         made = b.op(op.name, operands, attrs, types=types, names=names)
-        step = ServingStep(
-            self.step.registry,
-            self.step.body,
-            "prefill" if mine.none or not mine.all_ else "decode",
-            mine.new,
-            mine.past,
-            Builder.before(b.registry, made, loc=made.loc),
-            kept=self.step.kept,
+        step = replace(
+            self.step,
+            mode="decode" if mine.all_ else "prefill",
+            new=mine.new,
+            past=mine.past,
+            b=Builder.before(b.registry, made, loc=made.loc),
+            parts=ONE if mine.past == ZERO else self.step.parts,
         )
         found = made.definition.serve(step, made)
         if found is None or list(found) == made.results:

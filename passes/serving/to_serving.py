@@ -17,14 +17,17 @@ from stagec.api import (
     TensorType,
     Type,
     Value,
+    axis_size,
     const,
     error,
+    evaluate,
     letters,
     made_by,
+    read_strategy,
     symbol,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import ZERO
+from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.serving import MIXED, MODES, PAST, ServingStep
@@ -63,6 +66,7 @@ class ToServing(Pass):
         default=-1,
         metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
     )
+    page: int = field(default=1, metadata={"help": "tokens of a page: caches have whole pages"})
     longest: int = field(
         default=0,
         metadata={"help": "positions that tables of S rows have (default: open, `positions`)"},
@@ -74,36 +78,38 @@ class ToServing(Pass):
     )
 
     def run(self, module: Module) -> None:
-        to_serving(module, self.mode, self.context, self.longest, self.classes)
+        to_serving(module, self)
 
 
-def to_serving(
-    module: Module, mode: str, context: int = -1, longest: int = 0, classes: Sequence[str] = ()
-) -> None:
-    """Rewrite the main function, in place. A `context` below 0 leaves the cached tokens open.
+def to_serving(module: Module, given: ToServing) -> None:
+    """Rewrite the main function, in place.
 
     Raises `DiagnosticError` for an unknown mode, a model without a token to choose, and ops that
     have no form that serves.
     """
+    mode = given.mode
     if mode not in MODES:
         raise error(
             f"'{mode}' is no step of serving",
             remedy=did_you_mean(mode, MODES) or f"choose among {', '.join(MODES)}",
         )
-    if (mode == MIXED) != bool(classes):
+    if (mode == MIXED) != bool(given.classes):
         raise error(
             "a mixed step has classes of sequences, and no other step has",
             remedy='write to-serving{mode=mixed, classes=("decode=64x4096", "prefill=1x2048+0")}',
         )
-    past = ZERO if context == 0 or classes else _declare(module, PAST, context)
+    plain = given.context == 0 or mode == MIXED
+    past = ZERO if plain else _declare(module, PAST, given.context)
     body = module.main.body
     _return_logits(module, body)
     _freeze(body)
+    new, b = symbol(SEQUENCE), Builder(module.registry, body)
+    parts = ONE if past == ZERO and mode != MIXED else _parts(module)
     step = ServingStep(
-        module.registry, body, mode, symbol(SEQUENCE), past, Builder(module.registry, body)
+        module.registry, body, module.env, mode, new, past, b, given.page, parts
     )
-    mixed = Mixed.of(module, step, parsed_classes(classes)) if classes else None
-    _cut_tables(module, step, longest)
+    mixed = Mixed.of(module, step, parsed_classes(given.classes)) if given.classes else None
+    _cut_tables(module, step, given.longest)
     _serve_region(step, body, mixed)
     logits = body.terminator.operands
     if mixed is not None:
@@ -116,16 +122,25 @@ def to_serving(
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 
+def _parts(module: Module) -> Expr:
+    """Over how many ranks the strategy splits what is cached along its tokens."""
+    splits = read_strategy(module).splits if module.ops("stg.strategy") else ()
+    cached = [r for r in splits if {PAST, SEQUENCE} & set(r.dims) and not r.rest]
+    over = axis_size(dict.fromkeys(a for rule in cached for a in rule.over))
+    return const(evaluate(over, module.env)) if over.symbols <= module.env.keys() else over
+
+
 def _declare(module: Module, name: str, value: int) -> Expr:
-    """Declare a symbol, with a value if that is above 0."""
+    """Declare a symbol unless it is, with a value if that is above 0."""
     declared = module.ops("stg.symbols")
-    if name in module.symbols or not declared:
+    if not declared:
         raise error(
-            f"the model has a symbol '{name}' of its own",
+            f"@{module.name} declares no symbols, expected S among them",
             module.root.loc,
-            remedy=f"rename it: a step of serving declares '{name}'",
+            remedy="name the tokens of a sequence: stg.symbols[B, S]",
         )
-    declared[0].attrs[name] = const(value) if value > 0 else True
+    if value > 0 or name not in module.symbols:
+        declared[0].attrs[name] = const(value) if value > 0 else True
     return symbol(name)
 
 

@@ -77,6 +77,7 @@ class _Job:
     chunk: int | None = None
     speculative: int | None = None
     step: str | None = None
+    page: int = 1
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()

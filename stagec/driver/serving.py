@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.ir.expr import ZERO, Expr, evaluate, symbol
+from stagec.ir.expr import ZERO, Expr, const, evaluate, symbol
 from stagec.ir.loads import planned_env
 from stagec.ir.serving import MIXED, MODES, PAST
 from stagec.serving.step import Step, parse_step
@@ -66,6 +66,13 @@ OPTIONS = (
         help="Compile a step of serving instead of a training step.",
     ),
     *STEP.values(),
+    click.option(
+        "--page",
+        type=_COUNT,
+        default=1,
+        metavar="N",
+        help="Of --serve: caches have whole pages of so many tokens.",
+    ),
 )
 _OF = {
     "prompt": ("prefill", MIXED),
@@ -85,6 +92,7 @@ class Serving:
     past: int | None
     batch: int | None
     longest: int
+    page: int = 1
     step: Step | None = None
 
     @property
@@ -92,6 +100,20 @@ class Serving:
         """The values of the symbols."""
         given = {SEQUENCE: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
+
+    def declare(self, module: Module) -> None:
+        """Declare the cached tokens, which a strategy may split, and give the step its sizes.
+        Raises `DiagnosticError` if the model has such a symbol of its own."""
+        if PAST in module.symbols:
+            raise error(
+                f"the model has a symbol '{PAST}' of its own",
+                module.root.loc,
+                remedy="rename it: a step of serving calls its cached tokens so",
+            )
+        declared = module.ops("stg.symbols")[0].attrs
+        if self.past != 0:
+            declared[PAST] = True if self.past is None else const(self.past)
+        module.set_values(self.sizes)
 
     @property
     def held(self) -> Expr:
@@ -103,14 +125,12 @@ class Serving:
     @property
     def passes(self) -> str:
         """The pipeline of the step."""
+        given = {"mode": self.mode, "context": self.past, "longest": self.longest or None}
         if self.step is not None:
-            return self._with(f'mode={MIXED},classes="({self.step})"')
-        past = "" if self.past is None else f",context={self.past}"
-        return self._with(f"mode={self.mode}{past}")
-
-    def _with(self, options: str) -> str:
-        longest = f",longest={self.longest}" if self.longest else ""
-        return f"inline,infer-shapes,to-serving{{{options}{longest}}},serve-step"
+            given["classes"] = f'"({self.step})"'
+        given |= {"page": self.page} if self.page > 1 else {}
+        options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        return f"inline,infer-shapes,to-serving{{{options}}},serve-step"
 
 
 def read_serving(
@@ -150,12 +170,12 @@ def read_serving(
     longest = symbols[SEQUENCE] or 0
     if mode == MIXED:
         step = mixed_step(options)
-        return Serving(mode, step.tokens, None, None, longest, step)
+        return Serving(mode, step.tokens, None, None, longest, options.page, step)
     if mode == "decode":
         new = 1 + (options.speculative or 0)
-        return Serving(mode, new, options.context, options.batch, longest)
+        return Serving(mode, new, options.context, options.batch, longest, options.page)
     new = options.chunk or options.prompt or (longest or None)
-    return Serving(mode, new, options.context or 0, options.batch, longest)
+    return Serving(mode, new, options.context or 0, options.batch, longest, options.page)
 
 
 def mixed_step(options: JobOptions) -> Step:

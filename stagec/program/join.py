@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stagec.ir.core import Operation
 from stagec.program.columns import sorted_edges, stream_edges
 from stagec.program.groups import Channel
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
+from stagec.program.sizes import Sizes, resized
 from stagec.support.diagnostics import error
 
 #: More nodes per rank than this are a mistake: no consumer takes them.
@@ -43,13 +45,23 @@ class StepProgram:
         return len(self.program) - len(self.heads) - len(self.tails)
 
 
+@dataclass(frozen=True, eq=False)
+class SizedStep:
+    """A step as one that has the same nodes, in sizes of its own; None for those of that one."""
+
+    form: StepProgram
+    sizes: Sizes | None = None
+
+
 @dataclass(frozen=True)
 class _Part:
-    """A step without heads and tails, its nodes counted from 0. `data` are its edges of data and
-    `order` those of order, each two rows: from, to. `takes` are nodes and the names that they take.
-    `leaves` are names, and the nodes that make them, or below 0, as `-1 - name`, what is handed
-    on. `streams` are the numbers of messages' streams, -1 of other nodes."""
+    """A step without heads and tails, its nodes counted from 0. `nodes` are its prototypes, of which
+    `prototype` are numbers. `data` are its edges of data and `order` those of order, each two rows:
+    from, to. `takes` are nodes and the names that they take. `leaves` are names, and the nodes that
+    make them, or below 0, as `-1 - name`, what is handed on. `streams` are the numbers of streams of
+    messages, -1 of other nodes."""
 
+    nodes: Sequence[Node]
     prototype: Ints
     tag: Ints
     streams: Ints
@@ -62,30 +74,36 @@ class _Part:
         return len(self.prototype)
 
 
-def joined(name: str, steps: Sequence[StepProgram], order: Sequence[tuple[int, int]]) -> Program:
+def joined(name: str, steps: Sequence[SizedStep], order: Sequence[tuple[int, int]]) -> Program:
     """The program that runs steps in turn: `order` has of each its place in `steps`, and its
     number, which names of nodes have. A step takes by each name what was left by that name last.
     Raises `DiagnosticError` for far too many nodes."""
-    total = sum(len(steps[i]) for i, _ in order)
+    total = sum(len(steps[i].form) for i, _ in order)
     if total > MOST_NODES:
         raise error(
             f"the steps have {total:,} nodes per rank, expected at most {MOST_NODES:,}",
             remedy="write fewer of them (--steps N), or round contexts up (--bucket N)",
         )
-    channels = list(dict.fromkeys(c for step in steps for c in step.channels))
-    known = list(dict.fromkeys(n for step in steps for n in (*step.heads, *step.tails)))
+    forms = list(dict.fromkeys(step.form for step in steps))
+    channels = list(dict.fromkeys(c for form in forms for c in form.channels))
+    known = list(dict.fromkeys(n for form in forms for n in (*form.heads, *form.tails)))
     places = {n: i for i, n in enumerate(known)}, {c: i for i, c in enumerate(channels)}
+    parts = {form: _part(form, *places) for form in forms}
     prototypes: list[Node] = []
-    parts = [_part(step, *places, prototypes) for step in steps]
+    firsts: list[int] = []
+    for step in steps:
+        firsts.append(len(prototypes))
+        prototypes += _sized(parts[step.form].nodes, step.sizes)
     made = np.full(len(known), _NOTHING, dtype=np.int64)
     sent = np.zeros(max(1, 2 * len(channels)), dtype=np.int64)
     columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
     edges: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
     base = 1
     for which, number in order:
-        part = parts[which]
-        steady = np.where(part.streams < 0, 0, sent[part.streams] * len(channels))
-        columns.append(np.stack([part.prototype, np.full(len(part), number), part.tag + steady]))
+        part = parts[steps[which].form]
+        tags = part.tag + np.where(part.streams < 0, 0, sent[part.streams] * len(channels))
+        numbers = np.full(len(part), number)
+        columns.append(np.stack([part.prototype + firsts[which], numbers, tags]))
         sent += np.bincount(part.streams[part.streams >= 0], minlength=sent.size)
         takers, taken = part.takes[0] + base, made[part.takes[1]]
         there = taken != _NOTHING
@@ -105,13 +123,8 @@ def _edges(pairs: Ints, control: int) -> Ints:
     return np.concatenate([pairs, np.full((1, pairs.shape[1]), control, dtype=np.int64)])
 
 
-def _part(
-    step: StepProgram,
-    names: Mapping[str, int],
-    channels: Mapping[Channel, int],
-    prototypes: list[Node],
-) -> _Part:
-    """The columns of a step; its prototypes come to those that there are."""
+def _part(step: StepProgram, names: Mapping[str, int], channels: Mapping[Channel, int]) -> _Part:
+    """The columns of a step."""
     program, first = step.program, len(step.heads)
     last = first + len(step)
     count = len(program)
@@ -125,27 +138,45 @@ def _part(
     takes = np.stack([sources[taking] - first, heads[targets[taking]]])
     pairs = np.stack([sources, targets]) - first
     given = slice(first, last)
-    prototype = _prototypes(program, given, prototypes)
     streams, tag = _streams(program, given, step.channels, channels)
     data, order = pairs[:, within & ~ordered], pairs[:, within & ordered]
-    return _Part(prototype, tag, streams, data, order, takes, _leaves(step, names))
+    return _Part(
+        *_prototypes(program, given), tag, streams, data, order, takes, _leaves(step, names)
+    )
 
 
-def _prototypes(program: Program, given: slice, prototypes: list[Node]) -> Ints:
-    """The prototypes of nodes, with the number of the step in their names: `s3/forward/mb0/x`. What
-    is told apart by the number of its microbatch has a prototype for each."""
+def _prototypes(program: Program, given: slice) -> tuple[list[Node], Ints]:
+    """The prototypes of nodes, with the number of the step in their names: `s3/forward/mb0/x`; and
+    which one each node has. What is told apart by the number of its microbatch has one for each."""
     which, numbers = program.prototype[given], program.microbatch[given]
     marked = np.array([bool(marker_of(n.name)) for n in program.prototypes])[which]
     pairs = np.stack([which, np.where(marked, numbers, 0)], axis=1)
     used, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    first = len(prototypes)
+    found: list[Node] = []
     for number, microbatch in used.tolist():
         node = program.prototypes[number]
         mark = marker_of(node.name)
         names = (n.replace(mark, str(microbatch)) if mark else n for n in (node.name, node.scope))
         full, scope = (f"s{MICROBATCH[0]}/{n}" for n in names)
-        prototypes.append(replace(node, name=full, scope=scope))
-    return np.asarray(inverse, dtype=np.int64).reshape(-1) + first
+        found.append(replace(node, name=full, scope=scope))
+    return found, np.asarray(inverse, dtype=np.int64).reshape(-1)
+
+
+def _sized(nodes: Sequence[Node], sizes: Sizes | None) -> Sequence[Node]:
+    """Prototypes in other sizes; those of one operation have the same ones in all layers."""
+    if sizes is None:
+        return nodes
+    known: dict[tuple[Operation | None, int], Node] = {}
+    found: list[Node] = []
+    for n in nodes:
+        key = n.op, n.index if n.bucket else 0
+        like = known.get(key)
+        if like is None:
+            like = known[key] = resized(n, sizes)
+        about = n.kind, n.name, n.phase, like.size, like.flops, like.matmul, like.out, like.kernel
+        how = n.parts, n.group, n.blocking, n.bucket, n.scope, n.over, n.by, n.tag, n.to
+        found.append(Node(*about, *how, op=n.op, index=n.index))
+    return found
 
 
 def _streams(

@@ -46,7 +46,7 @@ class Sizes:
         if name not in op.attrs:
             return 0
         expr = op.expr(name)
-        key = expr, layer
+        key = expr, layer if self._loads is not None else 0
         if key not in self._known:
             env: Mapping[str, int | Fraction] = self._env
             if self._loads is not None:
@@ -56,7 +56,7 @@ class Sizes:
 
     def kernel(self, op: Operation, layer: int = 0) -> Kernel:
         """The kernel of a computation in a layer."""
-        key = op, layer
+        key = op, layer if self._loads is not None else 0
         if key not in self._kernels:
             kind = op.text("kernel", MEMORY)
             self._kernels[key] = Kernel(

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from stagec.ir.core import Operation
+from stagec.ir.decisions import Decisions, Watched, plain
 from stagec.ir.expr import const
 from stagec.program.classes import RankClass
 from stagec.program.columns import Columns
 from stagec.program.groups import Channel, GroupAxes, coordinate
-from stagec.program.join import StepProgram, joined
+from stagec.program.join import SizedStep, StepProgram, joined
 from stagec.program.nodes import OUTSIDE, Ints, Node, Program
+from stagec.program.sizes import Sizes
 from stagec.program.unroll import unroll_step
 from stagec.support.diagnostics import error
 
@@ -84,7 +87,7 @@ class SteppedClass:
 
     def program(self) -> Program:
         """The nodes of one of its ranks. Raises `DiagnosticError` for far too many."""
-        units = [step_program(step) for step in self.steps]
+        units = list(_sized_steps(self.steps))
         sampler, taker, count = self.stages
         if sampler == taker:
             return joined(self.name, units, [(n, i) for i, n in enumerate(self.sequel.order)])
@@ -94,7 +97,8 @@ class SteppedClass:
         sizes = list(dict.fromkeys(_TOKEN * n for n in self.sequel.sampled))
         first = {kind: len(units) + i * len(sizes) for i, kind in enumerate(("send", "recv"))}
         for kind in first:
-            units += [_message(kind, axis, by, size, self._channel) for size in sizes]
+            ends = (_message(kind, axis, by, size, self._channel) for size in sizes)
+            units += map(SizedStep, ends)
         order: list[tuple[int, int]] = []
         places = {number: sizes.index(_TOKEN * n) for number, n in enumerate(self.sequel.sampled)}
         kinds = self.sequel.order
@@ -115,6 +119,23 @@ class SteppedClass:
         """A number that no stream of messages of a step has."""
         used = (channel[2] for step in self.steps for channel in step.channels)
         return 1 + max(used, default=0)
+
+
+def _sized_steps(steps: Sequence[RankClass]) -> Iterator[SizedStep]:
+    """The programs of steps: one is unrolled for all that consist of the same nodes, which differ
+    in their sizes only. Where sizes go by layers each is unrolled."""
+    forms: dict[tuple[Operation, tuple[int, ...]], list[tuple[Decisions, StepProgram]]] = {}
+    for step in steps:
+        values = plain(step.env)
+        known = forms.setdefault((step.graph, tuple(step.coords.values())), [])
+        form = next((f for decisions, f in known if decisions.same(values)), None)
+        if form is not None and not step.loads:
+            yield SizedStep(form, Sizes(values))
+            continue
+        decisions = Decisions()
+        form = step_program(replace(step, env=Watched(values, decisions)))
+        known.append((decisions, form))
+        yield SizedStep(form)
 
 
 def step_program(step: RankClass) -> StepProgram:

@@ -85,10 +85,15 @@ class Step:
         )
 
     def later(self, steps: int) -> Step:
-        """The same sequences so many steps later, each of which adds as many tokens to each."""
+        """The step that is so many steps later, if each adds as many tokens to the same sequences;
+        a prompt that ends is followed by others like it."""
         if not steps:
             return self
-        return step_of(replace(c, cached=c.cached + steps * c.new) for c in self.classes)
+        grown = (c.kind != "prefill" for c in self.classes)
+        return step_of(
+            replace(c, cached=c.cached + steps * c.new * more)
+            for c, more in zip(self.classes, grown, strict=True)
+        )
 
     def rounded(self, bucket: int) -> Step:
         """The step with all cached tokens rounded up to a multiple of `bucket`: an approximation,

@@ -16,8 +16,11 @@ from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
 from stagec.pipeline.manager import PassManager
 from stagec.serving.step import SequenceClass, Step, parse_step
-from tests.served import LOCKSTEP
+
 from tests.support import GPT, LLAMA, loaded, tiny_options
+
+#: Up to where the program is text that all ranks run in lockstep.
+LAST = "plan-memory"
 
 #: All kinds of classes: several and single sequences, with and without cached tokens.
 EVERY = "decode=3x4,decode=1x2,prefill=2x2+3,prefill=1x3+0,chunk=2x2+0,verify=1x3+2"
@@ -40,7 +43,7 @@ def module_of(model: str, step: Step, batch: int, **options: Any) -> Module:
         text = re.sub(r'mode=.*?classes=".*?"', f"mode={mode},context={only.cached}", text)
     text = re.sub("longest=[0-9]+", f"longest={POSITIONS}", text)
     pipeline = loaded().pipeline(text)
-    end = [p.name for p in pipeline.passes].index(LOCKSTEP)
+    end = [p.name for p in pipeline.passes].index(LAST) + 1
     PassManager(type(pipeline)(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)
     return builder.module
 
