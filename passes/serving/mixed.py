@@ -128,7 +128,7 @@ class Mixed:
             return False
         sizes = factor_sizes(op, rule)
         tokens = {f for f, size in sizes.items() if self.step.is_tokens(size)}
-        return len(tokens) == 1 and not self.step.mixes(op)
+        return len(tokens) < 2 and not self.step.mixes(op)
 
     def _is_parts(self, value: Value) -> bool:
         """Whether there is nothing of the value but what it is for each class."""
