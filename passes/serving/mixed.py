@@ -128,7 +128,8 @@ class Mixed:
             return False
         sizes = factor_sizes(op, rule)
         tokens = {f for f, size in sizes.items() if self.step.is_tokens(size)}
-        return len(tokens) < 2 and not self.step.mixes(op)
+        taken = {f for shape in rule.operands for group in shape for f in group}
+        return len(tokens) < 2 and tokens <= taken and not self.step.mixes(op)
 
     def _is_parts(self, value: Value) -> bool:
         """Whether there is nothing of the value but what it is for each class."""
