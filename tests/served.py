@@ -20,6 +20,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from tests.support import loaded, run_passes
 
+
 def step_modules(job: JobOptions, mode: str, new: int, past: int) -> tuple[Module, Module]:
     """A step of serving of a job whose sizes are those of training: as it is stated, and as ranks
     run it."""
@@ -97,7 +98,9 @@ class Server:
             return fresh
         if along is None:
             return old
-        first = [max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))]
+        first = [
+            max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))
+        ]
         wanted = range(first[1], self.past)
         assert first[0] <= first[1], "rows that the step needs are cached no more"
         rows = np.moveaxis(fresh.copy(), along, 0)

@@ -77,8 +77,8 @@ class Attention(OpDef):
     Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
     of their own, as in multi-head latent attention (arXiv 2405.04434). Operands that flags name
     follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than the
-    queries: cross attention. The second result, the row log-sum-exp in fp32, is there if backward
-    needs it.
+    queries: cross attention. With `documents` a sequence is packed of several, and a token sees its
+    own. The second result, the row log-sum-exp in fp32, is there if backward needs it.
 
     FLOPs are those of the two products over the pairs that the mask leaves, exactly: S(S+1)/2 when
     causal, m(m+1)/2 + (S-m)W with m = min(S, W) in a window of W. The softmax inside the kernel is

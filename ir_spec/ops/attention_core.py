@@ -25,7 +25,17 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
+from stagec.ir_spec.ops.masks import (
+    CAUSAL,
+    DOCUMENTS,
+    SPANS,
+    is_plain,
+    misfits_of_documents,
+    misfits_of_mask,
+    pairs,
+    seen,
+    spans,
+)
 from stagec.ir_spec.ops.serving import PAST, first_key, past_of
 
 #: The shapes of operands that flags name.
@@ -40,6 +50,7 @@ SCORES = (
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
 WHOLE = (
+    DOCUMENTS,
     PAST,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
@@ -67,6 +78,9 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
             "expected stg.gather or stg.exchange"
         )
     yield from misfits_of_mask(op)
+    if found in (1, 2):
+        rows, columns = key_rows(op, before - 1)
+        yield from misfits_of_documents(op, rows.size, columns.size)
 
 
 def core_rule(
@@ -121,7 +135,12 @@ def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
     rows, columns = key_rows(op, q)
     if is_plain(op) and not op.flag("causal"):
         return all_pairs(n)
-    if "past" not in op.attrs and is_plain(op) and same(rows.size, columns.size) and same(n.get("t", n["s"]), rows.size):
+    if (
+        "past" not in op.attrs
+        and is_plain(op)
+        and same(rows.size, columns.size)
+        and same(n.get("t", n["s"]), rows.size)
+    ):
         return n["s"] * (rows.size + 1) / 2
     count = op.operands[-1].tensor.shape[-1] if op.flag("selected") else None
     whole = pairs(op, rows.size, columns.size, count)

@@ -66,6 +66,9 @@ class ToServing(Pass):
         default=-1,
         metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
     )
+    kv_dtype: str = field(
+        default="", metadata={"help": "the element type of caches (default: as they are made)"}
+    )
     page: int = field(default=1, metadata={"help": "tokens of a page: caches have whole pages"})
     longest: int = field(
         default=0,
@@ -106,7 +109,7 @@ def to_serving(module: Module, given: ToServing) -> None:
     new, b = symbol(SEQUENCE), Builder(module.registry, body)
     parts = ONE if past == ZERO and mode != MIXED else _parts(module)
     step = ServingStep(
-        module.registry, body, module.env, mode, new, past, b, given.page, parts
+        module.registry, body, module.env, mode, new, past, b, given.kv_dtype, given.page, parts
     )
     mixed = Mixed.of(module, step, parsed_classes(given.classes)) if given.classes else None
     _cut_tables(module, step, given.longest)

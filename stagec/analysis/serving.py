@@ -8,14 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, ZERO, Expr, call, evaluate, expand, product, substitute, symbol, total
-from stagec.ir.loads import planned_env
+from stagec.ir.expr import (
+    ONE,
+    Expr,
+    call,
+    evaluate,
+    expand,
+    product,
+    substitute,
+    total,
+)
 from stagec.ir.module import Module
-from stagec.ir.types import CACHED, DTYPE_BYTES, WEIGHTS, axis_size
+from stagec.ir.types import CACHED, WEIGHTS, axis_size, bytes_of
 from stagec.ir_spec.ops.serving import rows_of
 from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.attached import stages_of
-from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
+from stagec.support.diagnostics import NotAnIntegerError
 
 #: The names of the figures, all per rank but the last.
 FIGURES = ("cache_bytes_per_token", "cache_bytes", "state_bytes", "weight_bytes", "max_batch")
@@ -73,7 +81,7 @@ def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
             sizes.append(substitute(dim.size, {BATCH: ONE}))
         else:
             sizes.append(dim.local)
-    return product(sizes) * DTYPE_BYTES[cache.tensor.dtype]
+    return bytes_of(product(sizes), cache.tensor.dtype)
 
 
 # -- the largest batch -----------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
-from stagec.driver.serving import serving_figures
+from stagec.driver.pods import analyze_pods
+from stagec.driver.serving import DISAGGREGATED, serving_figures
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
-from stagec.pipeline.instrument import TYPED
+from stagec.pipeline.instrument import TYPED, Hooks
 from stagec.support.diagnostics import error
 
 
@@ -48,6 +49,8 @@ def command(**given: Any) -> int:
 
         return sweep(Case(options), given, ANALYSIS)
     check_alone(given)
+    if options.serve == DISAGGREGATED:
+        return analyze_pods(options, given)
     if given["html"] is not None:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     limit = given["limit"]
@@ -63,7 +66,7 @@ def command(**given: Any) -> int:
 
     worst, forward = Planned(worst_moments), Planned(model_flops, after=TYPED)
     kept = Planned(lambda m: serving_figures(m, builder, limit, symbolic=given["symbolic"]))
-    watching = [worst, forward, *([kept] if builder.serving is not None else [])]
+    watching: list[Hooks] = [worst, forward, *([kept] if builder.serving is not None else [])]
     module = builder.lower(watching=watching)
     result = analysis(
         module,

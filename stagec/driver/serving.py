@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
 
 SEQUENCE, BATCH = "S", "B"
+#: Element types of caches, as servers call them.
+KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
 _COUNT = click.IntRange(min=1)
 #: Options of a step, which `--serve` gives a meaning.
 STEP = {
@@ -59,19 +61,34 @@ STEP = {
         "new tokens + cached ones; chunk= samples none, verify= all).",
     ),
 }
+#: Two pods, one of which prefills; see `stagec.driver.pods`.
+DISAGGREGATED = "disaggregated"
 OPTIONS = (
     click.option(
         "--serve",
-        type=click.Choice(MODES),
+        type=click.Choice((*MODES, DISAGGREGATED)),
         help="Compile a step of serving instead of a training step.",
     ),
     *STEP.values(),
+    *(
+        click.option(
+            f"--{mode}",
+            metavar="FLAGS",
+            help=f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
+        )
+        for mode in MODES
+    ),
     click.option(
         "--page",
         type=_COUNT,
         default=1,
         metavar="N",
         help="Of --serve: caches have whole pages of so many tokens.",
+    ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice(tuple(KV_TYPES)),
+        help="Of --serve: the element type of cached keys and values (default: as they are made).",
     ),
 )
 _OF = {
@@ -93,6 +110,7 @@ class Serving:
     batch: int | None
     longest: int
     page: int = 1
+    kv_dtype: str = ""
     step: Step | None = None
 
     @property
@@ -127,8 +145,9 @@ class Serving:
         """The pipeline of the step."""
         given = {"mode": self.mode, "context": self.past, "longest": self.longest or None}
         if self.step is not None:
-            given["classes"] = f'"({self.step})"'
+            given |= {"context": None, "classes": f'"({self.step})"'}
         given |= {"page": self.page} if self.page > 1 else {}
+        given |= {"kv-dtype": self.kv_dtype} if self.kv_dtype else {}
         options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
         return f"inline,infer-shapes,to-serving{{{options}}},serve-step"
 
@@ -147,6 +166,11 @@ def read_serving(
             )
         return None
     mode = options.serve
+    if mode == DISAGGREGATED:
+        raise error(
+            "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
+            remedy="look at one pod: --serve prefill, or --serve decode",
+        )
     for name in given:
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
@@ -168,14 +192,16 @@ def read_serving(
             remedy="give --context 4096",
         )
     longest = symbols[SEQUENCE] or 0
+    new = options.chunk or options.prompt or (longest or None)
+    past: int | None = options.context or 0
+    if mode == "decode":
+        new, past = 1 + (options.speculative or 0), options.context
+    batch, step = options.batch, None
     if mode == MIXED:
         step = mixed_step(options)
-        return Serving(mode, step.tokens, None, None, longest, options.page, step)
-    if mode == "decode":
-        new = 1 + (options.speculative or 0)
-        return Serving(mode, new, options.context, options.batch, longest, options.page)
-    new = options.chunk or options.prompt or (longest or None)
-    return Serving(mode, new, options.context or 0, options.batch, longest, options.page)
+        new, past, batch = step.tokens, 0, None
+    dtype = KV_TYPES.get(options.kv_dtype or "", "")
+    return Serving(mode, new, past, batch, longest, options.page, dtype, step)
 
 
 def mixed_step(options: JobOptions) -> Step:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
-from stagec.ir.core import Operation
 from stagec.program.columns import sorted_edges, stream_edges
 from stagec.program.groups import Channel
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
-from stagec.program.sizes import Sizes, resized
+from stagec.program.sizes import Resizable
 from stagec.support.diagnostics import error
 
 #: More nodes per rank than this are a mistake: no consumer takes them.
@@ -47,10 +47,11 @@ class StepProgram:
 
 @dataclass(frozen=True, eq=False)
 class SizedStep:
-    """A step as one that has the same nodes, in sizes of its own; None for those of that one."""
+    """A step as one that has the same nodes, with values of symbols of its own; None for those of
+    that one."""
 
     form: StepProgram
-    sizes: Sizes | None = None
+    values: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,12 @@ def joined(name: str, steps: Sequence[SizedStep], order: Sequence[tuple[int, int
     known = list(dict.fromkeys(n for form in forms for n in (*form.heads, *form.tails)))
     places = {n: i for i, n in enumerate(known)}, {c: i for i, c in enumerate(channels)}
     parts = {form: _part(form, *places) for form in forms}
+    in_sizes = cache(lambda form: Resizable(parts[form].nodes))
     prototypes: list[Node] = []
     firsts: list[int] = []
-    for step in steps:
+    for form, values in ((step.form, step.values) for step in steps):
         firsts.append(len(prototypes))
-        prototypes += _sized(parts[step.form].nodes, step.sizes)
+        prototypes += parts[form].nodes if values is None else in_sizes(form).at(values)
     made = np.full(len(known), _NOTHING, dtype=np.int64)
     sent = np.zeros(max(1, 2 * len(channels)), dtype=np.int64)
     columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
@@ -160,23 +162,6 @@ def _prototypes(program: Program, given: slice) -> tuple[list[Node], Ints]:
         full, scope = (f"s{MICROBATCH[0]}/{n}" for n in names)
         found.append(replace(node, name=full, scope=scope))
     return found, np.asarray(inverse, dtype=np.int64).reshape(-1)
-
-
-def _sized(nodes: Sequence[Node], sizes: Sizes | None) -> Sequence[Node]:
-    """Prototypes in other sizes; those of one operation have the same ones in all layers."""
-    if sizes is None:
-        return nodes
-    known: dict[tuple[Operation | None, int], Node] = {}
-    found: list[Node] = []
-    for n in nodes:
-        key = n.op, n.index if n.bucket else 0
-        like = known.get(key)
-        if like is None:
-            like = known[key] = resized(n, sizes)
-        about = n.kind, n.name, n.phase, like.size, like.flops, like.matmul, like.out, like.kernel
-        how = n.parts, n.group, n.blocking, n.bucket, n.scope, n.over, n.by, n.tag, n.to
-        found.append(Node(*about, *how, op=n.op, index=n.index))
-    return found
 
 
 def _streams(

@@ -23,7 +23,6 @@ from stagec.program.columns import Columns
 from stagec.program.groups import Channel, GroupAxes, coordinate
 from stagec.program.join import SizedStep, StepProgram, joined
 from stagec.program.nodes import OUTSIDE, Ints, Node, Program
-from stagec.program.sizes import Sizes
 from stagec.program.unroll import unroll_step
 from stagec.support.diagnostics import error
 
@@ -130,7 +129,7 @@ def _sized_steps(steps: Sequence[RankClass]) -> Iterator[SizedStep]:
         known = forms.setdefault((step.graph, tuple(step.coords.values())), [])
         form = next((f for decisions, f in known if decisions.same(values)), None)
         if form is not None and not step.loads:
-            yield SizedStep(form, Sizes(values))
+            yield SizedStep(form, values)
             continue
         decisions = Decisions()
         form = step_program(replace(step, env=Watched(values, decisions)))
