@@ -84,14 +84,20 @@ def _lower(module: Module, func: Operation) -> None:
     attrs |= {n: func.attrs[n] for n in ("parameters", "trainable") if n in func.attrs}
     if "parameters" not in attrs:
         attrs |= module.parameter_counts()
-    roles = [a.tensor.role for a in func.body.args]
-    if caches := tuple(i for i, role in enumerate(roles) if role in CACHED):
-        inputs = tuple(i for i, role in enumerate(roles) if not role)
-        attrs |= {"caches": caches, **({"inputs": inputs} if inputs else {})}
+    if any(a.tensor.role in CACHED for f in module.functions for a in f.body.args):
+        attrs |= _served(func)
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     _Lowering(module).function(func.body, graph.make_region())
     func.erase()
+
+
+def _served(func: Operation) -> dict[str, RawAttr]:
+    """Which arguments of a step of serving are caches, and which ones its tokens."""
+    roles = [a.tensor.role for a in func.body.args]
+    caches = tuple(i for i, role in enumerate(roles) if role in CACHED)
+    inputs = tuple(i for i, role in enumerate(roles) if not role)
+    return {n: found for n, found in (("caches", caches), ("inputs", inputs)) if found}
 
 
 #: Phases whose collectives move activations and their gradients.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
-from stagec.driver.common import kept_reports
+from stagec.driver.common import kept_reports, report
 from stagec.driver.flags import FLAGS
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
@@ -61,7 +60,10 @@ class StepModules:
                 remedy="leave out --microbatches",
             )
         self._options = options
-        self.builder = self._builder(_ANY)
+        with kept_reports() as told:
+            self.builder = self._builder(_ANY)
+        for warning in (d for d in told if d.severity != "remark"):
+            report(warning)
         self._made: list[_Compiled] = []
 
     def _builder(self, step: Step) -> JobBuilder:
@@ -91,8 +93,10 @@ class StepModules:
                     found.module.set_values(values)
                     return rank_classes(found.module)
         watch = _Watch()
-        with kept_reports() if self._made else nullcontext():
+        with kept_reports() as told:
             module = self._builder(step).lower(watching=[watch, Verification()], verify=False)
+        for warning in (d for d in told if d.severity != "remark" and not self._made):
+            report(warning)
         self._made.append(_Compiled(structure, watch.decisions, module))
         return rank_classes(module)
 

@@ -143,7 +143,7 @@ def step_program(step: RankClass) -> StepProgram:
     args, ends = graph.body.args, graph.body.terminator.operands
     held = [args[i].name for i in graph.integers("caches")]
     pools = [_CLASS.sub("_cache", name) for name in held]
-    takes = {args[i].name: SAMPLED for i in graph.integers("inputs")} if "inputs" in graph.attrs else {}
+    takes = {args[i].name: SAMPLED for i in graph.integers("inputs")}
     takes |= zip(held, pools, strict=True)
     leaves = [SAMPLED] * (len(ends) - len(pools)) + pools
     return unroll_step(graph, step.name, *step.given(), takes, leaves)
@@ -201,3 +201,4 @@ def _stages(classes: Iterable[RankClass]) -> tuple[int, int, int]:
 def _samples(step: RankClass) -> bool:
     graph = step.graph
     return len(graph.body.terminator.operands) > len(graph.integers("caches"))
+
