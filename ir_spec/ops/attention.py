@@ -38,6 +38,7 @@ _PARAMS = (
     *WHOLE,
     Param("ring", "name", "keys and values go round the ranks, in this order", choices=ORDERS),
 )
+_VALUES = Param("values", "size", "so many first columns of the keys are the values")
 
 
 def _rule(op: Operation, text: str, before: int) -> Rule:
@@ -69,7 +70,9 @@ class Attention(OpDef):
     included.
 
     Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
-    of their own, as in multi-head latent attention (arXiv 2405.04434). Operands that flags name
+    of their own, as in multi-head latent attention (arXiv 2405.04434). With `values` there are q
+    and k alone: the first so many columns of the keys are the values too, and are read once, as in
+    the absorbed form of latent attention (arXiv 2405.04434, section 2.1.2). Operands that flags name
     follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than the
     queries: cross attention. The second result, the row log-sum-exp in fp32, is there if backward
     needs it.
@@ -83,7 +86,7 @@ class Attention(OpDef):
     name = "stg.attention"
     operands = ("q", "k", "v*")
     results = ("result", "lse?")
-    params = _PARAMS
+    params = (*_PARAMS, _VALUES)
     example = "%a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
@@ -110,6 +113,8 @@ class Attention(OpDef):
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
+        if "values" in op.attrs:
+            return super().grad(b, op, grads)
         dy = grads[0]
         if dy is None:
             return [None] * len(op.operands)
@@ -130,6 +135,8 @@ class Attention(OpDef):
         )
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        if "values" in op.attrs:
+            args = (*args[:2], args[1][..., : ctx.size(op.expr("values"))], *args[2:])
         x = given(op, args)
         return forward(x, scores_of(op, ctx, ctx, 0, x))
 

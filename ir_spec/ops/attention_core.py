@@ -53,7 +53,10 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
     """What is wrong with the operands and parameters, with `before` operands before the keys."""
     more = further(op)
     found = len(op.operands) - before - len(more)
-    if found not in (1, 2):
+    if "values" in op.attrs:
+        if found != 1:
+            yield "expects q and keys with 'values', the columns of keys that are values"
+    elif found not in (1, 2):
         rest = "".join(f", then {name}" for name in more)
         yield f"expects q and kv, or q, k and v{rest}"
     elif found == 1 and op.operands[before].tensor.shape[1] != 2:
@@ -71,15 +74,16 @@ def core_rule(op: Operation, text: str, before: int, factor: str, special: str =
     """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
     of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
     values are one packed operand after `before` others, or two, of which the values may have a head
-    size of their own."""
-    more = further(op)
-    packed = len(op.operands) == before + 1 + len(more)
-    kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
+    size of their own, or the values are columns of the keys."""
+    more, within = further(op), "values" in op.attrs
+    packed = len(op.operands) == before + 1 + len(more) and not within
+    kv = f"bz{factor}gk" if packed else f"b{factor}gk" if within else f"b{factor}gk,b{factor}gv"
     shapes = {name: "," + _FURTHER[name] for name in more}
     grads = "".join(s for name, s in shapes.items() if name != "selected")
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)
-    return make_rule(filled, whole="zkvn", special=special)
+    sizes = {"v": op.expr("values")} if within else None
+    return make_rule(filled, whole="zkvn", special=special, sizes=sizes)
 
 
 # -- work ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ it needs the first K-1 gradients of the rank behind it. Both are one message to 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class _Conv(OpDef):
     """What the convolution and its gradient share. `w` has the channels and then the K taps; parts
     of a split sequence have a dimension more, and halos."""
 
-    params = (_SILU,)
+    params: ClassVar[tuple[Param, ...]] = (_SILU,)
 
     def letters(self, op: Operation, x: int) -> tuple[str, str]:
         """The letters of batch and channels; `x` is the operand that is convolved."""
