@@ -26,6 +26,7 @@ from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
+from stagec.passes.serving.to_serving import ToServing
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
 from stagec.passes.shapes.inline import Inline
@@ -47,6 +48,7 @@ PLUGIN = Plugin(
     passes=(
         Inline,
         InferShapes,
+        ToServing,
         NormalizeStrategy,
         AddLora,
         SetElementTypes,
@@ -86,8 +88,8 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "normalize-strategy,add-lora,set-element-types,insert-fp8-casts,"
-        "size-experts,choose-recompute,split-microbatches,place-values,shard-parameters,gather-dimensions,"
-        "exchange-dimensions,ring-attention",
+        "size-experts,choose-recompute,split-microbatches,place-values,shard-parameters,"
+        "gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,insert-collectives,narrow-collectives,"
         "keep-gathered-parameters,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once",
@@ -98,6 +100,7 @@ PLUGIN = Plugin(
         "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
+        "serve": "apply-strategy,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

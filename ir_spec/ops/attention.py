@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr
+from stagec.ir.expr import Expr, call, same
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
@@ -32,6 +33,7 @@ from stagec.ir_spec.ops.attention_core import (
 from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.strategy import ORDERS
+from stagec.support.diagnostics import error
 
 _PARAMS = (
     *SCORES,
@@ -54,6 +56,9 @@ def _computed(op: Operation, q: int, n: Sizes) -> Expr:
     ranks."""
     rows, columns = key_rows(op, q)
     n_ranks = axis_size(a for a in rows.axes if a not in columns.axes)
+    if "past" in op.attrs and not same(columns.size, op.expr("past") + rows.size):
+        keys = call("min", [columns.size, op.expr("past") + rows.size])
+        return n["s"] * keys * n["t"] / columns.size
     hides = op.flag("causal") and rows.size == columns.size
     return all_pairs(n) * (n_ranks + 1) / (n_ranks * 2) if hides else all_pairs(n)
 
@@ -124,6 +129,26 @@ class Attention(OpDef):
         names = [v.prefixed("d_") for v in op.operands[:last]]
         found = b.op("stg.attention_grad", operands, attrs, names=names).results
         return [*found, *([None] * op.flag("selected"))]
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """Keys and values of the tokens before are cached, of a window or of blocks as many as the
+        queries may see."""
+        q, keys = key_rows(op, 0)
+        if not step.is_tokens(q.size) or not step.is_tokens(keys.size):
+            return None
+        if not op.flag("causal"):
+            raise error(
+                "attention without a causal mask sees tokens that are not there yet",
+                op.loc,
+                remedy="serve a causal model",
+            )
+        span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)
+        count = len(op.operands) - 1 - len(further(op))
+        for index in range(1, 1 + count):
+            rows = step.append(op.operands[index], dim=2 if count == 1 else 1, span=span)
+            op.set_operand(index, rows)
+        op.attrs |= step.past_attr()
+        return op.results
 
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]

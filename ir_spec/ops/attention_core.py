@@ -26,6 +26,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
+from stagec.ir_spec.ops.serving import PAST, first_key, past_of
 
 #: The shapes of operands that flags name.
 _FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
@@ -39,6 +40,7 @@ SCORES = (
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
 WHOLE = (
+    PAST,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
 )
@@ -62,7 +64,7 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
     elif found == 1 and op.operands[before].tensor.shape[1] != 2:
         kv = op.operands[before].type
         yield f"dimension 1 of kv holds keys and values, so it must be 2: {kv}"
-    if "ring" in op.attrs and (whole := [p.name for p in WHOLE if op.flag(p.name)]):
+    if "ring" in op.attrs and (whole := [p.name for p in WHOLE if p.name in op.attrs]):
         yield (
             f"passes keys and values round a ring, which takes no {' and no '.join(whole)}: "
             "expected stg.gather or stg.exchange"
@@ -107,7 +109,7 @@ def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
     rows, columns = key_rows(op, q)
     if is_plain(op) and not op.flag("causal"):
         return all_pairs(n)
-    if is_plain(op) and same(rows.size, columns.size) and same(n.get("t", n["s"]), rows.size):
+    if "past" not in op.attrs and is_plain(op) and same(rows.size, columns.size) and same(n.get("t", n["s"]), rows.size):
         return n["s"] * (rows.size + 1) / 2
     count = op.operands[-1].tensor.shape[-1] if op.flag("selected") else None
     whole = pairs(op, rows.size, columns.size, count)
@@ -122,7 +124,7 @@ def core_kernel(
     times `qk + v`, backward times `3*qk + 2*v`; half of that if it is `masked` by a causal mask. Of
     other masks, which leave `left` pairs, a query meets the mean number of keys, rounded up."""
     heads = n["g"] * n["r"]
-    if not is_plain(op):
+    if not is_plain(op) or "past" in op.attrs:
         keys, masked = call("ceildiv", [left, n["s"]]), False
     extents = (n["b"], heads, n["g"], n["s"], keys, n["k"], n.get("v", n["k"]))
     return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked)
@@ -182,6 +184,10 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
     """The scores; `keys` is the rank that keys are of, `q` the operand with the queries."""
     rows, columns = key_rows(op, q)
     at, of = ctx.positions(rows), keys.positions(columns)
+    if "past" in op.attrs:
+        past = past_of(op)
+        first = ctx.size(first_key(past, rows.size, columns.size))
+        at, of = [p + ctx.size(past) for p in at], [p + first for p in of]
     size = fraction_of(op, "rsqrt", ctx) if "rsqrt" in op.attrs else x.q.shape[-1]
     divisor = float(np.sqrt(float(size)))
     found = np.einsum("bsgrk,btgk->bgrst", x.by_group(x.q), x.k) / divisor

@@ -61,8 +61,13 @@ def misfits_of_mask(op: Operation) -> Iterator[str]:
 
 def pairs(op: Operation, x: Expr, t: Expr, count: Expr | None = None) -> Expr:
     """How many pairs the mask leaves of `x` queries with `t` keys, from position 0; `count` are the
-    selected keys of a query."""
-    return expand(_pairs(op, x, t, count))
+    selected keys of a query. Where tokens are cached before, the queries behind these have the
+    pairs of all less those of the cached ones."""
+    if "past" not in op.attrs:
+        return expand(_pairs(op, x, t, count))
+    past = op.expr("past")
+    seen = past + x
+    return expand(_pairs(op, seen, seen, count) - _pairs(op, past, past, count))
 
 
 def _pairs(op: Operation, x: Expr, t: Expr, count: Expr | None) -> Expr:

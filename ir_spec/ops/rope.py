@@ -13,8 +13,10 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible
 from stagec.ir_spec.ops.base import Elementwise
+from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude
 
 
@@ -44,6 +46,7 @@ class Rope(OpDef):
         Param("sections", "sizes", "the pairs that turn by each axis of the positions"),
         Param("restart", "flag", "the frequencies start anew in each section"),
         Param("inverse", "flag", "rotate by the negative angle"),
+        PAST,
     )
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
 
@@ -72,6 +75,11 @@ class Rope(OpDef):
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[1] if operand == 1 else None
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        if len(op.operands) == 1 and step.is_tokens(op.operands[0].tensor.shape[1]):
+            op.attrs |= step.past_attr()
+        return op.results
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         row = letters(op.operands[0].tensor.rank)
@@ -118,7 +126,7 @@ class Rope(OpDef):
         """The angle of each pair: [1 or b, s, half]."""
         base = ctx.size(op.expr("base")) if "base" in op.attrs else 10000
         if not given:
-            at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1]))
+            at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1])) + ctx.size(past_of(op))
             return at[None, :, None] * frequencies(op, ctx, half, base)
         pairs = [ctx.size(e) for e in op.exprs("sections")]
         axis = np.repeat(np.arange(len(pairs)), pairs)[:half]
@@ -136,8 +144,14 @@ class Temperature(Elementwise):
     params = (
         Param("floor", "size", "positions over which it is the same", required=True),
         Param("scale", "ratio", "how fast it grows (default 1/10)"),
+        PAST,
     )
     example = "%q2 = stg.temperature[floor = 8192](%q) : bf16[B, S, H, K]"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        if step.is_tokens(op.operands[0].tensor.shape[1]):
+            op.attrs |= step.past_attr()
+        return op.results
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.rank < 2:
@@ -152,7 +166,7 @@ class Temperature(Elementwise):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (x,) = args
-        at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1]))
+        at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1])) + ctx.size(past_of(op))
         scale = float(fraction(op.expr("scale"))) if "scale" in op.attrs else 0.1
         factor = 1 + scale * np.log1p((at + 1) // ctx.size(op.expr("floor")))
         return [x * factor.reshape(1, -1, *([1] * (x.ndim - 2)))]

@@ -135,6 +135,9 @@ class CrossEntropy(OpDef):
             None,
         ]
 
+    def logits(self, op: Operation) -> Value:
+        return op.operands[0]
+
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[-1] if operand == 1 else None
 

@@ -261,7 +261,8 @@ class _TrainingStep:
         the last layer, and those that these are computed from, such as one that layers pass on."""
         body, live = op.body, set(given)
         while True:
-            behind = _ancestors([body.terminator.operands[i] for i in live], body)
+            ends = [body.terminator.operands[i] for i in live]
+            behind = {*ends, *(v for o in body.ancestors(ends) for v in o.reads())}
             more = {i for i, a in enumerate(body.args[: op.integer("carry", 1)]) if a in behind}
             more = {i for i in more - live if body.args[i].tensor.dtype in FLOATS}
             more = {i for i in more if body.args[i] not in self.idle}
@@ -359,22 +360,6 @@ class _Tape:
             ):
                 if grad is not None and value.tensor.dtype in FLOATS:
                     self.give(value, grad)
-
-
-def _ancestors(values: list[Value], region: Region) -> set[Value]:
-    """All values that these are computed from in a region, these included."""
-    found: set[Value] = set()
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if value in found:
-            continue
-        found.add(value)
-        op = value.producer
-        if op is not None and op.parent is region:
-            pending += op.operands
-            pending += (v for i in (op.region.walk() if op.region else ()) for v in i.operands)
-    return found
 
 
 def _zero(b: Builder, value: Value) -> Value:

@@ -18,7 +18,7 @@ from stagec.api import Operation, Value
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.comm import Movement
-from stagec.passes.pipeline_stages.sections import ActionKind, Sections, ancestors, too_far
+from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
 from stagec.sharding.stages import Piece
 
 
@@ -86,11 +86,11 @@ def critical_ops(sections: Sections) -> set[Operation]:
     found: set[Operation] = set()
     for op in sections.body.ops[:-1]:
         if op.region is not None and op.phase != "forward":
-            found |= ancestors(op.operands[: carried(op)], sections.body)
+            found |= sections.body.ancestors(op.operands[: carried(op)])
         for value, position in uses(op, sections):
             slots = sections.slots_of(value)
             if slots and all(s.position != position for s in slots):
-                found |= ancestors([value], sections.body)
+                found |= sections.body.ancestors([value])
     return found
 
 

@@ -7,7 +7,7 @@ other way. Pipeline stages are cut along positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -98,7 +98,7 @@ def dissect(body: Region) -> Sections:
         )
     found.repeats = {part: [None] * len(forward) for part in ActionKind}
     found.repeats[ActionKind.FORWARD] = [*forward]
-    opening = ancestors(forward[0].operands[: carried(forward[0])], body)
+    opening = body.ancestors(forward[0].operands[: carried(forward[0])])
     for op in body.ops[:-1]:
         if op.region is not None:
             found.slots[op] = (_slot_of_repeat(op, forward, found),)
@@ -112,22 +112,9 @@ def dissect(body: Region) -> Sections:
     return found
 
 
-def ancestors(values: Iterable[Value], region: Region) -> set[Operation]:
-    """All operations of a region that these values are computed from."""
-    found: set[Operation] = set()
-    pending = list(values)
-    while pending:
-        op = pending.pop().producer
-        if op is not None and op.parent is region and op not in found:
-            found.add(op)
-            pending += op.operands
-            pending += (v for i in (op.region.walk() if op.region else ()) for v in i.operands)
-    return found
-
-
 def _reads_data(op: Operation, body: Region) -> bool:
     """Whether an operation depends on the microbatch, not on parameters alone."""
-    behind = {op, *ancestors(op.operands, body)}
+    behind = {op, *body.ancestors(op.operands)}
     return any(v.producer is None and v.region is body for o in behind for v in o.operands)
 
 

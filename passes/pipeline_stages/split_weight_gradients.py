@@ -13,7 +13,7 @@ from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.ops.strategy import PipelineRule
 from stagec.passes.pipeline_stages.far_values import critical_ops
-from stagec.passes.pipeline_stages.sections import ancestors, dissect
+from stagec.passes.pipeline_stages.sections import dissect
 from stagec.schedule.attached import schedule_of
 from stagec.sharding.stages import accumulation, pipeline_rule
 
@@ -115,7 +115,7 @@ class _Split:
         self._end = region.terminator
         stacked = zip(op.results[self._carry :], self._end.operands[self._carry :], strict=True)
         awaited = [y for r, y in stacked if any(user in critical for user, _ in r.uses)]
-        first = ancestors((*self._end.operands[: self._carry], *awaited), region)
+        first = region.ancestors((*self._end.operands[: self._carry], *awaited))
         self._later = [o for o in region.ops[:-1] if o not in first]
         self._inside: dict[Value, Value] = {}
 

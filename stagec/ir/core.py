@@ -159,6 +159,17 @@ class Region:
             if op.region:
                 yield from op.region.walk()
 
+    def ancestors(self, values: Iterable[Value]) -> set[Operation]:
+        """All operations of this region that these values are computed from."""
+        found: set[Operation] = set()
+        pending = list(values)
+        while pending:
+            op = pending.pop().producer
+            if op is not None and op.parent is self and op not in found:
+                found.add(op)
+                pending += op.reads()
+        return found
+
     def values(self) -> Iterator[Value]:
         """All values below: arguments, and results of operations with those of their regions."""
         yield from self.args
@@ -321,6 +332,13 @@ class Operation:
         """An attribute that is a list of names, such as axes."""
         value = self.attrs.get(name, ())
         return tuple(str(v) for v in value) if isinstance(value, tuple) else (str(value),)
+
+    def reads(self) -> Iterator[Value]:
+        """The values that it and the operations in its region use, those of the region included."""
+        yield from self.operands
+        if self.region is not None:
+            for inner in self.region.walk():
+                yield from inner.operands
 
     def erase(self) -> None:
         """Remove it; its results must not be used."""

@@ -166,16 +166,13 @@ def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:
     """Of the operations behind its first repeat, those that another one needs."""
     rest, wanted = stack.members[1:], set[Value]()
     for op in rest:
-        wanted.update(op.operands[stack.carried :])
-        wanted.update(v for inner in op.body.walk() for v in inner.operands)
+        wanted.update(list(op.reads())[stack.carried :])
     found: list[Operation] = []
     for op in reversed(later):
         if op in rest or not wanted.intersection(op.results):
             continue
         found.append(op)
-        wanted.update(op.operands)
-        if op.region is not None:
-            wanted.update(v for inner in op.region.walk() for v in inner.operands)
+        wanted.update(op.reads())
     for op in stack.members:
         for value in op.results:
             if value in wanted:

@@ -23,6 +23,7 @@ from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.ir.builder import Builder
+    from stagec.ir.serving import ServingStep
 
 #: What the numeric reference of an op works on: numpy arrays (kept untyped, they are test oracles).
 Array = Any
@@ -180,6 +181,29 @@ class OpDef:
             op.loc,
             remedy="define 'grad' in its op definition, or keep it off the path to the loss",
         )
+
+    # -- serving -----------------------------------------------------------------------------------
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """Build what the op becomes in a step of serving, before it; returns the values that replace
+        its results, `op.results` for an op that is changed and stays. None: nothing changes, as for
+        an op that treats each token by itself.
+
+        State that it keeps comes from `step`. Raises `DiagnosticError` if there is no such form.
+        """
+        if step.mixes(op):
+            raise error(
+                f"'{self.name}' makes something of several tokens of a sequence, and has no form "
+                "that serves: it would need state of the tokens before",
+                op.loc,
+                remedy="serve a causal model, or define 'serve' in its op definition",
+            )
+        return None
+
+    def logits(self, op: Operation) -> Value | None:
+        """The logits that it judges, [B, S, V], if it is a loss of the next tokens: what a step of
+        serving returns instead."""
+        return None
 
     # -- numeric meaning ---------------------------------------------------------------------------
 

@@ -147,17 +147,10 @@ def last_users(region: Region, roots: Roots) -> dict[Value, Operation]:
     for op in region.ops:
         for value in op.results:
             found[roots(value)] = op
-        for value in _uses(op):
+        for value in op.reads():
             if value.region is region or roots(value).region is region:
                 found[roots(value)] = op
     return found
-
-
-def _uses(op: Operation) -> Iterator[Value]:
-    yield from op.operands
-    if op.region is not None:
-        for inner in op.region.walk():
-            yield from inner.operands
 
 
 def heirs(value: Value) -> Iterator[Value]:

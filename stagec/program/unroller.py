@@ -66,6 +66,7 @@ class Unroller:
         self._env, self._channels, self._joined = env, channels, joined
         self._sizes, self._loads, self._layer = Sizes(plain(env), loads), loads, 0
         self._refs: dict[Value, Held] = {}
+        self._in_order: dict[Region, Sequence[Operation | LayerStack]] = {}
         self._order: list[Node | Instance] = []
         self._bucketed: list[Bucketed | Instance] = []
         self._prefix = ""
@@ -78,7 +79,9 @@ class Unroller:
 
     def region(self, region: Region, skip: frozenset[Operation] = frozenset()) -> list[Ref]:
         """Emit the nodes of a region; what it yields."""
-        for step in in_order(region):
+        if region not in self._in_order:
+            self._in_order[region] = in_order(region)
+        for step in self._in_order[region]:
             if isinstance(step, LayerStack):
                 if step.members[0] not in skip:
                     self._stack(step)

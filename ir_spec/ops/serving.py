@@ -1,0 +1,117 @@
+"""Ops of a step of serving: rows of a cache, and the position that samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import ONE, ZERO, Expr, call, same
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import InPlace
+from stagec.ir.types import Dim
+
+#: Of ops that depend on positions: those of a step begin behind what is cached.
+PAST = Param("past", "size", "tokens of each sequence that are cached before (default 0)")
+
+
+def past_of(op: Operation) -> Expr:
+    """The tokens that are cached before the step."""
+    return op.expr("past") if "past" in op.attrs else ZERO
+
+
+def first_key(past: Expr, queries: Expr, keys: Expr) -> Expr:
+    """The position of the first row of a cache: its rows are the last ones of `past` tokens and the
+    new ones. Where it has more rows than these the last rows are empty."""
+    if same(past + queries, keys):
+        return ZERO
+    return call("max", [past + queries - keys, ZERO])
+
+
+class Append(OpDef):
+    """Writes the rows of new tokens behind those that are cached, in place.
+
+    Along dimension `dim` the cache has the last of the `past` tokens and the new ones, in the order
+    of positions; what it has more than those is empty. It may be split along it: each rank writes
+    the rows that it has. Only the new rows are read and written; no FLOPs.
+    """
+
+    name = "stg.append"
+    operands = ("cache", "new")
+    traits = (InPlace(operands=(0,)),)
+    params = (Param("dim", "int", "the dimension of tokens (default 1)"), PAST)
+    example = "%keys = stg.append(%q, %q) : bf16[B, S, H, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        d, rank = op.integer("dim", 1), op.operands[0].tensor.rank
+        text = letters(rank)
+        if not {"past"} & op.attrs.keys():
+            return make_rule(f"{text},{text}->{text}")
+        new = letters(rank + 1)[-1]
+        rows = text[:d] + new + text[d + 1 :]
+        return make_rule(f"{text},{rows}->{text}", whole=new)
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        cache, new = (v.tensor for v in op.operands)
+        d = op.integer("dim", 1)
+        if not 0 <= d < cache.rank:
+            yield f"works along dimension {d}, which {cache} does not have"
+        if cache.dtype != new.dtype:
+            yield f"expects rows of {cache.dtype}, as the cache has, found {new}"
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.operands[1].tensor.local_bytes * 2
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        cache, new = args
+        d = op.integer("dim", 1)
+        if "past" not in op.attrs:
+            return [new]
+        rows: Dim = op.operands[0].tensor.dims[d]
+        count = new.shape[d]
+        past, most = ctx.size(past_of(op)), ctx.size(rows.size)
+        at = np.asarray(ctx.positions(rows)) - (min(past + count, most) - count)
+        mine = (at >= 0) & (at < count)
+        out = np.moveaxis(cache.copy(), d, 0)
+        out[mine] = np.moveaxis(new, d, 0)[at[mine]]
+        return [np.moveaxis(out, 0, d)]
+
+
+class Last(OpDef):
+    """The row of the last position along dimension 1, as a dimension of one element; no FLOPs.
+
+    Where that dimension is split, only the rank with the last position has the row, others have
+    zeros: a partial sum.
+    """
+
+    name = "stg.last"
+    operands = ("x",)
+    example = "%y = stg.last(%x) : bf16[B, 1, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        text = letters(op.operands[0].tensor.rank + 1)
+        row, one = text[:-1], text[-1]
+        return make_rule(
+            f"{row}->{row[0]}{one}{row[2:]}", whole=one, linear=[0], sizes={one: ONE}
+        )
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.operands[0].tensor.rank < 2:
+            yield f"expects [batch, position, ...], found {op.operands[0].type}"
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.result.tensor.local_bytes * 2
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        rows = op.operands[0].tensor.dims[1]
+        at = np.asarray(ctx.positions(rows))
+        found = np.flatnonzero(at == ctx.size(rows.size) - 1)
+        zeros = np.zeros_like(args[0][:, :1])
+        return [args[0][:, found[:1]] if found.size else zeros]
+
+
+OPS = (Append(), Last())

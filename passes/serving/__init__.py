@@ -1,0 +1,1 @@
+"""Passes that turn the training forward into a step of serving."""

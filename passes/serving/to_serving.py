@@ -1,0 +1,260 @@
+"""to-serving: the forward of training becomes a step of prefill or decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from stagec.api import (
+    Builder,
+    Expr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    TensorType,
+    Type,
+    Value,
+    const,
+    error,
+    made_by,
+    symbol,
+)
+from stagec.ir.expr import ZERO
+from stagec.ir.infer import same_shape
+from stagec.ir.rewrite import erase_unused
+from stagec.ir.serving import MODES, ServingStep
+from stagec.ir.traits import Terminates
+from stagec.support.suggest import did_you_mean
+
+PAST, SEQUENCE = "past", "S"
+
+
+@dataclass(frozen=True)
+class ToServing(Pass):
+    """Turn the forward of training into a step of serving: S new tokens of each of B sequences,
+    behind `past` tokens that are cached.
+
+    The step returns logits instead of a loss: those of all its tokens in decode, those of the last
+    one in prefill. Ops that mix tokens of a sequence, such as attention, get state: arguments with
+    the role `cache`, updated in place, and returned behind the logits. Parameters are frozen.
+
+    Before:
+        stg.symbols[B, S, D, H, K, V]
+        stg.func @f(%x: bf16[B, S, H, K], %w: bf16[H, K, V | param], %y: i32[B, S]) -> f32[] {
+          %a = stg.attention[causal](%x, %x, %x) : bf16[B, S, H, K]
+          %z = stg.einsum["bshk,hkv->bsv"](%a, %w) : bf16[B, S, V]
+          %l = stg.cross_entropy[mean = B*S](%z, %y) : f32[]
+          stg.return(%l)
+        }
+    After:
+    """
+
+    name = "to-serving"
+    needs = Phase.SHAPED
+
+    mode: str = field(default="decode", metadata={"help": "prefill or decode"})
+    context: int = field(
+        default=-1,
+        metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
+    )
+    longest: int = field(
+        default=0,
+        metadata={"help": "positions that tables of S rows have (default: open, `positions`)"},
+    )
+
+    def run(self, module: Module) -> None:
+        to_serving(module, self.mode, self.context, self.longest)
+
+
+def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -> None:
+    """Rewrite the main function, in place. A `context` below 0 leaves the cached tokens open.
+
+    Raises `DiagnosticError` for an unknown mode, a model without a token to choose, and ops that
+    have no form that serves.
+    """
+    if mode not in MODES:
+        raise error(
+            f"'{mode}' is no step of serving",
+            remedy=did_you_mean(mode, MODES) or f"choose among {', '.join(MODES)}",
+        )
+    past = ZERO if context == 0 else _declare(module, PAST, context)
+    body = module.main.body
+    _return_logits(module, body)
+    _freeze(body)
+    step = ServingStep(
+        module.registry, body, mode, symbol(SEQUENCE), past, Builder(module.registry, body)
+    )
+    _cut_tables(module, step, longest)
+    _serve_region(step, body)
+    logits = body.terminator.operands
+    if mode == "prefill":
+        logits = tuple(_last(module, value) for value in logits)
+    body.terminator.set_operands([*logits, *step.hand_out()])
+    erase_unused(body)
+    body.returns = tuple(v.tensor for v in body.terminator.operands)
+
+
+def _declare(module: Module, name: str, value: int) -> Expr:
+    """Declare a symbol, with a value if that is above 0."""
+    declared = module.ops("stg.symbols")
+    if name in module.symbols or not declared:
+        raise error(
+            f"the model has a symbol '{name}' of its own",
+            module.root.loc,
+            remedy=f"rename it: a step of serving declares '{name}'",
+        )
+    declared[0].attrs[name] = const(value) if value > 0 else True
+    return symbol(name)
+
+
+# -- what the step returns -------------------------------------------------------------------------
+
+
+def _return_logits(module: Module, body: Region) -> None:
+    """Return the logits that losses judge, and drop what only the losses need. Logits that are made
+    of labels, such as those of tokens further on, are not there when tokens are chosen."""
+    losses = [op for op in body.walk() if op.definition.logits(op) is not None]
+    labels = {v for op in losses for v in op.operands if v is not op.definition.logits(op)}
+    judged = [v for op in losses if (v := op.definition.logits(op)) is not None]
+    chosen = [v for v in judged if v.region is body and not _made_of(v, labels)]
+    if not chosen:
+        raise error(
+            f"@{module.main.symbol} chooses no next token: no loss of it judges logits",
+            module.main.loc,
+            remedy="serve a language model: one whose loss is stg.cross_entropy",
+        )
+    args = [a for a in body.args if a.uses]
+    body.terminator.set_operands(chosen)
+    while erase_unused(body):
+        pass
+    body.args = [a for a in body.args if a.uses or a not in args]
+    for index, arg in enumerate(body.args):
+        arg.index = index
+
+
+def _made_of(value: Value, sources: set[Value]) -> bool:
+    """Whether a value depends on one of these."""
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+        found = todo.pop()
+        if found in sources:
+            return True
+        if found in seen:
+            continue
+        seen.add(found)
+        op = found.producer
+        if op is not None:
+            todo += op.operands
+            todo += [v for inner in (op.region.walk() if op.region else ()) for v in inner.operands]
+    return False
+
+
+def _freeze(body: Region) -> None:
+    for arg in body.args:
+        if arg.tensor.role == "param":
+            arg.type = replace(arg.tensor, role="frozen")
+
+
+def _last(module: Module, value: Value) -> Value:
+    """The last position of a value [B, S, ...]: of what it is made of, as far as each token is
+    computed by itself."""
+    op = value.producer
+    if op is not None and _is_apart(op):
+        operands = [_last(module, v) if _has_tokens(v) else v for v in op.operands]
+        b = Builder.after(module.registry, op, loc=op.loc)
+        return b.value(op.name, operands, op.attrs, hint=value.name)
+    region = value.region
+    made = made_by(ToServing.name, value.loc)
+    b = (
+        Builder.after(module.registry, op, loc=made)
+        if op is not None
+        else Builder(module.registry, region, 0, loc=made)
+    )
+    return b.value("stg.last", [value], hint=f"{value.name}_last")
+
+
+def _has_tokens(value: Value) -> bool:
+    dims = value.tensor.dims
+    return len(dims) > 1 and dims[1].size == symbol(SEQUENCE)
+
+
+def _is_apart(op: Operation) -> bool:
+    """Whether an op computes a row of dimension 1 from the same rows of operands, whatever their
+    positions and number."""
+    if op.region is not None or len(op.results) != 1 or "past" in op.definition.params_by_name:
+        return False
+    rule = op.definition.rule(op)
+    if rule is None or not _has_tokens(op.result):
+        return False
+    sizes = any(isinstance(v, Expr) and SEQUENCE in v.symbols for v in op.attrs.values())
+    factor = rule.results[0][1]
+    if sizes or len(factor) != 1 or factor[0] in rule.whole | rule.special | rule.exchanged:
+        return False
+    places = [(i, d) for i, d in rule.occurrences(factor[0])]
+    along = [i for i, v in enumerate(op.operands) if _tokens_in(v)]
+    return [i for i, _ in places] == along and all(d == 1 for _, d in places)
+
+
+def _tokens_in(value: Value) -> bool:
+    return any(SEQUENCE in s.symbols for s in value.tensor.shape)
+
+
+# -- tables of positions ---------------------------------------------------------------------------
+
+
+def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
+    """Parameters with a row for each position keep all rows; the step takes those of its tokens."""
+    for arg in list(step.body.args):
+        dims = [d for d, size in enumerate(arg.tensor.shape) if step.is_tokens(size)]
+        if not arg.tensor.role or not dims:
+            continue
+        rows = const(longest) if longest > 0 else _symbol_once(module, "positions")
+        (dim,) = dims
+        whole = list(arg.tensor.dims)
+        whole[dim] = replace(whole[dim], size=rows)
+        arg.type = replace(arg.tensor, dims=tuple(whole))
+        users = list(arg.uses)
+        b = Builder(module.registry, step.body, 0, loc=made_by(ToServing.name, arg.loc))
+        attrs = {"dim": const(dim), "start": step.past, "size": step.new}
+        part = b.value("stg.slice", [arg], attrs, hint=f"{arg.name}_new")
+        for user, index in users:
+            user.set_operand(index, part)
+
+
+def _symbol_once(module: Module, name: str) -> Expr:
+    return symbol(name) if name in module.symbols else _declare(module, name, 0)
+
+
+# -- the walk --------------------------------------------------------------------------------------
+
+
+def _serve_region(step: ServingStep, region: Region) -> None:
+    """Serve the ops of a region, in order; types follow."""
+    for op in list(region.ops):
+        if op.region is not None:
+            _set_types(op.region.args, op.definition.region_args(op) or ())
+            _serve_region(step, op.region)
+            _set_types(op.results, op.definition.infer(op))
+        elif not op.has(Terminates):
+            _serve(step, op)
+
+
+def _serve(step: ServingStep, op: Operation) -> None:
+    step.b = Builder.before(step.registry, op, loc=made_by(ToServing.name, op.loc))
+    values = op.definition.serve(step, op)
+    if values is None or list(values) == op.results:
+        _set_types(op.results, op.definition.infer(op))
+        return
+    for old, new in zip(op.results, values, strict=False):
+        old.replace_with(new)
+    op.erase()
+
+
+def _set_types(values: Sequence[Value], types: Sequence[Type]) -> None:
+    """Give values types of other shapes; what keeps its shape keeps what is said of it."""
+    for value, new in zip(values, types, strict=False):
+        if isinstance(new, TensorType) and not same_shape(value.tensor.shape, new.shape):
+            value.type = new.unplaced()

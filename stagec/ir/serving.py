@@ -1,0 +1,151 @@
+"""A step of serving, as the definition of an op sees it: what the step holds, and the state that it
+keeps from step to step.
+
+`OpDef.serve` rewrites an op for such a step. It asks here for state, an argument of the function
+with the role `cache` that is updated in place. Of a key `%k` in a repeat of L layers
+
+    %keys = step.append(%k)
+
+makes an argument `%k_cache: bf16[L, B, past + S, G, K | cache]`, binds it to the repeat, writes
+the S new rows behind those that are cached, hands the result out of the repeat as a stack and
+returns it from the function. `%keys` are the rows that queries may see, the new ones last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.expr import ZERO, Expr, call, const
+from stagec.ir.opdef import Registry, factor_sizes
+from stagec.ir.traits import Repeats
+from stagec.ir.types import Dim, TensorType
+
+#: The role of an argument that holds state of sequences between steps.
+CACHE = "cache"
+#: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.
+MODES = ("prefill", "decode")
+
+
+@dataclass(slots=True)
+class ServingStep:
+    """A step that adds `new` tokens to each sequence, of which `past` are cached before.
+
+    `batch` and `new` are sizes (symbols) of the module; `past` is 0 where nothing is cached. `b`
+    inserts before the op that is rewritten. `sampled` collects the logits of the step.
+    """
+
+    registry: Registry
+    body: Region
+    mode: str
+    new: Expr
+    past: Expr
+    b: Builder
+    sampled: list[Value] = field(default_factory=list[Value])
+    kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+
+    @property
+    def seen(self) -> Expr:
+        """The tokens of a sequence after the step."""
+        return self.past + self.new
+
+    def is_tokens(self, size: Expr) -> bool:
+        """Whether a dimension of this size has an element for each new token."""
+        return size == self.new
+
+    def mixes(self, op: Operation) -> bool:
+        """Whether an op makes something of several tokens of a sequence: by its rule a dimension of
+        tokens is not the same in its results."""
+        rule = op.definition.rule(op)
+        if rule is None:
+            return False
+        sizes = factor_sizes(op, rule)
+        tokens = {f for f, size in sizes.items() if self.is_tokens(size)}
+        apart = tokens - rule.whole - rule.special - rule.exchanged
+        lost = (f for i in range(len(rule.results)) for f in tokens & rule.contracted(i))
+        return apart != tokens or any(True for _ in lost)
+
+    def past_attr(self) -> dict[str, Expr]:
+        """The parameter `past` of an op that depends on positions; none where nothing is cached."""
+        return {} if self.past == ZERO else {"past": self.past}
+
+    def sample(self, logits: Value) -> None:
+        """The next tokens are chosen by these logits, [B, S, V]: the step returns them."""
+        self.sampled.append(logits)
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def append(self, new: Value, *, dim: int = 1, span: Expr | None = None) -> Value:
+        """Cache a value that has the new tokens along a dimension: the rows that the queries of the
+        step may see, [.., T, ..] with T = past + S, or min(past + S, span - 1 + S) where a query
+        sees only `span` keys up to its own."""
+        rows = self.seen
+        if span is not None:
+            rows = call("min", [rows, span - 1 + self.new])
+        dims = list(new.tensor.dims)
+        dims[dim] = Dim(rows)
+        cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, tuple(dims)))
+        attrs = {"dim": const(dim), **self.past_attr()}
+        updated = self.b.value("stg.append", [cache, new], attrs, hint=f"{new.name}_rows")
+        self.keep(cache, updated)
+        return updated
+
+    def once(self, value: Value) -> Value:
+        """Cache a value that is the same in all steps of a sequence, such as keys of an encoder:
+        prefill computes and keeps it, decode has it as an argument alone."""
+        cache = self.cache(value.name + "_cache", value.tensor)
+        if self.mode == "decode":
+            return cache
+        written = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
+        self.keep(cache, written)
+        return written
+
+    def cache(self, name: str, type_: TensorType) -> Value:
+        """State of this type at the op, where repeats around it have a slice for each layer: an
+        argument of the function with the role `cache`."""
+        repeats = list(_around(self.b.region))
+        whole = type_.unplaced()
+        for op in repeats:
+            whole = whole.stacked(op.expr("count"))
+        taken = {a.name for a in self.body.args}
+        name = next(n for n in _numbered(name) if n not in taken)
+        value = self.body.add_arg(name, replace(whole, role=CACHE), self.b.loc)
+        for op in reversed(repeats):
+            op.add_operand(value)
+            value = op.body.add_arg(f"{name}_i", value.tensor.inner.sliced(), self.b.loc)
+        return value
+
+    def keep(self, cache: Value, updated: Value) -> None:
+        """What state becomes in the step: its type is that of `cache`."""
+        self.kept.append((cache, updated))
+
+    def hand_out(self) -> list[Value]:
+        """Hand all that is kept out of repeats: the values that the function returns."""
+        return [_handed_out(updated) for _, updated in self.kept]
+
+
+def _around(region: Region) -> Iterable[Operation]:
+    """The repeats around a region, the innermost first."""
+    op = region.owner
+    while op.has(Repeats):
+        yield op
+        if op.parent is None:
+            return
+        op = op.parent.owner
+
+
+def _handed_out(value: Value) -> Value:
+    for op in _around(value.region):
+        op.body.terminator.add_operand(value)
+        value = op.add_result(value.name, value.tensor.stacked(op.expr("count")))
+    return value
+
+
+def _numbered(name: str) -> Iterable[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}{number}"
+        number += 1
