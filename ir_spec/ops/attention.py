@@ -8,6 +8,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, call, same
 from stagec.ir.kernel import KernelShape
+from stagec.ir.latent import rows_of_latent
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
@@ -77,10 +78,10 @@ class Attention(OpDef):
     Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
     of their own, as in multi-head latent attention (arXiv 2405.04434). With `values` there are q
     and k alone: the first so many columns of the keys are the values too, and are read once, as in
-    the absorbed form of latent attention (arXiv 2405.04434, section 2.1.2). Operands that flags name
-    follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than the
-    queries: cross attention. The second result, the row log-sum-exp in fp32, is there if backward
-    needs it.
+    the absorbed form of latent attention (arXiv 2405.04434, section 2.1.2). Operands that flags
+    name follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than
+    the queries: cross attention. The second result, the row log-sum-exp in fp32, is there if
+    backward needs it.
 
     FLOPs are those of the two products over the pairs that the mask leaves, exactly: S(S+1)/2 when
     causal, m(m+1)/2 + (S-m)W with m = min(S, W) in a window of W. The softmax inside the kernel is
@@ -132,8 +133,14 @@ class Attention(OpDef):
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Keys and values of the tokens before are cached, of a window or of blocks as many as the
-        queries may see."""
+        queries may see. Those of another sequence, such as an encoder's, are cached once; of those
+        that follow from a latent it is the latent."""
         q, keys = key_rows(op, 0)
+        count = len(op.operands) - 1 - len(further(op))
+        if step.is_tokens(q.size) and not step.is_tokens(keys.size):
+            for index in range(1, 1 + count):
+                op.set_operand(index, step.once(op.operands[index]))
+            return op.results
         if not step.is_tokens(q.size) or not step.is_tokens(keys.size):
             return None
         if not op.flag("causal"):
@@ -143,10 +150,12 @@ class Attention(OpDef):
                 remedy="serve a causal model",
             )
         span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)
-        count = len(op.operands) - 1 - len(further(op))
-        for index in range(1, 1 + count):
-            rows = step.append(op.operands[index], dim=2 if count == 1 else 1, span=span)
-            op.set_operand(index, rows)
+        rows = rows_of_latent(step, op.operands[1 : 1 + count]) or [
+            step.append(v, dim=2 if count == 1 else 1, span=span)
+            for v in op.operands[1 : 1 + count]
+        ]
+        for index, value in enumerate(rows, start=1):
+            op.set_operand(index, value)
         op.attrs |= step.past_attr()
         return op.results
 

@@ -18,6 +18,8 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.serving import ServingStep
+from stagec.ir.types import Dim, TensorType
 from stagec.ir_spec.ops.base import STATE, no_gradient
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.scan_base import from_parts, to_parts
@@ -102,6 +104,13 @@ class CausalConv(_Conv):
             yield f"expects x with batch, sequence and the channels of w: {op.operands[0].type}"
         elif op.flag("state") and len(op.operands) < 3:
             yield "expects with 'state' the inputs before, behind x, w and a bias"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """The last K inputs are kept, in the element type of the inputs."""
+        x = op.operands[0].tensor
+        if not step.is_tokens(x.shape[1]):
+            return None
+        return step.carry(op, TensorType(x.dtype, (x.dims[0], Dim(self.taps(op)), *x.dims[2:])))
 
     def reuses(self, op: Operation, result: int) -> int | None:
         return len(op.operands) - 1 if result == 1 else None

@@ -31,10 +31,11 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ONE, Expr, call, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule, parse_rule
-from stagec.ir.types import axis_size
+from stagec.ir.serving import ServingStep
+from stagec.ir.types import Dim, TensorType, axis_size
 from stagec.ir_spec.ops.base import STATE, no_gradient
 from stagec.ir_spec.ops.recurrence import Tokens, back, into_start, run, transition
 
@@ -141,6 +142,16 @@ class Scan(ScanKind):
             yield f"expects with 'state' the one before the first token behind {self.inputs[-1]}"
         elif more > 1:
             yield f"expects {', '.join(self.inputs)} and a state, found {len(op.operands)} operands"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """The state behind the tokens before is kept, in fp32."""
+        if not step.is_tokens(op.operands[0].tensor.shape[1]):
+            return None
+        text = self.texts(op)["state"]
+        (shape,), _ = parse_rule(f"{text}->{text}")
+        sizes = factor_sizes(op, self.rule(op))
+        dims = tuple(Dim(product(sizes[f] for f in group)) for group in shape)
+        return step.carry(op, TensorType("f32", dims))
 
     def reuses(self, op: Operation, result: int) -> int | None:
         return len(op.operands) - 1 if result == 1 else None

@@ -13,6 +13,8 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.serving import ServingStep
+from stagec.ir.types import Dim, TensorType
 from stagec.ir_spec.ops.base import STATE, no_gradient
 from stagec.ir_spec.ops.causal_conv import halo, inner_halo, parts_from_state
 from stagec.ir_spec.ops.scan_base import from_parts, to_parts
@@ -55,6 +57,13 @@ class Shift(OpDef):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [v.tensor.dtype for v in op.operands][: 1 + op.flag("state")]
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """The last token is kept, in fp32."""
+        x = op.operands[0].tensor
+        if op.flag("reverse") or not step.is_tokens(x.shape[1]):
+            return super().serve(step, op)
+        return step.carry(op, TensorType("f32", (x.dims[0], Dim(ONE), *x.dims[2:])))
 
     def reuses(self, op: Operation, result: int) -> int | None:
         return 1 if result == 1 else None

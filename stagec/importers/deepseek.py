@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stagec.importers.blocks import RMS, Attention, Block, FeedForward, joined
+from stagec.importers.blocks import Attention, Block, FeedForward, joined
 from stagec.importers.common import read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
@@ -30,9 +30,9 @@ class Latent:
         q0 = body.let("q0", f'stg.einsum["bsd,dhk->bshk"](%x, {body.param("wq", "D, H, K + R")})')
         q = body.let("q", f"stg.rope[base = theta, last = R]({q0})")
         c0 = body.let("c0", f'stg.einsum["bsd,dc->bsc"](%x, {body.param("wkv_a", "D, C")})')
-        c = body.let("c", RMS.step(body, "kv_norm", "C").format(c0))
+        c = body.let("c", f"stg.rmsnorm[cached]({c0}, {body.param('kv_norm', 'C')})")
         kr0 = body.let("kr0", f'stg.einsum["bsd,dr->bsr"](%x, {body.param("wk_rope", "D, R")})')
-        kr1 = body.let("kr1", f"stg.rope[base = theta]({kr0})")
+        kr1 = body.let("kr1", f"stg.rope[base = theta, cached]({kr0})")
         kr = body.let("kr", f'stg.broadcast["bsr->bshr", sizes = H]({kr1})')
         kn = body.let("kn", f'stg.einsum["bsc,chk->bshk"]({c}, {body.param("wk_b", "C, H, K")})')
         k = body.let("k", f"stg.concat({kn}, {kr})")
@@ -67,9 +67,9 @@ class SparseLatent:
             '%q0 = stg.einsum["bsq,qhk->bshk"](%qc, %wq_b)',
             "%q = stg.rope[base = theta, last = R](%q0)",
             '%c0 = stg.einsum["bsd,dc->bsc"](%x, %wkv_a)',
-            "%c = stg.rmsnorm(%c0, %kv_norm)",
+            "%c = stg.rmsnorm[cached](%c0, %kv_norm)",
             '%kr0 = stg.einsum["bsd,dr->bsr"](%x, %wk_rope)',
-            "%kr1 = stg.rope[base = theta](%kr0)",
+            "%kr1 = stg.rope[base = theta, cached](%kr0)",
             '%kr = stg.broadcast["bsr->bshr", sizes = H](%kr1)',
             '%kn = stg.einsum["bsc,chk->bshk"](%c, %wk_b)',
             "%k = stg.concat(%kn, %kr)",

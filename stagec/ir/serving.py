@@ -94,13 +94,22 @@ class ServingStep:
 
     def once(self, value: Value) -> Value:
         """Cache a value that is the same in all steps of a sequence, such as keys of an encoder:
-        prefill computes and keeps it, decode has it as an argument alone."""
+        a prefill of the first tokens computes and keeps it, all others have it as an argument."""
         cache = self.cache(value.name + "_cache", value.tensor)
-        if self.mode == "decode":
+        if self.mode == "decode" or self.past != ZERO:
             return cache
         written = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
         self.keep(cache, written)
         return written
+
+    def carry(self, op: Operation, type_: TensorType) -> list[Value]:
+        """The op with its flag `state`: the last operand is a state of this type, the last result
+        what becomes of it. Returns the other results."""
+        names = [*(r.name for r in op.results), f"{op.results[0].name}_state"]
+        cache = self.cache(names[-1], type_)
+        made = self.b.op(op.name, [*op.operands, cache], {**op.attrs, "state": True}, names=names)
+        self.keep(cache, made.results[-1])
+        return made.results[:-1]
 
     def cache(self, name: str, type_: TensorType) -> Value:
         """State of this type at the op, where repeats around it have a slice for each layer: an
