@@ -100,7 +100,8 @@ PLUGIN = Plugin(
         "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
-        "serve": "apply-strategy,partition,stages,units,plan,fuse-kernels,lower-to-trace",
+        "serve": "inline,infer-shapes,to-serving,serve-step",
+        "serve-step": "apply-strategy,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },
 )

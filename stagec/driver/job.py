@@ -21,6 +21,7 @@ from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.instruments import instruments
 from stagec.driver.options import JobOptions, request
+from stagec.driver.serving import Serving, beyond, read_serving
 from stagec.importers.library import model_source
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
@@ -73,6 +74,7 @@ class JobBuilder:
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, dict(self._preset.values) if self._preset else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
+        self.serving = self._serving(module)
         self._kv_parts = self._too_few_kv_heads(module)
         options = self.options
         self.from_texts = bool(
@@ -89,6 +91,16 @@ class JobBuilder:
             self._match_ranks(module, self.options.ranks)
         self._default_batch(module)
         return module
+
+    def _serving(self, module: Module) -> Serving | None:
+        """The step of serving that options ask for, whose sizes the module gets."""
+        found = read_serving(self.options, module.symbols, symbolic=self._symbolic)
+        if found is not None:
+            warning = beyond(found)
+            if warning is not None:
+                report(warning)
+            set_symbols(module, found.sizes)
+        return found
 
     def _read_model(self) -> Source:
         """The text of a file, or that which a configuration becomes."""
@@ -257,6 +269,8 @@ class JobBuilder:
         """The passes to run: as asked for, else those that fit what the model computes."""
         if self.options.pipeline is not None:
             return remember(Source(SPEC, self.options.pipeline)).text
+        if self.serving is not None:
+            return self.serving.passes
         trains = _trains(self.module)
         if not trains:
             report(

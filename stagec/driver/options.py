@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from stagec.driver.flags import FLAGS, option
+from stagec.driver.serving import OPTIONS
 from stagec.ir.expr import MAX_INTEGER
 from stagec.ir_spec.ops.statement import Request
 
@@ -69,6 +70,12 @@ class _Job:
     sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
     mesh: Mapping[str, int | None] | None = None
     ranks: int | None = None
+    serve: str | None = None
+    batch: int | None = None
+    prompt: int | None = None
+    context: int | None = None
+    chunk: int | None = None
+    speculative: int | None = None
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()
@@ -128,6 +135,7 @@ _OPTIONS = (
         metavar="N",
         help="All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
     ),
+    *OPTIONS,
     *map(option, FLAGS.values()),
     click.option(
         "--pipeline",

@@ -96,11 +96,11 @@ class ServingStep:
         """Cache a value that is the same in all steps of a sequence, such as keys of an encoder:
         a prefill of the first tokens computes and keeps it, all others have it as an argument."""
         cache = self.cache(value.name + "_cache", value.tensor)
-        if self.mode == "decode" or self.past != ZERO:
-            return cache
-        written = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
-        self.keep(cache, written)
-        return written
+        held = cache
+        if self.mode != "decode" and self.past == ZERO:
+            held = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
+        self.keep(cache, held)
+        return held
 
     def carry(self, op: Operation, type_: TensorType) -> list[Value]:
         """The op with its flag `state`: the last operand is a state of this type, the last result
@@ -127,12 +127,21 @@ class ServingStep:
         return value
 
     def keep(self, cache: Value, updated: Value) -> None:
-        """What state becomes in the step: its type is that of `cache`."""
+        """What state becomes in the step: its type is that of `cache`. All state is kept once."""
         self.kept.append((cache, updated))
 
     def hand_out(self) -> list[Value]:
-        """Hand all that is kept out of repeats: the values that the function returns."""
-        return [_handed_out(updated) for _, updated in self.kept]
+        """Hand what is kept out of repeats: what the function returns, one value for each argument
+        with the role `cache`, in their order."""
+        self.kept.sort(key=lambda pair: _argument(pair[0]).index)
+        return [_handed_out(updated, cache) for cache, updated in self.kept]
+
+
+def _argument(cache: Value) -> Value:
+    """The argument of the function that state is a slice of."""
+    while (op := cache.region.owner).has(Repeats):
+        cache = op.operands[cache.index]
+    return cache
 
 
 def _around(region: Region) -> Iterable[Operation]:
@@ -145,8 +154,8 @@ def _around(region: Region) -> Iterable[Operation]:
         op = op.parent.owner
 
 
-def _handed_out(value: Value) -> Value:
-    for op in _around(value.region):
+def _handed_out(value: Value, cache: Value) -> Value:
+    for op in _around(cache.region):
         op.body.terminator.add_operand(value)
         value = op.add_result(value.name, value.tensor.stacked(op.expr("count")))
     return value
