@@ -26,6 +26,7 @@ from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
+from stagec.passes.serving.absorb_latent import AbsorbLatent
 from stagec.passes.serving.to_serving import ToServing
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
@@ -49,6 +50,7 @@ PLUGIN = Plugin(
         Inline,
         InferShapes,
         ToServing,
+        AbsorbLatent,
         NormalizeStrategy,
         AddLora,
         SetElementTypes,
@@ -100,7 +102,7 @@ PLUGIN = Plugin(
         "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
-        "serve": "inline,infer-shapes,to-serving,serve-step",
+        "serve": "inline,infer-shapes,to-serving,absorb-latent,serve-step",
         "serve-step": "apply-strategy,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },

@@ -27,9 +27,7 @@ def step_module(model: str, mode: str, new: int, past: int, **options: Any) -> M
     given = tiny_options(model, **options)
     sizes = {n: v for n, v in given.sizes.items() if n not in ("S", "B")}
     counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
-    job = given.changed(
-        serve=mode, sizes=sizes, batch=given.sizes["B"], context=past, **counts
-    )
+    job = given.changed(serve=mode, sizes=sizes, batch=given.sizes["B"], context=past, **counts)
     builder = JobBuilder(job)
     pipeline = loaded().pipeline(builder.pipeline_text())
     names = [p.name for p in pipeline.passes]
@@ -97,7 +95,9 @@ class Server:
             return fresh if along is not None or self.past else np.zeros_like(fresh)
         if along is None:
             return old
-        first = [max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))]
+        first = [
+            max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))
+        ]
         wanted = range(first[1], self.past)
         assert first[0] <= first[1], "rows that the step needs are cached no more"
         rows = np.moveaxis(fresh.copy(), along, 0)

@@ -109,7 +109,12 @@ def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
     rows, columns = key_rows(op, q)
     if is_plain(op) and not op.flag("causal"):
         return all_pairs(n)
-    if "past" not in op.attrs and is_plain(op) and same(rows.size, columns.size) and same(n.get("t", n["s"]), rows.size):
+    if (
+        "past" not in op.attrs
+        and is_plain(op)
+        and same(rows.size, columns.size)
+        and same(n.get("t", n["s"]), rows.size)
+    ):
         return n["s"] * (rows.size + 1) / 2
     count = op.operands[-1].tensor.shape[-1] if op.flag("selected") else None
     whole = pairs(op, rows.size, columns.size, count)

@@ -95,9 +95,7 @@ class Last(OpDef):
     def rule(self, op: Operation) -> Rule:
         text = letters(op.operands[0].tensor.rank + 1)
         row, one = text[:-1], text[-1]
-        return make_rule(
-            f"{row}->{row[0]}{one}{row[2:]}", whole=one, linear=[0], sizes={one: ONE}
-        )
+        return make_rule(f"{row}->{row[0]}{one}{row[2:]}", whole=one, linear=[0], sizes={one: ONE})
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.rank < 2:

@@ -73,7 +73,9 @@ class Serving:
         """The pipeline of the step."""
         past = "" if self.past is None else f",context={self.past}"
         longest = f",longest={self.longest}" if self.longest else ""
-        return f"inline,infer-shapes,to-serving{{mode={self.mode}{past}{longest}}},serve-step"
+        absorb = "absorb-latent," if self.mode == "decode" else ""
+        serve = f"to-serving{{mode={self.mode}{past}{longest}}}"
+        return f"inline,infer-shapes,{serve},{absorb}serve-step"
 
 
 def read_serving(
