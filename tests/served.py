@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.driver.serving import sequence_of
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
-from stagec.ir.serving import CACHE
+from stagec.ir.types import CACHED
 from stagec.pipeline.manager import PassManager
 from tests.support import loaded, run_passes, tiny_options
 
@@ -22,10 +24,15 @@ from tests.support import loaded, run_passes, tiny_options
 LOCKSTEP = "fuse-kernels"
 
 
+def tokens_of(job: JobOptions) -> str:
+    """The dimension of the tokens that a model chooses."""
+    return sequence_of(JobBuilder(job).module)
+
+
 def step_module(model: str, mode: str, new: int, past: int, **options: Any) -> Module:
     """A partitioned step of serving on tiny sizes."""
     given = tiny_options(model, **options)
-    sizes = {n: v for n, v in given.sizes.items() if n not in ("S", "B")}
+    sizes = {n: v for n, v in given.sizes.items() if n not in (tokens_of(given), "B")}
     counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
     job = given.changed(serve=mode, sizes=sizes, batch=given.sizes["B"], context=past, **counts)
     builder = JobBuilder(job)
@@ -41,7 +48,7 @@ def whole_logits(model: str, tokens: int, seed: int = 1, **options: Any) -> tupl
     """Random inputs, and the logits of the training forward of so many tokens: what its loss
     judges. Dropout is left out, as in inference."""
     given = tiny_options(model, **options)
-    job = given.changed(sizes={**given.sizes, "S": tokens})
+    job = given.changed(sizes={**given.sizes, tokens_of(given): tokens})
     module = run_passes(JobBuilder(job).module, "inline,infer-shapes")
     for op in list(module.walk()):
         if op.name == "stg.dropout":
@@ -74,13 +81,13 @@ class Server:
         fresh = random_inputs(args, module.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
         logits, *caches = run_module(module, module.env, given)
-        held = [a for a in args if a.tensor.role == CACHE]
+        held = [a for a in args if a.tensor.role in CACHED]
         self.caches = {a.name: found for a, found in zip(held, caches, strict=True)}
         self.past += new
         return logits
 
     def _given(self, arg: Value, fresh: Array, new: int) -> Array:
-        if arg.tensor.role == CACHE:
+        if arg.tensor.role in CACHED:
             return self._held(arg, fresh, new)
         value = self.inputs[arg.name]
         if value.shape == fresh.shape:

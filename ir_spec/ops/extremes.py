@@ -225,7 +225,7 @@ class TopK(OpDef):
         return product(n[f] for f in letters(op.operands[0].tensor.rank))
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """Of scores of keys for each query, k may be as many as there are keys: those cached too."""
+        """Of the scores of keys, k may be as many as there are keys, those cached included."""
         shape = op.operands[0].tensor.shape
         if len(shape) < 3 or not step.is_tokens(shape[1]):
             return super().serve(step, op)

@@ -16,8 +16,8 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible
 from stagec.ir_spec.ops.base import Elementwise
-from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude
+from stagec.ir_spec.ops.serving import PAST, past_of
 
 
 class Rope(OpDef):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stagec.ir.core import Operation
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, ZERO, Expr, call, same
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
@@ -43,7 +44,11 @@ class Append(OpDef):
     name = "stg.append"
     operands = ("cache", "new")
     traits = (InPlace(operands=(0,)),)
-    params = (Param("dim", "int", "the dimension of tokens (default 1)"), PAST)
+    params = (
+        Param("dim", "int", "the dimension of tokens (default 1)"),
+        PAST,
+        Param("span", "size", "a query sees so many keys up to its own: no more stay cached"),
+    )
     example = "%keys = stg.append(%q, %q) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
@@ -79,6 +84,32 @@ class Append(OpDef):
         out = np.moveaxis(cache.copy(), d, 0)
         out[mine] = np.moveaxis(new, d, 0)[at[mine]]
         return [np.moveaxis(out, 0, d)]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRows:
+    """The dimension of tokens of a cache, and the keys that a query sees, None for all."""
+
+    dim: int
+    span: Expr | None
+
+    def held(self, tokens: Expr) -> Expr:
+        """The rows that stay when a sequence has so many tokens."""
+        return tokens if self.span is None else call("min", [tokens, self.span])
+
+
+def rows_of(cache: Value) -> CachedRows | None:
+    """How an argument holds rows of tokens, by the op that appends them; None if none does."""
+    for user, index in cache.uses:
+        if isinstance(user.definition, Append) and index == 0:
+            span = user.expr("span") if "span" in user.attrs else None
+            return CachedRows(user.integer("dim", 1), span)
+        if user.region is not None and index < len(user.region.args):
+            inner = user.region.args[index]
+            found = rows_of(inner)
+            if found is not None:
+                return replace(found, dim=found.dim + cache.tensor.rank - inner.tensor.rank)
+    return None
 
 
 class Last(OpDef):

@@ -42,13 +42,15 @@ class FreeOp(Declaration):
 
 
 class MemoryOp(Declaration):
-    """Bytes on one rank: static (parameters, gradients, optimizer), stash, transient and peak."""
+    """Bytes on one rank: static (parameters, gradients, optimizer, caches), stash, transient and
+    peak."""
 
     name = "stg.memory"
     params = (
         Param("parameters", "size", "bytes of parameters"),
         Param("gradients", "size", "bytes of gradients"),
         Param("optimizer", "size", "bytes of optimizer state"),
+        Param("caches", "size", "bytes of what steps of serving keep of sequences"),
         Param("stash", "size", "bytes of activations kept for backward"),
         Param("transient", "size", "bytes of what lives inside the step"),
         Param("peak", "size", "bytes of everything at the worst moment (outside of actions)"),

@@ -24,7 +24,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.loads import planned_env
 from stagec.ir.traits import Repeats
-from stagec.ir.types import WEIGHTS
+from stagec.ir.types import CACHED, WEIGHTS
 from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
 from stagec.memory.buffers import STASH, Buffer
 from stagec.memory.lifetimes import lifetimes
@@ -121,6 +121,9 @@ class _Plan:
             "gradients": _bytes(self._sets.gradients),
             "optimizer": _bytes(v for v in args if v.tensor.role == "state"),
         }
+        caches = [v for v in args if v.tensor.role in CACHED]
+        if caches:
+            parts["caches"] = _bytes(caches)
         runs = [*self._planner.alone(), outside]
         found: dict[str, RawAttr] = {
             **parts,

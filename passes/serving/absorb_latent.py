@@ -1,4 +1,4 @@
-"""absorb-latent: attention goes to the latent itself, not to keys and values that are made of it."""
+"""absorb-latent: attention goes to a latent itself, not to keys and values that are made of it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _part(value: Value) -> _Part | None:
     if op.name != "stg.einsum" or rows[:2] != made[:2] or rows[2] in made:
         return None
     weight = set(rule.operands[1])
-    return _Part(*op.operands, rule) if weight == {rows[2], *made[2:]} else None
+    return _Part(op.operands[0], op.operands[1], rule) if weight == {rows[2], *made[2:]} else None
 
 
 def _cut(b: Builder, q: Value, keys: Value, parts: list[_Part]) -> Sequence[Value]:

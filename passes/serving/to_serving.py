@@ -24,11 +24,9 @@ from stagec.api import (
 from stagec.ir.expr import ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import MODES, ServingStep
+from stagec.ir.serving import MODES, PAST, ServingStep
 from stagec.ir.traits import Terminates
 from stagec.support.suggest import did_you_mean
-
-PAST, SEQUENCE = "past", "S"
 
 
 @dataclass(frozen=True)
@@ -81,16 +79,14 @@ def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -
         )
     past = ZERO if context == 0 else _declare(module, PAST, context)
     body = module.main.body
-    _return_logits(module, body)
+    new = _return_logits(module, body)
     _freeze(body)
-    step = ServingStep(
-        module.registry, body, mode, symbol(SEQUENCE), past, Builder(module.registry, body)
-    )
+    step = ServingStep(module.registry, body, mode, new, past, Builder(module.registry, body))
     _cut_tables(module, step, longest)
     _serve_region(step, body)
     logits = body.terminator.operands
     if mode == "prefill":
-        logits = tuple(_last(module, value) for value in logits)
+        logits = tuple(_last(step, value) for value in logits)
     body.terminator.set_operands([*logits, *step.hand_out()])
     erase_unused(body)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
@@ -112,9 +108,10 @@ def _declare(module: Module, name: str, value: int) -> Expr:
 # -- what the step returns -------------------------------------------------------------------------
 
 
-def _return_logits(module: Module, body: Region) -> None:
-    """Return the logits that losses judge, and drop what only the losses need. Logits that are made
-    of labels, such as those of tokens further on, are not there when tokens are chosen."""
+def _return_logits(module: Module, body: Region) -> Expr:
+    """Return the logits that losses judge, and drop what only the losses need; the size of their
+    dimension of tokens, a symbol: that of the decoder's, where there is an encoder. Logits that are
+    made of labels, such as those of tokens further on, are not there when tokens are chosen."""
     losses = [op for op in body.walk() if op.definition.logits(op) is not None]
     labels = {v for op in losses for v in op.operands if v is not op.definition.logits(op)}
     judged = [v for op in losses if (v := op.definition.logits(op)) is not None]
@@ -132,6 +129,14 @@ def _return_logits(module: Module, body: Region) -> None:
     body.args = [a for a in body.args if a.uses or a not in args]
     for index, arg in enumerate(body.args):
         arg.index = index
+    size = chosen[0].tensor.shape[1]
+    if size.symbol_name is None:
+        raise error(
+            f"a step has another number of tokens, but that of %{chosen[0].name} is {size}",
+            chosen[0].loc,
+            remedy="declare a symbol for the tokens of a sequence, such as S",
+        )
+    return size
 
 
 def _made_of(value: Value, sources: set[Value]) -> bool:
@@ -158,48 +163,47 @@ def _freeze(body: Region) -> None:
             arg.type = replace(arg.tensor, role="frozen")
 
 
-def _last(module: Module, value: Value) -> Value:
+def _last(step: ServingStep, value: Value) -> Value:
     """The last position of a value [B, S, ...]: of what it is made of, as far as each token is
     computed by itself."""
     op = value.producer
-    if op is not None and _is_apart(op):
-        operands = [_last(module, v) if _has_tokens(v) else v for v in op.operands]
-        b = Builder.after(module.registry, op, loc=op.loc)
+    if op is not None and _is_apart(step, op):
+        operands = [_last(step, v) if _has_tokens(step, v) else v for v in op.operands]
+        b = Builder.after(step.registry, op, loc=op.loc)
         return b.value(op.name, operands, op.attrs, hint=value.name)
     region = value.region
     made = made_by(ToServing.name, value.loc)
     b = (
-        Builder.after(module.registry, op, loc=made)
+        Builder.after(step.registry, op, loc=made)
         if op is not None
-        else Builder(module.registry, region, 0, loc=made)
+        else Builder(step.registry, region, 0, loc=made)
     )
     return b.value("stg.last", [value], hint=f"{value.name}_last")
 
 
-def _has_tokens(value: Value) -> bool:
+def _has_tokens(step: ServingStep, value: Value) -> bool:
     dims = value.tensor.dims
-    return len(dims) > 1 and dims[1].size == symbol(SEQUENCE)
+    return len(dims) > 1 and step.is_tokens(dims[1].size)
 
 
-def _is_apart(op: Operation) -> bool:
+def _is_apart(step: ServingStep, op: Operation) -> bool:
     """Whether an op computes a row of dimension 1 from the same rows of operands, whatever their
     positions and number."""
     if op.region is not None or len(op.results) != 1 or "past" in op.definition.params_by_name:
         return False
     rule = op.definition.rule(op)
-    if rule is None or not _has_tokens(op.result):
+    if rule is None or not _has_tokens(step, op.result):
         return False
-    sizes = any(isinstance(v, Expr) and SEQUENCE in v.symbols for v in op.attrs.values())
+    sizes = any(isinstance(v, Expr) and step.new.symbols & v.symbols for v in op.attrs.values())
     factor = rule.results[0][1]
     if sizes or len(factor) != 1 or factor[0] in rule.whole | rule.special | rule.exchanged:
         return False
     places = [(i, d) for i, d in rule.occurrences(factor[0])]
-    along = [i for i, v in enumerate(op.operands) if _tokens_in(v)]
+    tokens = step.new.symbols
+    along = [
+        i for i, v in enumerate(op.operands) if any(tokens & s.symbols for s in v.tensor.shape)
+    ]
     return [i for i, _ in places] == along and all(d == 1 for _, d in places)
-
-
-def _tokens_in(value: Value) -> bool:
-    return any(SEQUENCE in s.symbols for s in value.tensor.shape)
 
 
 # -- tables of positions ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from stagec.ir.replay import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.comm import ring_rounds
 from stagec.ir_spec.ops.trace import MessageOp
+from stagec.memory.timeline import CACHES
 from stagec.program.buckets import calls
 from stagec.program.groups import GroupAxes, group_axes
 from stagec.schedule.attached import placement_of
@@ -24,7 +25,7 @@ from stagec.support.diagnostics import error
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
-MEMORY = ("parameters", "gradients", "optimizer", "stash", "transient", "peak", "host")
+MEMORY = ("parameters", "gradients", "optimizer", CACHES, "stash", "transient", "peak", "host")
 #: An attribute of an op, as a size.
 Size: TypeAlias = Callable[[Operation, str], Expr]
 

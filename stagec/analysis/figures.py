@@ -40,7 +40,7 @@ from stagec.ir.types import index_name
 from stagec.memory.buffers import Buffer
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.step import ActionInState, MemoryRun, MicrobatchState, Planner
-from stagec.memory.timeline import STATIC
+from stagec.memory.timeline import CACHES, STATIC
 from stagec.memory.worst import on_device
 from stagec.program.classes import index_axes
 from stagec.schedule.attached import idle_share, stages_of
@@ -223,7 +223,7 @@ class _Graph:
     def memory(self, values: Values) -> list[tuple[int, Mapping[str, int]]]:
         """Bytes in host memory, and by category those at the peak, of each of its stages."""
         planned = self.counts.memory
-        static = {n: evaluate(planned[n], values) for n in STATIC}
+        static = {n: evaluate(planned[n], values) for n in (*STATIC, CACHES) if n in planned}
         sizes = [evaluate(e, values) for e in self._plan.sizes]
         outside = _most(self._plan.outside, sizes)
         host = evaluate(planned.get("host", ZERO), values)

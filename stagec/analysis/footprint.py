@@ -11,7 +11,7 @@ from stagec.ir.expr import UnboundError, evaluate
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size
 from stagec.memory.arena import placed
-from stagec.memory.timeline import ALL, HOST, MemoryTimeline, Point, line_of
+from stagec.memory.timeline import ALL, CACHES, HOST, MemoryTimeline, Point, line_of
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -87,7 +87,7 @@ def _worst(timeline: MemoryTimeline) -> dict[str, Any]:
         "peak": peak.total,
         "at": described(peak),
         "expression": str(timeline.expression(peak)),
-        "categories": {c: peak.bytes.get(c, 0) for c in ALL},
+        "categories": {c: peak.bytes.get(c, 0) for c in ALL if c != CACHES or c in peak.bytes},
         "largest": [asdict(h) for h in timeline.live(peak)[:LARGEST]],
     }
 

@@ -12,6 +12,7 @@ from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ACTIONS
 from stagec.memory.step import ActionInState, ActionRegion, MicrobatchState, turns
+from stagec.memory.timeline import CACHES, STATIC
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
 from stagec.support.diagnostics import DiagnosticError, error
@@ -37,7 +38,7 @@ def staged_memory(
     ops = [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages]
     works = _Works.of(ops, "left")
     order = actions_of(module, graph, stage)
-    static = total(planned[n] for n in ("parameters", "gradients", "optimizer"))
+    static = total(planned[n] for n in (*STATIC, CACHES) if n in planned)
     running = static + plan.expr("around")
     peaks = [running + works.bytes(t) for t in works.worst(_turns(order, works), env)]
     peaks = _largest([planned["peak"], *peaks], env)

@@ -26,6 +26,7 @@ from stagec.ir.kernel import EXTENTS
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size, index_name
+from stagec.memory.timeline import CACHES
 from stagec.program.classes import class_coordinates
 from stagec.support.diagnostics import error
 
@@ -94,7 +95,8 @@ def _classes(
         rest = [f"{a}{i}" for a, i in coords.items() if a != axis]
         if stage not in memories:
             memory = staged_memory(module, graph, counts.memory, stage)
-            memories[stage] = {n: planned(memory.get(n, ZERO)) for n in MEMORY}
+            named = (n for n in MEMORY if n != CACHES or n in memory)
+            memories[stage] = {n: planned(memory.get(n, ZERO)) for n in named}
         ranks = _ranks(module, coords)
         entry = {
             **alike,

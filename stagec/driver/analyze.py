@@ -15,6 +15,7 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
+from stagec.driver.serving import serving_figures
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.pipeline.instrument import TYPED
@@ -31,7 +32,10 @@ from stagec.support.diagnostics import error
 @click.option(
     "--html", type=Path, metavar="FILE", help="Of --sweep: write a page, or FILE.svg, with a plot."
 )
-@limit_option("Of --sweep: say what holds no more, of a size or a device such as h100.")
+@limit_option(
+    "Of --sweep: say what holds no more, of a size or a device such as h100; of --serve: the "
+    "largest batch that does."
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
 def command(**given: Any) -> int:
     """Count parameters, FLOPs, communication and memory of one training step, per rank.
@@ -46,7 +50,8 @@ def command(**given: Any) -> int:
     check_alone(given)
     if given["html"] is not None:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
-    if given["limit"] is not None:
+    limit = given["limit"]
+    if limit is not None and options.serve is None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     builder = JobBuilder(options, symbolic=given["symbolic"])
     if options.print_strategy:
@@ -57,7 +62,9 @@ def command(**given: Any) -> int:
     from stagec.analysis.report import analysis
 
     worst, forward = Planned(worst_moments), Planned(model_flops, after=TYPED)
-    module = builder.lower(watching=[worst, forward])
+    kept = Planned(lambda m: serving_figures(m, builder, limit, symbolic=given["symbolic"]))
+    watching = [worst, forward, *([kept] if builder.serving is not None else [])]
+    module = builder.lower(watching=watching)
     result = analysis(
         module,
         builder.model_name,
@@ -65,6 +72,8 @@ def command(**given: Any) -> int:
         worst=worst.found or {},
         forward=forward.found,
     )
+    if kept.found is not None:
+        result["serving"] = kept.found
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
     else:

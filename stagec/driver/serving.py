@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.ir.serving import MODES
+from stagec.ir.expr import ZERO, Expr, evaluate, symbol
+from stagec.ir.loads import planned_env
+from stagec.ir.serving import MODES, PAST
+from stagec.ir.types import TensorType
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
+    from stagec.driver.job import JobBuilder
+    from stagec.driver.limit import Limit
     from stagec.driver.options import JobOptions
+    from stagec.ir.module import Module
 
-SEQUENCE, BATCH = "S", "B"
+BATCH = "B"
 _COUNT = click.IntRange(min=1)
 #: Options of a step, which `--serve` gives a meaning.
 STEP = {
@@ -54,9 +60,11 @@ _OF = {"prompt": "prefill", "chunk": "prefill", "speculative": "decode"}
 @dataclass(frozen=True)
 class Serving:
     """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
-    `longest` are the positions that the model was trained for, 0 if they are not known."""
+    `sequence` is the dimension of tokens, `longest` are the positions that the model was trained
+    for, 0 if they are not known."""
 
     mode: str
+    sequence: str
     new: int | None
     past: int | None
     batch: int | None
@@ -65,8 +73,15 @@ class Serving:
     @property
     def sizes(self) -> Mapping[str, int]:
         """The values of the symbols."""
-        given = {SEQUENCE: self.new, BATCH: self.batch}
+        given = {self.sequence: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
+
+    @property
+    def held(self) -> Expr:
+        """The tokens that are cached of each sequence: before a step of decode, after one of
+        prefill."""
+        past = symbol(PAST) if self.past != 0 else ZERO
+        return past if self.mode == "decode" else past + symbol(self.sequence)
 
     @property
     def passes(self) -> str:
@@ -78,11 +93,8 @@ class Serving:
         return f"inline,infer-shapes,{serve},{absorb}serve-step"
 
 
-def read_serving(
-    options: JobOptions, symbols: Mapping[str, int | None], *, symbolic: bool = False
-) -> Serving | None:
-    """What options ask for, of a model with these symbols; None without --serve. Raises
-    `DiagnosticError`."""
+def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False) -> Serving | None:
+    """What options ask for, of a parsed model; None without --serve. Raises `DiagnosticError`."""
     given = [name for name in STEP if getattr(options, name) is not None]
     if not options.serve:
         if given:
@@ -95,13 +107,14 @@ def read_serving(
     for name in given:
         if _OF.get(name, mode) != mode:
             raise error(f"--{name} is for --serve {_OF[name]}", remedy="leave it out")
-    if SEQUENCE not in symbols:
+    sequence = sequence_of(module)
+    if sequence not in module.symbols:
         raise error(
-            f"--serve: the model has no sequence of tokens (no dimension {SEQUENCE})",
+            "--serve: the model has no sequence of tokens (no labels [batch, tokens])",
             remedy="serve a language model",
         )
-    if SEQUENCE in options.sizes or (BATCH in options.sizes and options.batch is not None):
-        name = SEQUENCE if SEQUENCE in options.sizes else BATCH
+    if sequence in options.sizes or (BATCH in options.sizes and options.batch is not None):
+        name = sequence if sequence in options.sizes else BATCH
         instead = "--batch" if name == BATCH else "--prompt, --chunk or --speculative"
         raise error(
             f"--set {name} and --serve both give the sizes of the step",
@@ -112,12 +125,20 @@ def read_serving(
             "--serve decode expects --context: the tokens of each sequence that are cached",
             remedy="give --context 4096",
         )
-    longest = symbols[SEQUENCE] or 0
+    longest = module.symbols[sequence] or 0
     if mode == "decode":
         new = 1 + (options.speculative or 0)
-        return Serving(mode, new, options.context, options.batch, longest)
+        return Serving(mode, sequence, new, options.context, options.batch, longest)
     new = options.chunk or options.prompt or (longest or None)
-    return Serving(mode, new, options.context or 0, options.batch, longest)
+    return Serving(mode, sequence, new, options.context or 0, options.batch, longest)
+
+
+def sequence_of(module: Module) -> str:
+    """The dimension of the tokens that a model chooses: that of its labels, the last integers of
+    the batch; empty if there are none. An encoder's tokens are another dimension."""
+    types = [a.type for a in module.main.body.args if isinstance(a.type, TensorType)]
+    names = [t.shape[1].symbol_name or "" for t in types if t.dtype[0] in "iu" and t.rank == 2]
+    return names[-1] if names else ""
 
 
 def beyond(serving: Serving) -> Diagnostic | None:
@@ -127,3 +148,37 @@ def beyond(serving: Serving) -> Diagnostic | None:
         return None
     text = f"the step reaches position {last:,}, beyond the {serving.longest:,} of the model"
     return Diagnostic(text, severity="warning")
+
+
+def serving_figures(
+    module: Module, builder: JobBuilder, limit: Limit | None, *, symbolic: bool = False
+) -> dict[str, Any]:
+    """The object `serving` of the analysis, of the rank that holds most of caches and weights: a
+    planned step. Raises `DiagnosticError` for a batch that does not fit the limit."""
+    from stagec.analysis.serving import FIGURES, served
+
+    serving = builder.serving
+    if serving is None:
+        raise ValueError("the job is no step of serving")
+    stages = served(module, serving.held)
+    if symbolic:
+        return {**next(iter(stages.values())).shown(str), FIGURES[-1]: None}
+    env = planned_env(module)
+    each = [found.shown(lambda e: evaluate(e, env)) for found in stages.values()]
+    most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
+    return {**most, FIGURES[-1]: None if limit is None else _largest(module, serving, limit)}
+
+
+def _largest(module: Module, serving: Serving, limit: Limit) -> int:
+    """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
+    from stagec.analysis.serving import largest_batch
+
+    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+    found = largest_batch(module, limit.room(mesh))
+    if serving.batch is not None and serving.batch > found:
+        shown = f"the largest that does is {found}" if found else "no batch does"
+        raise error(
+            f"--batch {serving.batch} does not fit {limit.text}: {shown}",
+            remedy="give a smaller batch or context, or split the model over more ranks",
+        )
+    return found

@@ -2,7 +2,7 @@
 keeps from step to step.
 
 `OpDef.serve` rewrites an op for such a step. It asks here for state, an argument of the function
-with the role `cache` that is updated in place. Of a key `%k` in a repeat of L layers
+with the role `cache` or `recurrent` that is updated in place. Of a key `%k` in a repeat of L layers
 
     %keys = step.append(%k)
 
@@ -23,10 +23,10 @@ from stagec.ir.opdef import Registry, factor_sizes
 from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim, TensorType
 
-#: The role of an argument that holds state of sequences between steps.
-CACHE = "cache"
 #: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.
 MODES = ("prefill", "decode")
+#: The symbol of the tokens that are cached before a step.
+PAST = "past"
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class ServingStep:
         dims = list(new.tensor.dims)
         dims[dim] = Dim(rows)
         cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, tuple(dims)))
-        attrs = {"dim": const(dim), **self.past_attr()}
+        attrs = {"dim": const(dim), **self.past_attr(), **({} if span is None else {"span": span})}
         updated = self.b.value("stg.append", [cache, new], attrs, hint=f"{new.name}_rows")
         self.keep(cache, updated)
         return updated
@@ -106,21 +106,26 @@ class ServingStep:
         """The op with its flag `state`: the last operand is a state of this type, the last result
         what becomes of it. Returns the other results."""
         names = [*(r.name for r in op.results), f"{op.results[0].name}_state"]
-        cache = self.cache(names[-1], type_)
+        cache = self.state(names[-1], type_)
         made = self.b.op(op.name, [*op.operands, cache], {**op.attrs, "state": True}, names=names)
         self.keep(cache, made.results[-1])
         return made.results[:-1]
 
-    def cache(self, name: str, type_: TensorType) -> Value:
-        """State of this type at the op, where repeats around it have a slice for each layer: an
-        argument of the function with the role `cache`."""
+    def state(self, name: str, type_: TensorType) -> Value:
+        """State of a size that does not grow with the context, such as that of a scan: as `cache`,
+        with the role `recurrent`. It is 0 before the first token."""
+        return self.cache(name, type_, "recurrent")
+
+    def cache(self, name: str, type_: TensorType, role: str = "cache") -> Value:
+        """Rows of tokens, of this type at the op: an argument of the function, of which repeats
+        around the op have a slice for each layer. What it becomes is told by `keep`."""
         repeats = list(_around(self.b.region))
         whole = type_.unplaced()
         for op in repeats:
             whole = whole.stacked(op.expr("count"))
         taken = {a.name for a in self.body.args}
         name = next(n for n in _numbered(name) if n not in taken)
-        value = self.body.add_arg(name, replace(whole, role=CACHE), self.b.loc)
+        value = self.body.add_arg(name, replace(whole, role=role), self.b.loc)
         for op in reversed(repeats):
             op.add_operand(value)
             value = op.body.add_arg(f"{name}_i", value.tensor.inner.sliced(), self.b.loc)

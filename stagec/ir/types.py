@@ -29,7 +29,9 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 EIGHT_BITS = frozenset({"f8e4m3", "f8e5m2"})
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"}) | EIGHT_BITS
-ROLES = ("param", "frozen", "state", "cache")
+ROLES = ("param", "frozen", "state", "cache", "recurrent")
+#: The roles of what steps of serving keep of sequences: rows of tokens, and state of fixed size.
+CACHED = frozenset({"cache", "recurrent"})
 #: The roles of parameters: those that are trained, and those that are not.
 WEIGHTS = frozenset({"param", "frozen"})
 # A module has few distinct shapes, each many times.

@@ -15,6 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.ir.types import CACHED
 from stagec.memory.buffers import CATEGORIES, Buffer, Lifetimes, Step
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
@@ -35,7 +36,9 @@ from stagec.support.diagnostics import error
 from stagec.support.source import file_loc
 
 STATIC = ("parameters", "gradients", "optimizer")
-ALL = (*STATIC, *CATEGORIES)
+#: What steps of serving keep of sequences: there from start to end, and of no other module.
+CACHES = "caches"
+ALL = (*STATIC, CACHES, *CATEGORIES)
 DEVICE, HOST = "device", "host"
 
 
@@ -142,7 +145,12 @@ class MemoryTimeline:
         self.order: RankActions = actions_of(module, func, stage)
         body = func.body
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
-        roles = {"param": "parameters", "frozen": "parameters", "state": "optimizer"}
+        roles = {
+            "param": "parameters",
+            "frozen": "parameters",
+            "state": "optimizer",
+            **dict.fromkeys(CACHED, CACHES),
+        }
         self._fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
         self._fixed += [(g, "gradients") for g in gradients]
         self.size = planner.size
@@ -159,7 +167,8 @@ class MemoryTimeline:
         found: dict[str, int] = dict.fromkeys(STATIC, 0)
         for value, category in self._fixed:
             if value.tensor.memory == space:
-                found[category] += evaluate(value.tensor.local_bytes, self._env)
+                size = evaluate(value.tensor.local_bytes, self._env)
+                found[category] = found.get(category, 0) + size
         return found
 
     def fixed(self, space: str = DEVICE) -> Iterator[tuple[Value, str, int]]:

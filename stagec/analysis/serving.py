@@ -1,0 +1,138 @@
+"""What a step of serving keeps: bytes of caches, state and weights on a rank, and the largest batch
+that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import (
+    ONE,
+    Expr,
+    call,
+    evaluate,
+    expand,
+    product,
+    substitute,
+    total,
+)
+from stagec.ir.module import Module
+from stagec.ir.types import CACHED, DTYPE_BYTES, WEIGHTS, axis_size
+from stagec.ir_spec.ops.serving import rows_of
+from stagec.memory.timeline import MemoryTimeline
+from stagec.schedule.attached import stages_of
+from stagec.support.diagnostics import NotAnIntegerError
+
+#: The names of the figures, all per rank but the last.
+FIGURES = ("cache_bytes_per_token", "cache_bytes", "state_bytes", "weight_bytes", "max_batch")
+BATCH = "B"
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Bytes on a rank that runs a function of a step: what a further token of one sequence adds to
+    its caches, the caches of all its sequences, state of fixed size, and weights."""
+
+    per_token: Expr
+    caches: Expr
+    state: Expr
+    weights: Expr
+
+    def shown(self, show: Any) -> dict[str, Any]:
+        """By name, without the batch."""
+        each = (self.per_token, self.caches, self.state, self.weights)
+        return dict(zip(FIGURES, (show(expand(e)) for e in each), strict=False))
+
+
+def served(module: Module, tokens: Expr) -> dict[int, Served]:
+    """The figures of each stage of a planned step whose sequences hold so many tokens each."""
+    found: dict[int, Served] = {}
+    for func in module.functions:
+        figures = _of_function(func, tokens)
+        found |= dict.fromkeys(stages_of(func) or (0,), figures)
+    return found
+
+
+def _of_function(func: Operation, tokens: Expr) -> Served:
+    args = func.body.args
+    rows = [a for a in args if a.tensor.role == "cache"]
+    one = total(_bytes(a, tokens + 1, one=True) - _bytes(a, tokens, one=True) for a in rows)
+    return Served(
+        one,
+        total(_bytes(a, tokens) for a in rows),
+        total(a.tensor.local_bytes for a in args if a.tensor.role in CACHED - {"cache"}),
+        total(a.tensor.local_bytes for a in args if a.tensor.role in WEIGHTS | {"state"}),
+    )
+
+
+def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
+    """Bytes of a cache on a rank when its sequences hold so many tokens; of `one` sequence. Along
+    a split dimension of tokens it is the rank that has most."""
+    along, sizes = rows_of(cache), list[Expr]()
+    for d, dim in enumerate(cache.tensor.dims):
+        if along is not None and d == along.dim:
+            held = along.held(tokens)
+            sizes.append(call("ceildiv", [held, axis_size(dim.axes)]) if dim.split else held)
+        elif one and BATCH in dim.size.symbols:
+            sizes.append(substitute(dim.size, {BATCH: ONE}))
+        else:
+            sizes.append(dim.local)
+    return product(sizes) * DTYPE_BYTES[cache.tensor.dtype]
+
+
+# -- the largest batch -----------------------------------------------------------------------------
+
+
+def largest_batch(module: Module, room: int) -> int:
+    """The largest global batch with which no rank of a planned step holds more than `room` bytes, 0
+    if none fits: batches that satisfy what the module assumes are tried, by bisection, since bytes
+    grow with the batch. Raises `DiagnosticError` if a size is open."""
+    before, unit = module.env[BATCH], _unit(module)
+    try:
+        low, high = 0, 1
+        while high * unit < _MOST and _peak(module, high * unit) <= room:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = _peak(module, middle * unit) <= room
+            low, high = (middle, high) if fits else (low, middle)
+    finally:
+        module.set_values({BATCH: before})
+    return low * unit
+
+
+def _unit(module: Module) -> int:
+    """The smallest batch that satisfies the assumptions; others are its multiples."""
+    relations = [r for r, _ in module.relations if BATCH in r.symbols]
+    env = {**module.env}
+    for batch in range(1, 1 + max(1, *_products(module))):
+        if all(_holds(r, {**env, BATCH: batch}) for r in relations):
+            return batch
+    return env[BATCH]
+
+
+def _products(module: Module) -> tuple[int, int]:
+    mesh = module.mesh
+    ranks = evaluate(axis_size(mesh.axes if mesh else ()), module.env)
+    return module.env[BATCH], ranks
+
+
+def _holds(relation: Any, env: Mapping[str, int]) -> bool:
+    try:
+        return bool(relation.holds(env))
+    except NotAnIntegerError:
+        return False
+
+
+def _peak(module: Module, batch: int) -> int:
+    """The bytes of the fullest rank with this batch."""
+    module.set_values({BATCH: batch})
+    found = 0
+    for func in module.functions:
+        planner = MemoryTimeline.planner(module, func)
+        for stage in stages_of(func) or (0,):
+            found = max(found, MemoryTimeline(module, func, stage, planner).peak().total)
+    return found
