@@ -13,6 +13,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
+from stagec.ir.serving import ServingStep
 from stagec.ir_spec.ops.base import Elementwise, need_result, pointwise, stated, work
 from stagec.ir_spec.ops.curves import FORM, gelu_form, sigmoid, silu_derivative
 
@@ -228,6 +229,10 @@ class Dropout(Elementwise):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.operands[0].tensor.dtype, "u8"]
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """Inference drops nothing."""
+        return [op.operands[0]]
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]

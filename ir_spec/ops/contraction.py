@@ -14,6 +14,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
+from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Recasts
 from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise, stated, work
@@ -59,6 +60,24 @@ class Einsum(OpDef):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to", op.operands[0].tensor.dtype)]
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """Keys are cached, and values: of scores [.., s, t] the operand that has t, of a sum over t
+        the operand that has no s."""
+        rule = self.rule(op)
+        sizes = [v.tensor.shape for v in op.operands]
+        tokens = [
+            {g[0]: d for d, (g, n) in enumerate(zip(s, z, strict=True)) if step.is_seen(n)}
+            for s, z in zip(rule.operands, sizes, strict=True)
+        ]
+        both = [g[0] for g in rule.results[0] if any(g[0] in found for found in tokens)]
+        keys = set(both[1:2]) | {f for found in tokens for f in found if f not in both}
+        held = [i for i, found in enumerate(tokens) if len(found) == 1 and keys & found.keys()]
+        if len(keys) != 1 or len(held) != 1:
+            return super().serve(step, op)
+        ((_, dim),) = tokens[held[0]].items()
+        op.set_operand(held[0], step.append(op.operands[held[0]], dim=dim))
+        return op.results
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         rule = self.rule(op)

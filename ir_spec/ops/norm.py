@@ -24,8 +24,10 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.serving import PAST, first_key, past_of
 from stagec.support.diagnostics import error
 
 Axes = tuple[str, ...]
@@ -344,6 +346,7 @@ class Softmax(RowOp):
     params = (
         Param("causal", "flag", "mask the future"),
         Param("rsqrt", "size", "scale by 1/sqrt of this"),
+        PAST,
     )
     sums = 2
     costs = (5, 3)
@@ -357,6 +360,12 @@ class Softmax(RowOp):
         yield from super().verify(op)
         if op.flag("causal") and self.given(op):
             yield "computes its statistics itself if it is causal"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        if not op.flag("causal"):
+            return super().serve(step, op)
+        op.attrs |= step.past_attr()
+        return op.results
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         (x,) = op.operands
@@ -382,7 +391,10 @@ class Softmax(RowOp):
             return [np.exp((x - top) * rsqrt_scale(op, ctx)) / total]
         if op.flag("causal"):
             rows, columns = op.operands[0].tensor.dims[-2:]
-            seen = visible(ctx.positions(rows), ctx.positions(columns))
+            past = ctx.size(past_of(op))
+            first = ctx.size(first_key(past_of(op), rows.size, columns.size))
+            at, of = (np.asarray(ctx.positions(d)) for d in (rows, columns))
+            seen = visible(at + past, of + first)
         return [softmax(x * rsqrt_scale(op, ctx), seen)]
 
 

@@ -186,12 +186,19 @@ class RelativeBias(OpDef):
         Param("sizes", "sizes", "queries and keys", required=True),
         Param("most", "size", "the distance of the last bucket (default 128)"),
         Param("causal", "flag", "keys lie before queries; without it half of the buckets each way"),
+        PAST,
     )
     example = "%b = stg.relative_bias[sizes = (S, S)](%table) : bf16[H, S, S]"
 
     def rule(self, op: Operation) -> Rule:
         s, t = op.exprs("sizes")
         return make_rule("nh->hst", whole="n", sizes={"s": s, "t": t})
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """A bias of the new tokens and all that are seen."""
+        if op.flag("causal") and all(map(step.is_tokens, op.exprs("sizes"))):
+            op.attrs |= {"sizes": (step.new, step.seen), **step.past_attr()}
+        return op.results
 
     def verify(self, op: Operation) -> Iterator[str]:
         if len(op.exprs("sizes")) != 2:
@@ -207,8 +214,8 @@ class RelativeBias(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (table,) = args
-        dims = op.result.tensor.dims[1:]
-        found = _buckets(op, ctx, len(table), [ctx.positions(d) for d in dims])
+        rows, columns = (np.asarray(ctx.positions(d)) for d in op.result.tensor.dims[1:])
+        found = _buckets(op, ctx, len(table), [rows + ctx.size(past_of(op)), columns])
         return [np.moveaxis(table[found], -1, 0)]
 
 
@@ -234,14 +241,14 @@ class RelativeBiasGrad(OpDef):
         (dy,) = args
         count = ctx.size(op.expr("buckets"))
         dims = op.operands[0].tensor.dims[1:]
-        found = _buckets(op, ctx, count, [ctx.positions(d) for d in dims])
+        found = _buckets(op, ctx, count, [np.asarray(ctx.positions(d)) for d in dims])
         return [np.stack([dy[:, found == i].sum(-1) for i in range(count)])]
 
 
-def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Sequence[int]]) -> Array:
+def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]) -> Array:
     """The bucket of each pair of a query and a key, [s, t]."""
     most = ctx.size(op.expr("most")) if "most" in op.attrs else 128
-    back = np.asarray(at[0])[:, None] - np.asarray(at[1])[None, :]
+    back = at[0][:, None] - at[1][None, :]
     start: Array = 0
     if op.flag("causal"):
         distance = np.maximum(back, 0)

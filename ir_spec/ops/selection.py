@@ -13,6 +13,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, View
 from stagec.ir.types import Dim
 from stagec.ir_spec.ops.base import stated
@@ -47,6 +48,15 @@ class Slice(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         return _resized(op, 0)
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """A row for each token: those of the new ones."""
+        rows = op.operands[0].tensor.shape[op.integer("dim", 0)]
+        if not step.is_tokens(op.expr("size")) or step.is_seen(rows):
+            return super().serve(step, op)
+        start = op.expr("start") if "start" in op.attrs else ZERO
+        op.attrs["start"] = start + step.past
+        return op.results
 
     def verify(self, op: Operation) -> Iterator[str]:
         x = op.operands[0].tensor

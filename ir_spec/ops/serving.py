@@ -1,4 +1,4 @@
-"""Ops of a step of serving: rows of a cache, and the position that samples."""
+"""Rows of caches: what steps of serving keep of the tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, ZERO, Expr, call, same
+from stagec.ir.expr import ZERO, Expr, call, same
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
@@ -112,35 +112,4 @@ def rows_of(cache: Value) -> CachedRows | None:
     return None
 
 
-class Last(OpDef):
-    """The row of the last position along dimension 1, as a dimension of one element; no FLOPs.
-
-    Where that dimension is split, only the rank with the last position has the row, others have
-    zeros: a partial sum.
-    """
-
-    name = "stg.last"
-    operands = ("x",)
-    example = "%y = stg.last(%x) : bf16[B, 1, D]"
-
-    def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank + 1)
-        row, one = text[:-1], text[-1]
-        return make_rule(f"{row}->{row[0]}{one}{row[2:]}", whole=one, linear=[0], sizes={one: ONE})
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if op.operands[0].tensor.rank < 2:
-            yield f"expects [batch, position, ...], found {op.operands[0].type}"
-
-    def bytes_touched(self, op: Operation) -> Expr:
-        return op.result.tensor.local_bytes * 2
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        rows = op.operands[0].tensor.dims[1]
-        at = np.asarray(ctx.positions(rows))
-        found = np.flatnonzero(at == ctx.size(rows.size) - 1)
-        zeros = np.zeros_like(args[0][:, :1])
-        return [args[0][:, found[:1]] if found.size else zeros]
-
-
-OPS = (Append(), Last())
+OPS = (Append(),)

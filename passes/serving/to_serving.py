@@ -12,15 +12,18 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
+    Quoted,
     Region,
     TensorType,
     Type,
     Value,
     const,
     error,
+    letters,
     made_by,
     symbol,
 )
+from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
@@ -178,7 +181,13 @@ def _last(step: ServingStep, value: Value) -> Value:
         if op is not None
         else Builder(step.registry, region, 0, loc=made)
     )
-    return b.value("stg.last", [value], hint=f"{value.name}_last")
+    row = letters(value.tensor.rank)
+    taken = b.value(
+        "stg.take", [value], {"at": symbol(SEQUENCE) - 1}, hint=f"{value.name}_last"
+    )
+    spec = Quoted(f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}")
+    attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}
+    return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")
 
 
 def _has_tokens(step: ServingStep, value: Value) -> bool:

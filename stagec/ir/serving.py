@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Expr, call, const
+from stagec.ir.expr import ZERO, Expr, call, const, same
 from stagec.ir.opdef import Registry, factor_sizes
 from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim, TensorType
@@ -55,6 +55,10 @@ class ServingStep:
         """Whether a dimension of this size has an element for each new token."""
         return size == self.new
 
+    def is_seen(self, size: Expr) -> bool:
+        """Whether it has one for each new token, or for each token that is seen."""
+        return self.is_tokens(size) or (self.past != ZERO and same(size, self.seen))
+
     def mixes(self, op: Operation) -> bool:
         """Whether an op makes something of several tokens of a sequence: by its rule a dimension of
         tokens is not the same in its results."""
@@ -62,7 +66,7 @@ class ServingStep:
         if rule is None:
             return False
         sizes = factor_sizes(op, rule)
-        tokens = {f for f, size in sizes.items() if self.is_tokens(size)}
+        tokens = {f for f, size in sizes.items() if self.is_seen(size)}
         apart = tokens - rule.whole - rule.special - rule.exchanged
         lost = (f for i in range(len(rule.results)) for f in tokens & rule.contracted(i))
         return apart != tokens or any(True for _ in lost)
@@ -82,7 +86,7 @@ class ServingStep:
         step may see, [.., T, ..] with T = past + S, or min(past + S, span - 1 + S) where a query
         sees only `span` keys up to its own."""
         rows = self.seen
-        if span is not None:
+        if span is not None and self.past != ZERO:
             rows = call("min", [rows, span - 1 + self.new])
         dims = list(new.tensor.dims)
         dims[dim] = Dim(rows)
