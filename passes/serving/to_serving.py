@@ -183,7 +183,7 @@ def _last(step: ServingStep, value: Value) -> Value:
     )
     row = letters(value.tensor.rank)
     taken = b.value(
-        "stg.take", [value], {"at": symbol(SEQUENCE) - 1}, hint=f"{value.name}_last"
+        "stg.take", [value], {"at": step.new - 1}, hint=f"{value.name}_last"
     )
     spec = Quoted(f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}")
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}

@@ -127,8 +127,8 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
         )
     longest = module.symbols[sequence] or 0
     if mode == "decode":
-        new = 1 + (options.speculative or 0)
-        return Serving(mode, sequence, new, options.context, options.batch, longest)
+        drafts = options.speculative or 0
+        return Serving(mode, sequence, 1 + drafts, options.context, options.batch, longest)
     new = options.chunk or options.prompt or (longest or None)
     return Serving(mode, sequence, new, options.context or 0, options.batch, longest)
 

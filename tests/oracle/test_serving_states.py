@@ -4,6 +4,7 @@ the logits of the whole forward."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.configurations import SCANS, small
-from tests.served import assert_serves
+from tests.served import assert_serves, step_module
 from tests.support import DEEPSEEK, DEEPSEEK_V2, crossed
 
 #: Whole, then token by token; in chunks that lie across those of the scans, then with drafts.
@@ -30,6 +31,12 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"dp": 4},
     {"dp": 4, "tp": 2},
 )
+_HEARD = {"B": 4, "S": 5, "T": 8, "D": 8, "H": 4, "K": 2, "F": 8, "L": 2, "L_dec": 2, "V": 16}
+#: Encoders and decoders, of another length each.
+ENCODERS: Mapping[str, Mapping[str, int]] = {
+    "t5-base": {"N": 4},
+    "whisper-large-v3": {"M": 4, "P": 16, "P_enc": 8},
+}
 #: One row for each expert and sequence, also of a single token.
 EXPERTS = {"E": 2, "T": 2}
 
@@ -60,3 +67,13 @@ def test_a_family_serves(family: str, steps: str, strategy: int) -> None:
 @pytest.mark.parametrize("model", [DEEPSEEK, DEEPSEEK_V2])
 def test_deepseek_serves(model: str) -> None:
     assert_serves(model, STEPS["tokens"], sizes=EXPERTS)
+
+
+@crossed(model=list(ENCODERS), strategy=list(range(len(STRATEGIES))))
+def test_an_encoder_is_seen_from_its_cached_keys(model: str, strategy: int) -> None:
+    """Prefill runs the encoder, decode has its keys and values alone: no tokens or sound of it."""
+    sizes = {**_HEARD, **ENCODERS[model]}
+    assert_serves(model, STEPS["tokens"], sizes=sizes, **STRATEGIES[strategy])
+    module = step_module(model, "decode", 1, 3, sizes=sizes)
+    assert {a.name for a in module.main.body.args if not a.tensor.role} == {"targets"}
+    assert not [op for op in module.walk() if op.symbol == "encoder"]
