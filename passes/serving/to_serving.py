@@ -82,7 +82,9 @@ def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -
         )
     past = ZERO if context == 0 else _declare(module, PAST, context)
     body = module.main.body
+    used = [a for a in body.args if a.uses]
     new = _return_logits(module, body)
+    _erase(body, used)
     _freeze(body)
     step = ServingStep(module.registry, body, mode, new, past, Builder(module.registry, body))
     _cut_tables(module, step, longest)
@@ -91,7 +93,7 @@ def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -
     if mode == "prefill":
         logits = tuple(_last(step, value) for value in logits)
     body.terminator.set_operands([*logits, *step.hand_out()])
-    erase_unused(body)
+    _erase(body, used)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 
@@ -125,13 +127,7 @@ def _return_logits(module: Module, body: Region) -> Expr:
             module.main.loc,
             remedy="serve a language model: one whose loss is stg.cross_entropy",
         )
-    args = [a for a in body.args if a.uses]
     body.terminator.set_operands(chosen)
-    while erase_unused(body):
-        pass
-    body.args = [a for a in body.args if a.uses or a not in args]
-    for index, arg in enumerate(body.args):
-        arg.index = index
     size = chosen[0].tensor.shape[1]
     if size.symbol_name is None:
         raise error(
@@ -140,6 +136,16 @@ def _return_logits(module: Module, body: Region) -> Expr:
             remedy="declare a symbol for the tokens of a sequence, such as S",
         )
     return size
+
+
+def _erase(body: Region, used: Sequence[Value]) -> None:
+    """Erase what the step does not compute, and arguments that it alone used: labels, and in decode
+    an encoder with its weights and inputs."""
+    while erase_unused(body):
+        pass
+    body.args = [a for a in body.args if a.uses or a not in used]
+    for index, arg in enumerate(body.args):
+        arg.index = index
 
 
 def _made_of(value: Value, sources: set[Value]) -> bool:
