@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,8 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
 from stagec.pipeline.manager import PassManager
-from tests.support import loaded, run_passes, tiny_options
+from stagec.pipeline.spec import Pipeline
+from tests.support import loaded, run_passes
 
 #: Up to where the program is text that all ranks run in lockstep.
 LOCKSTEP = "fuse-kernels"
@@ -26,30 +26,26 @@ LOCKSTEP = "fuse-kernels"
 
 def tokens_of(job: JobOptions) -> str:
     """The dimension of the tokens that a model chooses."""
-    return sequence_of(JobBuilder(job).module)
+    return sequence_of(JobBuilder(JobOptions(job.model)).module)
 
 
-def step_module(model: str, mode: str, new: int, past: int, **options: Any) -> Module:
-    """A partitioned step of serving on tiny sizes."""
-    given = tiny_options(model, **options)
-    sizes = {n: v for n, v in given.sizes.items() if n not in (tokens_of(given), "B")}
+def step_module(job: JobOptions, mode: str, new: int, past: int) -> Module:
+    """A partitioned step of serving of a job whose sizes are those of training."""
+    sizes = {n: v for n, v in job.sizes.items() if n not in (tokens_of(job), "B")}
     counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
-    job = given.changed(serve=mode, sizes=sizes, batch=given.sizes["B"], context=past, **counts)
-    builder = JobBuilder(job)
+    step = job.changed(serve=mode, sizes=sizes, batch=job.sizes["B"], context=past, **counts)
+    builder = JobBuilder(step)
     pipeline = loaded().pipeline(builder.pipeline_text())
-    names = [p.name for p in pipeline.passes]
-    end = names.index(LOCKSTEP)
-    passes, locs = pipeline.passes[:end], pipeline.locs[:end]
-    PassManager(type(pipeline)(passes, locs)).run(builder.module)
+    end = [p.name for p in pipeline.passes].index(LOCKSTEP)
+    PassManager(Pipeline(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)
     return builder.module
 
 
-def whole_logits(model: str, tokens: int, seed: int = 1, **options: Any) -> tuple[Any, Any]:
-    """Random inputs, and the logits of the training forward of so many tokens: what its loss
+def whole_logits(job: JobOptions, tokens: int, seed: int = 1) -> tuple[dict[str, Array], Array]:
+    """Random inputs, and the logits of the training forward of so many tokens: what its first loss
     judges. Dropout is left out, as in inference."""
-    given = tiny_options(model, **options)
-    job = given.changed(sizes={**given.sizes, tokens_of(given): tokens})
-    module = run_passes(JobBuilder(job).module, "inline,infer-shapes")
+    plain = JobOptions(job.model, sizes={**job.sizes, tokens_of(job): tokens})
+    module = run_passes(JobBuilder(plain).module, "inline,infer-shapes")
     for op in list(module.walk()):
         if op.name == "stg.dropout":
             op.results[0].replace_with(op.operands[0])
@@ -68,15 +64,14 @@ def _logits(value: Value | None) -> Value:
 class Server:
     """A model that serves a batch of sequences: it keeps their caches from step to step."""
 
-    model: str
+    job: JobOptions
     inputs: Mapping[str, Array]
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     past: int = 0
     caches: dict[str, Array] = field(default_factory=dict[str, Array])
 
     def step(self, mode: str, new: int) -> Array:
         """The logits of a step of so many tokens."""
-        module = step_module(self.model, mode, new, self.past, **self.options)
+        module = step_module(self.job, mode, new, self.past)
         args = module.main.body.args
         fresh = random_inputs(args, module.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
@@ -93,18 +88,20 @@ class Server:
         if value.shape == fresh.shape:
             return value
         (along,) = [d for d, n in enumerate(fresh.shape) if n != value.shape[d]]
+        if fresh.shape[along] > value.shape[along]:  # a table that training has fewer rows of
+            fresh[(slice(None),) * along + (slice(value.shape[along]),)] = value
+            return fresh
         return np.take(value, range(self.past, self.past + new), axis=along)
 
     def _held(self, arg: Value, fresh: Array, new: int) -> Array:
-        """What is cached, in the rows that the step has for it; all other rows are noise."""
+        """What is cached, in the rows that the step has for it; all other rows are noise. States
+        are 0 before the first token."""
         old, along = self.caches.get(arg.name), _along(arg)
         if old is None:
-            return fresh if along is not None or self.past else np.zeros_like(fresh)
+            return np.zeros_like(fresh) if arg.tensor.role == "recurrent" else fresh
         if along is None:
             return old
-        first = [
-            max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))
-        ]
+        first = [max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))]
         wanted = range(first[1], self.past)
         assert first[0] <= first[1], "rows that the step needs are cached no more"
         rows = np.moveaxis(fresh.copy(), along, 0)
@@ -127,12 +124,10 @@ def _along(arg: Value) -> int | None:
     return None
 
 
-def assert_serves(model: str, steps: Sequence[tuple[str, int]], **options: Any) -> None:
+def assert_serves(job: JobOptions, steps: Sequence[tuple[str, int]]) -> None:
     """Prefill and decode in these steps give the logits of the whole forward, to 1e-9."""
-    tokens = sum(new for _, new in steps)
-    plain = {n: v for n, v in options.items() if n == "sizes"}
-    inputs, expected = whole_logits(model, tokens, **plain)
-    server = Server(model, inputs, options)
+    inputs, expected = whole_logits(job, sum(new for _, new in steps))
+    server = Server(job, inputs)
     for mode, new in steps:
         found = server.step(mode, new)
         rows = expected[:, server.past - found.shape[1] : server.past]

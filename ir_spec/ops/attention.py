@@ -57,6 +57,8 @@ def _computed(op: Operation, q: int, n: Sizes) -> Expr:
     ranks."""
     rows, columns = key_rows(op, q)
     n_ranks = axis_size(a for a in rows.axes if a not in columns.axes)
+    if "past" in op.attrs and op.flag("selected"):
+        return n["s"] * call("min", [n.get("t", n["s"]), n["n"]])  # kernels read these alone
     if "past" in op.attrs and not same(columns.size, op.expr("past") + rows.size):
         keys = call("min", [columns.size, op.expr("past") + rows.size])
         return n["s"] * keys * n["t"] / columns.size

@@ -225,7 +225,8 @@ def _is_apart(step: ServingStep, op: Operation) -> bool:
 
 
 def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
-    """Parameters with a row for each position keep all rows; the step takes those of its tokens."""
+    """Parameters with a row for each position keep all rows; of these `stg.slice` takes those of
+    the new tokens."""
     for arg in list(step.body.args):
         dims = [d for d, size in enumerate(arg.tensor.shape) if step.is_tokens(size)]
         if not arg.tensor.role or not dims:
@@ -237,7 +238,7 @@ def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
         arg.type = replace(arg.tensor, dims=tuple(whole))
         users = list(arg.uses)
         b = Builder(module.registry, step.body, 0, loc=made_by(ToServing.name, arg.loc))
-        attrs = {"dim": const(dim), "start": step.past, "size": step.new}
+        attrs = {"dim": const(dim), "size": step.new}
         part = b.value("stg.slice", [arg], attrs, hint=f"{arg.name}_new")
         for user, index in users:
             user.set_operand(index, part)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from stagec.driver.options import JobOptions
 from tests.configurations import SCANS, small
 from tests.served import assert_serves, step_module
-from tests.support import DEEPSEEK, DEEPSEEK_V2, crossed
+from tests.support import DEEPSEEK, DEEPSEEK_V2, crossed, tiny_options
 
 #: Whole, then token by token; in chunks that lie across those of the scans, then with drafts.
 STEPS = {
@@ -54,26 +55,22 @@ def sizes_of(family: str) -> dict[str, int]:
     return {"B": 4, **(EXPERTS if sparse else {})}
 
 
-def named(options: dict[str, Any]) -> str:
-    return "-".join(f"{n}{v}" for n, v in options.items()) or "alone"
-
-
 @crossed(family=[*SCANS, *LATENT], steps=list(STEPS), strategy=list(range(len(STRATEGIES))))
 def test_a_family_serves(family: str, steps: str, strategy: int) -> None:
-    options = STRATEGIES[strategy]
-    assert_serves(path_of(family), STEPS[steps], sizes=sizes_of(family), **options)
+    job = JobOptions(path_of(family), sizes=sizes_of(family), **STRATEGIES[strategy])
+    assert_serves(job, STEPS[steps])
 
 
 @pytest.mark.parametrize("model", [DEEPSEEK, DEEPSEEK_V2])
 def test_deepseek_serves(model: str) -> None:
-    assert_serves(model, STEPS["tokens"], sizes=EXPERTS)
+    assert_serves(tiny_options(model, sizes=EXPERTS), STEPS["tokens"])
 
 
 @crossed(model=list(ENCODERS), strategy=list(range(len(STRATEGIES))))
 def test_an_encoder_is_seen_from_its_cached_keys(model: str, strategy: int) -> None:
     """Prefill runs the encoder, decode has its keys and values alone: no tokens or sound of it."""
     sizes = {**_HEARD, **ENCODERS[model]}
-    assert_serves(model, STEPS["tokens"], sizes=sizes, **STRATEGIES[strategy])
-    module = step_module(model, "decode", 1, 3, sizes=sizes)
+    assert_serves(JobOptions(model, sizes=sizes, **STRATEGIES[strategy]), STEPS["tokens"])
+    module = step_module(JobOptions(model, sizes=sizes), "decode", 1, 3)
     assert {a.name for a in module.main.body.args if not a.tensor.role} == {"targets"}
     assert not [op for op in module.walk() if op.symbol == "encoder"]
