@@ -29,7 +29,7 @@ help:
 	@echo "make clean   remove build outputs              make distclean   ... and .venv"
 
 test: $(VENV)/.stamp-test
-	$(PYTEST) -m 'not exhaustive' --most=8 --hypothesis-profile=quick
+	$(PYTEST) -m 'not exhaustive' --most=5 --hypothesis-profile=quick
 
 test-ci: $(VENV)/.stamp-test
 	$(PYTEST) --most=24 --share=16 --hypothesis-profile=quick

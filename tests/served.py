@@ -101,7 +101,9 @@ class Server:
             return np.zeros_like(fresh) if arg.tensor.role == "recurrent" else fresh
         if along is None:
             return old
-        first = [max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))]
+        first = [
+            max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))
+        ]
         wanted = range(first[1], self.past)
         assert first[0] <= first[1], "rows that the step needs are cached no more"
         rows = np.moveaxis(fresh.copy(), along, 0)

@@ -266,22 +266,30 @@ class CollOp(NodeOp):
 
 
 class MessageOp(NodeOp):
-    """Base of the two ends of a message between neighbours along an axis.
+    """Base of the two ends of a message, between neighbours along an axis or between two pods.
 
-    The receiver's coordinate along `over` is that of the sender plus `by`, modulo the axis. The
-    messages of one channel arrive in the order in which they are sent. With `beside` it is posted
-    when the last matrix product above it starts, and overlaps that one; otherwise when its operands
-    are done.
+    The receiver's coordinate along `over` is that of the sender plus `by`, modulo the axis. With
+    `pod` the other end is a rank of that pod: number `by` of those that the rank exchanges values
+    with (`stagec.program.handover`). The messages of one channel arrive in the order in which they
+    are sent. With `overlapped` it is posted when the last matrix product above it starts, and
+    overlaps that one; otherwise when its operands are done.
     """
 
     params = (
-        Param("over", "axis", "the mesh axis", required=True),
+        Param("over", "axis", "the mesh axis"),
+        Param("pod", "name", "the pod at the other end"),
         Param("by", "size", "coordinate of the receiver minus that of the sender", required=True),
         Param("bytes", "size", "bytes sent by one rank", required=True),
         Param("dtype", "name", "element type"),
         Param("channel", "int", "which of several streams of messages (default 0)"),
+        Param("streams", "int", "with `pod`: how many streams there are"),
         Param("overlapped", "flag", "not before the last matrix product above it starts"),
     )
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        """It goes along an axis, or to a pod."""
+        if ("over" in op.attrs) == ("pod" in op.attrs):
+            yield "expects 'over', an axis, or 'pod'"
 
 
 class SendNode(MessageOp):

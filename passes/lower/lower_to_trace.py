@@ -35,6 +35,7 @@ from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
+from stagec.ir_spec.ops.pods import Crossing, message_bytes
 from stagec.passes.lower.kernels import (
     attributes,
     fused_attributes,
@@ -98,6 +99,7 @@ class _Lowering:
         self._registry, self._facts = module.registry, module.facts
         self._blocking = frozenset(read_strategy(module).blocking)
         self._nodes: dict[Value, Value] = {}
+        self._more: dict[Value, list[Value]] = {}  # what else has to be there
         self._channels: dict[Operation, int] = {}
         self._idle = False  # inside iterations in which the rank does not work
 
@@ -124,13 +126,16 @@ class _Lowering:
         )
 
     def _deps(self, values: Sequence[Value]) -> list[Value]:
-        return [self._nodes[v] for v in values if v in self._nodes]
+        there = [v for v in values if v in self._nodes]
+        return [n for v in there for n in (*self._more.get(v, ()), self._nodes[v])]
 
     def _op(self, op: Operation, b: Builder) -> None:
         if op.region is not None:
             self._repeated(op, op.region, b)
         elif isinstance(op.definition, SendOp | RecvOp):
             self._message(op, b)
+        elif isinstance(op.definition, Crossing):
+            self._cross(op, b)
         elif op.has(Recalls):
             again, stashed = self._deps(op.operands)
             self._nodes[op.result] = b.value("et.recall", [again, stashed], hint=op.result.name)
@@ -291,6 +296,26 @@ class _Lowering:
         node = b.value(name, self._deps(op.operands), attrs, hint=ends[0].name)
         for result in op.results:
             self._nodes[result] = node
+
+    def _cross(self, op: Operation, b: Builder) -> None:
+        """A message for each rank of the other pod that a rank meets; what arrives is there when
+        all of them have come."""
+        sends = not op.results
+        attrs: dict[str, RawAttr] = {
+            "pod": op.text("to" if sends else "source"),
+            "bytes": message_bytes(op),
+            "dtype": op.operands[0].tensor.dtype,
+            "channel": op.integer("stream"),
+            "streams": op.integer("streams"),
+        }
+        name = op.operands[0].name if sends else op.result.name
+        deps, end = self._deps(op.operands), "et.send" if sends else "et.recv"
+        first = op.integer("first", 0)
+        ways = range(first, first + op.integer("ways"))
+        nodes = [b.value(end, deps, {**attrs, "by": way}, hint=name) for way in ways]
+        for result in op.results:
+            self._nodes[result] = nodes[-1]
+            self._more[result] = nodes[:-1]
 
     def _shift(self, op: Operation, definition: CollectivePermute, b: Builder) -> Value:
         """Both ends are posted together, beside the computation on the present part. So two

@@ -19,7 +19,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
-from stagec.ir.rewrite import carried
+from stagec.ir.rewrite import carried, slice_into, uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.adapters import LoraRule
@@ -120,15 +120,8 @@ def add_lora(module: Module, rule: LoraRule) -> None:
 
 
 def _products(value: Value) -> list[tuple[Operation, int, int]]:
-    """The products in which a parameter is used: each with the operand that it is, and the number
-    of repeats that slice it."""
-    found: list[tuple[Operation, int, int]] = []
-    for op, index in value.uses:
-        if op.has(Repeats) and index >= carried(op):
-            found += [(o, i, depth + 1) for o, i, depth in _products(op.body.args[index])]
-        elif isinstance(op.definition, Einsum):
-            found.append((op, index, 0))
-    return found
+    """The products in which a parameter is used, as `uses_inside` has them."""
+    return [use for use in uses_inside(value) if isinstance(use[0].definition, Einsum)]
 
 
 class _Adapter:
@@ -170,7 +163,7 @@ class _Adapter:
         """Add the adapter where w is used."""
         for op, index in list(w.uses):
             if op.has(Repeats) and index >= carried(op):
-                inner = [_bind(op, v) for v in (a, b)]
+                inner = [slice_into(op, v) for v in (a, b)]
                 self._adapt(op.body.args[index], *inner)
             elif isinstance(op.definition, Einsum):
                 self._beside(op, index, a, b)
@@ -189,12 +182,6 @@ class _Adapter:
         adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
         for user, place in users:
             user.set_operand(place, adapted)
-
-
-def _bind(repeat: Operation, value: Value) -> Value:
-    """A slice of a parameter in a repeat."""
-    repeat.add_operand(value)
-    return repeat.body.add_arg(f"{value.name}_i", value.tensor.inner.sliced(), value.loc)
 
 
 class _Cut:

@@ -19,7 +19,7 @@ from stagec.ir_spec.ops.comm import ring_rounds
 from stagec.ir_spec.ops.trace import MessageOp
 from stagec.memory.timeline import CACHES
 from stagec.program.buckets import calls
-from stagec.program.groups import GroupAxes, group_axes
+from stagec.program.groups import GroupAxes, channel_of, group_axes
 from stagec.schedule.attached import placement_of
 from stagec.support.diagnostics import error
 
@@ -206,7 +206,7 @@ def _count_message(counts: Counts, op: Operation, times: Expr, size: Size) -> No
     by = op.expr("by")
     key = MessageKey(
         "send" if sends else "recv",
-        op.text("over"),
+        channel_of(op)[0],
         by if sends else -by,
         op.phase,
         op.text("dtype"),

@@ -15,7 +15,8 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
-from stagec.driver.serving import serving_figures
+from stagec.driver.pods import analyze_pods
+from stagec.driver.serving import DISAGGREGATED, serving_figures
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.pipeline.instrument import TYPED
@@ -48,6 +49,8 @@ def command(**given: Any) -> int:
 
         return sweep(Case(options), given, ANALYSIS)
     check_alone(given)
+    if options.serve == DISAGGREGATED:
+        return analyze_pods(options, given)
     if given["html"] is not None:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     limit = given["limit"]

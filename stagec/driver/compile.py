@@ -16,8 +16,10 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
+from stagec.driver.pods import compile_pods
 from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, rated_machine
+from stagec.driver.serving import DISAGGREGATED
 from stagec.driver.streams import tell
 from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
 from stagec.support.diagnostics import error
@@ -99,6 +101,8 @@ def command(**given: Any) -> int:
     output: Path | None = given["output"]
     archive: Path | None = given["archive"]
     _check_outputs(output, archive, given, writes=not options.print_strategy)
+    if options.serve == DISAGGREGATED:
+        return compile_pods(options, given)
     durations = _durations(given)
     began = time.perf_counter()
     builder = JobBuilder(options)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stagec.job.archive import Archive
     from stagec.job.cluster import Run
     from stagec.job.emit import Job
+    from stagec.job.pods import PodsJob
     from stagec.job.writer import Emission, Progress, Written
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,13 +85,17 @@ def workers(given: Mapping[str, Any]) -> Generator[Run]:
 
 
 def emit(
-    source: Job | Archive, directory: Path, about: Mapping[str, object], given: Mapping[str, Any]
+    source: Job | PodsJob | Archive,
+    directory: Path,
+    about: Mapping[str, object],
+    given: Mapping[str, Any],
 ) -> Written:
     """Write the traces of a job as asked for. Raises `DiagnosticError`."""
+    from stagec.job.pods import PodsJob
     from stagec.job.writer import write_source
 
     with _emission(given) as how:
-        if given["scheduler"] is None:
+        if given["scheduler"] is None or isinstance(source, PodsJob):
             return write_source(source, directory, about, how)
         from stagec.job.remote import written_by
 

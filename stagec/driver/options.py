@@ -76,6 +76,8 @@ class _Job:
     context: int | None = None
     chunk: int | None = None
     speculative: int | None = None
+    prefill: str | None = None
+    decode: str | None = None
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()

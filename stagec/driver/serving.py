@@ -46,13 +46,23 @@ STEP = {
         help="Of decode: so many more tokens of each sequence, which are drafts.",
     ),
 }
+#: Two pods, one of which prefills; see `stagec.driver.pods`.
+DISAGGREGATED = "disaggregated"
 OPTIONS = (
     click.option(
         "--serve",
-        type=click.Choice(MODES),
+        type=click.Choice((*MODES, DISAGGREGATED)),
         help="Compile a step of serving instead of a training step.",
     ),
     *STEP.values(),
+    *(
+        click.option(
+            f"--{mode}",
+            metavar="FLAGS",
+            help=f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
+        )
+        for mode in MODES
+    ),
 )
 _OF = {"prompt": "prefill", "chunk": "prefill", "speculative": "decode"}
 
@@ -104,6 +114,11 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
             )
         return None
     mode = options.serve
+    if mode == DISAGGREGATED:
+        raise error(
+            "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
+            remedy="look at one pod: --serve prefill, or --serve decode",
+        )
     for name in given:
         if _OF.get(name, mode) != mode:
             raise error(f"--{name} is for --serve {_OF[name]}", remedy="leave it out")

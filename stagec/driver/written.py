@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stagec.ir.opdef import Registry
     from stagec.job.archive import Archive
     from stagec.job.emit import Job
+    from stagec.job.pods import PodsJob
     from stagec.job.writer import Written
 
 
@@ -57,7 +58,7 @@ def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, A
 
 
 def write_formats(
-    source: Callable[[Format], Job | Archive],
+    source: Callable[[Format], Job | PodsJob | Archive],
     formats: Sequence[Format],
     output: Path,
     about: Mapping[str, object],

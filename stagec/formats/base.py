@@ -50,14 +50,25 @@ class RankBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who talks to whom in a job: what the bytes of a rank need beside those of its class."""
+    """Who talks to whom in a job: what the bytes of a rank need beside those of its class.
+
+    Of a job of several pods it is the layout of one, whose ranks begin with `start`; `far` are the
+    ranks of another pod that each of its ranks exchanges values with, by the name of that pod and
+    the number of the message.
+    """
 
     mesh: Mapping[str, int]
     groups: Groups
+    start: int = 0
+    far: Mapping[str, Sequence[Ints]] = field(default_factory=dict[str, "Sequence[Ints]"])
 
-    def peer(self, rank: int, axis: str, by: int) -> int:
-        """The rank that is `by` places further along an axis, round the ring."""
-        return int(neighbours(self.mesh, axis, by, np.array([rank]))[0])
+    def peer(self, rank: int, over: str, by: int) -> int:
+        """The rank that is `by` places further along an axis, round the ring; or the one of another
+        pod that message `by` goes to or comes from."""
+        place = rank - self.start
+        if over in self.far:
+            return int(self.far[over][abs(by)][place])
+        return self.start + int(neighbours(self.mesh, over, by, np.array([place]))[0])
 
 
 class TraceJob(Protocol):

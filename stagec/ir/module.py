@@ -12,7 +12,7 @@ from stagec.ir.decisions import Decisions, UnitAxes, Watched, ask, plain
 from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
-from stagec.ir.types import WEIGHTS, Load, TensorType
+from stagec.ir.types import PARAMETERS, WEIGHTS, Load, TensorType
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Source
 
@@ -173,7 +173,7 @@ class Module:
 
     def parameters(self) -> list[Value]:
         """The parameters, those that are frozen included."""
-        return [a for a in self.main.body.args if a.tensor.role in WEIGHTS]
+        return [a for a in self.main.body.args if a.tensor.role in PARAMETERS]
 
     def trainable(self) -> list[Value]:
         """The parameters that are trained: arguments of the function with the role `param`."""

@@ -70,6 +70,24 @@ def carried(op: Operation) -> int:
     return op.integer("carry", 1) if op.has(Repeats) else 0
 
 
+def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:
+    """The operations that use a value of a function, or its slices in repeats: each with the number
+    of the operand that it is, and that of the repeats that slice it."""
+    found: list[tuple[Operation, int, int]] = []
+    for op, index in value.uses:
+        if op.has(Repeats) and index >= carried(op):
+            found += [(o, i, depth + 1) for o, i, depth in uses_inside(op.body.args[index])]
+        else:
+            found.append((op, index, 0))
+    return found
+
+
+def slice_into(repeat: Operation, value: Value) -> Value:
+    """A slice in a repeat of a value that is stacked over its layers."""
+    repeat.add_operand(value)
+    return repeat.body.add_arg(f"{value.name}_i", value.tensor.inner.sliced(), value.loc)
+
+
 def drop_unused_results(op: Operation) -> None:
     """Remove results that nobody uses, and what is yielded for them; carried ones stay."""
     end = op.body.terminator

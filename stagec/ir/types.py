@@ -8,32 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 
-from stagec.ir.expr import Expr, const, product, substitute, symbol
+from stagec.ir.expr import Expr, call, const, product, substitute, symbol
 
-#: Bytes of one element.
-DTYPE_BYTES: Mapping[str, int] = {
+#: Bytes of one element; two elements of four bits share a byte.
+DTYPE_BYTES: Mapping[str, int | Fraction] = {
     "f64": 8,
     "f32": 4,
     "bf16": 2,
     "f16": 2,
     "f8e4m3": 1,
     "f8e5m2": 1,
+    "f4e2m1": Fraction(1, 2),
     "i64": 8,
     "i32": 4,
     "i16": 2,
     "i8": 1,
+    "i4": Fraction(1, 2),
     "u8": 1,
     "i1": 1,
 }
 EIGHT_BITS = frozenset({"f8e4m3", "f8e5m2"})
+#: What is computed in.
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"}) | EIGHT_BITS
-ROLES = ("param", "frozen", "state", "cache", "recurrent")
+ROLES = ("param", "frozen", "scale", "state", "cache", "recurrent")
 #: The roles of what steps of serving keep of sequences: rows of tokens, and state of fixed size.
 CACHED = frozenset({"cache", "recurrent"})
 #: The roles of parameters: those that are trained, and those that are not.
-WEIGHTS = frozenset({"param", "frozen"})
+PARAMETERS = frozenset({"param", "frozen"})
+#: The roles of what a rank holds of the model: parameters, and what blocks of small ones share.
+WEIGHTS = PARAMETERS | {"scale"}
 # A module has few distinct shapes, each many times.
 _remembered = lru_cache(maxsize=1 << 14)
 
@@ -136,6 +142,12 @@ def axis_index(axes: Iterable[str]) -> Expr:
     return index
 
 
+def bytes_of(elements: Expr, dtype: str) -> Expr:
+    """The bytes of so many elements; half a byte that is left is a whole one."""
+    each = DTYPE_BYTES[dtype]
+    return elements * each if isinstance(each, int) else call("ceildiv", [elements, const(2)])
+
+
 def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
     """A dimension split over these axes at one priority."""
     return Dim(
@@ -215,7 +227,7 @@ class TensorType:
     @property
     def local_bytes(self) -> Expr:
         """Bytes on one rank."""
-        return self.local_elements * DTYPE_BYTES[self.dtype]
+        return bytes_of(self.local_elements, self.dtype)
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -225,7 +237,7 @@ class TensorType:
     @property
     def fullest_bytes(self) -> Expr:
         """Bytes on the rank that has most."""
-        return product(_local_shape(self.dims, True)) * DTYPE_BYTES[self.dtype]
+        return bytes_of(product(_local_shape(self.dims, True)), self.dtype)
 
     @property
     def inner(self) -> TensorType:

@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
-from stagec.ir.types import CACHED
+from stagec.ir.types import CACHED, WEIGHTS
 from stagec.memory.buffers import CATEGORIES, Buffer, Lifetimes, Step
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
@@ -145,12 +145,8 @@ class MemoryTimeline:
         self.order: RankActions = actions_of(module, func, stage)
         body = func.body
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
-        roles = {
-            "param": "parameters",
-            "frozen": "parameters",
-            "state": "optimizer",
-            **dict.fromkeys(CACHED, CACHES),
-        }
+        roles = dict.fromkeys(WEIGHTS, "parameters") | dict.fromkeys(CACHED, CACHES)
+        roles |= {"state": "optimizer"}
         self._fixed = [(a, roles[a.tensor.role]) for a in body.args if a.tensor.role in roles]
         self._fixed += [(g, "gradients") for g in gradients]
         self.size = planner.size

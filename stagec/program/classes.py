@@ -90,13 +90,15 @@ class RankClass:
     @cached_property
     def ways(self) -> list[tuple[str, str, int]]:
         """The ways of its messages: `send` or `recv`, the axis, and the coordinate of the receiver
-        less that of the sender, modulo the axis."""
+        less that of the sender, modulo the axis. Messages between pods are left out."""
         found = (
             (op.name.removeprefix("et."), op.text("over"), ask(NumberOf(op.expr("by")), self.env))
             for op in self.graph.body.walk()
             if op.name in ("et.send", "et.recv")
         )
-        return list(dict.fromkeys((kind, over, by % self.env[over]) for kind, over, by in found))
+        return list(
+            dict.fromkeys((kind, over, by % self.env[over]) for kind, over, by in found if over)
+        )
 
     def members(self, mesh: Mapping[str, int]) -> npt.NDArray[np.int64]:
         """Its ranks, in order."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 
-#: mesh axis, coordinate of the receiver minus that of the sender, which stream of several
+#: mesh axis or pod, coordinate of the receiver minus that of the sender, which stream of several
 Channel = tuple[str, Expr, int]
 _MIRROR = ":mirror"
 
@@ -59,8 +59,9 @@ def group_axes(op: Operation) -> GroupAxes:
 
 
 def channel_of(op: Operation) -> Channel:
-    """The stream of messages that a lowered end of a message belongs to."""
-    return op.text("over"), op.expr("by"), op.integer("channel", 0)
+    """The stream of messages that a lowered end of a message belongs to; between pods the axis is
+    the name of the other one."""
+    return op.text("pod") or op.text("over"), op.expr("by"), op.integer("channel", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,20 @@ class Groups:
     def of_rank(self, axes: GroupAxes, rank: int) -> int:
         """The identifier of the rank's group over these axes."""
         return int(self.number[axes][rank])
+
+    def moved(self, start: int, first: int, ranks: int) -> Groups:
+        """The same groups in a job of so many `ranks`, where theirs begin with `start` and their
+        identifiers behind `first`."""
+        before = np.zeros(start, dtype=np.int64)
+        return Groups(
+            ranks,
+            {axes: number + first for axes, number in self.first.items()},
+            {axes: rows + start for axes, rows in self.members.items()},
+            {
+                axes: np.concatenate([before, np.where(ids > 0, ids + first, 0)])
+                for axes, ids in self.number.items()
+            },
+        )
 
     @property
     def ids(self) -> range:

@@ -407,6 +407,8 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         for name in ("relu", "sigmoid", "tanh", "exp", "softplus", "dropout")
         for grad in ("", "_grad")
     },
+    "stg.scaled_einsum": {"w_int4": "i4[D, F]", "scales": "bf16[D/128, F]"},
+    "stg.take_over": {"k": "bf16[B, S, G, K]"},
     "stg.slice": {"table": "bf16[V, D]"},
     "stg.relative_bias": {"table": "bf16[32, H]"},
     "stg.relative_bias_grad": {"db": "bf16[H, S, S]"},

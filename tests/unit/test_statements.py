@@ -39,6 +39,7 @@ BY_KIND: Mapping[str, object] = {
     "loads": ((5, 1), (1, 3)),
 }
 BESIDE: Mapping[str, Mapping[str, object]] = {
+    "weight_block": {"weight_dtype": "int4"},
     "reshard_after_forward": {"zero": 3},
     "fsdp_prefetch": {"zero": 3},
     "recompute_layers": {"recompute": "full"},
@@ -201,7 +202,7 @@ def test_a_flag_without_what_it_needs_is_told(name: str) -> None:
     flag = FLAGS[name]
     ran = stagec("analyze", LLAMA, *words_of(name), "--print-strategy")
     need = flag.needs[0] if isinstance(flag.needs[0], str) else flag.needs[0][0]
-    assert f" has no effect without --{need}" in ran.err
+    assert f" has no effect without {FLAGS[need].option}" in ran.err
     assert ran.code == 0
     plain = stagec("analyze", LLAMA, "--print-strategy")
     assert ran.out == plain.out, "and writes nothing"

@@ -1,0 +1,111 @@
+"""Values that cross from one pod of a job to another: both ends, and what each says of the other.
+
+A pod is a module of its own, with its mesh and its strategy; the pass `hand-over` makes these ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import Expr
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import InPlace, Stays
+from stagec.ir.types import TensorType
+
+_WAYS = Param("ways", "int", "messages of each rank", required=True)
+_PIECES = Param("pieces", "int", "parts into which what a rank holds is cut", required=True)
+_FIRST = Param("first", "int", "the number of the first message among those of all values")
+_STREAM = Param("stream", "int", "the number of the value among those that cross", required=True)
+_STREAMS = Param("streams", "int", "how many values cross", required=True)
+_ROWS = Param("rows", "size", "of dimension `dim`, the rows that cross (default: all)")
+_DIM = Param("dim", "int", "the dimension of which some rows cross")
+
+
+class Crossing(OpDef):
+    """Base of both ends."""
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        for name in ("ways", "pieces", "streams"):
+            if op.integer(name) < 1:
+                yield f"'{name}' expects a positive integer, found {op.integer(name)}"
+        rank = op.operands[0].tensor.rank
+        if ("rows" in op.attrs) != ("dim" in op.attrs) or not -1 < op.integer("dim", 0) <= rank:
+            yield f"'rows' and 'dim' stand together, a dimension of {op.operands[0].type}"
+
+
+def message_bytes(op: Operation) -> Expr:
+    """The bytes of each message of a rank: a piece of the rows that cross of what it holds."""
+    return crossing(op).local_bytes / op.integer("pieces")
+
+
+def crossing(op: Operation) -> TensorType:
+    """What crosses of the operand."""
+    type_ = op.operands[0].tensor
+    if "rows" not in op.attrs:
+        return type_
+    dims = list(type_.dims)
+    dim = op.integer("dim")
+    dims[dim] = replace(dims[dim], size=op.expr("rows"))
+    return replace(type_, dims=tuple(dims))
+
+
+class HandOver(Crossing):
+    """Sends a value to the ranks of another pod, which hold it in their own placement.
+
+    Each rank cuts what it holds, or the last `rows` of it, into `pieces` and sends `ways` messages,
+    of one piece each. It goes on at once.
+    """
+
+    name = "stg.hand_over"
+    operands = ("x",)
+    results = ()
+    params = (
+        Param("to", "name", "the pod", required=True),
+        _FIRST,
+        _WAYS,
+        _PIECES,
+        _STREAM,
+        _STREAMS,
+        _ROWS,
+        _DIM,
+    )
+    traits = (Stays(),)
+    example = "stg.hand_over[to = decode, ways = 2, pieces = 2, stream = 0, streams = 2](%k)"
+
+
+class TakeOver(Crossing):
+    """Receives what another pod hands over into the buffer of the operand, in `ways` messages."""
+
+    name = "stg.take_over"
+    operands = ("x",)
+    params = (
+        Param("source", "name", "the pod", required=True),
+        _FIRST,
+        _WAYS,
+        _PIECES,
+        _STREAM,
+        _STREAMS,
+        _ROWS,
+        _DIM,
+    )
+    traits = (Stays(), InPlace(operands=(0,)))
+    example = (
+        "%keys = stg.take_over[source = prefill, ways = 2, pieces = 2, stream = 0, streams = 2](%k)"
+        " : bf16[B, S, G, K]"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        text = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{text}->{text}")
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        """The interpreter runs one pod, whose operand has what the other one would send."""
+        return [args[0]]
+
+
+OPS = (HandOver(), TakeOver())

@@ -1,0 +1,232 @@
+"""quantize-weights: the weights of the blocks are stored in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    Value,
+    const,
+    error,
+    made_by,
+    read_strategy,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.facts import Relation
+from stagec.ir.rewrite import replace_op, slice_into, uses_inside
+from stagec.ir.rule import Group, Shape, parse_rule, shape_text
+from stagec.ir.traits import Chooses, Recasts
+from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.quantized import FORMATS, WeightFormat, WeightsRule
+
+PASS = "quantize-weights"
+_LETTERS = "wvuzyxtsrqponmlkjihgfedcba"
+
+
+@dataclass(frozen=True)
+class QuantizeWeights(Pass):
+    """Store the weights of the blocks in few bits, with scales for blocks of elements.
+
+    `stg.weights[format = ...]` of a strategy asks for it, or the option. It takes the parameters
+    that one product inside of a repeat uses. Routers, embeddings, the head and norms keep their
+    type. A block does not reach over the dimensions of a weight: along heads of 64 it has 64
+    elements.
+
+    Before:
+        stg.strategy @s {
+          stg.weights[int4]
+        }
+        stg.func @f(%x: bf16[B, D], %W: bf16[L, D, D | param]) {
+          %y = stg.repeat[count = L] (%h: bf16[B, D] = %x, %w: bf16[D, D] = %W) {
+            %u = stg.einsum["bd,de->be"](%h, %w) : bf16[B, D]
+            stg.yield(%u)
+          } : bf16[B, D]
+          stg.return(%y)
+        }
+    After:
+        stg.strategy @s {
+          stg.weights[int4]
+        }
+        stg.assume[D % 128 == 0]
+        stg.func @f(%x: bf16[B, D], %W: i4[L, D, D | param],
+            %W_scales: bf16[L, D/128, D | scale], %W_zeros: i4[L, D/128, D | scale]) {
+          %y = stg.repeat[count = L] (%h: bf16[B, D] = %x, %w: i4[D, D] = %W,
+              %W_scales_i: bf16[D/128, D] = %W_scales, %W_zeros_i: i4[D/128, D] = %W_zeros) {
+            %u = stg.scaled_einsum["b(dw),(dw)e,de,de->be", to = bf16](
+                %h, %w, %W_scales_i, %W_zeros_i) : bf16[B, D]
+            stg.yield(%u)
+          } : bf16[B, D]
+          stg.return(%y)
+        }
+    """
+
+    name = PASS
+    needs = Phase.SHAPED
+
+    format: str = field(
+        default="", metadata={"help": "fp8, int8, int4, mxfp4 or nvfp4 (default: of the strategy)"}
+    )
+    block: int = field(default=0, metadata={"help": "elements of a block along a dimension"})
+
+    def applies(self, module: Module) -> bool:
+        return (self.format or read_strategy(module).one(WeightsRule).format) in FORMATS
+
+    def run(self, module: Module) -> None:
+        rule = read_strategy(module).one(WeightsRule)
+        format_ = FORMATS[self.format or rule.format]
+        quantize_weights(module, format_, self.block or rule.block)
+
+
+def quantize_weights(module: Module, format_: WeightFormat, block: int = 0) -> None:
+    """Store the weights of products inside of repeats in a format, in place.
+
+    `block` is the number of elements of a block along a dimension, where it is not that of the
+    format. Raises `DiagnosticError` for a size that has no whole blocks.
+    """
+    if block:
+        rows = format_.rows and block
+        format_ = replace(format_, rows=rows, columns=block if format_.columns > 1 else 1)
+    place = {op: i for i, op in enumerate(module.main.body.walk())}
+    found = [param for param in module.parameters() if _is_weight(param)]
+    found.sort(key=lambda param: place[uses_inside(param)[0][0]])  # the first use casts activations
+    if not found:
+        module.diagnostics.remark("no block has a product with a parameter to store in few bits")
+    for param in found:
+        _Weight(module, format_, param).store()
+
+
+def _is_weight(param: Value) -> bool:
+    """Whether one product, inside of a repeat, uses a parameter, and nothing chooses by that."""
+    uses = uses_inside(param)
+    return len(uses) == 1 and all(
+        depth and isinstance(op.definition, Einsum) and not _chooses(op) for op, _, depth in uses
+    )
+
+
+def _chooses(op: Operation) -> bool:
+    return any(user.has(Chooses) for user, _ in op.result.uses)
+
+
+class _Weight:
+    """A parameter that is to be stored in few bits, and the product that uses it."""
+
+    def __init__(self, module: Module, format_: WeightFormat, param: Value) -> None:
+        self._module, self._format, self._param = module, format_, param
+        ((self._op, self._index, self._depth),) = uses_inside(param)
+
+    def store(self) -> None:
+        """Change its type, add what its blocks share, and multiply by both."""
+        type_ = self._param.tensor
+        blocks = _Blocks(self._module, self._format, self._op, self._index)
+        dims = (*type_.dims[: self._depth], *blocks.dims)
+        names = {"scales": self._format.scale, "zeros": self._format.zero}
+        added = [
+            self._module.main.body.add_arg(
+                f"{self._param.name}_{name}",
+                replace(type_, dtype=dtype, dims=dims, role="scale"),
+                self._param.loc,
+            )
+            for name, dtype in names.items()
+            if dtype
+        ]
+        weight = self._param
+        while True:
+            weight.type = replace(weight.tensor, dtype=self._format.dtype)
+            (user, index), *_ = weight.uses
+            if user is self._op:
+                break
+            weight, added = user.body.args[index], [slice_into(user, v) for v in added]
+        self._multiply(weight, added, blocks)
+
+    def _multiply(self, weight: Value, shared: Sequence[Value], blocks: _Blocks) -> None:
+        op, x = self._op, self._op.operands[1 - self._index]
+        build = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+        if self._format.compute and x.tensor.dtype != self._format.compute:
+            x = self._cast(build, x)
+        attrs: dict[str, RawAttr] = {"spec": Quoted(blocks.spec), "to": op.result.tensor.dtype}
+        found = build.value("stg.scaled_einsum", [x, weight, *shared], attrs, hint=op.result.name)
+        replace_op(op, [found])
+
+    def _cast(self, build: Builder, x: Value) -> Value:
+        """The activations in the type that the product computes in; once for all products."""
+        casts = (u for u, _ in x.uses if u.has(Recasts) and u.text("to") == self._format.compute)
+        there = next(casts, None)
+        if there is not None:
+            return there.result
+        return build.value("stg.cast", [x], {"to": self._format.compute}, hint=f"{x.name}_f8")
+
+
+class _Blocks:
+    """How a weight falls into blocks: `dims`, one for each dimension of what the blocks share, and
+    `spec`, the rule of the product with that.
+
+    | product       | blocks                  | rule                                |
+    |---------------|-------------------------|-------------------------------------|
+    | bsd,df->bsf   | 128 along d             | bs(dw),(dw)f,df->bsf                |
+    | bsd,df->bsf   | 128 along d, 128 along f| bs(dw),(dw)(fv),df->bs(fv)          |
+    | bsd,dhk->bshk | all of d                | bsd,dhk,hk->bshk                    |
+    """
+
+    def __init__(self, module: Module, format_: WeightFormat, op: Operation, index: int) -> None:
+        self._module, self._op = module, op
+        shapes, (out,) = parse_rule(op.text("spec"))
+        weight, x = shapes[index], shapes[1 - index]
+        type_ = op.operands[index].tensor
+        sizes = dict(zip(weight, type_.dims, strict=True))
+        contracted = [g for g in weight if g not in out]
+        kept = [g for g in weight if g not in x]
+        used = {f for s in (weight, x, out) for g in s for f in g}
+        letters = (f for f in _LETTERS if f not in used)
+        inner: dict[Group, Group] = {}
+        length: dict[Group, Expr] = {}
+        for groups, block in ((contracted, format_.rows), (kept, format_.columns)):
+            if block is None or block == 1 or not groups:
+                continue
+            last = groups[-1]
+            length[last] = self._block(sizes[last].size, block)
+            inner[last] = (*last, next(letters))
+        shared = [g for g in weight if format_.rows is not None or g not in contracted]
+        self.dims = [
+            replace(sizes[g], size=sizes[g].size / length[g]) if g in length else sizes[g]
+            for g in shared
+        ]
+
+        def opened(shape: Shape) -> str:
+            return shape_text(tuple(inner.get(g, g) for g in shape))
+
+        more = f",{shape_text(tuple(shared))}" * (2 if format_.zero else 1)
+        self.spec = f"{opened(x)},{opened(weight)}{more}->{opened(out)}"
+
+    def _block(self, size: Expr, block: int) -> Expr:
+        """The elements of a block along a dimension: all, where it has fewer. Where the size has no
+        value, blocks are assumed to be whole.
+
+        Raises `DiagnosticError` if a size is not a multiple of the block.
+        """
+        env = self._module.env
+        if size.symbols <= env.keys():
+            number = evaluate(size, env)
+            if number % min(block, number):
+                raise error(
+                    f"dimension {size} = {number} of a weight has no whole blocks of {block}",
+                    self._op.loc,
+                    remedy="choose another size of blocks, or a format with other blocks",
+                )
+            block = min(block, number)
+        if size.symbols:
+            self._assume(Relation(size, "==", const(0), const(block)))
+        return const(block)
+
+    def _assume(self, relation: Relation) -> None:
+        if relation not in {r for r, _ in self._module.relations}:
+            definition = self._module.registry["stg.assume"]
+            stated = Operation(definition, (), {"relations": (relation,)}, loc=self._op.loc)
+            self._module.root.body.insert(self._module.main.position(), stated)
