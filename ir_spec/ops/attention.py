@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, call, same
+from stagec.ir.expr import ZERO, Expr, call, same
 from stagec.ir.kernel import KernelShape
 from stagec.ir.latent import rows_of_latent
 from stagec.ir.numeric import NumericContext
@@ -114,6 +114,17 @@ class Attention(OpDef):
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return core_flops(n, _computed(op, 0, n), 1, 1)
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        """Of cached keys that are selected, no more than the queries select are read."""
+        whole = super().bytes_touched(op)
+        if "past" not in op.attrs or not op.flag("selected"):
+            return whole
+        queries, keys = (d.local for d in key_rows(op, 0))
+        read = call("min", [keys, queries * op.operands[-1].tensor.shape[-1]])
+        count = len(op.operands) - 1 - len(further(op))
+        held = sum((v.tensor.local_bytes for v in op.operands[1 : 1 + count]), ZERO)
+        return whole - held + held * read / keys
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, "attention", 0, n)

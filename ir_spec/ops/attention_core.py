@@ -55,13 +55,11 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
     """What is wrong with the operands and parameters, with `before` operands before the keys."""
     more = further(op)
     found = len(op.operands) - before - len(more)
-    if "values" in op.attrs:
-        if found != 1:
-            yield "expects q and keys with 'values', the columns of keys that are values"
-    elif found not in (1, 2):
+    packed = found == 1 and "values" not in op.attrs
+    if found not in (1, 2):
         rest = "".join(f", then {name}" for name in more)
         yield f"expects q and kv, or q, k and v{rest}"
-    elif found == 1 and op.operands[before].tensor.shape[1] != 2:
+    elif packed and op.operands[before].tensor.shape[1] != 2:
         kv = op.operands[before].type
         yield f"dimension 1 of kv holds keys and values, so it must be 2: {kv}"
     if "ring" in op.attrs and (whole := [p.name for p in WHOLE if p.name in op.attrs]):

@@ -102,8 +102,6 @@ class CausalConv(_Conv):
             yield f"expects x, w and a bias, found {len(op.operands)} operands"
         elif op.operands[0].tensor.rank < len(c) + 2:
             yield f"expects x with batch, sequence and the channels of w: {op.operands[0].type}"
-        elif op.flag("state") and len(op.operands) < 3:
-            yield "expects with 'state' the inputs before, behind x, w and a bias"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """The last K inputs are kept, in the element type of the inputs."""

@@ -137,11 +137,8 @@ class Scan(ScanKind):
         return [op.operands[0].tensor.dtype, "f32"][: len(self.made(op))]
 
     def verify(self, op: Operation) -> Iterator[str]:
-        more = len(op.operands) - len(self.inputs)
-        if op.flag("state") and more != 1:
-            yield f"expects with 'state' the one before the first token behind {self.inputs[-1]}"
-        elif more > 1:
-            yield f"expects {', '.join(self.inputs)} and a state, found {len(op.operands)} operands"
+        if op.flag("state") and len(op.operands) == len(self.inputs):
+            yield f"expects with 'state' the one before the first token, behind {self.inputs[-1]}"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """The state behind the tokens before is kept, in fp32."""

@@ -52,8 +52,6 @@ class Shift(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         if op.flag("state") and op.flag("reverse"):
             yield "expects 'state' or 'reverse', found both"
-        elif op.flag("state") and len(op.operands) != 2:
-            yield "expects with 'state' the token before the first one"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [v.tensor.dtype for v in op.operands][: 1 + op.flag("state")]

@@ -22,14 +22,21 @@ class AbsorbLatent(Pass):
     work, and no keys and values are made of all that is cached.
 
     Before:
-        stg.symbols[B, S, H, K, R, C]
-        stg.func @f(%q: bf16[B, S, H, K], %c: bf16[B, S, C], %w: bf16[C, H, K], %u: bf16[C, H, R]) {
+        stg.func @f(%q: bf16[B, S, H, K], %c: bf16[B, S, E], %w: bf16[E, H, K], %u: bf16[E, H, F]) {
           %k = stg.einsum["bsc,chk->bshk"](%c, %w) : bf16[B, S, H, K]
-          %v = stg.einsum["bsc,chr->bshr"](%c, %u) : bf16[B, S, H, R]
-          %a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, R]
+          %v = stg.einsum["bsc,chf->bshf"](%c, %u) : bf16[B, S, H, F]
+          %a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, F]
           stg.return(%a)
         }
     After:
+        stg.func @f(%q: bf16[B, S, H, K], %c: bf16[B, S, E], %w: bf16[E, H, K], %u: bf16[E, H, F]) {
+          %q_absorbed = stg.einsum["bshk,chk->bshc"](%q, %w) : bf16[B, S, H, E]
+          %c_head = stg.reshape["bs(zc)->bszc", factors = z, sizes = 1](%c) : bf16[B, S, 1, E]
+          %a_latent = stg.attention[causal, rsqrt = K, values = E](%q_absorbed, %c_head)
+            : bf16[B, S, H, E]
+          %a = stg.einsum["bshc,chf->bshf"](%a_latent, %u) : bf16[B, S, H, F]
+          stg.return(%a)
+        }
     """
 
     name = "absorb-latent"

@@ -109,8 +109,9 @@ class ServingStep:
     def carry(self, op: Operation, type_: TensorType) -> list[Value]:
         """The op with its flag `state`: the last operand is a state of this type, the last result
         what becomes of it. Returns the other results."""
-        names = [*(r.name for r in op.results), f"{op.results[0].name}_state"]
-        cache = self.state(names[-1], type_)
+        name = op.results[0].name
+        cache = self.state(f"{name}_state", type_)
+        names = [*(r.name for r in op.results), f"{name}_next"]
         made = self.b.op(op.name, [*op.operands, cache], {**op.attrs, "state": True}, names=names)
         self.keep(cache, made.results[-1])
         return made.results[:-1]

@@ -10,12 +10,24 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
 import pytest
 
+from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from tests.configurations import SCANS, small
 from tests.served import assert_serves, step_module
-from tests.support import DEEPSEEK, DEEPSEEK_V2, crossed, tiny_options
+from tests.support import (
+    DEEPSEEK,
+    DEEPSEEK_V2,
+    clone,
+    crossed,
+    inputs_of,
+    operations,
+    run_numeric,
+    run_passes,
+    tiny_options,
+)
 
 #: Whole, then token by token; in chunks that lie across those of the scans, then with drafts.
 STEPS = {
@@ -74,3 +86,17 @@ def test_an_encoder_is_seen_from_its_cached_keys(model: str, strategy: int) -> N
     module = step_module(JobOptions(model, sizes=sizes), "decode", 1, 3)
     assert {a.name for a in module.main.body.args if not a.tensor.role} == {"targets"}
     assert not [op for op in module.walk() if op.symbol == "encoder"]
+
+
+@pytest.mark.parametrize("family", LATENT)
+def test_absorbed_and_plain_attention_agree(family: str) -> None:
+    """On the same random caches, of a step of three tokens."""
+    job = JobOptions(path_of(family), sizes={**sizes_of(family), "S": 3})
+    passes = "inline,infer-shapes,to-serving{context=5}"
+    plain = run_passes(JobBuilder(job).module, passes)
+    inputs = inputs_of(plain, 6)
+    expected = run_numeric(plain, inputs)
+    absorbed = run_passes(clone(plain), "absorb-latent")
+    for a, b in zip(run_numeric(absorbed, inputs), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-9)
+    assert all("values" in op.attrs for op in operations(absorbed, "stg.attention"))
