@@ -12,6 +12,7 @@ from stagec.driver.options import JobOptions
 from stagec.driver.serving import sequence_of
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
+from stagec.interp.pipeline import run_named
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
@@ -20,23 +21,24 @@ from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from tests.support import loaded, run_passes
 
-#: Up to where the program is text that all ranks run in lockstep.
-LOCKSTEP = "fuse-kernels"
-
-
 def tokens_of(job: JobOptions) -> str:
     """The dimension of the tokens that a model chooses."""
     return sequence_of(JobBuilder(JobOptions(job.model)).module)
 
 
-def step_module(job: JobOptions, mode: str, new: int, past: int) -> Module:
-    """A partitioned step of serving of a job whose sizes are those of training."""
+def step_modules(job: JobOptions, mode: str, new: int, past: int) -> tuple[Module, Module]:
+    """A step of serving of a job whose sizes are those of training: as it is stated, and as ranks
+    run it."""
     sizes = {n: v for n, v in job.sizes.items() if n not in (tokens_of(job), "B")}
     counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
     step = job.changed(serve=mode, sizes=sizes, batch=job.sizes["B"], context=past, **counts)
-    builder = JobBuilder(step)
+    return _until(step, "to-serving"), _until(step, "plan-memory")
+
+
+def _until(job: JobOptions, last: str) -> Module:
+    builder = JobBuilder(job)
     pipeline = loaded().pipeline(builder.pipeline_text())
-    end = [p.name for p in pipeline.passes].index(LOCKSTEP)
+    end = [p.name for p in pipeline.passes].index(last) + 1
     PassManager(Pipeline(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)
     return builder.module
 
@@ -71,13 +73,14 @@ class Server:
 
     def step(self, mode: str, new: int) -> Array:
         """The logits of a step of so many tokens."""
-        module = step_module(self.job, mode, new, self.past)
-        args = module.main.body.args
-        fresh = random_inputs(args, module.env, 7)
+        stated, ready = step_modules(self.job, mode, new, self.past)
+        args = stated.main.body.args
+        fresh = random_inputs(args, stated.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
-        logits, *caches = run_module(module, module.env, given)
+        found = run_named(ready, ready.env, given)
+        logits, *rows = (_result(found, v) for v in stated.main.body.terminator.operands)
         held = [a for a in args if a.tensor.role in CACHED]
-        self.caches = {a.name: found for a, found in zip(held, caches, strict=True)}
+        self.caches = {a.name: after for a, after in zip(held, rows, strict=True)}
         self.past += new
         return logits
 
@@ -111,6 +114,11 @@ class Server:
         for position in wanted:
             rows[position - first[1]] = source[position - first[0]]
         return np.moveaxis(rows, 0, along)
+
+
+def _result(found: Mapping[str, Array], value: Value) -> Array:
+    """What a value of the stated step became: the sum or join of microbatches has a new name."""
+    return found[value.name] if value.name in found else found[f"{value.name}_sum"]
 
 
 def _along(arg: Value) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ZERO, Expr, call, same
+from stagec.ir.expr import ZERO, Expr, call
 from stagec.ir.kernel import KernelShape
 from stagec.ir.latent import rows_of_latent
 from stagec.ir.numeric import NumericContext
@@ -17,6 +17,7 @@ from stagec.ir.serving import ServingStep
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
+    VALUES,
     WHOLE,
     all_pairs,
     backward,
@@ -30,7 +31,9 @@ from stagec.ir_spec.ops.attention_core import (
     key_rows,
     local_pairs,
     scores_of,
+    seen_keys,
 )
+from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.strategy import ORDERS
@@ -41,7 +44,6 @@ _PARAMS = (
     *WHOLE,
     Param("ring", "name", "keys and values go round the ranks, in this order", choices=ORDERS),
 )
-_VALUES = Param("values", "size", "so many first columns of the keys are the values")
 
 
 def _rule(op: Operation, text: str, before: int) -> Rule:
@@ -59,9 +61,8 @@ def _computed(op: Operation, q: int, n: Sizes) -> Expr:
     n_ranks = axis_size(a for a in rows.axes if a not in columns.axes)
     if "past" in op.attrs and op.flag("selected"):
         return n["s"] * call("min", [n.get("t", n["s"]), n["n"]])  # kernels read these alone
-    if "past" in op.attrs and not same(columns.size, op.expr("past") + rows.size):
-        keys = call("min", [columns.size, op.expr("past") + rows.size])
-        return n["s"] * keys * n["t"] / columns.size
+    if "past" in op.attrs:
+        return n["s"] * (seen_keys(op, q) * n["t"] / columns.size)
     hides = op.flag("causal") and rows.size == columns.size
     return all_pairs(n) * (n_ranks + 1) / (n_ranks * 2) if hides else all_pairs(n)
 
@@ -94,7 +95,7 @@ class Attention(OpDef):
     name = "stg.attention"
     operands = ("q", "k", "v*")
     results = ("result", "lse?")
-    params = (*_PARAMS, _VALUES)
+    params = (*_PARAMS, VALUES)
     example = "%a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
@@ -175,16 +176,14 @@ class Attention(OpDef):
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
     ) -> Sequence[Value]:
-        return (
-            ring_forward(b, op, special["s"])
-            if "s" in special
-            else super().partition(b, op, special)
-        )
+        if "s" in special:
+            return ring_forward(b, op, special["s"])
+        if "past" in op.attrs and not op.flag("selected"):
+            return merge_parts(b, op, special["t"])
+        return super().partition(b, op, special)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        if "values" in op.attrs:
-            args = (*args[:2], args[1][..., : ctx.size(op.expr("values"))], *args[2:])
-        x = given(op, args)
+        x = given(op, args, ctx)
         return forward(x, scores_of(op, ctx, ctx, 0, x))
 
 
@@ -242,7 +241,7 @@ class AttentionGrad(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, lse, *rest = args
-        x = given(op, rest)
+        x = given(op, rest, ctx)
         return backward(x, scores_of(op, ctx, ctx, 3, x), dy, y, lse)
 
 

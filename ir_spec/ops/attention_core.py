@@ -39,6 +39,8 @@ SCORES = (
     Param("alibi", "flag", "bias by distance, with the slopes of arXiv 2108.12409"),
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
+#: Of attention that is not differentiated.
+VALUES = Param("values", "size", "so many first columns of the keys are the values")
 WHOLE = (
     PAST,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
@@ -70,7 +72,14 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
     yield from misfits_of_mask(op)
 
 
-def core_rule(op: Operation, text: str, before: int, factor: str, special: str = "") -> Rule:
+def core_rule(
+    op: Operation,
+    text: str,
+    before: int,
+    factor: str,
+    special: str = "",
+    sizes: Sizes | None = None,
+) -> Rule:
     """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
     of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
     values are one packed operand after `before` others, or two, of which the values may have a head
@@ -78,12 +87,13 @@ def core_rule(op: Operation, text: str, before: int, factor: str, special: str =
     more, within = further(op), "values" in op.attrs
     packed = len(op.operands) == before + 1 + len(more) and not within
     kv = f"bz{factor}gk" if packed else f"b{factor}gk" if within else f"b{factor}gk,b{factor}gv"
-    shapes = {name: "," + _FURTHER[name] for name in more}
+    keys = factor if "t" in factor else "t"
+    shapes = {name: "," + _FURTHER[name].replace("t", keys) for name in more}
     grads = "".join(s for name, s in shapes.items() if name != "selected")
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)
-    sizes = {"v": op.expr("values")} if within else None
-    return make_rule(filled, whole="zkvn", special=special, sizes=sizes)
+    known = {**(sizes or {}), **({"v": op.expr("values")} if within else {})}
+    return make_rule(filled, whole="zkvn", special=special, sizes=known)
 
 
 # -- work ------------------------------------------------------------------------------------------
@@ -99,6 +109,14 @@ def core_flops(n: Sizes, seen_pairs: Expr, keys: int, values: int) -> Expr:
 def all_pairs(n: Sizes) -> Expr:
     """The pairs of all queries and keys, masks ignored."""
     return n["s"] * n.get("t", n["s"])
+
+
+def seen_keys(op: Operation, q: int) -> Expr:
+    """The keys of a sequence: what a cache has more rows than that is empty."""
+    rows, columns = key_rows(op, q)
+    if "past" not in op.attrs or same(columns.size, op.expr("past") + rows.size):
+        return columns.size
+    return call("min", [columns.size, op.expr("past") + rows.size])
 
 
 def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
@@ -117,6 +135,8 @@ def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
     count = op.operands[-1].tensor.shape[-1] if op.flag("selected") else None
     whole = pairs(op, rows.size, columns.size, count)
     ranks = rows.size / n["s"]
+    if "past" in op.attrs:
+        ranks = ranks * columns.size / n["t"]
     return whole if ranks == 1 else call("ceildiv", [whole, ranks])
 
 
@@ -143,7 +163,7 @@ def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:
 # -- numeric reference -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Given:
     """The operands of a reference from the queries on; heads in groups that share a key."""
 
@@ -163,11 +183,13 @@ class Given:
         return x.reshape(*x.shape[:2], *self.heads, x.shape[-1])
 
 
-def given(op: Operation, args: Sequence[Array]) -> Given:
-    """q, keys and values of either form, and further operands."""
+def given(op: Operation, args: Sequence[Array], ctx: NumericContext) -> Given:
+    """q, keys and values of any form, and further operands."""
     names = further(op)
     count = len(args) - len(names)
     more = dict(zip(names, args[count:], strict=True))
+    if "values" in op.attrs:
+        return Given(args[0], args[1], args[1][..., : ctx.size(op.expr("values"))], False, more)
     if count == 2:
         return Given(args[0], args[1][:, 0], args[1][:, 1], True, more)
     return Given(args[0], args[1], args[2], False, more)

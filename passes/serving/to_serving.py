@@ -17,14 +17,17 @@ from stagec.api import (
     TensorType,
     Type,
     Value,
+    axis_size,
     const,
     error,
+    evaluate,
     letters,
     made_by,
+    read_strategy,
     symbol,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import ZERO
+from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.serving import MODES, PAST, ServingStep
@@ -60,34 +63,37 @@ class ToServing(Pass):
         default=-1,
         metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
     )
+    page: int = field(default=1, metadata={"help": "tokens of a page: caches have whole pages"})
     longest: int = field(
         default=0,
         metadata={"help": "positions that tables of S rows have (default: open, `positions`)"},
     )
 
     def run(self, module: Module) -> None:
-        to_serving(module, self.mode, self.context, self.longest)
+        to_serving(module, self)
 
 
-def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -> None:
-    """Rewrite the main function, in place. A `context` below 0 leaves the cached tokens open.
+def to_serving(module: Module, given: ToServing) -> None:
+    """Rewrite the main function, in place.
 
     Raises `DiagnosticError` for an unknown mode, a model without a token to choose, and ops that
     have no form that serves.
     """
+    mode = given.mode
     if mode not in MODES:
         raise error(
             f"'{mode}' is no step of serving",
             remedy=did_you_mean(mode, MODES) or f"choose among {', '.join(MODES)}",
         )
-    past = ZERO if context == 0 else _declare(module, PAST, context)
+    past = ZERO if given.context == 0 else _declare(module, PAST, given.context)
     body = module.main.body
     used = [a for a in body.args if a.uses]
     new = _return_logits(module, body)
     _erase(body, used)
     _freeze(body)
-    step = ServingStep(module.registry, body, mode, new, past, Builder(module.registry, body))
-    _cut_tables(module, step, longest)
+    b, parts = Builder(module.registry, body), _parts(module, new) if past != ZERO else ONE
+    step = ServingStep(module.registry, body, module.env, mode, new, past, b, given.page, parts)
+    _cut_tables(module, step, given.longest)
     _serve_region(step, body)
     logits = body.terminator.operands
     if mode == "prefill":
@@ -97,16 +103,25 @@ def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 
+def _parts(module: Module, new: Expr) -> Expr:
+    """Over how many ranks the strategy splits what is cached along its tokens."""
+    splits = read_strategy(module).splits if module.ops("stg.strategy") else ()
+    cached = [r for r in splits if {PAST, *new.symbols} & set(r.dims) and not r.rest]
+    over = axis_size(dict.fromkeys(a for rule in cached for a in rule.over))
+    return const(evaluate(over, module.env)) if over.symbols <= module.env.keys() else over
+
+
 def _declare(module: Module, name: str, value: int) -> Expr:
-    """Declare a symbol, with a value if that is above 0."""
+    """Declare a symbol unless it is, with a value if that is above 0."""
     declared = module.ops("stg.symbols")
-    if name in module.symbols or not declared:
+    if not declared:
         raise error(
-            f"the model has a symbol '{name}' of its own",
+            f"@{module.name} declares no symbols, expected S among them",
             module.root.loc,
-            remedy=f"rename it: a step of serving declares '{name}'",
+            remedy="name the tokens of a sequence: stg.symbols[B, S]",
         )
-    declared[0].attrs[name] = const(value) if value > 0 else True
+    if value > 0 or name not in module.symbols:
+        declared[0].attrs[name] = const(value) if value > 0 else True
     return symbol(name)
 
 

@@ -75,7 +75,8 @@ def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
     for d, dim in enumerate(cache.tensor.dims):
         if along is not None and d == along.dim:
             held = along.held(tokens)
-            sizes.append(call("ceildiv", [held, axis_size(dim.axes)]) if dim.split else held)
+            held = call("ceildiv", [held, axis_size(dim.axes)]) if dim.split else held
+            sizes.append(held if one else along.paged(held))
         elif one and BATCH in dim.size.symbols:
             sizes.append(substitute(dim.size, {BATCH: ONE}))
         else:

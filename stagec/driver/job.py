@@ -99,7 +99,7 @@ class JobBuilder:
             warning = beyond(found)
             if warning is not None:
                 report(warning)
-            set_symbols(module, found.sizes)
+            found.declare(module)
         return found
 
     def _read_model(self) -> Source:

@@ -78,6 +78,7 @@ class _Job:
     speculative: int | None = None
     prefill: str | None = None
     decode: str | None = None
+    page: int = 1
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()

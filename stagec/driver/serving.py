@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.ir.expr import ZERO, Expr, evaluate, symbol
+from stagec.ir.expr import ZERO, Expr, const, evaluate, symbol
 from stagec.ir.loads import planned_env
 from stagec.ir.serving import MODES, PAST
 from stagec.ir.types import TensorType
@@ -63,6 +63,13 @@ OPTIONS = (
         )
         for mode in MODES
     ),
+    click.option(
+        "--page",
+        type=_COUNT,
+        default=1,
+        metavar="N",
+        help="Of --serve: caches have whole pages of so many tokens.",
+    ),
 )
 _OF = {"prompt": "prefill", "chunk": "prefill", "speculative": "decode"}
 
@@ -79,12 +86,27 @@ class Serving:
     past: int | None
     batch: int | None
     longest: int
+    page: int = 1
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """The values of the symbols."""
         given = {self.sequence: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
+
+    def declare(self, module: Module) -> None:
+        """Declare the cached tokens, which a strategy may split, and give the step its sizes.
+        Raises `DiagnosticError` if the model has such a symbol of its own."""
+        if PAST in module.symbols:
+            raise error(
+                f"the model has a symbol '{PAST}' of its own",
+                module.root.loc,
+                remedy="rename it: a step of serving calls its cached tokens so",
+            )
+        declared = module.ops("stg.symbols")[0].attrs
+        if self.past != 0:
+            declared[PAST] = True if self.past is None else const(self.past)
+        module.set_values(self.sizes)
 
     @property
     def held(self) -> Expr:
@@ -96,11 +118,11 @@ class Serving:
     @property
     def passes(self) -> str:
         """The pipeline of the step."""
-        past = "" if self.past is None else f",context={self.past}"
-        longest = f",longest={self.longest}" if self.longest else ""
+        given = {"mode": self.mode, "context": self.past, "longest": self.longest or None}
+        given |= {"page": self.page} if self.page > 1 else {}
+        options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
         absorb = "absorb-latent," if self.mode == "decode" else ""
-        serve = f"to-serving{{mode={self.mode}{past}{longest}}}"
-        return f"inline,infer-shapes,{serve},{absorb}serve-step"
+        return f"inline,infer-shapes,to-serving{{{options}}},{absorb}serve-step"
 
 
 def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False) -> Serving | None:
@@ -142,10 +164,11 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
         )
     longest = module.symbols[sequence] or 0
     if mode == "decode":
-        drafts = options.speculative or 0
-        return Serving(mode, sequence, 1 + drafts, options.context, options.batch, longest)
-    new = options.chunk or options.prompt or (longest or None)
-    return Serving(mode, sequence, new, options.context or 0, options.batch, longest)
+        count = 1 + (options.speculative or 0)
+    else:
+        count = options.chunk or options.prompt or longest
+    past = options.context if mode == "decode" else options.context or 0
+    return Serving(mode, sequence, count or None, past, options.batch, longest, options.page)
 
 
 def sequence_of(module: Module) -> str:

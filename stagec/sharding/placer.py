@@ -53,10 +53,10 @@ class Placer:
         """The type as placed, but with the axes of dimension `name` moved to the dimensions
         `into`."""
         placed = self.place(type_.unplaced(), rest=False)
-        axes = tuple(use for d in placed.dims if d.size.symbol_name == name for use in d.split)
+        axes = tuple(use for d in placed.dims if name in d.size.symbols for use in d.split)
         dims: list[Dim] = []
         for d in placed.dims:
-            if d.size.symbol_name == name:
+            if name in d.size.symbols:
                 dims.append(replace(d, split=()))
             elif d.size.symbol_name in into:
                 dims.append(replace(d, split=d.split + axes))

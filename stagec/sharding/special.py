@@ -24,7 +24,7 @@ def special_ops(region: Region, name: str) -> list[tuple[Operation, list[int]]]:
         operands = [
             i
             for f in sorted(rule.special)
-            if sizes[f].symbol_name == name
+            if name in sizes[f].symbols
             for i, _ in rule.occurrences(f)
         ]
         if operands:

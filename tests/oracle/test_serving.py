@@ -50,3 +50,44 @@ def test_families_serve(model_type: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(small(model_type)))
     job = JobOptions(str(path), sizes=sizes_of(model_type, 4, 8))
     assert_serves(job.changed(capacity_factor=Fraction(4)) if model_type in ROUTED else job, CHUNKED)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dp": 2, "ep": 2},
+        {"dp": 4, "ep": 2, "tp": 2},
+        {"dp": 2, "ep": 4, "tp": 2, "etp": 1, "dp_attention": True},
+        {"tp": 4, "ep": 4, "etp": 1, "dp_attention": True},
+    ],
+    ids=named,
+)
+@STEPS
+@pytest.mark.parametrize("model", [MIXTRAL, QWEN])
+def test_experts_serve(model: str, steps: Steps, options: dict[str, Any]) -> None:
+    assert_serves(tiny_options(model, capacity_factor=Fraction(2), **options), steps)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"pp": 2}, {"pp": 2, "microbatches": 4}, {"pp": 2, "tp": 2, "dp": 2}, {"microbatches": 2}],
+    ids=named,
+)
+@STEPS
+def test_stages_serve(steps: Steps, options: dict[str, Any]) -> None:
+    assert_serves(tiny_options(LLAMA, **options), steps)
+
+
+@pytest.mark.parametrize("mode", ["ring", "all-gather", "ulysses"])
+@pytest.mark.parametrize("options", [{"cp": 2}, {"cp": 2, "tp": 2, "dp": 2}, {"cp": 4}], ids=named)
+@pytest.mark.parametrize("model", [LLAMA, MIXTRAL])
+def test_contexts_serve(model: str, options: dict[str, Any], mode: str) -> None:
+    steps = (("prefill", 8), ("decode", 1), ("decode", 2), ("decode", 1))
+    experts = {"capacity_factor": Fraction(2)} if model == MIXTRAL else {}
+    assert_serves(tiny_options(model, cp_mode=mode, **experts, **options), steps)
+
+
+@pytest.mark.parametrize("options", [{"cp": 2}, {"cp": 2, "tp": 2}], ids=named)
+def test_chunks_with_contexts_serve(options: dict[str, Any]) -> None:
+    steps = (("prefill", 4), ("prefill", 8), ("decode", 1))
+    assert_serves(tiny_options(LLAMA, cp_mode="all-gather", **options), steps)

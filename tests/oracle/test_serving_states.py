@@ -16,7 +16,7 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from tests.configurations import SCANS, small
-from tests.served import assert_serves, step_module
+from tests.served import assert_serves, step_modules
 from tests.support import (
     DEEPSEEK,
     DEEPSEEK_V2,
@@ -83,7 +83,7 @@ def test_an_encoder_is_seen_from_its_cached_keys(model: str, strategy: int) -> N
     """Prefill runs the encoder, decode has its keys and values alone: no tokens or sound of it."""
     sizes = {**_HEARD, **ENCODERS[model]}
     assert_serves(JobOptions(model, sizes=sizes, **STRATEGIES[strategy]), STEPS["tokens"])
-    module = step_module(JobOptions(model, sizes=sizes), "decode", 1, 3)
+    module, _ = step_modules(JobOptions(model, sizes=sizes), "decode", 1, 3)
     assert {a.name for a in module.main.body.args if not a.tensor.role} == {"targets"}
     assert not [op for op in module.walk() if op.symbol == "encoder"]
 
@@ -100,3 +100,9 @@ def test_absorbed_and_plain_attention_agree(family: str) -> None:
     for a, b in zip(run_numeric(absorbed, inputs), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-9)
     assert all("values" in op.attrs for op in operations(absorbed, "stg.attention"))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "kimi_k2"])
+def test_a_latent_split_along_its_tokens_serves(family: str) -> None:
+    job = JobOptions(path_of(family), sizes=sizes_of(family), cp=2, cp_mode="all-gather")
+    assert_serves(job, (("prefill", 4), ("decode", 1), ("decode", 1)))

@@ -39,7 +39,8 @@ def analysed(name: str) -> dict[str, Any]:
     words = ("--serve", "decode", "--batch", "1", "--context", str(CONTEXT), "--json")
     found = stagec("analyze", config(name), *words)
     assert found.code == 0, found.err
-    return json.loads(found.out)
+    figures: dict[str, Any] = json.loads(found.out)
+    return figures
 
 
 @pytest.mark.parametrize("name", SCANS)
