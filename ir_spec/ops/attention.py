@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ZERO, Expr, call
+from stagec.ir.expr import Expr
 from stagec.ir.kernel import KernelShape
 from stagec.ir.latent import rows_of_latent
 from stagec.ir.numeric import NumericContext
@@ -32,6 +32,7 @@ from stagec.ir_spec.ops.attention_core import (
     local_pairs,
     scores_of,
     seen_keys,
+    unread_bytes,
 )
 from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import need_result
@@ -59,8 +60,6 @@ def _computed(op: Operation, q: int, n: Sizes) -> Expr:
     ranks."""
     rows, columns = key_rows(op, q)
     n_ranks = axis_size(a for a in rows.axes if a not in columns.axes)
-    if "past" in op.attrs and op.flag("selected"):
-        return n["s"] * call("min", [n.get("t", n["s"]), n["n"]])  # kernels read these alone
     if "past" in op.attrs:
         return n["s"] * (seen_keys(op, q) * n["t"] / columns.size)
     hides = op.flag("causal") and rows.size == columns.size
@@ -117,15 +116,7 @@ class Attention(OpDef):
         return core_flops(n, _computed(op, 0, n), 1, 1)
 
     def bytes_touched(self, op: Operation) -> Expr:
-        """Of cached keys that are selected, no more than the queries select are read."""
-        whole = super().bytes_touched(op)
-        if "past" not in op.attrs or not op.flag("selected"):
-            return whole
-        queries, keys = (d.local for d in key_rows(op, 0))
-        read = call("min", [keys, queries * op.operands[-1].tensor.shape[-1]])
-        count = len(op.operands) - 1 - len(further(op))
-        held = sum((v.tensor.local_bytes for v in op.operands[1 : 1 + count]), ZERO)
-        return whole - held + held * read / keys
+        return super().bytes_touched(op) - unread_bytes(op)
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, "attention", 0, n)
@@ -178,7 +169,7 @@ class Attention(OpDef):
     ) -> Sequence[Value]:
         if "s" in special:
             return ring_forward(b, op, special["s"])
-        if "past" in op.attrs and not op.flag("selected"):
+        if "past" in op.attrs:
             return merge_parts(b, op, special["t"])
         return super().partition(b, op, special)
 

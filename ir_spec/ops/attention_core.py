@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, call, evaluate, expand, fraction, product, same
+from stagec.ir.expr import ZERO, Expr, call, evaluate, expand, fraction, product, same, total
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.types import Dim
+from stagec.ir.types import Dim, axis_size
 from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
 from stagec.ir_spec.ops.serving import PAST, first_key, past_of
 
@@ -112,11 +112,28 @@ def all_pairs(n: Sizes) -> Expr:
 
 
 def seen_keys(op: Operation, q: int) -> Expr:
-    """The keys of a sequence: what a cache has more rows than that is empty."""
+    """The keys of a sequence that kernels meet: what a cache has more rows than that is empty, and
+    of those that are selected only so many are read."""
     rows, columns = key_rows(op, q)
-    if "past" not in op.attrs or same(columns.size, op.expr("past") + rows.size):
+    most = [op.operands[-1].tensor.shape[-1]] if op.flag("selected") else []
+    if "past" not in op.attrs:
         return columns.size
-    return call("min", [columns.size, op.expr("past") + rows.size])
+    if not same(columns.size, op.expr("past") + rows.size):
+        most.append(op.expr("past") + rows.size)
+    return call("min", [columns.size, *most]) if most else columns.size
+
+
+def unread_bytes(op: Operation) -> Expr:
+    """Bytes of cached keys and values on a rank that are not read: of those that queries select no
+    more than these are, in the mean over the ranks that have a part of the keys each."""
+    if "past" not in op.attrs or not op.flag("selected"):
+        return ZERO
+    rows, keys = key_rows(op, 0)
+    chosen = rows.local * op.operands[-1].tensor.shape[-1]
+    read = call("min", [keys.local, call("ceildiv", [chosen, axis_size(keys.axes)])])
+    count = len(op.operands) - 1 - len(further(op))
+    held = total(v.tensor.local_bytes for v in op.operands[1 : 1 + count])
+    return held - held * read / keys.local
 
 
 def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:

@@ -36,6 +36,7 @@ from stagec.ir_spec.ops.attention_core import (
     local_pairs,
     scores_of,
     seen_keys,
+    unread_bytes,
 )
 
 
@@ -67,8 +68,6 @@ class AttentionParts(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from core_misfits(op, 1)
-        if op.flag("selected"):
-            yield "takes no selected keys: they may be on any rank"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return ["f32", "f32"]
@@ -79,6 +78,9 @@ class AttentionParts(OpDef):
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         ranks = axis_size(op.names("over"))
         return core_flops(n, n["s"] * call("ceildiv", [seen_keys(op, 0), ranks]), 1, 1)
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return super().bytes_touched(op) - unread_bytes(op)
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         rows, keys = key_rows(op, 0)

@@ -27,6 +27,8 @@ def _seen(op: Operation, q: int, n: Sizes) -> Expr:
     if op.flag("causal") and same(rows.size, columns.size):
         return n["s"] * (rows.size + 1) / 2
     whole, ranks = pairs(op, rows.size, columns.size), rows.size / n["s"]
+    if "past" in op.attrs:
+        ranks = ranks * columns.size / n["t"]
     return whole if ranks == 1 else call("ceildiv", [whole, ranks])
 
 
@@ -53,7 +55,7 @@ class IndexScores(OpDef):
     example = "%scores = stg.index_scores[causal](%q, %k, %weights) : f32[B, S, S]"
 
     def rule(self, op: Operation) -> Rule:
-        return make_rule("bshk,btk,bsh->bst", whole="kt")
+        return make_rule("bshk,btk,bsh->bst", whole="k" if "past" in op.attrs else "kt")
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return ["f32"]

@@ -35,6 +35,7 @@ STEPS = {
     "chunks": (("prefill", 2), ("prefill", 3), ("decode", 2), ("decode", 1)),
 }
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa")
+SPARSE = ("deepseek_v32", "glm_moe_dsa")
 STRATEGIES: tuple[dict[str, Any], ...] = (
     {},
     {"tp": 2},
@@ -43,6 +44,9 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"tp": 4},
     {"dp": 4},
     {"dp": 4, "tp": 2},
+    {"pp": 2},
+    {"pp": 2, "microbatches": 2, "tp": 2},
+    {"dp": 2, "microbatches": 2},
 )
 _HEARD = {"B": 4, "S": 5, "T": 8, "D": 8, "H": 4, "K": 2, "F": 8, "L": 2, "L_dec": 2, "V": 16}
 #: Encoders and decoders, of another length each.
@@ -102,7 +106,19 @@ def test_absorbed_and_plain_attention_agree(family: str) -> None:
     assert all("values" in op.attrs for op in operations(absorbed, "stg.attention"))
 
 
-@pytest.mark.parametrize("family", ["deepseek_v2", "kimi_k2"])
-def test_a_latent_split_along_its_tokens_serves(family: str) -> None:
-    job = JobOptions(path_of(family), sizes=sizes_of(family), cp=2, cp_mode="all-gather")
-    assert_serves(job, (("prefill", 4), ("decode", 1), ("decode", 1)))
+@crossed(
+    family=[*SCANS, *LATENT],
+    mode=("all-gather", "ring"),
+    more=({}, {"tp": 2}),
+    parts=((("prefill", 8),), (("prefill", 4), ("prefill", 8))),
+)
+def test_a_split_sequence_serves(
+    family: str, mode: str, more: dict[str, int], parts: tuple[tuple[str, int], ...]
+) -> None:
+    """Prefill passes states from part to part, decode has parts of caches. No ring takes selected
+    keys, or a chunk behind others."""
+    options: dict[str, Any] = {"cp": 2, "cp_mode": "all-gather", **more}
+    if mode == "ring" and family not in SPARSE and len(parts) == 1:
+        options |= {"cp_mode": "ring", "cp_order": "plain"}
+    job = JobOptions(path_of(family), sizes=sizes_of(family), **options)
+    assert_serves(job, (*parts, ("decode", 1), ("decode", 1)))
