@@ -21,6 +21,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from tests.support import loaded, run_passes
 
+
 def tokens_of(job: JobOptions) -> str:
     """The dimension of the tokens that a model chooses."""
     return sequence_of(JobBuilder(JobOptions(job.model)).module)

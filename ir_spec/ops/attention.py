@@ -82,8 +82,8 @@ class Attention(OpDef):
     and k alone: the first so many columns of the keys are the values too, and are read once, as in
     the absorbed form of latent attention (arXiv 2405.04434, section 2.1.2). Operands that flags
     name follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than
-    the queries: cross attention. The second result, the row log-sum-exp in fp32, is there if
-    backward needs it.
+    the queries: cross attention. With `documents` a sequence is packed of several, and a token sees
+    its own. The second result, the row log-sum-exp in fp32, is there if backward needs it.
 
     FLOPs are those of the two products over the pairs that the mask leaves, exactly: S(S+1)/2 when
     causal, m(m+1)/2 + (S-m)W with m = min(S, W) in a window of W. The softmax inside the kernel is

@@ -73,7 +73,7 @@ class SplitOp(Statement):
             "int",
             0,
             least=0,
-            needs=(EXPERTS,),
+            needs=(EXPERTS, "tp"),
         ),
         Flag(
             "sp",

@@ -63,6 +63,9 @@ class ToServing(Pass):
         default=-1,
         metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
     )
+    kv_dtype: str = field(
+        default="", metadata={"help": "the element type of caches (default: as they are made)"}
+    )
     page: int = field(default=1, metadata={"help": "tokens of a page: caches have whole pages"})
     longest: int = field(
         default=0,
@@ -92,7 +95,9 @@ def to_serving(module: Module, given: ToServing) -> None:
     _erase(body, used)
     _freeze(body)
     b, parts = Builder(module.registry, body), _parts(module, new) if past != ZERO else ONE
-    step = ServingStep(module.registry, body, module.env, mode, new, past, b, given.page, parts)
+    step = ServingStep(
+        module.registry, body, module.env, mode, new, past, b, given.kv_dtype, given.page, parts
+    )
     _cut_tables(module, step, given.longest)
     _serve_region(step, body)
     logits = body.terminator.operands

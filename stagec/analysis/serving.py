@@ -19,7 +19,7 @@ from stagec.ir.expr import (
     total,
 )
 from stagec.ir.module import Module
-from stagec.ir.types import CACHED, DTYPE_BYTES, WEIGHTS, axis_size
+from stagec.ir.types import CACHED, WEIGHTS, axis_size, bytes_of
 from stagec.ir_spec.ops.serving import rows_of
 from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.attached import stages_of
@@ -81,7 +81,7 @@ def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
             sizes.append(substitute(dim.size, {BATCH: ONE}))
         else:
             sizes.append(dim.local)
-    return product(sizes) * DTYPE_BYTES[cache.tensor.dtype]
+    return bytes_of(product(sizes), cache.tensor.dtype)
 
 
 # -- the largest batch -----------------------------------------------------------------------------

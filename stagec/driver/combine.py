@@ -13,7 +13,7 @@ from stagec.driver.flags import FLAGS, STATEMENTS
 from stagec.driver.options import JobOptions
 from stagec.ir_spec.ops.axes import AXES as ALL_AXES
 from stagec.ir_spec.ops.axes import SHARDING
-from stagec.ir_spec.ops.statement import Flag, Need, Request
+from stagec.ir_spec.ops.statement import Flag, Need, Request, Statement
 from stagec.ir_spec.ops.strategy import microbatches
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -210,26 +210,33 @@ def _recompute(request: Request) -> Iterator[Diagnostic]:
             )
 
 
-def _statements(request: Request) -> Iterator[Diagnostic]:
-    """What single statements refuse."""
-    for statement in STATEMENTS:
+def _refused_by(statement: Statement) -> Rule:
+    """What a single statement refuses."""
+
+    def rule(request: Request) -> Iterator[Diagnostic]:
         yield from (_error(*found) for found in statement.problems(request))
+
+    return rule
+
+
+def lacking(request: Request, given: Flag) -> Need | None:
+    """What a flag is given without that it needs."""
+    needed = () if given.is_default(request[given.name]) else given.needs
+    return next((need for need in needed if not _is_met(request, need)), None)
 
 
 def idle(request: Request) -> Iterator[tuple[Flag, Need]]:
     """The flags that are given without what they need, and what that is."""
     for given in FLAGS.values():
-        needed = () if given.is_default(request[given.name]) else given.needs
-        lacking = next((need for need in needed if not _is_met(request, need)), None)
-        if lacking is not None:
-            yield given, lacking
+        if (need := lacking(request, given)) is not None:
+            yield given, need
 
 
 def without_effect(request: Request) -> Iterator[Diagnostic]:
     """Flags that change nothing here."""
-    for given, lacking in idle(request):
+    for given, need in idle(request):
         shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
-        yield _warning(f"{shown} has no effect without {flag(_names(lacking)[0])}")
+        yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
     if request["zero"] >= 2 and not FLAGS["ddp_bucket"].is_default(request["ddp_bucket"]):
         yield _warning(
             "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"
@@ -260,7 +267,7 @@ RULES: tuple[Rule, ...] = (
     _ulysses,
     _pipeline,
     _recompute,
-    _statements,
+    *map(_refused_by, STATEMENTS),
     without_effect,
 )
 

@@ -14,6 +14,7 @@ import click
 from stagec.driver.emission import emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
+from stagec.driver.measurements import measured_options, measurements
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
 from stagec.driver.pods import compile_pods
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     metavar="NAME|FILE",
     help="Write durations of computations on this machine, see 'stagec machines'.",
 )
+@measured_options
 @rate_options("the machine is a roofline")
 def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
@@ -205,10 +207,12 @@ def _durations(given: Mapping[str, Any]) -> Durations | None:
             )
         machine = machine_of(given["machine"])
     if machine is None:
+        if given["measured"] or given["kernels_from"]:
+            raise error("measured times need a machine", remedy="add --machine h100-sxm")
         return None
     from stagec.time.durations import Durations
 
-    return Durations(machine)
+    return Durations(machine, measurements(given["measured"], given["kernels_from"], machine))
 
 
 def _job(
@@ -224,7 +228,8 @@ def _job(
     check_name(name)
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None
-    return make_job(builder.module, name, *how, format_, machine)
+    measured = durations.measured if durations is not None else None
+    return replace(make_job(builder.module, name, *how, format_, machine), measured=measured)
 
 
 def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:

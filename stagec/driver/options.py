@@ -79,6 +79,7 @@ class _Job:
     prefill: str | None = None
     decode: str | None = None
     page: int = 1
+    kv_dtype: str | None = None
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()

@@ -7,24 +7,25 @@ space share a probe, and probes share compiles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from stagec.analysis.figures import Figures
 from stagec.driver.common import kept_reports
 from stagec.driver.figures import CompiledJob
 from stagec.driver.flags import FLAGS
 from stagec.driver.legal import BATCH, count_of, size_of
 from stagec.driver.options import JobOptions
+from stagec.driver.search_listed import Ints, Jobs
 from stagec.driver.search_space import data_ranks, microbatch_of
-from stagec.explore.bounds import Floats, Shape, Work, memory_bound, time_bound
+from stagec.explore.bounds import Floats, Held, Work, columns, memory_bound, time_bound
+from stagec.explore.layout import Layers, Layout, laid_out
+from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
-from stagec.schedule.action import round_robin
-from stagec.schedule.base import Schedule
-from stagec.schedule.registry import SCHEDULES
-from stagec.sharding.stages import evenly
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.time.replay import ClassReplay
 from stagec.time.step import step_time
@@ -33,8 +34,11 @@ from stagec.time.streams import PICOSECONDS
 #: The symbol of the layers that are many, and how many of them probes have.
 LAYERS = "L"
 _FEW = (2, 4)
+#: Layers of probes that are not replayed: as many as share a compile with any larger number.
+_MANY = (8, 12)
 #: Probes are of the clock of the devices; that of the hosts can only make a step longer.
 _NO_HOST = {"efficiency.host.issue": 0.0}
+_OF_MICROBATCH = ("forward", "backward")
 _STATIC = ("parameters", "gradients", "optimizer")
 #: Flags of which a probe of the work of a microbatch has the default: they are about many
 #: microbatches, stages or data-parallel ranks.
@@ -43,6 +47,8 @@ _OF_STEPS = (
     *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
     *("ddp_bucket", "recompute_layers", "recompute_every"),
 )
+#: Those of them of which it matters whether they are given.
+_RECOMPUTED = ("recompute_layers", "recompute_every")
 #: Flags of which a probe of the state of a job has the default.
 _OF_WORK = (
     *("recompute", "recompute_layers", "recompute_every", "pp", "schedule", "chunks"),
@@ -52,14 +58,19 @@ _OF_WORK = (
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a probe says: seconds of a further layer, of the rest, of the head, the longest wait;
-    bytes that a further layer keeps of a microbatch, and of parameters and their state."""
+    """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
+    before a computation of forward and of backward, seconds of a further layer on the stream of
+    communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
+    beside them, and those of a further layer's parameters and their state."""
 
     layer: float = 0.0
     rest: float = 0.0
     head: float = 0.0
     cut: float = 0.0
+    back: float = 0.0
+    link: float = 0.0
     stash: float = 0.0
+    more: float = 0.0
     static: float = 0.0
 
 
@@ -76,7 +87,7 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
 
 def _recomputes_some(options: JobOptions) -> bool:
     """Whether layers differ in what is computed again."""
-    return bool(options.recompute_layers or options.recompute_every)
+    return any(getattr(options, name) for name in _RECOMPUTED)
 
 
 def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions | None:
@@ -124,18 +135,34 @@ def _work(asked: Asked) -> Probe:
     jobs = [_job(asked.options, n, asked.options.sizes[BATCH] or 1) for n in _FEW]
     spans = [_spans(job, asked) for job in jobs]
     layer = max(0.0, _slope([s.whole for s in spans]))
-    return Probe(
+    found = Probe(
         layer,
         max(0.0, spans[0].whole - _FEW[0] * layer),
         min(s.head for s in spans),
         max(s.cut for s in spans),
-        stash=max(0.0, _slope([float(j.figures().memory["others"]) for j in jobs])),
+        max(s.back for s in spans),
+        link=_link(spans) if asked.options.zero >= 2 else 0.0,
     )
+    held = [float(job.figures().memory["others"]) for job in jobs]
+    stash = max(0.0, _slope(held))
+    return replace(found, stash=stash, more=max(0.0, held[0] - _FEW[0] * stash))
+
+
+def _link(spans: Sequence[_Spans]) -> float:
+    """What a further layer takes on the stream that it uses most; gathers and reductions of
+    parameters that are sharded are those of each microbatch."""
+    streams = {stream for s in spans for stream in s.streams}
+    slopes = [_slope([s.streams.get(stream, 0.0) for s in spans]) for stream in streams]
+    return max([0.0, *slopes])
 
 
 def _state(asked: Asked) -> Probe:
-    batch = data_ranks(asked.options)
-    return Probe(static=_slope([_static(_job(asked.options, n, batch)) for n in _FEW]))
+    batch, (few, many) = data_ranks(asked.options), _MANY
+    job = _job(asked.options, many, batch)
+    less = {**job.values, LAYERS: few}
+    other = job.compiled.at(less) if job.compiled.decisions.same(less) else None
+    first = other or _job(asked.options, few, batch).figures()
+    return Probe(static=(_static(job.figures()) - _static(first)) / (many - few))
 
 
 def _slope(values: list[float]) -> float:
@@ -146,16 +173,17 @@ def _job(options: JobOptions, layers: int, batch: int) -> CompiledJob:
     return CompiledJob.of(options.changed(sizes={**options.sizes, LAYERS: layers, BATCH: batch}))
 
 
-def _static(job: CompiledJob) -> float:
-    memory = job.figures().memory
-    return float(sum(memory[n] for n in _STATIC))
+def _static(figures: Figures) -> float:
+    return float(sum(figures.memory[n] for n in _STATIC))
 
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
+    streams: Mapping[Hashable, float]
     whole: float
     head: float
     cut: float
+    back: float
 
 
 def _spans(job: CompiledJob, asked: Asked) -> _Spans:
@@ -164,13 +192,20 @@ def _spans(job: CompiledJob, asked: Asked) -> _Spans:
     issued = job.compiled.issued(job.values)
     step = step_time(issued, asked.machine.changed(_NO_HOST), overlap=asked.overlap)
     found = [_of_class(each) for each in step.classes]
+    streams = {stream for s in found for stream in s.streams}
     return _Spans(
-        min(s.whole for s in found), min(s.head for s in found), max(s.cut for s in found)
+        {stream: min(s.streams.get(stream, 0.0) for s in found) for stream in streams},
+        min(s.whole for s in found),
+        min(s.head for s in found),
+        max(s.cut for s in found),
+        max(s.back for s in found),
     )
 
 
 def _of_class(each: ClassReplay) -> _Spans:
-    whole = last_forward = cut = 0
+    streams: Counter[Hashable] = Counter()
+    whole = last_forward = 0
+    cuts = dict.fromkeys(_OF_MICROBATCH, 0)
     first_backward: int | None = None
     before = 0
     for number, planned in enumerate(each.plan):
@@ -178,9 +213,12 @@ def _of_class(each: ClassReplay) -> _Spans:
         for step, cost, after in zip(planned.shape.steps, costs, ends, strict=True):
             node, end = step.node, base + after
             if not node.is_computation or node.phase == "optimizer":
+                if not step.computes and "/L" in node.scope and node.phase in _OF_MICROBATCH:
+                    streams[step.streams[-1]] += cost.time
                 continue
             start = end - cost.time - cost.launch
-            cut = max(cut, start - before)
+            phase = "forward" if node.phase == "forward" else "backward"
+            cuts[phase] = max(cuts[phase], start - before)
             before = whole = end
             if "/L" in node.scope:
                 if node.phase == "forward":
@@ -188,101 +226,89 @@ def _of_class(each: ClassReplay) -> _Spans:
                 elif first_backward is None:
                     first_backward = start
     head = max(0, (first_backward or 0) - last_forward)
-    return _Spans(whole / PICOSECONDS, head / PICOSECONDS, cut / PICOSECONDS)
+    used = {stream: time / PICOSECONDS for stream, time in streams.items()}
+    waits = (cuts[phase] / PICOSECONDS for phase in _OF_MICROBATCH)
+    return _Spans(used, whole / PICOSECONDS, head / PICOSECONDS, *waits)
 
 
 # -- bounds ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """The layers of a model: how many are before those that are many, how many these are, and how
-    many are after them."""
+@dataclass(slots=True)
+class Bounded:
+    """The jobs of a space, grouped: by the work of a microbatch, by what stays in memory, and by
+    how a step is laid out. `works` and `states` are the probes that each group needs. `keeps` is 0
+    for jobs of whose probes nothing follows for what is kept of a microbatch, else 1."""
 
-    before: int
-    many: int
-    after: int = 0
+    jobs: Jobs
+    work: Ints
+    state: Ints
+    layout: Ints
+    keeps: Floats
+    works: list[JobOptions]
+    states: list[JobOptions]
+    layouts: list[Layout]
 
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.before + self.many + self.after
+    @classmethod
+    def of(cls, jobs: Jobs, layers: Layers, sizes: Mapping[str, int]) -> Bounded:
+        """The groups of jobs of a model of these sizes."""
+        counts = _counts(jobs)
+        size = _microbatch_sizes(jobs, counts, sizes)
+        work, first_work = jobs.alike({*jobs.names} - {*_OF_STEPS} | {*_RECOMPUTED}, [size])
+        state, first_state = jobs.alike({*jobs.names} - {*_OF_WORK})
+        layout, first_layout = jobs.alike(("pp", "schedule", "chunks", "stage_layers"), [counts])
+        return cls(
+            *(jobs, work, state, layout, _keeps(jobs)),
+            [work_probe(jobs[n], sizes) for n in first_work],
+            [state_probe(jobs[n]) for n in first_state],
+            [_layout(jobs[n], layers) for n in first_layout],
+        )
 
-    def of_parts(self, parts: Sequence[int]) -> list[int]:
-        """Of the many, how many each part has."""
-        found: list[int] = []
-        start = 0
-        for count in parts:
-            first, last = max(start, self.before), min(start + count, self.before + self.many)
-            found.append(max(0, last - first))
-            start += count
-        return found
+    def bounds(self, works: Sequence[Probe], states: Sequence[Probe]) -> tuple[Floats, Floats]:
+        """The bounds of seconds and of bytes of all jobs, by the probes of each group."""
+        return self._of(np.arange(len(self.jobs)), works, self.work, states)
+
+    def refined(
+        self, numbers: Sequence[int], works: Sequence[Probe], states: Sequence[Probe]
+    ) -> Floats:
+        """The bounds of seconds of some jobs, each with a probe of its work of its own."""
+        rows = np.array(numbers, dtype=np.int64)
+        return self._of(rows, works, np.arange(len(numbers)), states)[0]
+
+    def _of(
+        self, rows: Ints, works: Sequence[Probe], work: Ints, states: Sequence[Probe]
+    ) -> tuple[Floats, Floats]:
+        shape = Layout(*columns(self.layouts)[:, self.layout[rows]])
+        static = np.array([p.static for p in states], dtype=np.float64)[self.state[rows]]
+        table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
+        mine = table.reshape(len(_WORK), -1)[:, work]
+        kept = mine[-2:] * self.keeps[rows]
+        return time_bound(Work(*mine[:-2]), shape), memory_bound(Held(static, *kept), shape)
 
 
-def bounds_of(
-    jobs: Sequence[JobOptions], layers: Layers, works: Sequence[Probe], states: Sequence[Probe]
-) -> tuple[Floats, Floats]:
-    """The bounds of seconds and of bytes of jobs, by the probes of each."""
-    shape = _shapes(jobs, layers)
+#: What the bounds take of probes of work, in the order of `Work` and `Held`.
+_WORK = ("layer", "rest", "head", "cut", "back", "link", "stash", "more")
 
-    def array(found: Sequence[Probe], name: str) -> Floats:
-        return np.array([getattr(p, name) for p in found], dtype=np.float64)
 
-    work = Work(
-        *(array(works, name) for name in ("layer", "rest", "head", "cut")),
+def _keeps(jobs: Jobs) -> Floats:
+    some = sum(jobs.numbers(name) for name in _RECOMPUTED)
+    found: Floats = np.where(np.broadcast_to(some, len(jobs)) > 0, 0.0, 1.0)
+    return found
+
+
+def _counts(jobs: Jobs) -> Ints:
+    stages, given = jobs.numbers("pp"), jobs.numbers("microbatches")
+    return np.where(given > 0, given, np.where(stages > 1, 2 * stages, 1))
+
+
+def _microbatch_sizes(jobs: Jobs, counts: Ints, sizes: Mapping[str, int]) -> Ints:
+    ranks = counts
+    for axis in DATA_AXES:
+        ranks = ranks * jobs.numbers(axis)
+    return sizes[BATCH] // np.maximum(ranks, 1)
+
+
+def _layout(job: JobOptions, layers: Layers) -> Layout:
+    return laid_out(
+        layers, job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
     )
-    stash = array(works, "stash") * [not _recomputes_some(job) for job in jobs]
-    return time_bound(work, shape), memory_bound(array(states, "static"), stash, shape)
-
-
-def _shapes(jobs: Sequence[JobOptions], layers: Layers) -> Shape:
-    known: dict[tuple[Any, ...], tuple[float, ...]] = {}
-    rows: list[tuple[float, ...]] = []
-    for job in jobs:
-        key = job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
-        if key not in known:
-            known[key] = _laid_out(layers, *key)
-        rows.append(known[key])
-    return Shape(*np.array(rows, dtype=np.float64).reshape(-1, 8).T)
-
-
-def _laid_out(
-    layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
-) -> tuple[float, ...]:
-    """A row of `Shape`. Of a schedule of a plug-in nothing is known but the mean."""
-    many = layers.many
-    schedule: Schedule | None = SCHEDULES.get(name)
-    if stages == 1:
-        return many, 1, 1, count, 0, 0, many, many
-    if schedule is None:
-        return many, stages, given or 1, count, 0, 0, 0, 0
-    chunks = given or schedule.default_chunks
-    placement = schedule.placement(stages, chunks)
-    depth = placement.depth
-    try:
-        parts = layers.of_parts(cut or evenly(layers.total, depth))
-    except DiagnosticError:
-        return many, stages, chunks, count, 0, 0, 0, 0
-    own = [0] * stages
-    for number, home in enumerate(placement.homes):
-        own[home.rank] += parts[number % depth]
-    if placement.copies > 1:  # each copy runs some of the microbatches
-        return many, stages, chunks, count, 0, 0, min(own), 0
-    in_order = placement == round_robin(stages, chunks) and not schedule.splits_weight_gradient
-    fills = [sum(parts[:rank]) if in_order else 0 for rank in range(stages)]
-    busy = [count * mine + fill for mine, fill in zip(own, fills, strict=True)]
-    head = placement.homes[depth - 1].rank
-    return (
-        *(many, stages, chunks, count, max(busy), busy[head], own[0]),
-        _stashes(schedule, stages, count, chunks, parts) if in_order else 0,
-    )
-
-
-def _stashes(
-    schedule: Schedule, stages: int, count: int, chunks: int, parts: Sequence[int]
-) -> float:
-    """Layers of microbatches that the first rank keeps at once."""
-    form = schedule.closed_form(stages, count, chunks)
-    if form.in_flight is None:
-        return 0.0
-    return float(form.in_flight[0] * chunks * min(parts[::stages]))

@@ -6,26 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from stagec.driver.legal import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
-from stagec.driver.probes import (
-    LAYERS,
-    Asked,
-    Layers,
-    Probe,
-    bounds_of,
-    refined_probe,
-    state_probe,
-    work_probe,
-)
+from stagec.driver.probes import LAYERS, Asked, Bounded, Probe, refined_probe
 from stagec.driver.search_jobs import Evaluated, Task
-from stagec.driver.search_space import Candidate, Listed, listed
+from stagec.driver.search_space import Listed, listed
 from stagec.explore.bounds import Floats
 from stagec.explore.branch import Found, Front, Search
+from stagec.explore.layout import Layers
 from stagec.explore.space import Space
 from stagec.machines import Machine
 
@@ -38,7 +32,8 @@ _LONG = 60
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
-    `sizes` are those of all symbols of the model, `layers` its layers."""
+    `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
+    an hour."""
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -53,6 +48,16 @@ class Question:
     measured: Any = None
     exhaustive: bool = False
     pareto: tuple[str, ...] = ()
+    price: float | None = None
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return self.sizes[BATCH]
+
+    def cost(self, seconds: float) -> float:
+        """What a step costs: rank-hours, times what one costs if that is known."""
+        return seconds * self.ranks / 3600 * (self.price or 1.0)
 
 
 @dataclass(slots=True)
@@ -73,7 +78,7 @@ class Answer:
     bound_seconds: float = 0.0
     seconds: float = 0.0
 
-    def candidate(self, found: Found[Evaluated]) -> Candidate:
+    def job(self, found: Found[Evaluated]) -> JobOptions:
         """The job of a result."""
         return self.listed.jobs[found.number]
 
@@ -87,9 +92,10 @@ def search(question: Question, run: Run, at_a_time: int, tell: Tell) -> Answer:
     """The best jobs. Interrupted, it says what is known so far."""
     began = time.monotonic()
     tell("listing the points")
-    space = listed(question.space, question.base.changed(ranks=question.ranks), question.sizes)
+    base = question.base.changed(ranks=question.ranks)
+    space = listed(question.space, base, question.sizes, question.layers.total)
     answer = Answer(question, space, [])
-    if space.jobs:
+    if len(space.jobs):
         _Searching(question, answer, run, at_a_time, tell).go()
     answer.seconds = time.monotonic() - began
     return answer
@@ -101,11 +107,15 @@ class _Searching:
     ) -> None:
         self._question, self._answer, self._run = question, answer, run
         self._at_a_time, self._tell = at_a_time, tell
-        self._jobs = [c.options for c in answer.listed.jobs]
+        self._jobs = answer.listed.jobs
         self._known: dict[str, Probe] = {}
         self._works: list[Probe] = []
         self._states: list[Probe] = []
         self._began = time.monotonic()
+
+    @cached_property
+    def _bounded(self) -> Bounded:
+        return Bounded.of(self._jobs, self._question.layers, self._question.sizes)
 
     def go(self) -> None:
         """Bound all, evaluate the promising."""
@@ -161,13 +171,13 @@ class _Searching:
         question, answer = self._question, self._answer
         if question.exhaustive:
             return dict.fromkeys(range(len(self._jobs)), 0.0)
+        bounded = self._bounded
         machine, overlap = question.machine, question.overlap
-        works = [Asked(work_probe(j, question.sizes), machine, False, overlap) for j in self._jobs]
-        states = [Asked(state_probe(j), machine, True, overlap) for j in self._jobs]
-        self._works, self._states = self._probed(works), self._probed(states)
-        began = time.monotonic()
-        seconds, held = bounds_of(self._jobs, question.layers, self._works, self._states)
-        answer.bound_seconds, answer.bounds = time.monotonic() - began, (seconds, held)
+        self._works = self._probed([Asked(j, machine, False, overlap) for j in bounded.works])
+        self._states = self._probed([Asked(j, machine, True, overlap) for j in bounded.states])
+        began = time.process_time()
+        seconds, held = bounded.bounds(self._works, self._states)
+        answer.bound_seconds, answer.bounds = time.process_time() - began, (seconds, held)
         rooms = self._rooms()
         fits = held <= rooms
         answer.cut["too much memory by its bound"] += int((~fits).sum())
@@ -183,14 +193,15 @@ class _Searching:
     def _alike(self) -> set[int]:
         """Jobs that differ from one before them in what is recomputed, and by their probes in
         nothing that they do: where attention is one kernel, selective is none."""
-        seen: set[tuple[Any, ...]] = set()
-        found: set[int] = set()
-        for i, job in enumerate(self._jobs):
-            key = _key(job.changed(recompute="")), self._works[i]
-            if self._works[i] != Probe() and key in seen:
-                found.add(i)
-            seen.add(key)
-        return found
+        numbers: dict[Probe, int] = {}
+        known = [numbers.setdefault(p, len(numbers)) for p in self._works]
+        same = np.array(known, dtype=np.int64)[self._bounded.work]
+        names = {*self._jobs.names} - {"recompute"}
+        _, first = self._jobs.alike(names, [same])
+        nothing = numbers.get(Probe(), -1)
+        left = np.ones(len(self._jobs), dtype=np.bool_)
+        left[first] = False
+        return {int(n) for n in np.flatnonzero(left & (same != nothing))}
 
     def _rooms(self) -> Floats:
         """The most bytes that a rank of each job may hold, of any mesh."""
@@ -221,19 +232,14 @@ class _Searching:
             if options is not None
         }
         probes = self._probed(list(asked.values()))
-        jobs = [self._jobs[n] for n in asked]
-        if not jobs:
+        if self._answer.bounds is None or not asked:
             return {}
-        seconds, _ = bounds_of(jobs, question.layers, probes, [self._states[n] for n in asked])
-        least = {n: self._value(float(s)) for n, s in zip(asked, seconds, strict=True)}
-        if self._answer.bounds is not None:
-            known = self._answer.bounds[0]
-            known[[*asked]] = np.maximum(known[[*asked]], seconds)
-        first, _ = bounds_of(
-            jobs, question.layers, [self._works[n] for n in asked], [self._states[n] for n in asked]
-        )
-        before = {n: self._value(float(s)) for n, s in zip(asked, first, strict=True)}
-        return {n: v for n, v in least.items() if v > before[n]}
+        numbers = [*asked]
+        seconds = self._bounded.refined(numbers, probes, self._states)
+        known = self._answer.bounds[0]
+        before, known[numbers] = known[numbers], np.maximum(known[numbers], seconds)
+        better = zip(numbers, before, seconds, strict=True)
+        return {n: self._value(float(new)) for n, old, new in better if new > old}
 
     # -- exact -------------------------------------------------------------------------------------
 
@@ -259,7 +265,7 @@ class _Searching:
     def _value(self, of: float) -> float:
         """The objective, of seconds or bytes; less is better. With ranks and batch as they are,
         tokens of a rank and cost follow the time."""
-        return of * self._question.ranks if self._question.objective == "cost" else of
+        return self._question.cost(of) if self._question.objective == "cost" else of
 
     def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
         rate = tried / max(1e-9, time.monotonic() - self._began)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
 
 BATCH = "B"
+#: Element types of caches, as servers call them.
+KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
 _COUNT = click.IntRange(min=1)
 #: Options of a step, which `--serve` gives a meaning.
 STEP = {
@@ -70,6 +72,11 @@ OPTIONS = (
         metavar="N",
         help="Of --serve: caches have whole pages of so many tokens.",
     ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice(tuple(KV_TYPES)),
+        help="Of --serve: the element type of cached keys and values (default: as they are made).",
+    ),
 )
 _OF = {"prompt": "prefill", "chunk": "prefill", "speculative": "decode"}
 
@@ -87,6 +94,7 @@ class Serving:
     batch: int | None
     longest: int
     page: int = 1
+    kv_dtype: str = ""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -120,6 +128,7 @@ class Serving:
         """The pipeline of the step."""
         given = {"mode": self.mode, "context": self.past, "longest": self.longest or None}
         given |= {"page": self.page} if self.page > 1 else {}
+        given |= {"kv-dtype": self.kv_dtype} if self.kv_dtype else {}
         options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
         absorb = "absorb-latent," if self.mode == "decode" else ""
         return f"inline,infer-shapes,to-serving{{{options}}},{absorb}serve-step"
@@ -163,12 +172,12 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
             remedy="give --context 4096",
         )
     longest = module.symbols[sequence] or 0
+    new = options.chunk or options.prompt or (longest or None)
+    past: int | None = options.context or 0
     if mode == "decode":
-        count = 1 + (options.speculative or 0)
-    else:
-        count = options.chunk or options.prompt or longest
-    past = options.context if mode == "decode" else options.context or 0
-    return Serving(mode, sequence, count or None, past, options.batch, longest, options.page)
+        new, past = 1 + (options.speculative or 0), options.context
+    dtype = KV_TYPES.get(options.kv_dtype or "", "")
+    return Serving(mode, sequence, new, past, options.batch, longest, options.page, dtype)
 
 
 def sequence_of(module: Module) -> str:

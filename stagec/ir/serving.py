@@ -34,8 +34,8 @@ class ServingStep:
     """A step that adds `new` tokens to each sequence, of which `past` are cached before.
 
     `new` is a size (a symbol) of the module; `past` is 0 where nothing is cached; `env` has the
-    values that are known. Caches have whole pages of `page` tokens on each of `parts` ranks. `b`
-    inserts before the op that is rewritten.
+    values that are known. Rows of caches are of `dtype`, or as they are made; there are whole pages
+    of `page` tokens on each of `parts` ranks. `b` inserts before the op that is rewritten.
     """
 
     registry: Registry
@@ -45,6 +45,7 @@ class ServingStep:
     new: Expr
     past: Expr
     b: Builder
+    dtype: str = ""
     page: int = 1
     parts: Expr = ONE
     kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
@@ -85,6 +86,8 @@ class ServingStep:
         step may see, [.., T, ..] with T = past + S, or min(past + S, span - 1 + S) where a query
         sees only `span` keys up to its own."""
         rows = self._rows(span)
+        if self.dtype and new.tensor.dtype != self.dtype:
+            new = self.b.value("stg.cast", [new], {"to": self.dtype}, hint=new.name)
         dims = list(new.tensor.dims)
         dims[dim] = Dim(rows)
         cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, tuple(dims)))

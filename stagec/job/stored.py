@@ -14,13 +14,13 @@ from typing import cast
 import numpy as np
 
 from stagec.formats.base import Variant
+from stagec.formats.chakra.files import split_records
 from stagec.formats.chakra.nodes import (
     CollKind,
     NodeKind,
     TraceError,
     TraceNode,
     decode_node,
-    split_records,
     varint,
 )
 from stagec.program.groups import GroupAxes

@@ -263,6 +263,14 @@ CASES = {
     "attention-prefix": Case(
         QKV, "%y = stg.attention[causal, prefix = 2](%q, %k, %v)", "B, S, H, E"
     ),
+    "merge-rows": Case(
+        f"{X}, %rows: f32[B, V, D | param], %where: i32[B, S]",
+        "%y = stg.merge_rows(%x, %rows, %where)",
+        "B, S, D",
+    ),
+    "attention-documents": Case(
+        QKV, "%y = stg.attention[causal, documents = (2, S - 2)](%q, %k, %v)", "B, S, H, E"
+    ),
     "attention-softcap": Case(
         QKV, "%y = stg.attention[causal, softcap = 1/2, rsqrt = 1/4](%q, %k, %v)", "B, S, H, E"
     ),

@@ -49,7 +49,9 @@ def test_families_serve(model_type: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small(model_type)))
     job = JobOptions(str(path), sizes=sizes_of(model_type, 4, 8))
-    assert_serves(job.changed(capacity_factor=Fraction(4)) if model_type in ROUTED else job, CHUNKED)
+    assert_serves(
+        job.changed(capacity_factor=Fraction(4)) if model_type in ROUTED else job, CHUNKED
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,3 +93,10 @@ def test_contexts_serve(model: str, options: dict[str, Any], mode: str) -> None:
 def test_chunks_with_contexts_serve(options: dict[str, Any]) -> None:
     steps = (("prefill", 4), ("prefill", 8), ("decode", 1))
     assert_serves(tiny_options(LLAMA, cp_mode="all-gather", **options), steps)
+
+
+@pytest.mark.parametrize("options", [{"page": 3}, {"kv_dtype": "fp8"}, {"page": 2, "cp": 2}], ids=named)
+@pytest.mark.parametrize("model", [LLAMA, GPT])
+def test_pages_and_types_serve(model: str, options: dict[str, Any]) -> None:
+    steps = (("prefill", 4), ("decode", 1), ("decode", 2), ("decode", 1))
+    assert_serves(tiny_options(model, cp_mode="all-gather", **options), steps)

@@ -18,14 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.driver.legal import checked
 from stagec.driver.machine import machine_of
-from stagec.driver.probes import bounds_of
+from stagec.driver.probes import Bounded, Probe
 from stagec.driver.search_jobs import Evaluated, work
 from stagec.driver.search_question import questions
 from stagec.driver.search_run import Answer, Question, search
 from stagec.driver.search_space import KNOBS, default_space, listed
-from stagec.explore.bounds import Shape, Work, time_bound
+from stagec.explore.bounds import Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
+from stagec.explore.layout import Layers, Layout, laid_out
 from stagec.explore.reasons import crossed, limits, reason
 from stagec.explore.space import Space
 from stagec.schedule.costs import Costs
@@ -188,11 +190,9 @@ def test_the_bound_of_a_pipeline_is_that_of_its_schedule(
     def of(*numbers: float) -> list[Any]:
         return [np.array([n], dtype=np.float64) for n in numbers]
 
-    fill = (stages - 1) * 1.0
-    busy = count * chunks + fill
-    shape = Shape(*of(layers, stages, chunks, count, busy, busy, chunks, 0))
+    shape = Layout(*of(*laid_out(Layers(0, layers), name, stages, count, chunks, (1,) * layers)))
     each = 3 * forward / chunks
-    bound = time_bound(Work(*of(each, 0, 0, 0)), shape)[0]
+    bound = time_bound(Work(*of(each, 0, 0, 0, 0, 0)), shape)[0]
     assert bound <= span
     if name in ("1f1b", "interleaved"):
         assert bound == pytest.approx(span, rel=1e-3)
@@ -209,11 +209,15 @@ def test_the_default_space_depends_on_the_model() -> None:
 def test_what_is_listed_is_legal_and_stands_once() -> None:
     """Every point is a job, refused, or the same job as another; no job stands twice."""
     question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", sp=(True, False))
-    found = listed(question.space, question.base.changed(ranks=8), question.sizes)
+    base = question.base.changed(ranks=8)
+    found = listed(question.space, base, question.sizes, question.layers.total)
+    jobs = [found.jobs[n] for n in range(len(found.jobs))]
     assert found.points == question.space.count
-    assert len(found.jobs) + sum(found.refused.values()) + found.same == found.points
-    assert len({repr(vars(c.options)) for c in found.jobs}) == len(found.jobs)
-    assert all(c.options.tp > 1 for c in found.jobs if c.options.sp)
+    assert len(jobs) + sum(found.refused.values()) + found.same == found.points
+    assert len({repr(vars(job)) for job in jobs}) == len(jobs)
+    assert all(job.tp > 1 for job in jobs if job.sp)
+    for job in jobs[::7]:
+        checked(job, question.sizes, question.layers.total)
 
 
 def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
@@ -356,5 +360,8 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 def test_bounds_are_arrays() -> None:
     """Nothing is known of a job without probes: its bound is 0, not an error."""
     question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm")
-    seconds, held = bounds_of([], question.layers, [], [])
-    assert seconds.shape == held.shape == (0,)
+    jobs = listed(question.space, question.base.changed(ranks=8), question.sizes).jobs
+    bounded = Bounded.of(jobs, question.layers, question.sizes)
+    nothing = [Probe()] * len(jobs)
+    seconds, held = bounded.bounds(nothing[: len(bounded.works)], nothing[: len(bounded.states)])
+    assert seconds.tolist() == held.tolist() == [0.0] * len(jobs)
