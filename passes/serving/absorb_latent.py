@@ -10,6 +10,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.rule import shape_text
+from stagec.ir.traits import Recasts
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ def _one_head(b: Builder, rows: list[Value]) -> Value:
     if not together and len(rows) > 1:
         flat = b.value("stg.concat", rows, hint=f"{rows[0].name}_parts")
     source = flat.producer
+    if source is not None and source.has(Recasts):  # the kernel reads them as they are cached
+        source = source.operands[0].producer
     if source is not None and source.name == "stg.reshape":
         whole = source.operands[0]
         if whole.tensor.rank == 4 and whole.tensor.shape[2] == ONE:

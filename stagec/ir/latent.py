@@ -81,6 +81,8 @@ def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
     rows = step.append(b.value("stg.reshape", [packed], row, hint=name))
     flat = {"spec": Quoted("bszc->bs(zc)")}
     whole = b.value("stg.reshape", [rows], flat, hint=f"{name}_all")
+    if whole.tensor.dtype != packed.tensor.dtype:
+        whole = b.value("stg.cast", [whole], {"to": packed.tensor.dtype}, hint=whole.name)
     if len(sources) == 1:
         return [whole]
     sizes = tuple(v.tensor.shape[2] for v in sources)
