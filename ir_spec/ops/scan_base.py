@@ -37,7 +37,15 @@ from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.types import Dim, TensorType, axis_size
 from stagec.ir_spec.ops.base import STATE, no_gradient
-from stagec.ir_spec.ops.recurrence import Tokens, back, into_start, run, transition
+from stagec.ir_spec.ops.recurrence import (
+    Tokens,
+    back,
+    delayed,
+    into_start,
+    on_time,
+    run,
+    transition,
+)
 
 Named = Mapping[str, Array]
 
@@ -55,6 +63,7 @@ class ScanKind(OpDef):
     rank: ClassVar[int] = 4  # of the first operand of each of its ops, without parts
     stem: ClassVar[str] = ""  # the name of the op that computes y
     whole: ClassVar[str] = ""  # factors that must not be split
+    late: ClassVar[bool] = False  # a token reads the state before it
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
         """The shape of each input, of `y`, `state` and `keep`."""
@@ -191,8 +200,9 @@ class Scan(ScanKind):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = self.named(op, args)
         start = x.pop("start", None)
-        tokens = self.tokens(x)
+        tokens = delayed(self.tokens(x)) if self.late else self.tokens(x)
         y, states = run(tokens, None if start is None else _full(start, tokens))
+        y = y[:, :-1] if self.late else y
         both = zip((y + self.skip(x), states[-1]), op.results, strict=False)
         return [v.reshape(_shape(ctx, r)) for v, r in both]
 
@@ -240,7 +250,12 @@ class ScanGrad(ScanKind):
         tokens = self.tokens(x)
         flat = dy.reshape(tokens.v.shape)
         states = [None if v is None else _full(v, tokens) for v in (start, d_end)]
-        found = self.pull(x, back(tokens, flat, *states), flat)
+        if self.late:
+            more = np.concatenate([flat, np.zeros_like(flat[:, :1])], 1)
+            grads = on_time(back(delayed(tokens), more, *states))
+        else:
+            grads = back(tokens, flat, *states)
+        found = self.pull(x, grads, flat)
         return [
             found[n].reshape(_shape(ctx, r)) for n, r in zip(self.inputs, op.results, strict=True)
         ]
@@ -295,7 +310,8 @@ class ScanStateGrad(ScanKind):
         x = self.named(op, args)
         dy = x.pop("dy")
         tokens = self.tokens(x)
-        both = (into_start(tokens, dy.reshape(*tokens.q.shape[:3], -1)), transition(tokens))
+        flat = dy.reshape(*tokens.q.shape[:3], -1)
+        both = (into_start(tokens, flat, late=self.late), transition(tokens))
         return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
 
 

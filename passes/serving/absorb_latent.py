@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from stagec.api import Builder, Dim, Module, Operation, Pass, Phase, Quoted, Rule, Value, made_by
+from stagec.api import (
+    Builder,
+    Dim,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    Rule,
+    Value,
+    evaluate,
+    made_by,
+)
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE
 from stagec.ir.rewrite import erase_unused
@@ -43,18 +55,29 @@ class AbsorbLatent(Pass):
     name = "absorb-latent"
     needs = Phase.SHAPED
 
+    queries: int = field(
+        default=0,
+        metadata={"help": "of sequences with at most so many queries (default: with any number)"},
+    )
+
     def run(self, module: Module) -> None:
-        absorb_latent(module)
+        absorb_latent(module, self.queries)
 
 
-def absorb_latent(module: Module) -> int:
-    """Rewrite all attention that goes to keys and values made of a latent, in place; returns how
-    many ops there were."""
+def absorb_latent(module: Module, queries: int = 0) -> int:
+    """Rewrite attention that goes to keys and values made of a latent, in place; returns how many
+    ops there were. With `queries` only where a sequence is known to have no more."""
     body = module.main.body
-    found = [op for op in body.walk() if op.name == "stg.attention"]
+    found = [op for op in body.walk() if op.name == "stg.attention" and _few(module, op, queries)]
     count = sum(_absorb(module, op) for op in found)
     erase_unused(body)
     return count
+
+
+def _few(module: Module, op: Operation, queries: int) -> bool:
+    count = op.operands[0].tensor.shape[1]
+    known = count.symbols <= module.env.keys()
+    return not queries or (known and evaluate(count, module.env) <= queries)
 
 
 @dataclass(frozen=True, slots=True)

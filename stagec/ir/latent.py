@@ -4,11 +4,10 @@ The keys and values of latent attention are made of a latent and of a rotated ke
 share. Of these, flagged `cached`, the step packs the new rows in one, appends them to what is
 cached, and makes the rows of keys and values again from all that are there:
 
-    %latent_parts = stg.concat(%c, %kr1)                               // [B, S, C + R]
-    %latent       = stg.reshape["bs(zc)->bszc", ...](%latent_parts)    // [B, S, 1, C + R]
-    %latent_rows  = stg.append[past = past](%latent_cache, %latent)    // [B, past + S, 1, C + R]
-    %latent_all   = stg.reshape["bszc->bs(zc)"](%latent_rows)
-    %c_rows, %kr1_rows = stg.cut[sizes = (C, R)](%latent_all)
+    %latent_c_parts = stg.concat(%c, %kr1)                             // [B, S, C + R]
+    %latent_c = stg.reshape["bs(zc)->bszc", ...](%latent_c_parts)      // [B, S, 1, C + R]
+    %latent_c_rows = stg.append[past = past](%latent_c_cache, %latent_c)      // [B, past + S, ...]
+    %c_rows, %kr1_rows = stg.cut[sizes = (C, R)](...)
     %kn_rows = stg.einsum["bsc,chk->bshk"](%c_rows, %wk_b)             // [B, past + S, H, K]
 """
 
@@ -20,6 +19,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ONE
 from stagec.ir.serving import ServingStep
+from stagec.ir.traits import View
 from stagec.support.diagnostics import error
 
 
@@ -34,13 +34,15 @@ def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | 
     while todo:
         value = todo.pop()
         op = value.producer
-        if op is not None and op.flag("cached"):
+        if is_cached(value):
             sources += [value] if value not in sources else []
         elif op is None or op.region is not None or step.mixes(op):
             others.append(value)
         elif op not in between:
             between.add(op)
-            todo += [v for v in op.operands if any(map(step.is_tokens, v.tensor.shape))]
+            made_of = [v for v in op.operands if any(map(step.is_tokens, v.tensor.shape))]
+            todo += made_of
+            others += [] if made_of else [value]
     if not sources:
         return None
     if others:
@@ -52,7 +54,8 @@ def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | 
         )
     region = values[0].region
     place = {op: i for i, op in enumerate(region.ops)}
-    sources.sort(key=lambda v: place[v.producer] if v.producer is not None else -1)
+    flags = {v: op for v in sources if (op := _flagged(v)) is not None}
+    sources.sort(key=lambda v: place[flags[v]])  # the same in every step
     known = dict(zip(sources, _cached(step, sources), strict=True))
     for op in sorted(between, key=lambda o: place[o]):
         operands = [known.get(v, v) for v in op.operands]
@@ -60,6 +63,18 @@ def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | 
         again = step.b.op(op.name, operands, op.attrs, names=names)
         known |= dict(zip(op.results, again.results, strict=True))
     return [known[v] for v in values]
+
+
+def is_cached(value: Value) -> bool:
+    """Whether serving caches a value, or what it is a view of, not what follows from it."""
+    return _flagged(value) is not None
+
+
+def _flagged(value: Value) -> Operation | None:
+    op = value.producer
+    while op is not None and op.has(View) and not op.flag("cached"):
+        op = op.operands[0].producer
+    return op if op is not None and op.flag("cached") else None
 
 
 def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
@@ -73,7 +88,7 @@ def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
                 remedy="flag values of a batch, positions and one dimension more 'cached'",
             )
     b, packed = step.b, sources[0]
-    name = f"{packed.name.rpartition('/')[0]}/latent".lstrip("/")
+    name = packed.prefixed("latent_")
     if len(sources) > 1:
         packed = b.value("stg.concat", sources, hint=f"{name}_parts")
     one: dict[str, RawAttr] = {"factors": ("z",), "sizes": (ONE,)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -16,10 +17,12 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from tests.configurations import SCANS, small
+from tests.oracle.test_serving_mixed import SIXTEEN, assert_mixed_is_apart
 from tests.served import assert_serves, step_modules
 from tests.support import (
     DEEPSEEK,
     DEEPSEEK_V2,
+    EXHAUSTIVE,
     clone,
     crossed,
     inputs_of,
@@ -35,6 +38,8 @@ STEPS = {
     "chunks": (("prefill", 2), ("prefill", 3), ("decode", 2), ("decode", 1)),
 }
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa")
+#: One family of each kind of state.
+MIXED = ("mamba2", "qwen3_next", "rwkv7", "deepseek_v3", "deepseek_v32")
 SPARSE = ("deepseek_v32", "glm_moe_dsa")
 STRATEGIES: tuple[dict[str, Any], ...] = (
     {},
@@ -122,3 +127,15 @@ def test_a_split_sequence_serves(
         options |= {"cp_mode": "ring", "cp_order": "plain"}
     job = JobOptions(path_of(family), sizes=sizes_of(family), **options)
     assert_serves(job, (*parts, ("decode", 1), ("decode", 1)))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [f if f in MIXED else pytest.param(f, marks=EXHAUSTIVE) for f in (*SCANS, *LATENT)],
+)
+def test_classes_of_a_step_have_states_of_their_own(family: str) -> None:
+    """Latents are absorbed where a class decodes, not where it prefills."""
+    sparse = "E" in sizes_of(family)
+    wide = {"capacity_factor": Fraction(16)} if sparse else {}
+    job = JobOptions(path_of(family), sizes={"B": 4}, **wide)
+    assert_mixed_is_apart(job, SIXTEEN, 2)
