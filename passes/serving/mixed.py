@@ -92,9 +92,7 @@ class Mixed:
             left = tokens - sum((c.tokens for c in found), ZERO)
             count = left / new if last else symbol(f"count{i}")
             own = left if last else count * new
-            found.append(
-                _Class(count, new, past, own, each.sampled == each.new, not each.sampled)
-            )
+            found.append(_Class(count, new, past, own, each.sampled == each.new, not each.sampled))
         step.env = module.env
         return cls(step, found)
 
