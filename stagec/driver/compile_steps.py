@@ -13,7 +13,6 @@ from stagec.driver.options import JobOptions
 from stagec.driver.provenance import provenance
 from stagec.driver.serve_steps import Asked, StepList
 from stagec.driver.step_modules import StepModules
-from stagec.driver.streams import tell
 from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
 from stagec.job.emit import Job
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes

@@ -20,7 +20,7 @@ from stagec.ir.decisions import Decisions, Watched, plain
 from stagec.ir.expr import const
 from stagec.program.classes import RankClass
 from stagec.program.columns import Columns
-from stagec.program.groups import Channel, GroupAxes, coordinate
+from stagec.program.groups import GroupAxes, coordinate
 from stagec.program.join import SizedStep, StepProgram, joined
 from stagec.program.nodes import OUTSIDE, Ints, Node, Program
 from stagec.program.unroll import unroll_step

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stagec.serving.policy import ServerLimits, LiveRequest, StepPlan, BatchingPolicy, ServerState
+from stagec.serving.policy import BatchingPolicy, LiveRequest, ServerLimits, ServerState, StepPlan
 from stagec.serving.requests import Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.support.diagnostics import DiagnosticError, error

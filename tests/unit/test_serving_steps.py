@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from stagec.serving.arrivals import requests_of
 from stagec.serving.engine import Engine
 from stagec.serving.policy import (
-    ServerLimits,
-    LiveRequest,
-    StepPlan,
     BatchingPolicy,
+    LiveRequest,
+    ServerLimits,
     ServerState,
+    StepPlan,
     find_policy,
 )
 from stagec.serving.requests import Request, read_requests
