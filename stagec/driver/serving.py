@@ -11,6 +11,7 @@ import click
 from stagec.ir.expr import ZERO, Expr, const, evaluate, symbol
 from stagec.ir.loads import planned_env
 from stagec.ir.serving import MIXED, MODES, PAST
+from stagec.ir_spec.ops.statement import Statement
 from stagec.serving.step import Step, parse_step
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -194,6 +195,11 @@ def read_serving(
             "--serve decode expects --context: the tokens of each sequence that are cached",
             remedy="give --context 4096",
         )
+    if mode == "decode" and options.context == 0 and options.cp > 1:
+        raise error(
+            "--cp splits the tokens that are cached, and --context 0 caches none",
+            remedy="leave --cp out, or give --context 4096",
+        )
     longest = symbols[SEQUENCE] or 0
     new = options.chunk or options.prompt or (longest or None)
     past: int | None = options.context or 0
@@ -241,6 +247,19 @@ def beyond(serving: Serving) -> Diagnostic | None:
         return None
     text = f"the step reaches position {last:,}, beyond the {serving.longest:,} of the model"
     return Diagnostic(text, severity="warning")
+
+
+def refuse_training(module: Module) -> None:
+    """Raise `DiagnosticError` for a strategy that says what only training does."""
+    for strategy in module.ops("stg.strategy"):
+        for op in strategy.body.ops:
+            reason = op.definition.training if isinstance(op.definition, Statement) else ""
+            if reason:
+                raise error(
+                    f"'{op.name}' is about training: {reason}",
+                    op.loc,
+                    remedy="leave it out of the strategy of a step of serving",
+                )
 
 
 def serving_figures(
