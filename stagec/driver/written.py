@@ -14,10 +14,7 @@ from stagec.support.diagnostics import Diagnostic, error
 if TYPE_CHECKING:
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
-    from stagec.job.archive import Archive
-    from stagec.job.emit import Job
-    from stagec.job.pods import PodsJob
-    from stagec.job.writer import Written
+    from stagec.job.writer import TraceSource, Written
 
 
 def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> list[Format]:
@@ -58,7 +55,7 @@ def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, A
 
 
 def write_formats(
-    source: Callable[[Format], Job | PodsJob | Archive],
+    source: Callable[[Format], TraceSource],
     formats: Sequence[Format],
     output: Path,
     about: Mapping[str, object],
@@ -84,7 +81,7 @@ def write_formats(
     return found
 
 
-def _announce(sources: Sequence[Job | PodsJob | Archive], given: Mapping[str, Any]) -> None:
+def _announce(sources: Sequence[TraceSource], given: Mapping[str, Any]) -> None:
     """What large files hold and how large they get, before they are written."""
     from stagec.driver.tables import bytes_text
     from stagec.formats.base import JobFormat

@@ -24,8 +24,9 @@ from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim, TensorType
 
 #: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.
-MODES = ("prefill", "decode")
-#: The symbol of the tokens that are cached before a step.
+MIXED = "mixed"
+MODES = ("prefill", "decode", MIXED)
+#: The symbol of the tokens of each sequence that are cached before a step.
 PAST = "past"
 
 
