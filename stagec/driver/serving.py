@@ -35,7 +35,11 @@ STEP = {
         "each group of ranks that has requests of its own.",
     ),
     "prompt": click.option(
-        "--prompt", type=_COUNT, metavar="N", help="Of prefill: new tokens of each sequence. Of mixed: the prompt that --chunk is the end of."
+        "--prompt",
+        type=_COUNT,
+        metavar="N",
+        help="Of prefill: new tokens of each sequence. Of mixed: the prompt that --chunk is the "
+        "end of.",
     ),
     "context": click.option(
         "--context",
@@ -167,12 +171,29 @@ def read_serving(
             )
         return None
     mode = options.serve
+    _check(options, symbols, symbolic=symbolic)
+    longest = symbols[SEQUENCE] or 0
+    new = options.chunk or options.prompt or (longest or None)
+    past: int | None = options.context or 0
+    if mode == "decode":
+        new, past = 1 + (options.speculative or 0), options.context
+    batch, step = options.batch, None
+    if mode == MIXED:
+        step = mixed_step(options)
+        new, past, batch = step.tokens, 0, None
+    dtype = KV_TYPES.get(options.kv_dtype or "", "")
+    return Serving(mode, new, past, batch, longest, options.page, dtype, step)
+
+
+def _check(options: JobOptions, symbols: Mapping[str, int | None], *, symbolic: bool) -> None:
+    """Refuse options that make no step. Raises `DiagnosticError`."""
+    mode = options.serve
     if mode == DISAGGREGATED:
         raise error(
             "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
             remedy="look at one pod: --serve prefill, or --serve decode",
         )
-    for name in given:
+    for name in (n for n in STEP if getattr(options, n) is not None):
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
     if SEQUENCE not in symbols:
@@ -187,27 +208,21 @@ def read_serving(
             f"--set {name} and --serve both give the sizes of the step",
             remedy=f"give {instead} instead",
         )
-    if mode == "decode" and options.context is None and not symbolic:
+    if mode == "decode":
+        _check_context(options, symbolic=symbolic)
+
+
+def _check_context(options: JobOptions, *, symbolic: bool) -> None:
+    if options.context is None and not symbolic:
         raise error(
             "--serve decode expects --context: the tokens of each sequence that are cached",
             remedy="give --context 4096",
         )
-    if mode == "decode" and options.context == 0 and options.cp > 1:
+    if options.context == 0 and options.cp > 1:
         raise error(
             "--cp splits the tokens that are cached, and --context 0 caches none",
             remedy="leave --cp out, or give --context 4096",
         )
-    longest = symbols[SEQUENCE] or 0
-    new = options.chunk or options.prompt or (longest or None)
-    past: int | None = options.context or 0
-    if mode == "decode":
-        new, past = 1 + (options.speculative or 0), options.context
-    batch, step = options.batch, None
-    if mode == MIXED:
-        step = mixed_step(options)
-        new, past, batch = step.tokens, 0, None
-    dtype = KV_TYPES.get(options.kv_dtype or "", "")
-    return Serving(mode, new, past, batch, longest, options.page, dtype, step)
 
 
 def mixed_step(options: JobOptions) -> Step:
