@@ -288,7 +288,11 @@ def serving_figures(
     if symbolic:
         return {**next(iter(stages.values())).shown(str), FIGURES[-1]: None}
     env = planned_env(module)
-    each = [found.shown(lambda e: evaluate(e, env)) for found in stages.values()]
+
+    def number(size: Expr) -> int:
+        return evaluate(size, env)
+
+    each = [found.shown(number) for found in stages.values()]
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
     return {**most, FIGURES[-1]: None if limit is None else _largest(module, serving, limit)}
 
