@@ -45,7 +45,9 @@ def module_of(job: JobOptions, step: Step, groups: int, *, apart: bool = False) 
         (only,) = step.classes
         builder.module.set_values({"B": groups * only.count, "S": only.new})
         mode = "decode" if only.sampled == only.new else "prefill"
-        text = re.sub('mode=mixed(.*?),classes=".*?"', rf"mode={mode},context={only.cached}\1", text)
+        text = re.sub(
+            'mode=mixed(.*?),classes=".*?"', rf"mode={mode},context={only.cached}\1", text
+        )
     pipeline = loaded().pipeline(text)
     end = [p.name for p in pipeline.passes].index(LAST) + 1
     PassManager(Pipeline(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)
@@ -91,8 +93,9 @@ def assert_mixed_is_apart(
 
 
 def _of_class(name: str, number: int, held: Sequence[str]) -> str:
-    """The cache of a class: `layers/k_cache` is `layers/k_1_cache`."""
-    (found,) = [h for h in held if h.replace(f"_{number}_cache", "_cache") == name and h != name]
+    """The cache of a class: `layers/k_cache` is `layers/k_1_cache`, of a state likewise."""
+    stem, _, kind = name.rpartition("_")
+    (found,) = [h for h in held if h == f"{stem}_{number}_{kind}"]
     return found
 
 
