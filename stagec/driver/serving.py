@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ STEP = {
         "--prompt",
         type=_COUNT,
         metavar="N",
-        help="Of prefill: new tokens of each sequence. Of mixed: the prompt that --chunk is the end of.",
+        help="New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.",
     ),
     "context": click.option(
         "--context",
@@ -175,6 +175,29 @@ def read_serving(
             "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
             remedy="look at one pod: --serve prefill, or --serve decode",
         )
+    _check_step(options, symbols, given, symbolic=symbolic)
+    longest = symbols[SEQUENCE] or 0
+    new = options.chunk or options.prompt or (longest or None)
+    past: int | None = options.context or 0
+    if mode == "decode":
+        new, past = 1 + (options.speculative or 0), options.context
+    batch, step = options.batch, None
+    if mode == MIXED:
+        step = mixed_step(options)
+        new, past, batch = step.tokens, 0, None
+    dtype = KV_TYPES.get(options.kv_dtype or "", "")
+    return Serving(mode, new, past, batch, longest, options.page, dtype, step)
+
+
+def _check_step(
+    options: JobOptions,
+    symbols: Mapping[str, int | None],
+    given: Sequence[str],
+    *,
+    symbolic: bool,
+) -> None:
+    """Refuse options that say nothing of such a step, or too much. Raises `DiagnosticError`."""
+    mode = options.serve
     for name in given:
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
@@ -200,17 +223,6 @@ def read_serving(
             "--cp splits the tokens that are cached, and --context 0 caches none",
             remedy="leave --cp out, or give --context 4096",
         )
-    longest = symbols[SEQUENCE] or 0
-    new = options.chunk or options.prompt or (longest or None)
-    past: int | None = options.context or 0
-    if mode == "decode":
-        new, past = 1 + (options.speculative or 0), options.context
-    batch, step = options.batch, None
-    if mode == MIXED:
-        step = mixed_step(options)
-        new, past, batch = step.tokens, 0, None
-    dtype = KV_TYPES.get(options.kv_dtype or "", "")
-    return Serving(mode, new, past, batch, longest, options.page, dtype, step)
 
 
 def mixed_step(options: JobOptions) -> Step:
