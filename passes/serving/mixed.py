@@ -40,7 +40,6 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.core import substitute_attr
 from stagec.ir.expr import ONE, ZERO, substitute
 from stagec.ir.latent import is_cached
-from stagec.ir.opdef import OpDef
 from stagec.ir.serving import ServingStep
 from stagec.serving.step import Step, parse_step
 
