@@ -204,6 +204,12 @@ def call(function: str, arguments: Iterable[Expr]) -> Expr:
     return _apply(function, tuple(a.node for a in arguments))
 
 
+def alternatives(value: Expr) -> tuple[Expr, ...]:
+    """The arguments of a `max` or a `min`; of another expression itself."""
+    name = getattr(value.node.func, "__name__", "")
+    return tuple(map(Expr, value.node.args)) if name in ("max", "min") else (value,)
+
+
 def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
     """How many buckets these sizes fill one after the other, `count_buckets`: rows of sizes, each
     with how often it comes. In text `buckets(25, (1, 4*D), (L, 8*D, 2*D))`."""

@@ -60,7 +60,7 @@ class Sizes:
         if name not in op.attrs:
             return 0
         expr = op.expr(name)
-        key = expr, layer
+        key = expr, layer if self._loads is not None else 0
         if key not in self._known:
             env: Mapping[str, int | Fraction] = self._env
             if self._loads is not None:
@@ -70,7 +70,7 @@ class Sizes:
 
     def work(self, op: Operation, layer: int = 0) -> Work:
         """What a computation is in a layer."""
-        key = op, layer
+        key = op, layer if self._loads is not None else 0
         if key not in self._works:
             names = "bytes", "flops", "matmul", "out"
             size, flops, matmul, out = (self.number(op, name, layer) for name in names)

@@ -27,7 +27,8 @@ NONE = -1
 class NodeTimes(NamedTuple):
     """The nodes of a rank in the order of issue, as columns: node i is `steps[step[i]]`, for
     `microbatch[i]` (`NONE` if for none), a message with the tag `tag[i]`, and runs from `start[i]`
-    to `end[i]`, in picoseconds."""
+    to `end[i]`, in picoseconds. The gap in which a computation is launched, `launch[i]`, is in
+    it."""
 
     steps: Sequence[Step]
     step: Ints
@@ -35,10 +36,11 @@ class NodeTimes(NamedTuple):
     tag: Ints
     start: Ints
     end: Ints
+    launch: Ints
 
     def rows(self) -> Iterator[Row]:
         """The nodes one by one."""
-        columns = (self.step, self.microbatch, self.tag, self.start, self.end)
+        columns = self[1:]
         lists: list[list[int]] = [column.tolist() for column in columns]
         for number, *others in zip(*lists, strict=True):
             yield Row(self.steps[number], *others)
@@ -52,6 +54,7 @@ class Row(NamedTuple):
     tag: int
     start: int
     end: int
+    launch: int
 
 
 class Wait(NamedTuple):
@@ -81,7 +84,7 @@ def node_times(runs: Sequence[Run], each: ClassReplay) -> NodeTimes:
     """When the nodes of one rank of a class run, that issues these runs."""
     steps: list[Step] = []
     firsts: dict[Shape, int] = {}
-    rows: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
+    rows: list[tuple[Ints, ...]] = []
     slots = cache(_slots)
     for number, inside, run in occurrences(runs, each):
         shape, entry = each.plan[number].shape, each.entries[number]
@@ -93,10 +96,12 @@ def node_times(runs: Sequence[Run], each: ClassReplay) -> NodeTimes:
         microbatch = np.array([*numbers, NONE], dtype=np.int64)[slots(shape)[inside]]
         begun = places * 0 if entry is None else np.array(entry.starts[inside], dtype=np.int64)
         ended = np.array(each.ends[number][inside], dtype=np.int64)
-        base, tags = each.bases[number], _tags(shape.steps[inside], run)
-        rows.append((firsts[shape] + places, microbatch, tags, base + begun, base + ended))
+        base = each.bases[number]
+        gaps = np.array([cost.launch for cost in each.pieces[number].costs], dtype=np.int64)
+        what = firsts[shape] + places, microbatch, _tags(shape.steps[inside], run)
+        rows.append((*what, base + begun, base + ended, gaps[inside]))
     if not rows:
-        return NodeTimes((), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
+        return NodeTimes((), *(np.zeros(0, dtype=np.int64) for _ in range(6)))
     return NodeTimes(steps, *(np.concatenate(column) for column in zip(*rows, strict=True)))
 
 
@@ -197,6 +202,8 @@ def stream_name(stream: Stream, mesh: Mapping[str, int]) -> str:
             return f"collectives over {','.join(group.words)}"
         case "copy", str(to):
             return f"copies to {to}"
+        case str(kind), str(which):
+            return f"{kind}s, {which}".replace("recvs", "receives")
         case str(kind), str(over), int(by):
             by = by % mesh[over]
             way = by if 2 * by <= mesh[over] else by - mesh[over]

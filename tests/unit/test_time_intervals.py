@@ -80,7 +80,7 @@ def test_nodes_and_waits_fill_the_compute_stream(name: str, slowdown: int, overl
         times = [(wait.start, wait.end) for wait in idle]
         for wait in idle:
             parts[wait.part] += wait.end - wait.start
-        for step, _, _, start, end in found.rows():
+        for step, _, _, start, end, _ in found.rows():
             if not step.computes:
                 continue
             given = arbitrary(step.node)
