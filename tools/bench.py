@@ -32,6 +32,10 @@ SEARCHED: dict[str, tuple[int, str]] = {
     "deepseek-v3": (256, "B=1024,S=4096"),
 }
 STRATEGY: dict[str, Any] = {"sp": True, "zero": 3}
+#: Formats that are written beside Chakra's.
+FORMATS = ("simai", "goal", "goal{binary}")
+#: Bytes that are written at once where files are large.
+_BLOCK = 1 << 24
 
 
 def main() -> None:
@@ -70,6 +74,7 @@ def main() -> None:
         "passes": in_process(_passes),
         "many": in_process(_many, 20 if arguments.quick else 100),
         "jobs": [in_process(_job, dp) for dp in data_parallel],
+        "formats": [in_process(_job, data_parallel[-1] // 2, name) for name in FORMATS],
     }
     json.dump(result, sys.stdout, indent=1)
     print()
@@ -127,7 +132,7 @@ def _searched(model: str) -> dict[str, Any]:
     answer = search(
         question, lambda units: ((i, work(u)) for i, u in enumerate(units)), 4, lambda _: None
     )
-    tasks = [Task(answer.candidate(found).options, question.machine, None) for found in answer.best]
+    tasks = [Task(answer.job(found), question.machine, None) for found in answer.best]
     for task in tasks:
         evaluate(task)
     began = time.process_time()
@@ -256,11 +261,14 @@ def _many(count: int) -> dict[str, Any]:
     return {**found, "compiles of the family": len(family)}
 
 
-def _job(dp: int) -> dict[str, Any]:
+def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     """Compile and write llama3-70b for 8 x dp ranks; write the same bytes plainly."""
     from stagec.driver.job import JobBuilder
     from stagec.driver.options import JobOptions
+    from stagec.formats.registry import asked_formats
     from stagec.job.emit import emit_module
+    from stagec.machines import load_machine
+    from stagec.time.durations import Durations
 
     folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))
     try:
@@ -268,12 +276,17 @@ def _job(dp: int) -> dict[str, Any]:
         builder = JobBuilder(JobOptions("llama3-70b", tp=8, dp=dp, **STRATEGY))
         module = builder.lower()
         lowered = time.perf_counter()
-        written = emit_module(module, "job", folder / "job", {})
+        (format_to,) = asked_formats(format_)
+        seconds = Durations(load_machine("h100-sxm")) if format_to.needs else None
+        written = emit_module(
+            module, "job", folder / "job", {}, durations=seconds, format_=format_to
+        )
         done = time.perf_counter()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         plain = _plain_write(folder, list(written.files.values()))
         return {
             "model": "llama3-70b",
+            "format": format_,
             "ranks": 8 * dp,
             "bytes": written.bytes,
             "seconds_to_lowered": round(lowered - began, 3),
@@ -289,11 +302,13 @@ def _job(dp: int) -> dict[str, Any]:
 def _plain_write(folder: Path, sizes: list[int]) -> float:
     """Seconds to write as many files of the same sizes, one after the other, and nothing else."""
     target = folder / "plain"
-    block = bytes(range(256)) * (max(sizes) // 256 + 1)
+    block = memoryview(bytes(range(256)) * (min(max(sizes), _BLOCK) // 256 + 1))
     began = time.perf_counter()
     target.mkdir()
     for number, size in enumerate(sizes):
-        (target / str(number)).write_bytes(memoryview(block)[:size])
+        with (target / str(number)).open("wb") as file:
+            for start in range(0, size, len(block)):
+                file.write(block[: size - start])
     return time.perf_counter() - began
 
 

@@ -37,11 +37,17 @@ def command(**given: Any) -> int:
         raise error(f"--{wrong.removesuffix('_rows')} is about steps", remedy="add --time")
     as_json: bool = given["as_json"]
     from stagec.analysis.published import rows
+    from stagec.analysis.published_counters import counter_rows
     from stagec.analysis.published_counts import counted_rows
     from stagec.analysis.published_traffic import traffic_rows
 
     compiled = LibraryCounts()
-    found = [*rows(compiled), *counted_rows(compiled), *traffic_rows(compiled)]
+    found = [
+        *rows(compiled),
+        *counted_rows(compiled),
+        *traffic_rows(compiled),
+        *counter_rows(compiled),
+    ]
     failed = not all(row.ok for row in found)
     if as_json:
         write_output(json.dumps([dataclasses.asdict(row) for row in found], indent=1) + "\n", None)

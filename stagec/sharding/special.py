@@ -7,8 +7,9 @@ becomes ring attention. With `V` split, a loss over logits becomes a vocabulary-
 from __future__ import annotations
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.expr import Expr, symbol
+from stagec.ir.expr import Expr, alternatives, symbol
 from stagec.ir.opdef import factor_sizes
+from stagec.ir.serving import PAST
 
 
 def special_ops(
@@ -28,7 +29,7 @@ def special_ops(
         operands = [
             i
             for f in sorted(rule.special)
-            if sizes[f].symbol_name == name or (joined and is_part(name, sizes[f]))
+            if is_part(name, sizes[f]) and (joined or _is_alone(name, sizes[f]))
             for i, _ in rule.occurrences(f)
         ]
         if operands:
@@ -37,12 +38,20 @@ def special_ops(
 
 
 def is_part(name: str, size: Expr) -> bool:
-    """Whether a size is this one, or a sum with it.
+    """Whether a size is this one, or a sum with it; of a minimum both are.
 
-    | size  | name | part |
-    |-------|------|------|
-    | `S`   | S    | yes  |
-    | `S+X` | S    | yes  |
-    | `S*T` | S    | no   |
+    | size              | name | part |
+    |-------------------|------|------|
+    | `S`               | S    | yes  |
+    | `S+X`             | S    | yes  |
+    | `min(S+X, S+W-1)` | S    | yes  |
+    | `S*T`             | S    | no   |
     """
-    return name in size.symbols and name not in (size - symbol(name)).symbols
+    return all(
+        name in a.symbols and name not in (a - symbol(name)).symbols for a in alternatives(size)
+    )
+
+
+def _is_alone(name: str, size: Expr) -> bool:
+    """Whether a size that this one is a part of has no other sequence but what is cached of it."""
+    return any(a.symbol_name == name or PAST in a.symbols for a in alternatives(size))

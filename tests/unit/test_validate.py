@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.analysis import published
+from stagec.analysis import published, published_counters
 from stagec.driver import validate
 from stagec.models import library
 from tests.support import stagec
@@ -105,6 +105,33 @@ def test_every_row_is_right() -> None:
     ]
     per_token = {n: r for n, r in by_name.items() if "GFLOP per token" in n}
     assert len(per_token) >= 3
+
+
+#: MB as they come out, in the order of the rows.
+COUNTERS = (
+    *("19730.0", "105230.7", "1073.7", "29393.7", "77309.4", "14495.5", "309237.6", "104153.0"),
+    *("279172.9", "1073.7", "558345.7", "139586.4", "2147.5"),
+)
+
+
+def test_counters_are_met() -> None:
+    """Each row has our bytes, to a tenth of an MB, and how far off they are."""
+    found = [r for r in rows() if r["source"] == published_counters.STAGE]
+    assert [str(r["ours"]).split()[0] for r in found] == [*COUNTERS]
+    for row in found:
+        ours, off = str(row["ours"]).split()
+        measured = float(str(row["published"]).split()[0])
+        assert off == f"({round(100 * (float(ours) / measured - 1), 2) + 0.0:+.2f}%)"
+
+
+def test_counters_that_are_off_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(published_counters.COUNTED[0], measured="19900.0")
+    monkeypatch.setattr(published_counters, "COUNTED", (wrong,))
+    (row,) = published_counters.counter_rows(_compiled())
+    assert row.ok
+    monkeypatch.setattr(published_counters, "COUNTED", (replace(wrong, measured="19930.0"),))
+    (row,) = published_counters.counter_rows(_compiled())
+    assert not row.ok
 
 
 @pytest.mark.parametrize("page", SESSIONS, ids=name_of)

@@ -1,0 +1,1 @@
+"""GOAL: the schedules of messages and computations that LogGOPSim and ATLAHS run."""

@@ -1,0 +1,145 @@
+"""Operations as GOAL text and as GOAL binary: bytes of a class, in which ranks differ at known
+places.
+
+Source of both: spcl/atlahs, sim/LogGOPSim (txt2bin.re, Goal.hpp, Parser.hpp). In the text numbers
+that differ between ranks have leading zeros, so they are as wide in every rank; its reader takes
+them as decimal numbers. Binary is little endian, an edge stands with the operation that is waited
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+
+from stagec.formats.base import Bytes, Variant
+from stagec.formats.goal.ops import CALC, SEND, Counts, Key, Ops, Place, Share
+from stagec.program.nodes import Ints
+
+MAGIC = 4223
+#: An operation in binary: Parser.hpp, `serialize_mmap`.
+NODE = np.dtype(
+    [
+        ("dependencies", "<u4"),
+        ("type", "u1"),
+        ("peer", "<u4"),
+        ("size", "<u8"),
+        ("tag", "<u4"),
+        ("cpu", "u1"),
+        ("nic", "u1"),
+        ("dependants", "<u4"),
+        ("first", "<u4"),
+        ("start_dependants", "<u4"),
+        ("start_first", "<u4"),
+    ]
+)
+
+
+class Patched:
+    """The bytes of ranks that differ at the last bytes of `ends` only; `written` is a key's value
+    there, as many bytes for every rank."""
+
+    def __init__(
+        self, data: Bytes, ends: Mapping[Key, Ints], written: Callable[[Key, int], bytes]
+    ) -> None:
+        self._variant, self._ends, self._written = Variant(data, {}, {}), ends, written
+
+    def rank(self, place: Place) -> memoryview:
+        """The bytes of a rank, good until those of the next are made."""
+        for key, ends in self._ends.items():
+            self._variant.put(key, ends, self._written(key, place.value(key)))
+        return self._variant.data.data
+
+
+def text_of(ops: Ops, ranks: int) -> Patched:
+    """The statements of a rank: `l3: send 64b to 07 tag 1 cpu 2`, `l3 requires l1`."""
+    widths = [_width(key, ranks) for key in ops.keys]
+    lines: list[str] = []
+    ends: dict[Key, list[int]] = {key: [] for key in ops.keys}
+    bounds: list[int] = np.searchsorted(ops.source, np.arange(len(ops) + 1)).tolist()
+    targets: list[int] = ops.target.tolist()
+    rows: list[list[int]] = np.stack(
+        [ops.type, ops.size, ops.cpu, ops.tag, ops.peer, ops.share], axis=1
+    ).tolist()
+    at = 0
+    for number, (type_, size, cpu, tag, peer, share) in enumerate(rows):
+        line = f"l{number + 1}: "
+        if type_ == CALC:
+            line += f"calc {size} cpu {cpu}\n"
+        else:
+            line += "send " if type_ == SEND else "recv "
+            if share < 0:
+                line += f"{size}b "
+            else:
+                line += "0" * widths[share]
+                ends[ops.keys[share]].append(at + len(line) - 1)
+                line += "b "
+            line += ("to " if type_ == SEND else "from ") + "0" * widths[peer]
+            ends[ops.keys[peer]].append(at + len(line) - 1)
+            line += f" tag {tag} cpu {cpu}\n"
+        for target in targets[bounds[number] : bounds[number + 1]]:
+            line += f"l{number + 1} requires l{target + 1}\n"
+        at += len(line)
+        lines.append(line)
+    data = np.frombuffer("".join(lines).encode(), dtype=np.uint8).copy()
+    wide = dict(zip(ops.keys, widths, strict=True))
+    return Patched(data, _arrays(ends), lambda key, value: str(value).zfill(wide[key]).encode())
+
+
+def _width(key: Key, ranks: int) -> int:
+    """Digits of the largest value of a key."""
+    return len(str(key.size if isinstance(key, Share) else ranks - 1))
+
+
+def binary_of(ops: Ops) -> Patched:
+    """The same as a table of operations, behind the numbers of those that wait for nothing."""
+    count = len(ops)
+    nodes = np.zeros(count, dtype=NODE)
+    nodes["dependencies"] = np.bincount(ops.source, minlength=count)
+    nodes["dependants"] = np.bincount(ops.target, minlength=count)
+    after = np.cumsum(nodes["dependants"])
+    nodes["first"], nodes["start_first"] = after - nodes["dependants"], after
+    nodes["type"], nodes["size"], nodes["cpu"], nodes["tag"] = ops.type, ops.size, ops.cpu, ops.tag
+    roots = np.flatnonzero(nodes["dependencies"] == 0)
+    appendix = ops.source[np.lexsort((ops.source, ops.target))]
+    head = np.array([count, len(roots), *roots.tolist()], dtype="<u4")
+    parts = head.tobytes(), nodes.tobytes(), appendix.astype("<u4").tobytes()
+    data = np.frombuffer(b"".join(parts), dtype=np.uint8).copy()
+    ends: dict[Key, Ints] = {}
+    size, peer = _end("size"), _end("peer")
+    for number, key in enumerate(ops.keys):
+        of_size = isinstance(key, Share)
+        column = ops.share if of_size else ops.peer
+        last = len(parts[0]) + (size if of_size else peer) - 1
+        ends[key] = last + NODE.itemsize * np.flatnonzero(column == number)
+    return Patched(
+        data, ends, lambda key, value: value.to_bytes(8 if isinstance(key, Share) else 4, "little")
+    )
+
+
+def _end(name: Literal["size", "peer"]) -> int:
+    """Where a field of an operation ends."""
+    assert NODE.fields is not None
+    type_, offset = NODE.fields[name][:2]
+    return int(offset) + type_.itemsize
+
+
+def binary_bytes(counts: Counts) -> int:
+    """How many bytes that takes."""
+    return 4 * (2 + counts.roots + counts.edges) + NODE.itemsize * counts.ops
+
+
+def binary_head(sizes: list[int], cpus: int) -> bytes:
+    """What stands before the ranks: how many, the last cpu and nic, and where each one stands,
+    counted from behind the magic number."""
+    start = 6 + 16 * len(sizes)
+    ends = start + np.cumsum(np.array(sizes, dtype=np.int64))
+    places = np.stack([ends - sizes, ends], axis=1).astype("<u8")
+    head = MAGIC.to_bytes(8, "little") + len(sizes).to_bytes(4, "little")
+    return head + bytes([cpus - 1, 0]) + places.tobytes()
+
+
+def _arrays(ends: Mapping[Key, list[int]]) -> dict[Key, Ints]:
+    return {key: np.array(places, dtype=np.int64) for key, places in ends.items() if places}

@@ -1,0 +1,157 @@
+"""The format of LogGOPSim and ATLAHS: one schedule of messages and computations of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stagec.formats.base import (
+    JobFormat,
+    Layout,
+    Need,
+    TraceJob,
+    all_ranks,
+    nanoseconds,
+)
+from stagec.formats.goal.encode import Patched, binary_bytes, binary_head, binary_of, text_of
+from stagec.formats.goal.ops import LOADS, Expander, Place
+from stagec.formats.messages import ALGORITHMS, Shape
+from stagec.machines import Machine
+from stagec.program.groups import GroupAxes
+from stagec.program.nodes import Ints, Node, Program
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+
+#: A rank class, and what its members differ in beside numbers.
+_Kind = tuple[int, tuple[tuple[GroupAxes, Shape], ...]]
+
+
+@dataclass(frozen=True)
+class GoalFormat(JobFormat):
+    """A GOAL file: `NAME.goal`, or with `binary` what LogGOPSim reads, `NAME.bin`.
+
+    `collectives` says how they become messages: `ring`, `tree` or `pairwise`. Streams are cpus: 0
+    computes, 1 has collectives, 2 sends and 3 receives messages, 4 and 5 copy to and from hosts.
+    """
+
+    collectives: str = "ring"
+    binary: bool = False
+    name: ClassVar[str] = "goal"
+    needs: ClassVar[frozenset[Need]] = frozenset({"durations"})
+
+    def check(self, job: TraceJob) -> None:
+        """Refuse an algorithm that is none. Raises `DiagnosticError`."""
+        if self.collectives not in ALGORITHMS:
+            raise error(
+                f"option 'collectives' of format 'goal' expects {', '.join(ALGORITHMS)}, found "
+                f"'{self.collectives}'",
+                remedy=did_you_mean(self.collectives, ALGORITHMS) or "for example collectives=tree",
+            )
+
+    def drops(self, program: Program, layout: Layout) -> Sequence[str]:
+        found = [
+            "what nodes are: names, FLOPs, bytes of memory, which messages are a collective",
+            "the levels of a network: LogGOPSim has one latency and one bandwidth for all ranks",
+        ]
+        nodes = [n for n in program.prototypes if n.is_collective]
+        if any(n.kind in ("all_reduce", "reduce_scatter") for n in nodes):
+            found.append("the time of additions inside reductions")
+        if any(n.size < n.group.size(layout.mesh) for n in nodes):
+            found.append("collectives of fewer bytes than members get as many")
+        return found
+
+    def files(
+        self, job: TraceJob, ranks: Ints | None
+    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+        all_ranks(self, ranks)
+        schedule = Schedule(job, self.collectives)
+        if self.binary:
+            yield f"{job.name}.bin", schedule.binary()
+        else:
+            yield f"{job.name}.goal", schedule.text()
+
+
+class Schedule:
+    """The parts of a job's file, rank by rank. The bytes of a class are there as long as any of its
+    ranks is to come."""
+
+    def __init__(self, job: TraceJob, algorithm: str) -> None:
+        self._job, self._algorithm, self._layout = job, algorithm, job.layout
+        self._ranks = job.layout.groups.ranks
+        self._axes: dict[int, list[GroupAxes]] = {}
+        self._class = np.zeros(self._ranks, dtype=np.int64)
+        for number, members in enumerate(job.members):
+            self._class[members] = number
+
+    def text(self) -> Iterator[bytes | memoryview]:
+        """`num_ranks N`, and the statements of each rank."""
+        yield f"num_ranks {self._ranks}\n".encode()
+        for place, encoded in self._encoded(lambda e: text_of(e.ops(), self._ranks)):
+            yield f"rank {place.rank} {{\n".encode()
+            yield encoded.rank(place)
+            yield b"}\n"
+
+    def binary(self) -> Iterator[bytes | memoryview]:
+        """The table of ranks, and the operations of each."""
+        sizes = self._sizes()
+        yield binary_head(sizes, LOADS + 1)
+        for place, encoded in self._encoded(lambda e: binary_of(e.ops())):
+            yield encoded.rank(place)
+
+    def _encoded(self, encode: Callable[[Expander], Patched]) -> Iterator[tuple[Place, Patched]]:
+        known: dict[_Kind, Patched] = {}
+        last = [int(members[-1]) for members in self._job.members]
+        for rank, number in enumerate(self._class.tolist()):
+            place = Place(self._layout, rank)
+            kind = self._kind(number, place)
+            if kind not in known:
+                known[kind] = encode(self._expander(kind))
+            yield place, known[kind]
+            if rank == last[number]:
+                known = {k: v for k, v in known.items() if k[0] != number}
+
+    def _sizes(self) -> list[int]:
+        """Bytes of every rank in binary."""
+        found = np.zeros(self._ranks, dtype=np.int64)
+        for number, members in enumerate(self._job.members):
+            known: dict[_Kind, int] = {}
+            for rank in members.tolist():
+                kind = self._kind(number, Place(self._layout, rank))
+                if kind not in known:
+                    counts = self._expander(kind).counts()
+                    known[kind] = binary_bytes(counts)
+                found[rank] = known[kind]
+        return found.tolist()
+
+    def _kind(self, number: int, place: Place) -> _Kind:
+        if self._algorithm != "tree":
+            return number, ()
+        if number not in self._axes:
+            self._axes[number] = self._job.program(number).groups
+        return number, tuple(place.shapes(self._axes[number], self._algorithm).items())
+
+    def _expander(self, kind: _Kind) -> Expander:
+        program = self._job.program(kind[0])
+        return Expander(program, self._layout, self._nanoseconds, self._algorithm, dict(kind[1]))
+
+    def _nanoseconds(self, node: Node) -> int:
+        if node.is_copy:
+            return _copied(node, self._job.machine)
+        return nanoseconds(self._job.durations)(node) if self._job.durations is not None else 0
+
+
+def _copied(node: Node, machine: Machine | None) -> int:
+    """Nanoseconds of a copy between device and host. Raises `DiagnosticError` without a machine."""
+    if machine is None:
+        raise error(
+            f"'{node.name}' copies between device and host, which takes a machine's time",
+            remedy="add --machine h100-sxm, for example",
+        )
+    seconds = machine.host.latency.value + node.size / machine.host.bandwidth.value
+    return round(1e9 * seconds)
+
+
+GOAL = GoalFormat()

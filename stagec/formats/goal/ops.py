@@ -1,0 +1,231 @@
+"""The operations of a rank in GOAL: computations, sends, receives, and which waits for which.
+
+A node is a block of operations. One that computes or is an end of a message is one operation, a
+collective is the messages of its expansion between two `calc 0`:
+
+    %y = all_reduce over tp      calc 0 | send, recv, ... | calc 0
+    what waits for %y            waits for the last one
+
+Blocks are made once for each prototype and repeated as columns. Ranks of a class differ in peers,
+and in sizes where a buffer does not divide; these are keys into lists of what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from stagec.formats.base import Layout, Neighbour
+from stagec.formats.messages import (
+    Shape,
+    expansion,
+    other_end,
+    part_bytes,
+    shape_of,
+)
+from stagec.program.groups import GroupAxes
+from stagec.program.nodes import Ints, Node, Program
+
+SEND, RECV, CALC = 1, 2, 3
+#: Streams as cpus: computations, collectives, sends and receives of messages, copies out and back.
+COMPUTE, COLLECTIVE, SENDS, RECEIVES, STORES, LOADS = range(6)
+#: Tags of collectives begin here: one for each axes. Those of messages are below.
+COLLECTIVE_TAG = 1 << 30
+
+
+class Member(NamedTuple):
+    """The member of the rank's own group over these axes that is `other` from it."""
+
+    axes: GroupAxes
+    other: int
+
+
+class Share(NamedTuple):
+    """Bytes of the part of a buffer that is `part` from the rank's own among those of a group."""
+
+    axes: GroupAxes
+    size: int
+    part: int
+
+
+#: What ranks of a class differ in.
+Key = Member | Neighbour | Share
+
+
+@dataclass
+class Place:
+    """Where a rank is: what its keys stand for."""
+
+    layout: Layout
+    rank: int
+    _rows: dict[GroupAxes, tuple[Ints, int]] = field(
+        default_factory=dict[GroupAxes, tuple[Ints, int]]
+    )
+
+    def row(self, axes: GroupAxes) -> tuple[Ints, int]:
+        """The ranks of its group, and its position among them."""
+        if axes not in self._rows:
+            groups = self.layout.groups
+            row = groups.members[axes][groups.of_rank(axes, self.rank) - groups.first[axes]]
+            self._rows[axes] = row, int(np.flatnonzero(row == self.rank)[0])
+        return self._rows[axes]
+
+    def value(self, key: Key) -> int:
+        """The rank of a peer, or the bytes of a share."""
+        if isinstance(key, Member):
+            row, position = self.row(key.axes)
+            return int(row[other_end(key.other, position, len(row))])
+        if isinstance(key, Share):
+            row, position = self.row(key.axes)
+            return part_bytes(key.size, len(row), (position + key.part) % len(row))
+        return self.layout.peer(self.rank, *key)
+
+    def shapes(self, groups: Iterable[GroupAxes], algorithm: str) -> Mapping[GroupAxes, Shape]:
+        """Its shape in these groups, for all_reduce."""
+        rows = ((axes, *self.row(axes)) for axes in groups)
+        return {
+            axes: shape_of("all_reduce", len(row), algorithm, position)
+            for axes, row, position in rows
+        }
+
+
+Row = tuple[int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The operations of a node, each with its type, size, cpu, tag (-1: the node's own), peer and
+    share (numbers of keys, or -1), and which (first) waits for which of them."""
+
+    rows: list[Row]
+    edges: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The operations of a rank as columns, numbered from 0; `source[i]` waits for `target[i]`, in
+    order of sources. `peer` and `share` are numbers of `keys`, or -1."""
+
+    type: Ints
+    size: Ints
+    cpu: Ints
+    tag: Ints
+    peer: Ints
+    share: Ints
+    source: Ints
+    target: Ints
+    keys: list[Key]
+
+    def __len__(self) -> int:
+        return len(self.type)
+
+
+class Counts(NamedTuple):
+    """Sizes of `Ops`; `roots` wait for nothing."""
+
+    ops: int
+    edges: int
+    roots: int
+
+
+@dataclass
+class Expander:
+    """Makes the operations of the ranks of a class that have the same `shapes`. `nanoseconds` are
+    those of computations and copies."""
+
+    program: Program
+    layout: Layout
+    nanoseconds: Callable[[Node], int]
+    algorithm: str
+    shapes: Mapping[GroupAxes, Shape]
+    _keys: dict[Key, int] = field(default_factory=dict[Key, int])
+    _blocks: list[Block] = field(default_factory=list[Block])
+
+    def blocks(self) -> list[Block]:
+        """One for each prototype that is used."""
+        if not self._blocks:
+            pairs = zip(self.program.prototypes, self.program.counts.tolist(), strict=True)
+            self._blocks = [self._block(n) if used else Block([], []) for n, used in pairs]
+        return self._blocks
+
+    def counts(self) -> Counts:
+        """How many operations there are, without making them."""
+        program, blocks = self.program, self.blocks()
+        ops = np.array([len(b.rows) for b in blocks], dtype=np.int64)
+        edges = np.array([len(b.edges) for b in blocks], dtype=np.int64)
+        roots = int(np.count_nonzero(np.diff(program.starts) == 0))
+        inner, outer = int(edges @ program.counts), len(program.edges)
+        return Counts(int(ops @ program.counts), inner + outer, roots)
+
+    def ops(self) -> Ops:
+        """The operations of a rank."""
+        program, blocks = self.program, self.blocks()
+        rows = np.array([r for b in blocks for r in b.rows], dtype=np.int64).reshape(-1, 6)
+        pairs = np.array([e for b in blocks for e in b.edges], dtype=np.int64).reshape(-1, 2)
+        lengths = np.array([len(b.rows) for b in blocks], dtype=np.int64)[program.prototype]
+        starts = np.cumsum(lengths) - lengths
+        which = _taken([len(b.rows) for b in blocks], program.prototype)
+        type_, size, cpu, tag, peer, share = rows[which].T
+        tag = np.where(tag < 0, np.repeat(program.tag, lengths), tag)
+        inner = pairs[_taken([len(b.edges) for b in blocks], program.prototype)]
+        inner_counts = np.array([len(b.edges) for b in blocks], dtype=np.int64)[program.prototype]
+        inner += np.repeat(starts, inner_counts)[:, None]
+        waits = np.repeat(starts, np.diff(program.starts))
+        for_ = (starts + lengths - 1)[program.edges - 1]
+        source, target = np.concatenate([inner.T, np.stack([waits, for_])], axis=1)
+        order = np.lexsort((target, source))
+        keys = [*self._keys]
+        return Ops(type_, size, cpu, tag, peer, share, source[order], target[order], keys)
+
+    def _block(self, node: Node) -> Block:
+        if node.is_collective:
+            return self._collective(node)
+        if node.is_message:
+            sends = node.kind == "send"
+            peer = self._key((node.over, node.by if sends else -node.by))
+            type_, cpu = (SEND, SENDS) if sends else (RECV, RECEIVES)
+            return Block([(type_, max(1, node.size), cpu, -1, peer, -1)], [])
+        copies = {"host": STORES, "device": LOADS}
+        cpu = copies.get(node.to, COMPUTE)
+        return Block([(CALC, self.nanoseconds(node), cpu, 0, -1, -1)], [])
+
+    def _collective(self, node: Node) -> Block:
+        axes = node.group
+        n = axes.size(self.layout.mesh)
+        shape = self.shapes.get(axes, ()) if node.kind == "all_reduce" else ()
+        ends = expansion(node.kind, n, self.algorithm, shape)
+        tag = COLLECTIVE_TAG + [*self.layout.groups.first].index(axes)
+        nothing: Row = (CALC, 0, COLLECTIVE, 0, -1, -1)
+        rows: list[Row] = [nothing]
+        edges: list[tuple[int, int]] = []
+        waited = {place for end in ends for place in end.after}
+        for place, end in enumerate(ends, start=1):
+            edges += [(place, 1 + before) for before in end.after] or [(place, 0)]
+            if end.way == "join":
+                rows.append(nothing)
+                continue
+            peer, size, share = self._key(Member(axes, end.other)), max(1, node.size), -1
+            if end.part is not None:
+                size = part_bytes(node.size, n, n - 1)
+                if node.size > n and node.size % n:
+                    share = self._key(Share(axes, node.size, end.part % n))
+            rows.append((SEND if end.way == "send" else RECV, size, COLLECTIVE, tag, peer, share))
+        last = len(rows)
+        rows.append(nothing)
+        edges += [(last, 1 + place) for place in range(len(ends)) if place not in waited]
+        return Block(rows, edges or [(last, 0)])
+
+    def _key(self, key: Key) -> int:
+        return self._keys.setdefault(key, len(self._keys))
+
+
+def _taken(lengths: list[int], prototype: Ints) -> Ints:
+    """Places in concatenated blocks of these lengths, for the blocks of each node in turn."""
+    count = np.array(lengths, dtype=np.int64)
+    offsets = (np.cumsum(count) - count)[prototype]
+    taken = count[prototype]
+    starts = np.cumsum(taken) - taken
+    return np.repeat(offsets - starts, taken) + np.arange(int(taken.sum()))

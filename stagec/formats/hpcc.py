@@ -1,0 +1,122 @@
+"""HPCC's flow list, which ns-3 runs: one collective of a job as flows between ranks.
+
+Source of the format: alibaba-edu/High-Precision-Congestion-Control, simulation/mix/flow.txt: the
+number of flows, then `source destination priority port bytes seconds` for each, by time. Flows
+wait for nothing, so a list holds one collective, all of its groups at once, and what a member sends
+another over all steps is one flow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stagec.formats.base import JobFormat, Layout, TraceJob, all_ranks
+from stagec.formats.messages import ALGORITHMS, expansion, other_end, part_bytes, shape_of
+from stagec.program.nodes import Ints, Node, Program, marker_of
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+
+#: The class of RDMA traffic, and the port, in HPCC's own lists.
+_PRIORITY, _PORT = 3, 100
+
+
+@dataclass(frozen=True)
+class HpccFormat(JobFormat):
+    """`NAME.flow.txt`, the flows of the collective `node`, or else of the largest one of the first
+    rank class; they begin after `start` seconds. `collectives` is `ring`, `tree` or `pairwise`."""
+
+    node: str = ""
+    collectives: str = "ring"
+    start: float = 0.0
+    name: ClassVar[str] = "hpcc"
+
+    def check(self, job: TraceJob) -> None:
+        """Refuse a job without that collective. Raises `DiagnosticError`."""
+        if self.collectives not in ALGORITHMS:
+            raise error(
+                f"option 'collectives' of format 'hpcc' expects {', '.join(ALGORITHMS)}, found "
+                f"'{self.collectives}'",
+                remedy=did_you_mean(self.collectives, ALGORITHMS) or "for example collectives=tree",
+            )
+        self._chosen(job)
+
+    def drops(self, program: Program, layout: Layout) -> Sequence[str]:
+        chosen = self.node or "the largest one, node=NAME chooses"
+        return [
+            f"all but one collective ({chosen}), and its steps: members send all they send at once"
+        ]
+
+    def files(
+        self, job: TraceJob, ranks: Ints | None
+    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+        all_ranks(self, ranks)
+        yield f"{job.name}.flow.txt", self._lines(job)
+
+    def _lines(self, job: TraceJob) -> Iterator[bytes]:
+        node, ranks = self._chosen(job)
+        rows = job.layout.groups.members[node.group]
+        rows = rows[np.isin(rows, ranks).all(axis=1)]
+        flows = flows_of(node.kind, node.size, rows.shape[1], self.collectives)
+        yield f"{len(rows) * len(flows)}\n".encode()
+        for row in rows:
+            members: list[int] = row.tolist()
+            lines = (
+                f"{members[here]} {members[there]} {_PRIORITY} {_PORT} {size} {self.start:g}\n"
+                for (here, there), size in flows.items()
+            )
+            yield "".join(lines).encode()
+
+    def _chosen(self, job: TraceJob) -> tuple[Node, Ints]:
+        """The collective, and the ranks of all classes that have one of that name."""
+        first = job.program(0)
+        name = self.node or max(_collectives(first), key=lambda c: c[1].size, default=("", None))[0]
+        if not name:
+            raise error(
+                "the first rank class has no collectives, and the format 'hpcc' writes one",
+                remedy="add --tp 2 or --dp 2, or name one of another class: hpcc{node=NAME}",
+            )
+        names: set[str] = set()
+        found: list[tuple[Node, Ints]] = []
+        for number, members in enumerate(job.members):
+            known = dict(_collectives(job.program(number)))
+            names |= known.keys()
+            if name in known:
+                found.append((known[name], members))
+        if not found:
+            raise error(
+                f"no collective '{name}' in the job",
+                remedy=did_you_mean(name, names) or "stagec show has the names of nodes",
+            )
+        return found[0][0], np.concatenate([members for _, members in found])
+
+
+def flows_of(kind: str, size: int, n: int, algorithm: str) -> Counter[tuple[int, int]]:
+    """Bytes that members of a group of n send each other, by their positions."""
+    found: Counter[tuple[int, int]] = Counter()
+    for here in range(n):
+        for end in expansion(kind, n, algorithm, shape_of(kind, n, algorithm, here)):
+            if end.way == "send":
+                part = None if end.part is None else (here + end.part) % n
+                sent = max(1, size) if part is None else part_bytes(size, n, part)
+                found[here, other_end(end.other, here, n)] += sent
+    return found
+
+
+def _collectives(program: Program) -> Iterator[tuple[str, Node]]:
+    """The collectives of a program by name."""
+    wanted = np.array([n.is_collective for n in program.prototypes], dtype=bool)
+    used = np.flatnonzero(wanted[program.prototype])
+    pairs = np.stack([program.prototype[used], program.microbatch[used]], axis=1)
+    rows: list[list[int]] = np.unique(pairs, axis=0).tolist()
+    for prototype, microbatch in rows:
+        node = program.prototypes[prototype]
+        mark = marker_of(node.name)
+        yield (node.name.replace(mark, str(microbatch)) if mark else node.name), node
+
+
+HPCC = HpccFormat()

@@ -1,0 +1,175 @@
+"""SCALE-Sim's GEMM topology: the distinct matrix products of a job, and how often each one runs.
+
+Source of the format: scalesim 3.0.0, topology_utils.py (`load_arrays_gemm`): a header, then rows of
+`name,M,N,K,` for products of M x K by K x N; it drops what is behind the last comma. It knows no
+batches, so a product of a batch counts as often as the batch is large; counts stand in a table
+beside. Fused attention is the products inside it, one a head.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from stagec.formats.base import JobFormat, Layout, Need, TraceJob, all_ranks
+from stagec.ir.kernel import MEMORY
+from stagec.program.kernels import Kernel
+from stagec.program.nodes import MICROBATCH, Ints, Program
+from stagec.support.diagnostics import error
+
+DATAFLOWS = ("ws", "os", "is")
+#: What `scalesim.scale_config` asks for; sizes of memories are those of its own examples.
+_CONFIG = """\
+[general]
+run_name = {name}
+
+[architecture_presets]
+ArrayHeight = {rows}
+ArrayWidth = {columns}
+IfmapSramSzkB = 1024
+FilterSramSzkB = 1024
+OfmapSramSzkB = 1024
+IfmapOffset = 0
+FilterOffset = 10000000
+OfmapOffset = 20000000
+Bandwidth = 10
+Dataflow = {dataflow}
+MemoryBanks = 1
+ReadRequestBuffer = 32
+WriteRequestBuffer = 32
+
+[layout]
+IfmapCustomLayout = False
+IfmapSRAMBankBandwidth = 10
+IfmapSRAMBankNum = 10
+IfmapSRAMBankPort = 2
+FilterCustomLayout = False
+FilterSRAMBankBandwidth = 10
+FilterSRAMBankNum = 10
+FilterSRAMBankPort = 2
+
+[sparsity]
+SparsitySupport = false
+SparseRep = ellpack_block
+OptimizedMapping = false
+BlockSize = 8
+RandomNumberGeneratorSeed = 40
+
+[run_presets]
+InterfaceBandwidth = CALC
+UseRamulatorTrace = False
+"""
+
+
+class Product(NamedTuple):
+    """A matrix of m x k by one of k x n."""
+
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class ScaleSimFormat(JobFormat):
+    """`NAME.csv` with the products of all ranks, `NAME.counts.csv` with how often a rank of each
+    class runs them in a step, and a configuration for an array of `rows` x `columns`, with which
+    SCALE-Sim runs."""
+
+    rows: int = 128
+    columns: int = 128
+    dataflow: str = "ws"
+    name: ClassVar[str] = "scale-sim"
+    needs: ClassVar[frozenset[Need]] = frozenset({"model"})
+
+    def check(self, job: TraceJob) -> None:
+        """Refuse an array that is none. Raises `DiagnosticError`."""
+        if min(self.rows, self.columns) < 1:
+            raise error(
+                f"an array of {self.rows} x {self.columns}: expected positive numbers",
+                remedy="for example scale-sim{rows=128,columns=128}",
+            )
+        if self.dataflow not in DATAFLOWS:
+            raise error(
+                f"option 'dataflow' of format 'scale-sim' expects {', '.join(DATAFLOWS)}, found "
+                f"'{self.dataflow}'",
+                remedy="ws keeps weights in the array, os results, is inputs",
+            )
+
+    def drops(self, program: Program, layout: Layout) -> Sequence[str]:
+        found = ["all but matrix products: order, communication, what memory bounds, element types"]
+        if any(k.causal for n in program.prototypes for k in n.kernels):
+            found.append("causal masks: products of attention have all pairs")
+        return found
+
+    def companions(self, job: TraceJob) -> Mapping[str, bytes]:
+        text = _CONFIG.format(
+            name=job.name, rows=self.rows, columns=self.columns, dataflow=self.dataflow
+        )
+        return {"scale.cfg": text.encode(), "layout.csv": b"Layer,none,\n"}
+
+    def files(
+        self, job: TraceJob, ranks: Ints | None
+    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+        all_ranks(self, ranks)
+        if job.model is None:
+            return
+        names: dict[Product, str] = {}
+        counts = [products_of(job.program(i), names) for i in range(len(job.members))]
+        rows = [(name, *product) for product, name in names.items()]
+        yield f"{job.name}.csv", _table(["Layer", "M", "N", "K"], rows, ",")
+        head = ["Layer", "M", "N", "K", *(each.name for each in job.model.classes)]
+        counted = [(*row, *(c[Product(*row[1:])] for c in counts)) for row in rows]
+        yield f"{job.name}.counts.csv", _table(head, counted)
+
+
+def _table(
+    head: Sequence[object], rows: Iterable[Sequence[object]], end: str = ""
+) -> Iterator[bytes]:
+    for row in (head, *rows):
+        yield (",".join(map(str, row)) + end + "\n").encode()
+
+
+def products_of(program: Program, names: dict[Product, str]) -> Counter[Product]:
+    """How often a rank runs each product; new ones get the name of the first node that has it."""
+    found: Counter[Product] = Counter()
+    for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
+        for kernel in node.kernels if count else ():
+            for product, times in products_in(kernel):
+                found[product] += count * times
+                names.setdefault(product, _named(node.name, names.values()))
+    return found
+
+
+def products_in(kernel: Kernel) -> list[tuple[Product, int]]:
+    """The products of one launch, and how often each is in it.
+
+    Fused attention has q k^T and p v. Backward computes q k^T again, and has do v^T, p^T do, and
+    ds k and ds^T q (arXiv 2205.14135, algorithm 4).
+    """
+    if kernel.kind == MEMORY:
+        return []
+    if kernel.kind == "matmul":
+        batch, m, n, k = kernel.extents
+        return [(Product(m, n, k), batch)]
+    batch, heads, _, queries, keys, qk, v = kernel.extents
+    scores, values = Product(queries, keys, qk), Product(queries, v, keys)
+    found = [scores, values]
+    if kernel.kind == "attention_backward":
+        grads = Product(queries, keys, v), Product(keys, v, queries)
+        found = [scores, *grads, Product(queries, qk, keys), Product(keys, qk, queries)]
+    return [(product, batch * heads) for product in found]
+
+
+def _named(name: str, taken: Iterable[str]) -> str:
+    """A name that no other row has, without commas and folders."""
+    for mark in MICROBATCH:
+        name = name.replace(mark, "0")
+    plain = name.replace("/", "_").replace(",", "_") or "product"
+    others = set(taken)
+    numbered = (f"{plain}_{i}" for i in range(1, len(others) + 2))
+    return plain if plain not in others else next(n for n in numbered if n not in others)
+
+
+SCALE_SIM = ScaleSimFormat()

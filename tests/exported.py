@@ -1,0 +1,95 @@
+"""Jobs that exporters are tried on, and what `stagec analyze` says of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from stagec.analysis.report import analysis
+from stagec.driver.job import JobBuilder
+from stagec.job.emit import Job, make_job
+from stagec.job.writer import Emission, write_source
+from stagec.machines import load_machine
+from stagec.time.durations import Durations
+from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, PALM, tiny_options
+
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+    "one": {},
+    "tp": {"tp": 2},
+    "tp-sp-dp": {"tp": 2, "sp": True, "dp": 2, "zero": 1},
+    "fsdp": {"dp": 4, "zero": 3},
+    "hybrid": {"dp": 2, "tp": 2, "zero": 2, "microbatches": 2, "recompute": "full"},
+    "cp": {"cp": 2, "dp": 2},
+    "1f1b": {"pp": 2, "tp": 2, "microbatches": 4},
+    "gpipe": {"pp": 2, "dp": 2, "microbatches": 2, "schedule": "gpipe"},
+    "interleaved": {"pp": 2, "microbatches": 4, "schedule": "interleaved", "chunks": 2},
+    "zb-h1": {"pp": 4, "microbatches": 4, "schedule": "zb-h1", "sizes": {"L": 4}},
+    "zbv": {"pp": 2, "microbatches": 4, "schedule": "zbv", "sizes": {"L": 4}},
+    "dualpipe": {"pp": 2, "microbatches": 4, "schedule": "dualpipe"},
+    "ep": {"dp": 4, "ep": 2, "tp": 2, "sp": True},
+    "ep-pp": {"dp": 2, "ep": 2, "pp": 2, "microbatches": 2},
+}
+_CHUNKS = {"interleaved", "zbv"}
+
+
+class Tried(NamedTuple):
+    """A model and a strategy."""
+
+    model: str
+    strategy: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the job."""
+        found = dict(STRATEGIES[self.strategy])
+        if self.strategy in _CHUNKS:
+            found["sizes"] = {"L": 4}
+        return found
+
+
+def _known(model: str, strategy: str) -> bool:
+    experts = model in (MIXTRAL, DEEPSEEK)
+    return (
+        (experts or not strategy.startswith("ep"))
+        and not (model == DEEPSEEK and strategy in ("cp", "zb-h1", "zbv", "interleaved"))
+        and (model, strategy) != (GPT, "cp")
+    )  # its attention is not fused
+
+
+ALL = [Tried(m, s) for m, s in product((LLAMA, GPT, MIXTRAL, PALM, DEEPSEEK), STRATEGIES)]
+JOBS = [job for job in ALL if _known(*job)]
+
+
+def tried(*quick: Tried) -> pytest.MarkDecorator:
+    """All jobs; those that are not `quick` are exhaustive."""
+    rows = [pytest.param(j, id="-".join(j), marks=[] if j in quick else EXHAUSTIVE) for j in JOBS]
+    assert len(rows) >= 30
+    return pytest.mark.parametrize("tried_job", rows)
+
+
+def made(tried_job: Tried, **more: Any) -> tuple[Job, dict[str, Any]]:
+    """A job with the times of computations on a machine, and what `analyze` says of it."""
+    options = {**tried_job.options, **more}
+    module = JobBuilder(tiny_options(tried_job.model, **options)).lower(verify=False)
+    machine = load_machine("h100-sxm")
+    job = make_job(module, "job", Durations(machine), machine=machine)
+    return job, analysis(module, tried_job.model)
+
+
+def written(job: Job, folder: Path) -> Path:
+    """The job's files."""
+    write_source(job, folder, {}, Emission())
+    return folder
+
+
+def sums(rows: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
+    """Bytes of the full buffer by kind and axes, of what `analyze` says."""
+    found: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        found[row["op"], "+".join(row["over"])] += row["bytes"]
+    return found
