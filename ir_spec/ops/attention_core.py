@@ -227,8 +227,8 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
 def scores_between(
     op: Operation,
     ctx: NumericContext,
-    at: Sequence[int] | Array,
-    of: Sequence[int] | Array,
+    at: Sequence[int],
+    of: Sequence[int],
     heads: Dim,
     x: Given,
 ) -> Scores:

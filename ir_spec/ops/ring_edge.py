@@ -71,9 +71,10 @@ class _Edge(OpDef):
         (part,) = ctx.positions(dims[1])
         s, rows = q.shape[2], k.shape[2]
         back = part - ctx.size(op.expr("after")) - 1
-        of = (back % ctx.size(dims[1].size)) * s + s - rows + np.arange(rows)
+        first = (back % ctx.size(dims[1].size)) * s + s - rows
+        of = list(range(first, first + rows))
         x = Given(q[:, 0], k[:, 0], v[:, 0], False)
-        return x, scores_between(op, ctx, part * s + np.arange(s), of, dims[3], x)
+        return x, scores_between(op, ctx, list(range(part * s, part * s + s)), of, dims[3], x)
 
 
 class AttentionEdge(_Edge):
