@@ -4,7 +4,7 @@ A class is `count` sequences that add `new` tokens each after `cached` ones. Of 
 last `sampled` ones get logits. The text names the four kinds that occur:
 
     decode=64x4096        64 sequences add one token each after 4096, and sample
-    prefill=1x2048+512    one sequence adds the last 2048 tokens of its prompt after 512, and samples
+    prefill=1x2048+512    one sequence adds the last 2048 tokens of its prompt, after 512; samples
     chunk=2x512+1024      two sequences add 512 tokens each after 1024, and sample nothing yet
     verify=8x3+4096       8 sequences add three tokens each after 4096, and all three are sampled
 """
@@ -80,9 +80,7 @@ class Step:
     def pairs(self) -> int:
         """Pairs of a query and a key that it may see, under a causal mask and without a window:
         n*(q*c + q*(q + 1)/2), over all classes."""
-        return sum(
-            c.count * (c.new * c.cached + c.new * (c.new + 1) // 2) for c in self.classes
-        )
+        return sum(c.count * (c.new * c.cached + c.new * (c.new + 1) // 2) for c in self.classes)
 
     def later(self, steps: int) -> Step:
         """The step that is so many steps later, if each adds as many tokens to the same sequences;

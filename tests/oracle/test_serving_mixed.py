@@ -45,7 +45,9 @@ def module_of(job: JobOptions, step: Step, groups: int, *, apart: bool = False) 
         (only,) = step.classes
         builder.module.set_values({"B": groups * only.count, "S": only.new})
         mode = "decode" if only.sampled == only.new else "prefill"
-        text = re.sub('mode=mixed(.*?),classes=".*?"', rf"mode={mode},context={only.cached}\1", text)
+        text = re.sub(
+            'mode=mixed(.*?),classes=".*?"', rf"mode={mode},context={only.cached}\1", text
+        )
     pipeline = loaded().pipeline(text)
     end = [p.name for p in pipeline.passes].index(LAST) + 1
     PassManager(Pipeline(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)
@@ -78,8 +80,8 @@ def assert_mixed_is_apart(
                 cut = inputs[name][:, at : at + mine.tokens]
                 given[arg.name] = cut.reshape(groups * mine.count, mine.new, *cut.shape[2:])
         expected = run_module(module, module.env, given)
-        for arg, value in zip(names, expected[len(expected) - len(names) :], strict=True):
-            np.testing.assert_allclose(caches[names[arg]], value, rtol=1e-9, atol=1e-9)
+        for name, value in zip(names.values(), expected[-len(names) :], strict=True):
+            np.testing.assert_allclose(caches[name], value, rtol=1e-9, atol=1e-9)
         rows = mine.count * mine.sampled
         if rows:
             apart = expected[0].reshape(groups, rows, -1)
@@ -91,8 +93,9 @@ def assert_mixed_is_apart(
 
 
 def _of_class(name: str, number: int, held: Sequence[str]) -> str:
-    """The cache of a class: `layers/k_cache` is `layers/k_1_cache`."""
-    (found,) = [h for h in held if h.replace(f"_{number}_cache", "_cache") == name and h != name]
+    """The cache of a class: `layers/k_cache` is `layers/k_1_cache`, of a state likewise."""
+    stem, _, kind = name.rpartition("_")
+    (found,) = [h for h in held if h == f"{stem}_{number}_{kind}"]
     return found
 
 

@@ -90,10 +90,7 @@ def test_steps_take_caches_and_tokens_from_those_before(options: dict[str, Any])
         program = each.program()
         step = {n.id: int(n.name.partition("/")[0].removeprefix("s")) for n in program.nodes}
         layer = {n.id: n.name.split("layers/")[0].partition("/")[2] for n in program.nodes}
-        first, last = {}, {}
         for node in program.nodes:
-            first.setdefault(step[node.id], node)
-            last[step[node.id]] = node
             earlier = [d for d in node.deps if step[d.id] < step[node.id]]
             if node.kind == "append":
                 assert [d.kind for d in earlier] == ["append"] * (step[node.id] > 0)
@@ -114,9 +111,7 @@ def test_stages_send_what_they_sample(options: dict[str, Any]) -> None:
     none for steps whose tokens no step takes."""
     job = job_of(LLAMA, **options)
     found, _ = classes_of(job)
-    sent, received = (
-        [n for n in found[i].program().nodes if is_token(n)] for i in (-1, 0)
-    )
+    sent, received = ([n for n in found[i].program().nodes if is_token(n)] for i in (-1, 0))
     sampled = [parse_step(STEPS[which]).sampled for which in ORDER[: len(ORDER) - job.pp]]
     assert [(n.kind, n.size, n.by) for n in sent] == [("send", 4 * n, 1) for n in sampled]
     assert [(n.kind, n.size, n.tag) for n in received] == [("recv", n.size, n.tag) for n in sent]

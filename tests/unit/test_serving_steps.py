@@ -4,10 +4,11 @@ by one, and against what a steady load must look like."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,14 @@ from hypothesis import strategies as st
 
 from stagec.serving.arrivals import requests_of
 from stagec.serving.engine import Engine
-from stagec.serving.policy import Limits, Live, Plan, Policy, State, find_policy
+from stagec.serving.policy import (
+    BatchingPolicy,
+    LiveRequest,
+    ServerLimits,
+    ServerState,
+    StepPlan,
+    find_policy,
+)
 from stagec.serving.requests import Request, read_requests
 from stagec.serving.step import SequenceClass, Step, parse_step, step_of
 from stagec.support.diagnostics import DiagnosticError
@@ -26,7 +34,7 @@ FCFS = find_policy("fcfs")
 
 
 def served(
-    requests: Sequence[Request], limits: Limits, policy: Policy = FCFS, depth: int = 1
+    requests: Sequence[Request], limits: ServerLimits, policy: BatchingPolicy = FCFS, depth: int = 1
 ) -> tuple[list[Step], Engine]:
     """All steps of a server, one by one."""
     engine = Engine(requests, policy, limits, TICK, depth)
@@ -34,10 +42,10 @@ def served(
     return steps, engine
 
 
-# -- a server that counts tokens one by one ---------------------------------------------------------
+# -- a server that counts tokens one by one --------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slow:
     """One request of the slow server."""
 
@@ -45,65 +53,67 @@ class _Slow:
     known: int
     last: int
     cached: int = 0
-    there: bool = True
 
 
-def slow_steps(requests: Sequence[Request], limits: Limits) -> list[Counter[tuple[int, int, int]]]:
-    """First come first served as vLLM v1 says it, with a cache whose blocks are counted anew in
-    each step, and time that passes tick by tick."""
-    coming = [_Slow(r.arrival, r.prompt, r.prompt + r.output) for r in requests]
-    waiting: list[_Slow] = []
-    running: list[_Slow] = []
-    steps: list[Counter[tuple[int, int, int]]] = []
-    now = 0
+class _SlowServer:
+    """First come first served as vLLM v1 says it, with a cache whose blocks are counted anew each
+    time, and time that passes tick by tick."""
 
-    def used() -> int:
-        return sum(-(-r.cached // limits.block) for r in running)
+    def __init__(self, requests: Sequence[Request], limits: ServerLimits) -> None:
+        self.coming = [_Slow(r.arrival, r.prompt, r.prompt + r.output) for r in requests]
+        self.limits, self.now = limits, 0
+        self.waiting: list[_Slow] = []
+        self.running: list[_Slow] = []
 
-    while coming or waiting or running:
-        while coming and coming[0].arrival <= now:
-            waiting.append(coming.pop(0))
-        if not waiting and not running:
-            now = coming[0].arrival
-            continue
-        budget, step, sampled, gave_up = limits.tokens, list[tuple[int, int, int]](), [], False
-        i = 0
-        while i < len(running) and budget > 0:
-            one = running[i]
+    def steps(self) -> list[Counter[tuple[int, int, int]]]:
+        found: list[Counter[tuple[int, int, int]]] = []
+        while self.coming or self.waiting or self.running:
+            while self.coming and self.coming[0].arrival <= self.now:
+                self.waiting.append(self.coming.pop(0))
+            if not self.waiting and not self.running:
+                self.now = self.coming[0].arrival
+                continue
+            found.append(Counter(self._step()))
+            self.now += TICK
+        return found
+
+    def _step(self) -> list[tuple[int, int, int]]:
+        added: list[tuple[_Slow, tuple[int, int, int]]] = []
+        budget, i, gave_up = self.limits.tokens, 0, False
+        while i < len(self.running) and budget > 0:
+            one = self.running[i]
             add = min(one.known - one.cached, budget)
-            while limits.blocks is not None:
-                others = used() - -(-one.cached // limits.block)
-                if others + -(-(one.cached + add) // limits.block) <= limits.blocks:
-                    break
-                victim = running.pop()
+            while not self._fits(one, add):
+                victim = self.running.pop()
                 victim.cached, gave_up = 0, True
-                waiting.insert(0, victim)
+                self.waiting.insert(0, victim)
                 if victim is one:
                     break
-            if i >= len(running):
-                break
-            full = add == one.known - one.cached
-            step.append((add, one.cached, int(full)))
-            sampled += [one] if full else []
-            one.cached += add
-            budget -= add
+            if i < len(self.running):
+                added.append((one, (add, one.cached, int(add == one.known - one.cached))))
+                one.cached += add
+                budget -= add
             i += 1
-        while not gave_up and waiting and budget > 0 and len(running) < limits.sequences:
-            one = waiting[0]
-            add = min(one.known, budget)
-            if limits.blocks is not None and used() + -(-add // limits.block) > limits.blocks:
-                break
-            running.append(waiting.pop(0))
-            step.append((add, 0, int(add == one.known)))
-            sampled += [one] if add == one.known else []
-            one.cached = add
-            budget -= add
-        for one in sampled:
-            one.known += 1
-        running = [r for r in running if r.known < r.last]
-        steps.append(Counter(step))
-        now += TICK
-    return steps
+        while not gave_up and self.waiting and budget > 0 and self._lets_in(budget):
+            one = self.waiting.pop(0)
+            self.running.append(one)
+            one.cached = min(one.known, budget)
+            added.append((one, (one.cached, 0, int(one.cached == one.known))))
+            budget -= one.cached
+        for one, (_, _, sampled) in added:
+            one.known += sampled
+        self.running = [r for r in self.running if r.known < r.last]
+        return [about for _, about in added]
+
+    def _fits(self, one: _Slow, add: int) -> bool:
+        """Whether the blocks are there for more tokens of a sequence, which runs or is let in."""
+        held = {r: r.cached for r in self.running} | {one: one.cached + add}
+        blocks = sum(-(-tokens // self.limits.block) for tokens in held.values())
+        return self.limits.blocks is None or blocks <= self.limits.blocks
+
+    def _lets_in(self, budget: int) -> bool:
+        one = self.waiting[0]
+        return len(self.running) < self.limits.sequences and self._fits(one, min(one.known, budget))
 
 
 _REQUEST = st.tuples(st.integers(0, 4 * TICK), st.integers(1, 40), st.integers(1, 12))
@@ -125,9 +135,9 @@ def test_steps_are_those_of_a_server_that_counts_tokens(
         at += gap
         requests.append(Request(at, prompt, output))
     most = max(-(-(r.prompt + r.output) // block) for r in requests)
-    limits = Limits(tokens, sequences, None if more is None else most + more, block)
+    limits = ServerLimits(tokens, sequences, None if more is None else most + more, block)
     steps, engine = served(requests, limits)
-    expected = slow_steps(requests, limits)
+    expected = _SlowServer(requests, limits).steps()
     assert [_counter(s) for s in steps] == expected
     assert len(engine.served) == len(requests)
 
@@ -142,7 +152,7 @@ def test_every_token_is_added_once_and_never_before_it_is_known(
     gaps: list[tuple[int, int, int]], depth: int
 ) -> None:
     requests = [Request(0, prompt, output) for _, prompt, output in gaps]
-    engine = Engine(requests, FCFS, Limits(32, 4), TICK, depth)
+    engine = Engine(requests, FCFS, ServerLimits(32, 4), TICK, depth)
     added = sampled = 0
     for stretch in engine.stretches(1_000_000):
         assert stretch.after <= depth
@@ -154,14 +164,14 @@ def test_every_token_is_added_once_and_never_before_it_is_known(
 
 def test_with_stages_a_sequence_waits_for_its_token() -> None:
     """One request on four stages: a step in four; four requests: each step has one of them."""
-    one, _ = served([Request(0, 8, 5)], Limits(8, 4), depth=4)
+    one, _ = served([Request(0, 8, 5)], ServerLimits(8, 4), depth=4)
     assert [str(s) for s in one] == ["prefill=1x8+0", *(f"decode=1x{8 + i}" for i in range(4))]
-    four, engine = served([Request(0, 8, 5)] * 4, Limits(8, 4), depth=4)
+    four, engine = served([Request(0, 8, 5)] * 4, ServerLimits(8, 4), depth=4)
     assert len(four) == 4 * 5
     assert engine.served[-1].last == (4 * 5 + 3) * TICK
 
 
-# -- steady load: facts of a mix --------------------------------------------------------------------
+# -- steady load: facts of a mix -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("prompt", "output", "running"), [(512, 128, 32), (100, 300, 50)])
@@ -170,7 +180,7 @@ def test_steady_load_has_the_mix_of_theory(prompt: int, output: int, running: in
     brings prompt/output tokens of prompts, and contexts are spread evenly: their mean over decodes
     is prompt + output/2 (positions prompt .. prompt + output - 2)."""
     requests = [Request(0, prompt, output)] * (running * 12)
-    steps, _ = served(requests, Limits(1 << 20, running))
+    steps, _ = served(requests, ServerLimits(1 << 20, running))
     # sequences begin together, and with the same lengths they would stay so
     decode = Counter[int]()
     total = prefill = 0
@@ -192,7 +202,7 @@ def test_steady_load_of_spread_arrivals_fills_each_step_alike() -> None:
     prompt, output, running = 512, 128, 32
     gap = output // running * TICK
     requests = [Request(i * gap, prompt, output) for i in range(running * 8)]
-    steps, _ = served(requests, Limits(1 << 20, running))
+    steps, _ = served(requests, ServerLimits(1 << 20, running))
     middle = steps[2 * output : 6 * output]
     decodes = [sum(c.count for c in s.classes if c.kind == "decode") for s in middle]
     prompts = sum(c.tokens for s in middle for c in s.classes if c.kind != "decode")
@@ -203,7 +213,7 @@ def test_steady_load_of_spread_arrivals_fills_each_step_alike() -> None:
 
 
 def test_budget_goes_to_decodes_first() -> None:
-    steps, _ = served([Request(0, 4, 9), Request(0, 20, 2)], Limits(8, 4))
+    steps, _ = served([Request(0, 4, 9), Request(0, 20, 2)], ServerLimits(8, 4))
     assert [str(s) for s in steps[:5]] == [
         "chunk=1x4+0,prefill=1x4+0",
         "decode=1x4,chunk=1x7+4",
@@ -214,7 +224,7 @@ def test_budget_goes_to_decodes_first() -> None:
 
 
 def test_stretches_are_events_not_tokens() -> None:
-    engine = Engine([Request(0, 8, 10_000)] * 3, FCFS, Limits(64, 8), TICK)
+    engine = Engine([Request(0, 8, 10_000)] * 3, FCFS, ServerLimits(64, 8), TICK)
     stretches = list(engine.stretches(1_000_000))
     assert [(str(s.step), s.count) for s in stretches] == [
         ("prefill=3x8+0", 1),
@@ -268,7 +278,9 @@ SIMULATOR = (
 OWN = "arrival, prompt, output\n0.25,10,2\n1.000000001,7,1\n"
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.csv", VIDUR), ("a.jsonl", SIMULATOR), ("b.csv", OWN)])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.csv", VIDUR), ("a.jsonl", SIMULATOR), ("b.csv", OWN)]
+)
 def test_three_forms_of_files_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     found = [(r.arrival, r.prompt, r.output) for r in read_requests(tmp_path / name)]
@@ -352,47 +364,51 @@ def test_what_is_no_process(text: str, message: str) -> None:
 # -- policies of others ----------------------------------------------------------------------------
 
 
-class _Chosen(Policy):
+class _Chosen(BatchingPolicy):
     """A policy that says what it is told."""
 
     name = "chosen"
     summary = "for tests"
 
-    def __init__(self, choose: object) -> None:
+    def __init__(self, choose: Callable[[ServerState], StepPlan]) -> None:
         self._choose = choose
 
-    def plan(self, state: State) -> Plan:
-        assert callable(self._choose)
-        found: Plan = self._choose(state)
-        return found
+    def plan(self, state: ServerState) -> StepPlan:
+        return self._choose(state)
 
 
-def _first(state: State) -> Live:
+def _first(state: ServerState) -> LiveRequest:
     return [*state.running, *state.waiting][0]
 
 
-@pytest.mark.parametrize(
-    ("choose", "message"),
-    [
-        (lambda s: Plan([]), "never serves request 1, which waits since 0 s: 2 are left"),
-        (lambda s: [], "gives a list as a step"),
-        (lambda s: Plan([(_first(s), 99)]), "adds 99 tokens to request 1, which can add 8"),
-        (lambda s: Plan([(_first(s), 0)]), "adds 0 tokens"),
-        (lambda s: Plan([(_first(s), 1)] * 2), "twice in a step"),
-        (lambda s: Plan([], [_first(s)]), "gives up the cache of request 1, which does not run"),
-        (lambda s: Plan([(w, w.left) for w in s.waiting]), "fills step 1 with 16 tokens"),
-        (lambda s: Plan([(w, 1) for w in s.waiting]), "2 sequences, and there is room for 1"),
-    ],
-)
-def test_a_policy_that_errs_is_named(choose: object, message: str) -> None:
-    limits = Limits(12, 1 if "sequences" in message else 2)
+def _no_plan(state: ServerState) -> StepPlan:
+    return cast("StepPlan", [])
+
+
+_WRONG: list[tuple[Callable[[ServerState], StepPlan], str]] = [
+    (lambda s: StepPlan([]), "never serves request 1, which waits since 0 s: 2 are left"),
+    (_no_plan, "gives a list as a step"),
+    (lambda s: StepPlan([(_first(s), 99)]), "adds 99 tokens to request 1, which can add 8"),
+    (lambda s: StepPlan([(_first(s), 0)]), "adds 0 tokens"),
+    (lambda s: StepPlan([(_first(s), 1)] * 2), "twice in a step"),
+    (lambda s: StepPlan([], [_first(s)]), "gives up the cache of request 1, which does not run"),
+    (lambda s: StepPlan([(w, w.left) for w in s.waiting]), "fills step 1 with 16 tokens"),
+    (lambda s: StepPlan([(w, 1) for w in s.waiting]), "2 sequences, and there is room for 1"),
+]
+
+
+@pytest.mark.parametrize(("choose", "message"), _WRONG)
+def test_a_policy_that_errs_is_named(
+    choose: Callable[[ServerState], StepPlan], message: str
+) -> None:
+    limits = ServerLimits(12, 1 if "sequences" in message else 2)
     with pytest.raises(DiagnosticError, match=message):
         served([Request(0, 8, 2), Request(0, 8, 2)], limits, _Chosen(choose))
 
 
 def test_a_request_that_never_fits_is_refused() -> None:
     with pytest.raises(DiagnosticError, match="request 2 takes 4 blocks of 16 tokens"):
-        served([Request(0, 1, 1), Request(0, 40, 20)], Limits(64, 2, 3))
+        served([Request(0, 1, 1), Request(0, 40, 20)], ServerLimits(64, 2, 3))
 
 
 def test_no_policy_of_that_name() -> None:
