@@ -26,10 +26,16 @@ from typing import Any
 
 #: Published runs whose memory is planned.
 PLANNED = ("llama3-405b-8k", "llama3-405b-131k", "deepseek-v3", "megatron-gpt-1t")
-#: Models whose strategies are searched: ranks and sizes.
-SEARCHED: dict[str, tuple[int, str]] = {
-    "llama3-70b": (512, "B=1024,S=8192"),
-    "deepseek-v3": (256, "B=1024,S=4096"),
+#: Searches: the model, ranks, sizes, and what varies instead of the usual. The second space has
+#: about 10^5 points.
+SEARCHED: dict[str, tuple[str, ...]] = {
+    "llama3-70b": ("llama3-70b", "--ranks", "512", "--set", "B=1024,S=8192"),
+    "llama3-70b-wide": (
+        *("llama3-70b", "--ranks", "512", "--set", "B=1024,S=8192", "--tp", "1..16"),
+        *("--cp", "1..8", "--chunks", "0,2,4,5,8,10", "--microbatch-size", "1..16"),
+        *("--schedule", "1f1b,interleaved,zb-h1"),
+    ),
+    "deepseek-v3": ("deepseek-v3", "--ranks", "256", "--set", "B=1024,S=4096"),
 }
 STRATEGY: dict[str, Any] = {"sp": True, "zero": 3}
 #: Steps that are timed: a model and its flags.
@@ -125,9 +131,9 @@ def _planned(preset: str) -> dict[str, Any]:
     }
 
 
-def _searched(model: str) -> dict[str, Any]:
-    """A search of the default space by one process: its seconds, bounds a second, and evaluations
-    a second of jobs whose structures are compiled."""
+def _searched(name: str) -> dict[str, Any]:
+    """A search by one process: its seconds, bounds a second, and evaluations a second of jobs whose
+    structures are compiled."""
     from click import Context
 
     from stagec.driver.search import command
@@ -135,8 +141,7 @@ def _searched(model: str) -> dict[str, Any]:
     from stagec.driver.search_question import questions
     from stagec.driver.search_run import search
 
-    ranks, sizes = SEARCHED[model]
-    line = [model, "--ranks", str(ranks), "--machine", "h100-sxm", "--set", sizes]
+    line = [*SEARCHED[name], "--machine", "h100-sxm"]
     with Context(command) as context:
         command.parse_args(context, line)
         question = questions(context.params)[0]
