@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from stagec.formats.base import (
+    Estimate,
     Format,
     JobFormat,
     Layout,
@@ -68,6 +69,7 @@ __all__ = [
     "DiagnosticError",
     "DiagnosticList",
     "Dim",
+    "Estimate",
     "Expr",
     "Facts",
     "Family",

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from stagec.formats.chakra.nodes import NodeKind, read_trace
+from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import NodeKind
 
 
 def main() -> None:

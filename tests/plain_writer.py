@@ -57,16 +57,12 @@ class Gradient(NamedTuple):
 
 @dataclass
 class Bucket:
-    """One call of a reduction, and the run that it is issued behind if it joins stages."""
+    """One call of a reduction, and the run that it is issued behind: the one that completes its
+    last gradient, or the last of all if it joins stages."""
 
     call: Run
-    late: Run | None = None
+    ready: Run | None = None
     inside: list[Gradient] = field(default_factory=list[Gradient])
-
-    @property
-    def ready(self) -> Run | None:
-        """The run that it stands behind: the one that completes its last gradient."""
-        return self.late or self.inside[-1].run
 
 
 def _around(op: Operation) -> list[Operation]:
@@ -287,6 +283,7 @@ class _Issue:
     def buckets(self) -> list[Bucket]:
         """The calls of all reductions, each in the order in which they are complete."""
         place: dict[Run | None, int] = {run: i for i, run in enumerate(self.runs)}
+        when: dict[Run | None, tuple[int, ...]] = {run: (i,) for run, i in place.items()}
         found: list[Bucket] = []
         for call in self.calls:
             mine: list[Bucket] = []
@@ -294,11 +291,18 @@ class _Issue:
                 full = True
                 for gradient in sorted(given, key=lambda g: place.get(g.run, -1)):
                     if full:
-                        mine.append(Bucket(call, self.late.get(call)))
+                        mine.append(Bucket(call))
                     mine[-1].inside.append(gradient)
                     held = sum(g.size for g in mine[-1].inside)
                     full = held >= self._origins.size(call.op, "bucket")
-            found += sorted(mine, key=lambda b: place.get(b.ready, -1))
+            for bucket in mine:
+                runs = [g.run for g in bucket.inside]
+                last = max(runs[::-1], key=lambda r: when.get(r, (-1,)))
+                bucket.ready = self.late.get(call, last)
+            mine.sort(key=lambda b: when.get(b.ready, (-1,)))
+            if mine:
+                when[call] = (*when.get(mine[-1].ready, (-1,)), len(found + mine))
+            found += mine
         return found
 
 

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
+from stagec.interp.pipeline import run_named
 from stagec.ir.core import Value
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
 from stagec.pipeline.manager import PassManager
-from tests.support import loaded, run_passes, tiny_options
-
-#: Up to where the program is text that all ranks run in lockstep.
-LOCKSTEP = "fuse-kernels"
+from stagec.pipeline.spec import Pipeline
+from tests.support import loaded, run_passes
 
 
-def step_module(model: str, mode: str, new: int, past: int, **options: Any) -> Module:
-    """A partitioned step of serving on tiny sizes."""
-    given = tiny_options(model, **options)
-    sizes = {n: v for n, v in given.sizes.items() if n not in ("S", "B")}
+def step_modules(job: JobOptions, mode: str, new: int, past: int) -> tuple[Module, Module]:
+    """A step of serving of a job whose sizes are those of training: as it is stated, and as ranks
+    run it."""
+    sizes = {n: v for n, v in job.sizes.items() if n not in ("S", "B")}
     counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
-    job = given.changed(serve=mode, sizes=sizes, batch=given.sizes["B"], context=past, **counts)
+    step = job.changed(serve=mode, sizes=sizes, batch=job.sizes["B"], context=past, **counts)
+    return _until(step, "to-serving"), _until(step, "plan-memory")
+
+
+def _until(job: JobOptions, last: str) -> Module:
     builder = JobBuilder(job)
     pipeline = loaded().pipeline(builder.pipeline_text())
-    names = [p.name for p in pipeline.passes]
-    end = names.index(LOCKSTEP)
-    passes, locs = pipeline.passes[:end], pipeline.locs[:end]
-    PassManager(type(pipeline)(passes, locs)).run(builder.module)
+    end = [p.name for p in pipeline.passes].index(last) + 1
+    PassManager(Pipeline(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)
     return builder.module
 
 
-def whole_logits(model: str, tokens: int, seed: int = 1, **options: Any) -> tuple[Any, Any]:
-    """Random inputs, and the logits of the training forward of so many tokens: what its loss
+def whole_logits(job: JobOptions, tokens: int, seed: int = 1) -> tuple[dict[str, Array], Array]:
+    """Random inputs, and the logits of the training forward of so many tokens: what its first loss
     judges. Dropout is left out, as in inference."""
-    given = tiny_options(model, **options)
-    job = given.changed(sizes={**given.sizes, "S": tokens})
-    module = run_passes(JobBuilder(job).module, "inline,infer-shapes")
+    plain = JobOptions(job.model, sizes={**job.sizes, "S": tokens})
+    module = run_passes(JobBuilder(plain).module, "inline,infer-shapes")
     for op in list(module.walk()):
         if op.name == "stg.dropout":
             op.results[0].replace_with(op.operands[0])
@@ -61,21 +61,21 @@ def _logits(value: Value | None) -> Value:
 class Server:
     """A model that serves a batch of sequences: it keeps their caches from step to step."""
 
-    model: str
+    job: JobOptions
     inputs: Mapping[str, Array]
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     past: int = 0
     caches: dict[str, Array] = field(default_factory=dict[str, Array])
 
     def step(self, mode: str, new: int) -> Array:
         """The logits of a step of so many tokens."""
-        module = step_module(self.model, mode, new, self.past, **self.options)
-        args = module.main.body.args
-        fresh = random_inputs(args, module.env, 7)
+        stated, ready = step_modules(self.job, mode, new, self.past)
+        args = stated.main.body.args
+        fresh = random_inputs(args, stated.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
-        logits, *caches = run_module(module, module.env, given)
+        found = run_named(ready, ready.env, given)
+        logits, *rows = (_result(found, v) for v in stated.main.body.terminator.operands)
         held = [a for a in args if a.tensor.role in CACHED]
-        self.caches = {a.name: found for a, found in zip(held, caches, strict=True)}
+        self.caches = {a.name: after for a, after in zip(held, rows, strict=True)}
         self.past += new
         return logits
 
@@ -86,6 +86,9 @@ class Server:
         if value.shape == fresh.shape:
             return value
         (along,) = [d for d, n in enumerate(fresh.shape) if n != value.shape[d]]
+        if fresh.shape[along] > value.shape[along]:  # a table that training has fewer rows of
+            fresh[(slice(None),) * along + (slice(value.shape[along]),)] = value
+            return fresh
         return np.take(value, range(self.past, self.past + new), axis=along)
 
     def _held(self, arg: Value, fresh: Array, new: int) -> Array:
@@ -107,6 +110,11 @@ class Server:
         return np.moveaxis(rows, 0, along)
 
 
+def _result(found: Mapping[str, Array], value: Value) -> Array:
+    """What a value of the stated step became: the sum or join of microbatches has a new name."""
+    return found[value.name] if value.name in found else found[f"{value.name}_sum"]
+
+
 def _along(arg: Value) -> int | None:
     """The dimension of tokens of a cache; None if it is the same in all steps."""
     for op, index in arg.uses:
@@ -120,12 +128,10 @@ def _along(arg: Value) -> int | None:
     return None
 
 
-def assert_serves(model: str, steps: Sequence[tuple[str, int]], **options: Any) -> None:
+def assert_serves(job: JobOptions, steps: Sequence[tuple[str, int]]) -> None:
     """Prefill and decode in these steps give the logits of the whole forward, to 1e-9."""
-    tokens = sum(new for _, new in steps)
-    plain = {n: v for n, v in options.items() if n == "sizes"}
-    inputs, expected = whole_logits(model, tokens, **plain)
-    server = Server(model, inputs, options)
+    inputs, expected = whole_logits(job, sum(new for _, new in steps))
+    server = Server(job, inputs)
     for mode, new in steps:
         found = server.step(mode, new)
         rows = expected[:, server.past - found.shape[1] : server.past]

@@ -132,7 +132,7 @@ def _searched(model: str) -> dict[str, Any]:
     answer = search(
         question, lambda units: ((i, work(u)) for i, u in enumerate(units)), 4, lambda _: None
     )
-    tasks = [Task(answer.candidate(found).options, question.machine, None) for found in answer.best]
+    tasks = [Task(answer.job(found), question.machine, None) for found in answer.best]
     for task in tasks:
         evaluate(task)
     began = time.process_time()

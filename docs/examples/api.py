@@ -342,7 +342,7 @@ Names().suffix, Names().patched
 # -- PatchedEncoder, Variant: See `stagec/formats/chakra`.
 PatchedEncoder.__name__, [field for field in Variant.__dataclass_fields__][:3]
 
-# -- JobFormat, TraceJob, all_ranks
+# -- JobFormat, TraceJob, Estimate, all_ranks
 class Classes(JobFormat):
     name = "classes"
 
@@ -352,6 +352,9 @@ class Classes(JobFormat):
     def files(self, job, ranks):
         all_ranks(self, ranks)
         yield f"{job.name}.classes.txt", (self.line(job, i) for i in range(len(job.members)))
+
+    def estimate(self, job, ranks):
+        return Estimate(40 * len(job.members), "a line for each class")
 
     def line(self, job, number):
         return f"{len(job.members[number])} ranks: {len(job.program(number))} nodes\n".encode()

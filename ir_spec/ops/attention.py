@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, call, same
+from stagec.ir.expr import Expr
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
@@ -29,7 +29,9 @@ from stagec.ir_spec.ops.attention_core import (
     key_rows,
     local_pairs,
     scores_of,
+    seen_keys,
 )
+from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import need_result
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.strategy import ORDERS
@@ -55,9 +57,8 @@ def _computed(op: Operation, q: int, n: Sizes) -> Expr:
     ranks."""
     rows, columns = key_rows(op, q)
     n_ranks = axis_size(a for a in rows.axes if a not in columns.axes)
-    if "past" in op.attrs and not same(columns.size, op.expr("past") + rows.size):
-        keys = call("min", [columns.size, op.expr("past") + rows.size])
-        return n["s"] * keys * n["t"] / columns.size
+    if "past" in op.attrs:
+        return n["s"] * (seen_keys(op, q) * n["t"] / columns.size)
     hides = op.flag("causal") and rows.size == columns.size
     return all_pairs(n) * (n_ranks + 1) / (n_ranks * 2) if hides else all_pairs(n)
 
@@ -76,8 +77,8 @@ class Attention(OpDef):
     Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
     of their own, as in multi-head latent attention (arXiv 2405.04434). Operands that flags name
     follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than the
-    queries: cross attention. The second result, the row log-sum-exp in fp32, is there if backward
-    needs it.
+    queries: cross attention. With `documents` a sequence is packed of several, and a token sees its
+    own. The second result, the row log-sum-exp in fp32, is there if backward needs it.
 
     FLOPs are those of the two products over the pairs that the mask leaves, exactly: S(S+1)/2 when
     causal, m(m+1)/2 + (S-m)W with m = min(S, W) in a window of W. The softmax inside the kernel is
@@ -148,11 +149,11 @@ class Attention(OpDef):
     def partition(
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
     ) -> Sequence[Value]:
-        return (
-            ring_forward(b, op, special["s"])
-            if "s" in special
-            else super().partition(b, op, special)
-        )
+        if "s" in special:
+            return ring_forward(b, op, special["s"])
+        if "past" in op.attrs and not op.flag("selected"):
+            return merge_parts(b, op, special["t"])
+        return super().partition(b, op, special)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = given(op, args)

@@ -25,7 +25,17 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim
-from stagec.ir_spec.ops.masks import CAUSAL, SPANS, is_plain, misfits_of_mask, pairs, seen, spans
+from stagec.ir_spec.ops.masks import (
+    CAUSAL,
+    DOCUMENTS,
+    SPANS,
+    is_plain,
+    misfits_of_documents,
+    misfits_of_mask,
+    pairs,
+    seen,
+    spans,
+)
 from stagec.ir_spec.ops.serving import PAST, first_key, past_of
 
 #: The shapes of operands that flags name.
@@ -40,6 +50,7 @@ SCORES = (
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
 WHOLE = (
+    DOCUMENTS,
     PAST,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
@@ -67,9 +78,19 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
             "expected stg.gather or stg.exchange"
         )
     yield from misfits_of_mask(op)
+    if found in (1, 2):
+        rows, columns = key_rows(op, before - 1)
+        yield from misfits_of_documents(op, rows.size, columns.size)
 
 
-def core_rule(op: Operation, text: str, before: int, factor: str, special: str = "") -> Rule:
+def core_rule(
+    op: Operation,
+    text: str,
+    before: int,
+    factor: str,
+    special: str = "",
+    sizes: Sizes | None = None,
+) -> Rule:
     """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
     of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
     values are one packed operand after `before` others, or two, of which the values may have a head
@@ -77,11 +98,12 @@ def core_rule(op: Operation, text: str, before: int, factor: str, special: str =
     more = further(op)
     packed = len(op.operands) == before + 1 + len(more)
     kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
-    shapes = {name: "," + _FURTHER[name] for name in more}
+    keys = factor if "t" in factor else "t"
+    shapes = {name: "," + _FURTHER[name].replace("t", keys) for name in more}
     grads = "".join(s for name, s in shapes.items() if name != "selected")
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)
-    return make_rule(filled, whole="zkvn", special=special)
+    return make_rule(filled, whole="zkvn", special=special, sizes=sizes)
 
 
 # -- work ------------------------------------------------------------------------------------------
@@ -97,6 +119,14 @@ def core_flops(n: Sizes, seen_pairs: Expr, keys: int, values: int) -> Expr:
 def all_pairs(n: Sizes) -> Expr:
     """The pairs of all queries and keys, masks ignored."""
     return n["s"] * n.get("t", n["s"])
+
+
+def seen_keys(op: Operation, q: int) -> Expr:
+    """The keys of a sequence: what a cache has more rows than that is empty."""
+    rows, columns = key_rows(op, q)
+    if "past" not in op.attrs or same(columns.size, op.expr("past") + rows.size):
+        return columns.size
+    return call("min", [columns.size, op.expr("past") + rows.size])
 
 
 def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
@@ -115,6 +145,8 @@ def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
     count = op.operands[-1].tensor.shape[-1] if op.flag("selected") else None
     whole = pairs(op, rows.size, columns.size, count)
     ranks = rows.size / n["s"]
+    if "past" in op.attrs:
+        ranks = ranks * columns.size / n["t"]
     return whole if ranks == 1 else call("ceildiv", [whole, ranks])
 
 
@@ -141,7 +173,7 @@ def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:
 # -- numeric reference -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Given:
     """The operands of a reference from the queries on; heads in groups that share a key."""
 

@@ -76,7 +76,11 @@ class Einsum(OpDef):
         if len(keys) != 1 or len(held) != 1:
             return super().serve(step, op)
         ((_, dim),) = tokens[held[0]].items()
-        op.set_operand(held[0], step.append(op.operands[held[0]], dim=dim))
+        new = op.operands[held[0]]
+        rows = step.append(new, dim=dim)
+        if rows.tensor.dtype != new.tensor.dtype:  # a product is of one type
+            rows = step.b.value("stg.cast", [rows], {"to": new.tensor.dtype}, hint=rows.name)
+        op.set_operand(held[0], rows)
         return op.results
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -348,7 +352,7 @@ def _factor(op: Operation) -> Expr:
 
 class Cast(Elementwise):
     """Changes the element type; no FLOPs, only bytes. Partial sums pass: they are reduced in the
-    new type."""
+    new type. To and from i8 it is with one scale for all, which is not counted."""
 
     name = "stg.cast"
     traits = (Recasts(), Fusible())
@@ -365,8 +369,8 @@ class Cast(Elementwise):
         return op.operands[0]
 
     def verify(self, op: Operation) -> Iterator[str]:
-        if op.text("to") not in FLOATS:
-            yield f"casts to a floating-point type, found {op.text('to')}"
+        if op.text("to") not in FLOATS | {"i8"}:
+            yield f"casts to a floating-point type or i8, found {op.text('to')}"
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]

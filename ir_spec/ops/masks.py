@@ -10,12 +10,16 @@ Of `x` queries with as many keys, at positions from 0:
 | `window = W`            | i - W < j < i + W               | twice that, less x                   |
 | `causal, chunk = C`     | j <= i, both in one block of C  | (x-r)(C+1)/2 + r(r+1)/2, r = x mod C |
 | `chunk = C`             | both are in one block of C      | (x-r)C + r^2                         |
+| `causal, documents = D` | j <= i, both in one of them     | the sum of l(l+1)/2 of their lengths |
+| `documents = D`         | both are in one of them         | the sum of l^2                       |
 | `causal, prefix = P`    | j <= i or j < P                 | x(x+1)/2 + p(p-1)/2, p = min(x, P)   |
 | `causal, selected`      | j <= i, and j is among its N    | as those of a window of N            |
 | `selected`              | j is among its N                | x min(x, N)                          |
 
 The pairs are counted, row by row, from these definitions. With fewer keys than queries, `t`, a
-causal mask leaves min(i+1, t) to query i: the pairs of a window of `t`.
+causal mask leaves min(i+1, t) to query i: the pairs of a window of `t`. Documents of equal lengths
+are blocks; of lengths of their own they add up to x, and no query sees two of them (packed
+sequences, as in arXiv 2407.21783, section 3.2).
 """
 
 from __future__ import annotations
@@ -25,20 +29,21 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, call, expand, same
+from stagec.ir.expr import Expr, call, expand, same, total
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
 
-#: Numbers of spans by their names.
-Sizes = Mapping[str, int]
+#: Numbers of spans by their names: one, or the lengths of documents.
+Sizes = Mapping[str, Sequence[int]]
 CAUSAL = Param("causal", "flag", "mask the future")
 SPANS = (
     Param("window", "size", "a query sees so many keys, up to its own position"),
     Param("chunk", "size", "a query sees the keys in its block of so many positions"),
     Param("prefix", "size", "every query sees so many first keys"),
 )
-_CHOICES = (*(p.name for p in SPANS), "selected")
+DOCUMENTS = Param("documents", "sizes", "a query sees its document; these are their lengths")
+_CHOICES = (*(p.name for p in SPANS), DOCUMENTS.name, "selected")
 
 
 def is_plain(op: Operation) -> bool:
@@ -54,9 +59,25 @@ def misfits_of_mask(op: Operation) -> Iterator[str]:
     if "prefix" in op.attrs and not op.flag("causal"):
         yield "expects 'causal' with 'prefix': without it every query sees all keys"
     for name in given:
-        value = op.attrs[name]
-        if isinstance(value, Expr) and value.value is not None and value.value < 1:
-            yield f"expects '{name}' to be at least 1, found {value}"
+        for value in _numbers(op, name) if name != "selected" else ():
+            if value.value is not None and value.value < 1:
+                yield f"expects '{name}' to be at least 1, found {value}"
+
+
+def _numbers(op: Operation, name: str) -> Sequence[Expr]:
+    return op.exprs(name) if name == DOCUMENTS.name else (op.expr(name),)
+
+
+def misfits_of_documents(op: Operation, rows: Expr, columns: Expr) -> Iterator[str]:
+    """What is wrong with documents of so many queries and keys: they are all of both."""
+    lengths = op.exprs(DOCUMENTS.name)
+    if lengths and not (same(total(lengths), rows) and same(rows, columns)):
+        found = f"{columns} keys" if same(total(lengths), rows) else f"{total(lengths)} in all"
+        rest = expand(rows - total(lengths[:-1]))
+        yield (
+            f"expects documents that are the {rows} queries and keys, found {found}: "
+            f"expected {rest} as the last one"
+        )
 
 
 def pairs(op: Operation, x: Expr, t: Expr, count: Expr | None = None) -> Expr:
@@ -81,6 +102,9 @@ def _pairs(op: Operation, x: Expr, t: Expr, count: Expr | None) -> Expr:
         if causal:
             return (x - rest) * (chunk + 1) / 2 + rest * (rest + 1) / 2
         return (x - rest) * chunk + rest * rest
+    if DOCUMENTS.name in op.attrs:
+        lengths = op.exprs(DOCUMENTS.name)
+        return total(n * (n + 1) / 2 if causal else n * n for n in lengths)
     if "prefix" in op.attrs:
         first = call("min", [x, op.expr("prefix")])
         return x * (x + 1) / 2 + first * (first - 1) / 2
@@ -104,14 +128,18 @@ def seen(op: Operation, rows: Sequence[int], columns: Sequence[int], sizes: Size
     causal = op.flag("causal")
     found = (i >= j) if causal else (i - j == i - j)
     if "window" in sizes:
-        found &= abs(i - j) < sizes["window"]
+        found &= abs(i - j) < sizes["window"][0]
     if "chunk" in sizes:
-        found &= i // sizes["chunk"] == j // sizes["chunk"]
+        found &= i // sizes["chunk"][0] == j // sizes["chunk"][0]
     if "prefix" in sizes:
-        found |= j < sizes["prefix"]
+        found |= j < sizes["prefix"][0]
+    if DOCUMENTS.name in sizes:
+        ends = np.cumsum(sizes[DOCUMENTS.name])
+        found &= np.searchsorted(ends, i, "right") == np.searchsorted(ends, j, "right")
     return found
 
 
 def spans(op: Operation, ctx: NumericContext) -> Sizes:
-    """The numbers of window, chunk and prefix, as far as they are stated."""
-    return {p.name: ctx.size(op.expr(p.name)) for p in SPANS if p.name in op.attrs}
+    """The numbers of window, chunk, prefix and documents, as far as they are stated."""
+    stated = [p.name for p in (*SPANS, DOCUMENTS) if p.name in op.attrs]
+    return {name: [ctx.size(e) for e in _numbers(op, name)] for name in stated}

@@ -17,9 +17,11 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load
 from stagec.ir_spec.ops.norm import softmax
+from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.structure import ratio
 
 _SCORES = (
@@ -51,6 +53,7 @@ class Route(OpDef):
         *_SCORES,
         Param("groups", "size", "groups of experts"),
         Param("top_groups", "size", "groups that a token may take experts of"),
+        PAST,
     )
     example = (
         "%weights, %experts = stg.route[k = T, normalize](%logits) : (f32[B, S, T], i32[B, S, T])"
@@ -68,6 +71,10 @@ class Route(OpDef):
             yield "expects logits, or logits and a bias"
         if ("groups" in op.attrs) != ("top_groups" in op.attrs):
             yield "expects 'groups' and 'top_groups' together"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        op.attrs |= step.past_attr()
+        return op.results
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         per_logit = _score_flops(op) + len(op.operands) + ("groups" in op.attrs)
@@ -89,6 +96,7 @@ class Route(OpDef):
         length: int = logits.shape[1]
         count: int = logits.shape[2]
         tokens = np.arange(length) + ctx.start(op.operands[0].tensor.dims[1])
+        tokens += ctx.size(past_of(op))
         chosen = (tokens[:, None] * k + np.arange(k)) % count
         experts = np.broadcast_to(chosen, (*logits.shape[:2], k))
         return [_weights(op, _scores(op, logits), experts), experts]

@@ -33,7 +33,15 @@ from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.types import axis_size
-from stagec.ir_spec.ops.recurrence import Tokens, back, into_start, run, transition
+from stagec.ir_spec.ops.recurrence import (
+    Tokens,
+    back,
+    delayed,
+    into_start,
+    on_time,
+    run,
+    transition,
+)
 
 Named = Mapping[str, Array]
 
@@ -51,6 +59,7 @@ class ScanKind(OpDef):
     rank: ClassVar[int] = 4  # of the first operand of each of its ops, without parts
     stem: ClassVar[str] = ""  # the name of the op that computes y
     whole: ClassVar[str] = ""  # factors that must not be split
+    late: ClassVar[bool] = False  # a token reads the state before it
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
         """The shape of each input, of `y`, `state` and `keep`."""
@@ -139,8 +148,9 @@ class Scan(ScanKind):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = self.named(op, args)
         start = x.pop("start", None)
-        tokens = self.tokens(x)
+        tokens = delayed(self.tokens(x)) if self.late else self.tokens(x)
         y, _ = run(tokens, None if start is None else _full(start, tokens))
+        y = y[:, :-1] if self.late else y
         return [(y + self.skip(x)).reshape(_shape(ctx, op.result))]
 
 
@@ -187,7 +197,12 @@ class ScanGrad(ScanKind):
         tokens = self.tokens(x)
         flat = dy.reshape(tokens.v.shape)
         states = [None if v is None else _full(v, tokens) for v in (start, d_end)]
-        found = self.pull(x, back(tokens, flat, *states), flat)
+        if self.late:
+            more = np.concatenate([flat, np.zeros_like(flat[:, :1])], 1)
+            grads = on_time(back(delayed(tokens), more, *states))
+        else:
+            grads = back(tokens, flat, *states)
+        found = self.pull(x, grads, flat)
         return [
             found[n].reshape(_shape(ctx, r)) for n, r in zip(self.inputs, op.results, strict=True)
         ]
@@ -242,7 +257,8 @@ class ScanStateGrad(ScanKind):
         x = self.named(op, args)
         dy = x.pop("dy")
         tokens = self.tokens(x)
-        both = (into_start(tokens, dy.reshape(*tokens.q.shape[:3], -1)), transition(tokens))
+        flat = dy.reshape(*tokens.q.shape[:3], -1)
+        both = (into_start(tokens, flat, late=self.late), transition(tokens))
         return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ZERO, Expr, call, same
+from stagec.ir.expr import ZERO, Expr, call, const, same
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
@@ -48,6 +48,7 @@ class Append(OpDef):
         Param("dim", "int", "the dimension of tokens (default 1)"),
         PAST,
         Param("span", "size", "a query sees so many keys up to its own: no more stay cached"),
+        Param("page", "int", "rows are kept in pages of so many tokens (default 1)"),
     )
     example = "%keys = stg.append(%q, %q) : bf16[B, S, H, K]"
 
@@ -92,10 +93,15 @@ class CachedRows:
 
     dim: int
     span: Expr | None
+    page: int
 
     def held(self, tokens: Expr) -> Expr:
         """The rows that stay when a sequence has so many tokens."""
         return tokens if self.span is None else call("min", [tokens, self.span])
+
+    def paged(self, rows: Expr) -> Expr:
+        """So many rows in whole pages."""
+        return rows if self.page == 1 else call("ceildiv", [rows, const(self.page)]) * self.page
 
 
 def rows_of(cache: Value) -> CachedRows | None:
@@ -103,7 +109,7 @@ def rows_of(cache: Value) -> CachedRows | None:
     for user, index in cache.uses:
         if isinstance(user.definition, Append) and index == 0:
             span = user.expr("span") if "span" in user.attrs else None
-            return CachedRows(user.integer("dim", 1), span)
+            return CachedRows(user.integer("dim", 1), span, user.integer("page", 1))
         if user.region is not None and index < len(user.region.args):
             inner = user.region.args[index]
             found = rows_of(inner)

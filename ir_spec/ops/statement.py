@@ -73,6 +73,17 @@ class Request:
     def __getitem__(self, flag: str) -> Any:
         return self.flags[flag]
 
+    @property
+    def sequence(self) -> str:
+        """The dimension that context parallelism splits: the tokens of the step, or in decode,
+        where these are few, those that are cached."""
+        return "past" if self.flags.get("serve") == "decode" else "S"
+
+    @property
+    def cp_mode(self) -> str:
+        """How attention sees a split sequence; where caches are split it merges its parts."""
+        return "merge" if self.sequence != "S" else str(self["cp_mode"])
+
     def over(self, *names: str) -> Axes:
         """Those of these axes that the mesh has."""
         return tuple(a for a in names if a in self.axes)
@@ -233,6 +244,7 @@ class Statement(Declaration):
     record: ClassVar[type[Record]] = Record
     flags: ClassVar[tuple[Flag, ...]] = ()
     repeats: ClassVar[bool] = False  # it may stand several times
+    training: ClassVar[str] = ""  # why a step of serving has no use for it; empty if it has
     _fields: ClassVar[tuple[_Field, ...]] = ()
 
     def __init_subclass__(cls) -> None:

@@ -73,7 +73,7 @@ class SplitOp(Statement):
             "int",
             0,
             least=0,
-            needs=(EXPERTS,),
+            needs=(EXPERTS, "tp"),
         ),
         Flag(
             "sp",
@@ -82,6 +82,13 @@ class SplitOp(Statement):
             False,
             needs=("tp",),
             tries=(False, True),
+        ),
+        Flag(
+            "dp_attention",
+            "Of --serve: split the sequences between the blocks over tp, for whole experts.",
+            "switch",
+            False,
+            needs=("tp",),
         ),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
@@ -96,7 +103,7 @@ class SplitOp(Statement):
         if experts and EXPERTS in request.sizes:
             yield {"dims": EXPERTS, "over": experts, "only_with": "M"}
         if "cp" in request.axes:
-            yield {"dims": "S", "over": "cp"}
+            yield {"dims": request.sequence, "over": "cp"}
         if "tp" in request.axes:
             yield from self._tensor_parallel(request)
 
@@ -113,6 +120,8 @@ class SplitOp(Statement):
             yield {"dims": tuple(dims), "over": over}
         if request["sp"]:
             yield {"dims": "S", "over": over, "at": "rest"}
+        if request["dp_attention"]:
+            yield {"dims": "B", "over": over, "at": "rest"}
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ class ExchangeOp(Statement):
     example = "stg.exchange[S, into = (H, G)]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
-        if "cp" in request.axes and request["cp_mode"] == "ulysses":
+        if "cp" in request.axes and request.cp_mode == "ulysses":
             yield {"dim": "S", "into": tuple(n for n in HEADS if n in request.sizes)}
 
 
@@ -204,7 +213,7 @@ class RingOp(Statement):
     example = "stg.ring[S, order = zigzag]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
-        if "cp" in request.axes and request["cp_mode"] == "ring":
+        if "cp" in request.axes and request.cp_mode == "ring":
             yield {"dim": "S", "order": request["cp_order"]}
 
     def problems(self, request: Request) -> Iterator[tuple[str, str]]:
@@ -268,6 +277,7 @@ class ShardParamsOp(Statement):
     """
 
     name, record = "stg.shard_params", ShardParamsRule
+    training = "it shards what training keeps of parameters; --tp, --pp and --ep split them"
     example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -426,7 +436,7 @@ class GatherOp(Statement):
     example = "stg.gather[V]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
-        if "cp" in request.axes and request["cp_mode"] == "all-gather":
+        if "cp" in request.axes and request.cp_mode == "all-gather":
             yield {"dims": "S"}
         if "tp" in request.axes and request["no_vocab_parallel"]:
             yield {"dims": "V"}

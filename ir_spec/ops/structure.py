@@ -306,8 +306,9 @@ class AccumulateOp(RegionOp):
     """Gradient accumulation: splits the symbol `split` (the batch) into `count` microbatches.
 
     Bound values are sliced along the dimensions that contain the symbol, others are the same every
-    time. What the region yields is summed over the microbatches, into buffers that live through
-    all of them; the addition is part of the kernels that make the parts (as fused gradient
+    time. What the region yields and has the symbol in a dimension, such as logits, is joined along
+    it. All else is summed over the microbatches, into buffers that live through all of them; the
+    addition is part of the kernels that make the parts (as fused gradient
     accumulation is), so it costs no node. With a `schedule` the region is a list of actions, which
     the schedule orders; one with two copies of the model gives each half of the microbatches. What
     begins with `pipeline` is for the cut into pipeline stages, which removes it.
@@ -328,7 +329,25 @@ class AccumulateOp(RegionOp):
         return [microbatch(op, v.tensor) for v in op.operands]
 
     def infer(self, op: Operation) -> list[Type]:
-        return [v.tensor for v in op.body.terminator.operands]
+        return [joined(op, v.tensor) for v in op.body.terminator.operands]
+
+
+def joined_dim(op: Operation, type_: TensorType) -> int | None:
+    """The dimension along which values of this type of all microbatches are joined; None for a
+    type without the symbol that is split, whose values are summed."""
+    name = op.text("split")
+    return next((d for d, dim in enumerate(type_.dims) if name in dim.size.symbols), None)
+
+
+def joined(op: Operation, type_: TensorType) -> TensorType:
+    """The type of what all microbatches yield together: the inverse of `microbatch`."""
+    d, name = joined_dim(op, type_), op.text("split")
+    if d is None:
+        return type_
+    whole = {name: symbol(name) * op.expr("count")}
+    dims = list(type_.dims)
+    dims[d] = replace(dims[d], size=substitute(dims[d].size, whole))
+    return replace(type_, dims=tuple(dims))
 
 
 def microbatch(op: Operation, type_: TensorType) -> TensorType:

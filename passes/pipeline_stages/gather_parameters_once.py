@@ -36,7 +36,7 @@ class GatherParametersOnce(Pass):
               stg.yield(%y)
             } : bf16[(B/4)@dp, D]
             stg.yield(%y)
-          } : bf16[(B/4)@dp, D]
+          } : bf16[B@dp, D]
           stg.return(%z)
         }
     After:
@@ -60,7 +60,7 @@ class GatherParametersOnce(Pass):
               stg.yield(%y)
             } : bf16[(B/4)@dp, D]
             stg.yield(%y)
-          } : bf16[(B/4)@dp, D]
+          } : bf16[B@dp, D]
           stg.return(%z)
         }
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from stagec.api import Operation, Value
+from stagec.api import Operation, Region, Value
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import Accumulates, Repeats, Terminates
 from stagec.ir_spec.ops.comm import Movement
@@ -51,6 +51,8 @@ def _alike(value: Value, dim: int) -> Iterator[tuple[Value, int]]:
     """The values and dimensions that count the same as a dimension of this value. They follow
     from the op that makes it and from the ops that use it."""
     op = value.producer
+    if isinstance(value.owner, Region) and value.owner.owner.has(Accumulates):
+        yield value.owner.owner.operands[value.index], dim
     if op is not None and op.has(Accumulates):
         yield op.body.terminator.operands[value.index], dim
     elif op is not None:
@@ -59,7 +61,9 @@ def _alike(value: Value, dim: int) -> Iterator[tuple[Value, int]]:
         around = user.parent_op
         if around is None or around.has(Repeats):
             continue  # used whole, by each layer
-        if user.has(Terminates) and around.has(Accumulates):
+        if user.has(Accumulates):
+            yield user.body.args[slot], dim
+        elif user.has(Terminates) and around.has(Accumulates):
             yield around.results[slot], dim
         else:
             yield from _alike_in(user, slot, dim)

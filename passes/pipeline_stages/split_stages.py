@@ -71,7 +71,7 @@ class SplitStages(Pass):
               stg.yield(%a)
             } : bf16[B/4, D | rep]
             stg.yield(%y)
-          } : bf16[B/4, D | rep]
+          } : bf16[B, D | rep]
           stg.return(%y)
         }
     After:
@@ -79,7 +79,7 @@ class SplitStages(Pass):
         stg.mesh @pod[pp = 2]
         stg.func @f_stage0[over = pp, stages = 0, parameters = D^2*L] (
             %x: bf16[B, D | rep], %W_c0: bf16[L/2, D, D | rep param part(W=0)]) ->
-            bf16[B/4, D | rep] {
+            bf16[B, D | rep] {
           %y = stg.accumulate[count = 4, split = B, schedule = "1f1b"] (
               %x_mb: bf16[B/4, D | rep] = %x) {
             %y = stg.action[forward, chunk = 0] {
@@ -92,11 +92,11 @@ class SplitStages(Pass):
               stg.yield(%y)
             } : bf16[B/4, D | rep]
             stg.yield(%y)
-          } : bf16[B/4, D | rep]
+          } : bf16[B, D | rep]
           stg.return(%y)
         }
         stg.func @f_stage1[over = pp, stages = 1, parameters = D^2*L] (
-            %W_c0: bf16[L/2, D, D | rep param part(W=0)]) -> bf16[B/4, D | rep] {
+            %W_c0: bf16[L/2, D, D | rep param part(W=0)]) -> bf16[B, D | rep] {
           %y = stg.accumulate[count = 4, split = B, schedule = "1f1b"] {
             %y = stg.action[forward, chunk = 0] {
               %y = stg.recv[over = pp, by = 1] : bf16[B/4, D | rep]
@@ -108,7 +108,7 @@ class SplitStages(Pass):
               stg.yield(%y_2)
             } : bf16[B/4, D | rep]
             stg.yield(%y)
-          } : bf16[B/4, D | rep]
+          } : bf16[B, D | rep]
           stg.return(%y)
         }
     """

@@ -48,7 +48,7 @@ class SplitWeightGradients(Pass):
               stg.yield(%d_h, %d_w)
             } : (bf16[B/4, D | rep], bf16[L, D, D | rep])
             stg.yield(%d_x, %g_W)
-          } : (bf16[B/4, D | rep], bf16[L, D, D | rep])
+          } : (bf16[B, D | rep], bf16[L, D, D | rep])
           stg.return(%d_x, %g_W)
         }
     After:
@@ -75,7 +75,7 @@ class SplitWeightGradients(Pass):
               stg.yield(%d_w)
             } : bf16[L, D, D | rep]
             stg.yield(%d_x, %g_W)
-          } : (bf16[B/4, D | rep], bf16[L, D, D | rep])
+          } : (bf16[B, D | rep], bf16[L, D, D | rep])
           stg.return(%d_x, %g_W)
         }
     """

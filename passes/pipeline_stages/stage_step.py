@@ -25,6 +25,7 @@ from stagec.api import Builder, Module, Operation, TensorType, Value, error, mad
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.comm import Movement
 from stagec.ir_spec.ops.contraction import Add
+from stagec.ir_spec.ops.structure import joined
 from stagec.passes.pipeline_stages.stage_values import StageValues, chunk_name
 from stagec.sharding.stages import Held, Piece, StagePlan
 
@@ -112,7 +113,7 @@ class StageStep:
             self._new.body.terminator.add_operand(inside)
             key = holding.home.chunk if odd is not None else None
             name = result.name if key is None else chunk_name(result.name, key)
-            made = self._new.add_result(name, inside.type, result.loc)
+            made = self._new.add_result(name, joined(self._new, inside.tensor), result.loc)
             if key is not None:
                 spread.here[key] = made
             else:

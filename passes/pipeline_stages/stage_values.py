@@ -49,7 +49,7 @@ class StageValues:
         self.func, self.accumulate, self.sections, self.held = func, accumulate, sections, held
         self._env: dict[int, dict[Value, Value]] = {h.home.chunk: {} for h in held}
         self._args: dict[tuple[Value, int | None], Value] = {}
-        self._data: dict[Value, Value] = {}
+        self._data: dict[tuple[Value, int | None], Value] = {}
         self._exports: dict[Value, Value] = {}
         self._floating: dict[tuple[Operation, Operation], list[Value]] = {}
         self._kept: dict[tuple[int, int, ActionKind, int], Value] = {}
@@ -132,12 +132,14 @@ class StageValues:
 
     def _data_argument(self, original: Value) -> Value:
         """The part of a microbatch: bound to the whole by the accumulation."""
-        if original not in self._data:
+        chunk = self._holding.home.chunk if original in self.sections.layers else None
+        if (original, chunk) not in self._data:
             outer = self.sections.body.owner.operands[original.index]
             self.accumulate.add_operand(self.argument(outer, self._holding))
-            arg = self.accumulate.body.add_arg(original.name, original.type, original.loc)
-            self._data[original] = arg
-        return self._data[original]
+            name = original.name if chunk is None else chunk_name(original.name, chunk)
+            type_ = self.cut_type(original, self._holding)
+            self._data[original, chunk] = self.accumulate.body.add_arg(name, type_, original.loc)
+        return self._data[original, chunk]
 
     def _floating_value(self, original: Value, op: Operation) -> Value:
         """A value that is computed wherever it is used, once in each action."""

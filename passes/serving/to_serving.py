@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stagec.api import (
@@ -17,18 +17,22 @@ from stagec.api import (
     TensorType,
     Type,
     Value,
+    axis_size,
     const,
     error,
+    evaluate,
     letters,
     made_by,
+    read_strategy,
     symbol,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import ZERO
+from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import MODES, PAST, ServingStep
+from stagec.ir.serving import MIXED, MODES, PAST, ServingStep
 from stagec.ir.traits import Terminates
+from stagec.passes.serving.mixed import Mixed, parsed_classes
 from stagec.support.suggest import did_you_mean
 
 SEQUENCE = "S"
@@ -57,58 +61,89 @@ class ToServing(Pass):
     name = "to-serving"
     needs = Phase.SHAPED
 
-    mode: str = field(default="decode", metadata={"help": "prefill or decode"})
+    mode: str = field(default="decode", metadata={"help": "prefill, decode or mixed"})
     context: int = field(
         default=-1,
         metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
     )
+    kv_dtype: str = field(
+        default="", metadata={"help": "the element type of caches (default: as they are made)"}
+    )
+    page: int = field(default=1, metadata={"help": "tokens of a page: caches have whole pages"})
     longest: int = field(
         default=0,
         metadata={"help": "positions that tables of S rows have (default: open, `positions`)"},
     )
 
+    classes: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "of mixed: the classes of sequences, decode=64x4096, prefill=1x2048+0"},
+    )
+
     def run(self, module: Module) -> None:
-        to_serving(module, self.mode, self.context, self.longest)
+        to_serving(module, self)
 
 
-def to_serving(module: Module, mode: str, context: int = -1, longest: int = 0) -> None:
-    """Rewrite the main function, in place. A `context` below 0 leaves the cached tokens open.
+def to_serving(module: Module, given: ToServing) -> None:
+    """Rewrite the main function, in place.
 
     Raises `DiagnosticError` for an unknown mode, a model without a token to choose, and ops that
     have no form that serves.
     """
+    mode = given.mode
     if mode not in MODES:
         raise error(
             f"'{mode}' is no step of serving",
             remedy=did_you_mean(mode, MODES) or f"choose among {', '.join(MODES)}",
         )
-    past = ZERO if context == 0 else _declare(module, PAST, context)
+    if (mode == MIXED) != bool(given.classes):
+        raise error(
+            "a mixed step has classes of sequences, and no other step has",
+            remedy='write to-serving{mode=mixed, classes=("decode=64x4096", "prefill=1x2048+0")}',
+        )
+    plain = given.context == 0 or mode == MIXED
+    past = ZERO if plain else _declare(module, PAST, given.context)
     body = module.main.body
     _return_logits(module, body)
     _freeze(body)
+    new, b = symbol(SEQUENCE), Builder(module.registry, body)
+    parts = ONE if past == ZERO and mode != MIXED else _parts(module)
     step = ServingStep(
-        module.registry, body, mode, symbol(SEQUENCE), past, Builder(module.registry, body)
+        module.registry, body, module.env, mode, new, past, b, given.kv_dtype, given.page, parts
     )
-    _cut_tables(module, step, longest)
-    _serve_region(step, body)
+    mixed = Mixed.of(module, step, parsed_classes(given.classes)) if given.classes else None
+    _cut_tables(module, step, given.longest)
+    _serve_region(step, body, mixed)
     logits = body.terminator.operands
-    if mode == "prefill":
-        logits = tuple(_last(module, value) for value in logits)
+    if mixed is not None:
+        chosen = logits if mixed.samples else ()
+        logits = tuple(_last(module, value, mixed.sampled) for value in chosen)
+    elif mode == "prefill":
+        logits = tuple(_last(module, value, _last_row) for value in logits)
     body.terminator.set_operands([*logits, *step.hand_out()])
     erase_unused(body)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 
+def _parts(module: Module) -> Expr:
+    """Over how many ranks the strategy splits what is cached along its tokens."""
+    splits = read_strategy(module).splits if module.ops("stg.strategy") else ()
+    cached = [r for r in splits if {PAST, SEQUENCE} & set(r.dims) and not r.rest]
+    over = axis_size(dict.fromkeys(a for rule in cached for a in rule.over))
+    return const(evaluate(over, module.env)) if over.symbols <= module.env.keys() else over
+
+
 def _declare(module: Module, name: str, value: int) -> Expr:
-    """Declare a symbol, with a value if that is above 0."""
+    """Declare a symbol unless it is, with a value if that is above 0."""
     declared = module.ops("stg.symbols")
-    if name in module.symbols or not declared:
+    if not declared:
         raise error(
-            f"the model has a symbol '{name}' of its own",
+            f"@{module.name} declares no symbols, expected S among them",
             module.root.loc,
-            remedy=f"rename it: a step of serving declares '{name}'",
+            remedy="name the tokens of a sequence: stg.symbols[B, S]",
         )
-    declared[0].attrs[name] = const(value) if value > 0 else True
+    if value > 0 or name not in module.symbols:
+        declared[0].attrs[name] = const(value) if value > 0 else True
     return symbol(name)
 
 
@@ -161,12 +196,12 @@ def _freeze(body: Region) -> None:
             arg.type = replace(arg.tensor, role="frozen")
 
 
-def _last(module: Module, value: Value) -> Value:
-    """The last position of a value [B, S, ...]: of what it is made of, as far as each token is
-    computed by itself."""
+def _last(module: Module, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:
+    """The rows of a value [B, S, ...] that are chosen: of what it is made of, as far as each token
+    is computed by itself."""
     op = value.producer
     if op is not None and _is_apart(op):
-        operands = [_last(module, v) if _has_tokens(v) else v for v in op.operands]
+        operands = [_last(module, v, choose) if _has_tokens(v) else v for v in op.operands]
         b = Builder.after(module.registry, op, loc=op.loc)
         return b.value(op.name, operands, op.attrs, hint=value.name)
     region = value.region
@@ -176,8 +211,13 @@ def _last(module: Module, value: Value) -> Value:
         if op is not None
         else Builder(module.registry, region, 0, loc=made)
     )
+    return choose(value, b)
+
+
+def _last_row(value: Value, b: Builder) -> Value:
     row = letters(value.tensor.rank)
-    taken = b.value("stg.take", [value], {"at": symbol(SEQUENCE) - 1}, hint=f"{value.name}_last")
+    at = {"at": symbol(SEQUENCE) - 1}
+    taken = b.value("stg.take", [value], at, hint=f"{value.name}_last")
     spec = Quoted(f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}")
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}
     return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")
@@ -213,7 +253,8 @@ def _tokens_in(value: Value) -> bool:
 
 
 def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
-    """Parameters with a row for each position keep all rows; the step takes those of its tokens."""
+    """Parameters with a row for each position keep all rows; of these `stg.slice` takes those of
+    the new tokens."""
     for arg in list(step.body.args):
         dims = [d for d, size in enumerate(arg.tensor.shape) if step.is_tokens(size)]
         if not arg.tensor.role or not dims:
@@ -225,7 +266,7 @@ def _cut_tables(module: Module, step: ServingStep, longest: int) -> None:
         arg.type = replace(arg.tensor, dims=tuple(whole))
         users = list(arg.uses)
         b = Builder(module.registry, step.body, 0, loc=made_by(ToServing.name, arg.loc))
-        attrs = {"dim": const(dim), "start": step.past, "size": step.new}
+        attrs = {"dim": const(dim), "size": step.new}
         part = b.value("stg.slice", [arg], attrs, hint=f"{arg.name}_new")
         for user, index in users:
             user.set_operand(index, part)
@@ -238,20 +279,20 @@ def _symbol_once(module: Module, name: str) -> Expr:
 # -- the walk --------------------------------------------------------------------------------------
 
 
-def _serve_region(step: ServingStep, region: Region) -> None:
+def _serve_region(step: ServingStep, region: Region, mixed: Mixed | None) -> None:
     """Serve the ops of a region, in order; types follow."""
     for op in list(region.ops):
         if op.region is not None:
             _set_types(op.region.args, op.definition.region_args(op) or ())
-            _serve_region(step, op.region)
+            _serve_region(step, op.region, mixed)
             _set_types(op.results, op.definition.infer(op))
         elif not op.has(Terminates):
-            _serve(step, op)
+            _serve(step, op, mixed)
 
 
-def _serve(step: ServingStep, op: Operation) -> None:
+def _serve(step: ServingStep, op: Operation, mixed: Mixed | None) -> None:
     step.b = Builder.before(step.registry, op, loc=made_by(ToServing.name, op.loc))
-    values = op.definition.serve(step, op)
+    values = op.definition.serve(step, op) if mixed is None else mixed.serve(op)
     if values is None or list(values) == op.results:
         _set_types(op.results, op.definition.infer(op))
         return

@@ -56,7 +56,7 @@ def gather_dimensions(module: Module, strategy: Strategy) -> None:
     assumptions = Assumptions(module, GatherDimensions.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
     for name in strategy.gathered:
-        found = special_ops(module.main.body, name)
+        found = special_ops(module.main.body, name, joined=True)
         if not found:
             module.diagnostics.remark(
                 f"no op treats a split of {name} in its own way, so there is nothing to gather; "

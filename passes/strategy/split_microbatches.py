@@ -23,6 +23,7 @@ from stagec.api import (
 from stagec.ir.core import substitute_attr
 from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.traits import Repeats
+from stagec.ir.types import CACHED
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import cut, pipeline_attrs, read_pipeline
 from stagec.sharding.strategy import PipelineRule
@@ -54,7 +55,7 @@ class SplitMicrobatches(Pass):
           %y_sum = stg.accumulate[count = 4, split = B] (%x_mb: bf16[B/4, D] = %x) {
             %y = stg.einsum["bd,df->bf"](%x_mb, %w) : bf16[B/4, F]
             stg.yield(%y)
-          } : bf16[B/4, F]
+          } : bf16[B, F]
           stg.return(%y_sum)
         }
     """
@@ -118,7 +119,8 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
         assumptions.divides(symbol(batch), const(count), strategy.loc)
     end = body.terminator
     inner = [op for op in body.ops if op is not end]
-    data = [a for a in body.args if not a.tensor.role and _has(a.tensor, batch)]
+    ours = {"", *CACHED}
+    data = [a for a in body.args if a.tensor.role in ours and _has(a.tensor, batch)]
     if not data:
         raise error(
             f"no argument has the dimension {batch} to be split into microbatches",

@@ -19,7 +19,7 @@ from stagec.ir.expr import (
     total,
 )
 from stagec.ir.module import Module
-from stagec.ir.types import CACHED, DTYPE_BYTES, WEIGHTS, axis_size
+from stagec.ir.types import CACHED, WEIGHTS, axis_size, bytes_of
 from stagec.ir_spec.ops.serving import rows_of
 from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.attached import stages_of
@@ -75,12 +75,13 @@ def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
     for d, dim in enumerate(cache.tensor.dims):
         if along is not None and d == along.dim:
             held = along.held(tokens)
-            sizes.append(call("ceildiv", [held, axis_size(dim.axes)]) if dim.split else held)
+            held = call("ceildiv", [held, axis_size(dim.axes)]) if dim.split else held
+            sizes.append(held if one else along.paged(held))
         elif one and BATCH in dim.size.symbols:
             sizes.append(substitute(dim.size, {BATCH: ONE}))
         else:
             sizes.append(dim.local)
-    return product(sizes) * DTYPE_BYTES[cache.tensor.dtype]
+    return bytes_of(product(sizes), cache.tensor.dtype)
 
 
 # -- the largest batch -----------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from stagec.program.runs import Run
 from stagec.time.held import Held, held
 from stagec.time.intervals import inner_waits, node_times, occurrences, stream_name, title_of, waits
 from stagec.time.path import critical_path
-from stagec.time.pieces import Step
 from stagec.time.replay import ClassReplay
+from stagec.time.shapes import Step
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import BUBBLE, COMPUTE, Stream
 
@@ -158,17 +158,19 @@ def _pieces(tables: _Tables, each: ClassReplay, runs: Sequence[Run]) -> _Drawn:
     known: dict[Hashable, int] = {}
     found: list[int] = []
     before = 0
-    for number, run in occurrences(runs, each):
+    for number, inside, run in occurrences(runs, each):
         shape, entry = each.plan[number].shape, each.entries[number]
-        key = (shape, each.ends[number][0]) if entry is None else entry
+        what: Hashable = (shape, each.ends[number][0]) if entry is None else entry
+        key = what, inside.start, inside.stop
         if key not in known:
-            starts = [0] * len(shape.steps) if entry is None else entry.starts
-            times = zip(shape.steps, starts, each.ends[number], strict=True)
+            steps, ends = shape.steps[inside], each.ends[number][inside]
+            starts = [0] * len(steps) if entry is None else entry.starts[inside]
+            times = zip(steps, starts, ends, strict=True)
             if coarse:
                 rows = list(_segments(tables, times))
             else:
                 rows = [(tables.node(step), start, end) for step, start, end in times]
-            idle = inner_waits(shape, entry) if entry is not None else ()
+            idle = inner_waits(shape, entry) if entry is not None and not inside.start else ()
             rows += [(tables.wait(w.part), w.start, w.end) for w in idle]
             known[key] = tables.entry(rows)
         numbers = tuple(run.instance.microbatches) if run.instance is not None else ()

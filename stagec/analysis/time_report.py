@@ -14,8 +14,8 @@ from stagec.program.nodes import Node
 from stagec.time.costs import Measurements
 from stagec.time.levers import levers as all_levers
 from stagec.time.path import critical_path
-from stagec.time.pieces import Shape
 from stagec.time.replay import ClassReplay
+from stagec.time.shapes import Shape
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 from stagec.time.tables import INTERPOLATED, MATCHED, NOT_FOUND

@@ -15,8 +15,9 @@ from stagec.check.files import GroupsFile
 from stagec.check.findings import CheckReport
 from stagec.check.ranks import RankReader, RankTrace
 from stagec.check.traces import check_traces
+from stagec.formats.chakra.files import split_records
 from stagec.formats.chakra.format import CHAKRA
-from stagec.formats.chakra.nodes import NodeKind, TraceError, decode_node, split_records, varint
+from stagec.formats.chakra.nodes import NodeKind, TraceError, decode_node, varint
 from stagec.job.archive import Archive, StoredProgram
 from stagec.program.groups import neighbours
 from stagec.program.nodes import Ints
@@ -27,7 +28,15 @@ _APART = 1 << 20
 
 def check_archive(path: Path) -> CheckReport:
     """Check the whole job of an archive. Raises `DiagnosticError` if it cannot be opened."""
-    archive, report, reader = Archive.open(path), CheckReport(), RankReader()
+    report = CheckReport()
+    check_traces(read_archive(path, report, RankReader()), report)
+    return report
+
+
+def read_archive(path: Path, report: CheckReport, reader: RankReader) -> CheckedJob:
+    """All traces of an archive. What cannot be read is reported; raises `DiagnosticError` if it
+    cannot be opened."""
+    archive = Archive.open(path)
     if archive.format is not CHAKRA:
         raise error(
             f"'{path}' holds a job in the format '{archive.format.name}', expected Chakra's",
@@ -44,17 +53,14 @@ def check_archive(path: Path) -> CheckReport:
                     traces[rank] = replace(trace, class_id=class_id)
         except TraceError as problem:
             where = archive.index.classes[number].entry.get("name")
-            message = f"class {where}: byte {problem.byte_offset}: {problem.message}"
+            message = f"class {where}: {problem.where}: {problem.message}"
             report.error(path, "unreadable", message, "write the archive again")
         except DiagnosticError as problem:
             report.error(path, "unreadable", str(problem), "write the archive again")
     table = archive.groups.table()
     groups = GroupsFile(path, {int(n): tuple(ranks) for n, ranks in table.items()})
-    job = CheckedJob(
-        path, dict(sorted(traces.items())), frozenset(range(archive.groups.ranks)), groups
-    )
-    check_traces(job, report)
-    return report
+    every = frozenset(range(archive.groups.ranks))
+    return CheckedJob(path, dict(sorted(traces.items())), every, groups)
 
 
 def _by_widths(program: StoredProgram, members: Ints) -> list[Ints]:

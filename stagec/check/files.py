@@ -9,7 +9,7 @@ import json
 import re
 import reprlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -18,7 +18,9 @@ from stagec.check.findings import CheckReport
 from stagec.job.seal import SEAL, is_intact
 
 MANIFEST_NAME = "manifest.json"
-_TRACE_NAME = re.compile(r"(?P<name>.+)\.(?P<rank>0|[1-9][0-9]{0,8})\.et", re.ASCII | re.DOTALL)
+_TRACE_NAME = re.compile(r"(?P<name>.+)\.(?P<rank>0|[1-9][0-9]{0,8})", re.ASCII | re.DOTALL)
+#: How the names of traces end; the first kind that a folder has is read.
+_ENDS = (".et", ".et.gz", ".json", ".json.gz")
 _GROUP_ID = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
@@ -37,12 +39,11 @@ def group_id(text: str) -> int | None:
 
 def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]]:
     """The name of the job, and its trace files by rank, lowest rank first."""
-    jobs: dict[str, dict[int, Path]] = {}
-    for path in _entries(directory, report):
-        match = _TRACE_NAME.fullmatch(path.name)
-        if match:
-            jobs.setdefault(match["name"], {})[int(match["rank"])] = path
-        elif path.suffix == ".et":
+    entries = _entries(directory, report)
+    found = [_jobs(entries, end) for end in _ENDS]
+    jobs = next((each for each in found if each), found[0])
+    for path in entries:
+        if path.suffix == ".et" and not _TRACE_NAME.fullmatch(path.stem):
             message = f"expected a trace named NAME.RANK.et, found {path.name}"
             report.error(path, "bad-name", message, "rename it, ranks counting from 0")
     if not jobs:
@@ -50,13 +51,30 @@ def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]
         report.error(directory, "no-traces", message, "name a directory that holds traces")
         return "", {}
     if len(jobs) > 1:
-        found = ", ".join(sorted(jobs))
-        message = f"expected the traces of one job, found {len(jobs)}: {found}"
+        names = ", ".join(sorted(jobs))
+        message = f"expected the traces of one job, found {len(jobs)}: {names}"
         report.error(directory, "mixed-names", message, "keep one job per directory")
     name = max(sorted(jobs), key=lambda job: len(jobs[job]))
     files = dict(sorted(jobs[name].items()))
     _check_ranks(directory, name, files, report)
     return name, files
+
+
+def _jobs(entries: Iterable[Path], end: str) -> dict[str, dict[int, Path]]:
+    """Jobs by name, of the files whose names end so."""
+    found: dict[str, dict[int, Path]] = {}
+    for path in entries:
+        match = _TRACE_NAME.fullmatch(path.name.removesuffix(end))
+        if match and path.name.endswith(end):
+            found.setdefault(match["name"], {})[int(match["rank"])] = path
+    return found
+
+
+def job_of(path: Path) -> tuple[str, int]:
+    """The name of the job, and the rank, in the name of a trace: `llama` and 3 of `llama.3.et`."""
+    end = next((end for end in reversed(_ENDS) if path.name.endswith(end)), "")
+    match = _TRACE_NAME.fullmatch(path.name.removesuffix(end))
+    return (match["name"], int(match["rank"])) if match else (path.stem, 0)
 
 
 def _entries(directory: Path, report: CheckReport) -> list[Path]:
@@ -73,7 +91,7 @@ def _check_ranks(
 ) -> None:
     missing = next((rank for rank in range(len(files)) if rank not in files), None)
     if missing is not None:
-        message = f"expected ranks 0 to {max(files)}, found no {name}.{missing}.et"
+        message = f"expected ranks 0 to {max(files)}, found no {name}.{missing}"
         report.error(directory, "missing-rank", message, "number the ranks from 0 without gaps")
 
 

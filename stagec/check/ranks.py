@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stagec.check.program import Analysis, TraceProgram, analyse
-from stagec.formats.chakra.nodes import (
-    AttrValue,
-    NodeKind,
-    TraceNode,
-    decode_node,
-    read_records,
-    split_records,
-)
+from stagec.formats.chakra.files import read_records, split_records
+from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode, decode_node
 
 _CACHED_RECORDS = 1 << 17
 
@@ -29,7 +23,7 @@ _LINK_OF: Mapping[int, str] = {
     NodeKind.SEND: "comm_dst",
     NodeKind.RECV: "comm_src",
 }
-_LINKS = frozenset({"pg_name", "comm_dst", "comm_src"})
+LINKS = frozenset({"pg_name", "comm_dst", "comm_src"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +51,13 @@ class _Record:
 
 
 class RankReader:
-    """Reads trace files, remembering records and programs across them."""
+    """Reads trace files, remembering records and programs across them. With `times`, ranks whose
+    nodes take other times have other programs."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, analyse: Callable[[TraceProgram], Analysis] = analyse, *, times: bool = False
+    ) -> None:
+        self._analyse, self._times = analyse, times
         self._records: dict[bytes, _Record] = {}
         self._class_ids: dict[bytes, int] = {}
         self.classes: list[Analysis] = []
@@ -95,14 +93,14 @@ class RankReader:
         if class_id is None:
             class_id = self._class_ids[key] = len(self.classes)
             nodes = tuple(record.node for record in records)
-            self.classes.append(analyse(TraceProgram(nodes, group_slots, peer_slots)))
+            self.classes.append(self._analyse(TraceProgram(nodes, group_slots, peer_slots)))
         return RankTrace(rank, path, class_id, self.classes[class_id], tuple(groups), tuple(peers))
 
     def _record(self, path: Path, offset: int, raw: bytes) -> _Record:
         record = self._records.get(raw)
         if record is None:
             node = decode_node(path, offset, raw)
-            record = _Record(node, _shape(node), _link(node))
+            record = _Record(node, _shape(node, times=self._times), _link(node))
             if len(self._records) >= _CACHED_RECORDS:
                 self._records.clear()
             self._records[raw] = record
@@ -118,12 +116,13 @@ def _link(node: TraceNode) -> AttrValue | None:
     return value if isinstance(value, str if name == "pg_name" else int) else None
 
 
-def _shape(node: TraceNode) -> bytes:
+def _shape(node: TraceNode, *, times: bool) -> bytes:
     values = [
-        (name, type_name, None if name in _LINKS else node.attrs[name])
+        (name, type_name, None if name in LINKS else node.attrs[name])
         for name, type_name in sorted(node.attr_types.items())
     ]
-    facts = (node.id, node.name, node.kind, node.data_deps, node.ctrl_deps, values)
+    when = (node.start_micros, node.duration_micros) if times else ()
+    facts = (node.id, node.name, node.kind, node.data_deps, node.ctrl_deps, values, when)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
 
 

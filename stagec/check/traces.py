@@ -30,14 +30,29 @@ def check_directory(
     with the directory is a finding; nothing is raised.
     """
     report = CheckReport()
+    job = read_directory(directory, report, RankReader(), progress, manifest=True)
+    if job is not None:
+        check_traces(job, report)
+    return report
+
+
+def read_directory(
+    directory: Path,
+    report: CheckReport,
+    reader: RankReader,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    manifest: bool = False,
+) -> CheckedJob | None:
+    """All traces of a folder, compared with its manifest if asked for; None if there are none. What
+    cannot be read is reported."""
     name, files = discover(directory, report)
     if not files:
-        return report
-    check_manifest(directory, files, report)
-    traces = _read(files, report, progress)
-    groups = read_groups(directory, name, report)
-    check_traces(CheckedJob(directory, traces, frozenset(files), groups), report)
-    return report
+        return None
+    if manifest:
+        check_manifest(directory, files, report)
+    traces = _read(files, report, reader, progress)
+    return CheckedJob(directory, traces, frozenset(files), read_groups(directory, name, report))
 
 
 def check_traces(job: CheckedJob, report: CheckReport) -> None:
@@ -52,15 +67,15 @@ def check_traces(job: CheckedJob, report: CheckReport) -> None:
 def _read(
     files: Mapping[int, Path],
     report: CheckReport,
+    reader: RankReader,
     progress: Callable[[int, int], None] | None,
 ) -> dict[int, RankTrace]:
-    reader = RankReader()
     traces: dict[int, RankTrace] = {}
     for done, (rank, path) in enumerate(files.items(), start=1):
         try:
             traces[rank] = reader.read(path, rank)
         except TraceError as error:
-            message = f"byte {error.byte_offset}: {error.message}"
+            message = f"{error.where}: {error.message}"
             report.error(path, "unreadable", message, "write the trace again")
         if progress is not None:
             progress(done, len(files))

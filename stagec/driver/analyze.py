@@ -19,7 +19,7 @@ from stagec.driver.pods import analyze_pods
 from stagec.driver.serving import DISAGGREGATED, serving_figures
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
-from stagec.pipeline.instrument import TYPED
+from stagec.pipeline.instrument import TYPED, Hooks
 from stagec.support.diagnostics import error
 
 
@@ -66,7 +66,7 @@ def command(**given: Any) -> int:
 
     worst, forward = Planned(worst_moments), Planned(model_flops, after=TYPED)
     kept = Planned(lambda m: serving_figures(m, builder, limit, symbolic=given["symbolic"]))
-    watching = [worst, forward, *([kept] if builder.serving is not None else [])]
+    watching: list[Hooks] = [worst, forward, *([kept] if builder.serving is not None else [])]
     module = builder.lower(watching=watching)
     result = analysis(
         module,

@@ -13,12 +13,20 @@ from stagec.driver.flags import FLAGS, STATEMENTS
 from stagec.driver.options import JobOptions
 from stagec.ir_spec.ops.axes import AXES as ALL_AXES
 from stagec.ir_spec.ops.axes import SHARDING
-from stagec.ir_spec.ops.statement import Flag, Need, Request
+from stagec.ir_spec.ops.statement import Flag, Need, Request, Statement
 from stagec.ir_spec.ops.strategy import microbatches
+from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import Diagnostic, error
 
 #: Axes that flags give a size, slowest first; expert parallelism is a part of data parallelism.
 AXES = tuple(a for a in ALL_AXES if a != "ep")
+#: Flags about training of statements that serving has, too.
+TRAINING = {
+    "grad_dtype": "there are no gradients",
+    "reduce_dtype": "there are no gradients",
+    "master_dtype": "there is no optimizer",
+    "tp_inputs": "there is no backward to keep inputs for",
+}
 #: The dimension that context and sequence parallelism split.
 SEQUENCE = "S"
 
@@ -210,26 +218,58 @@ def _recompute(request: Request) -> Iterator[Diagnostic]:
             )
 
 
-def _statements(request: Request) -> Iterator[Diagnostic]:
-    """What single statements refuse."""
-    for statement in STATEMENTS:
+def _refused_by(statement: Statement) -> Rule:
+    """What a single statement refuses."""
+
+    def rule(request: Request) -> Iterator[Diagnostic]:
         yield from (_error(*found) for found in statement.problems(request))
+
+    return rule
+
+
+def lacking(request: Request, given: Flag) -> Need | None:
+    """What a flag is given without that it needs."""
+    needed = () if given.is_default(request[given.name]) else given.needs
+    return next((need for need in needed if not _is_met(request, need)), None)
+
+
+def _serving(request: Request) -> Iterator[Diagnostic]:
+    """What is about training has no place in a step of serving, and the other way round."""
+    serve = request.flags.get("serve")
+    if not serve:
+        if request["dp_attention"]:
+            yield _error("--dp-attention is about a step of serving", "add --serve, or use --sp")
+        return
+    for statement in STATEMENTS:
+        for given in statement.flags:
+            reason = statement.training or TRAINING.get(given.name, "")
+            if reason and not given.is_default(request[given.name]):
+                yield _error(f"{given.option} is about training: {reason}", "leave it out")
+    schedule = SCHEDULES.get(request["schedule"])
+    if schedule is not None and schedule.splits_weight_gradient:
+        yield _error(
+            f"--schedule {request['schedule']} is about training: it splits backward",
+            "choose gpipe, 1f1b or interleaved",
+        )
+    if serve == "decode" and request["sp"]:
+        yield _error(
+            "--sp splits the tokens of a sequence, of which a step of decode has few",
+            "leave it out, or split the sequences: --dp-attention",
+        )
 
 
 def idle(request: Request) -> Iterator[tuple[Flag, Need]]:
     """The flags that are given without what they need, and what that is."""
     for given in FLAGS.values():
-        needed = () if given.is_default(request[given.name]) else given.needs
-        lacking = next((need for need in needed if not _is_met(request, need)), None)
-        if lacking is not None:
-            yield given, lacking
+        if (need := lacking(request, given)) is not None:
+            yield given, need
 
 
 def without_effect(request: Request) -> Iterator[Diagnostic]:
     """Flags that change nothing here."""
-    for given, lacking in idle(request):
+    for given, need in idle(request):
         shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
-        yield _warning(f"{shown} has no effect without {flag(_names(lacking)[0])}")
+        yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
     if request["zero"] >= 2 and not FLAGS["ddp_bucket"].is_default(request["ddp_bucket"]):
         yield _warning(
             "--ddp-bucket has no effect with --zero 2 and 3, which reduce layer by layer"
@@ -260,7 +300,8 @@ RULES: tuple[Rule, ...] = (
     _ulysses,
     _pipeline,
     _recompute,
-    _statements,
+    _serving,
+    *map(_refused_by, STATEMENTS),
     without_effect,
 )
 

@@ -14,11 +14,13 @@ import click
 from stagec.driver.emission import emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
+from stagec.driver.measurements import measured_options, measurements
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
 from stagec.driver.pods import compile_pods
 from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, rated_machine
+from stagec.driver.serve_steps import has_steps, steps_options
 from stagec.driver.serving import DISAGGREGATED
 from stagec.driver.streams import tell
 from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
     help="Write one compact file instead, for stagec materialize and check.",
 )
 @emission_options
+@steps_options
 @click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
 @click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
 @click.option(
@@ -90,6 +93,7 @@ if TYPE_CHECKING:
     metavar="NAME|FILE",
     help="Write durations of computations on this machine, see 'stagec machines'.",
 )
+@measured_options
 @rate_options("the machine is a roofline")
 def command(**given: Any) -> int:
     """Compile a model for a strategy and write one Chakra trace per rank, a groups file and a
@@ -105,6 +109,10 @@ def command(**given: Any) -> int:
         return compile_pods(options, given)
     durations = _durations(given)
     began = time.perf_counter()
+    if has_steps(options, given):
+        from stagec.driver.compile_steps import compile_steps
+
+        return compile_steps(options, given, durations)
     builder = JobBuilder(options)
     if options.print_strategy:
         sys.stdout.write(builder.strategy())
@@ -136,7 +144,7 @@ def command(**given: Any) -> int:
                 lambda each: replace(job, format=each), formats, output, about, given
             )
         if archive is not None:
-            _archive(job, archive, about, quiet=given["quiet"])
+            write_one_archive(job, archive, about, quiet=given["quiet"])
     if not given["quiet"]:
         from stagec.driver.tables import print_analysis
 
@@ -205,10 +213,12 @@ def _durations(given: Mapping[str, Any]) -> Durations | None:
             )
         machine = machine_of(given["machine"])
     if machine is None:
+        if given["measured"] or given["kernels_from"]:
+            raise error("measured times need a machine", remedy="add --machine h100-sxm")
         return None
     from stagec.time.durations import Durations
 
-    return Durations(machine)
+    return Durations(machine, measurements(given["measured"], given["kernels_from"], machine))
 
 
 def _job(
@@ -224,10 +234,14 @@ def _job(
     check_name(name)
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None
-    return make_job(builder.module, name, *how, format_, machine)
+    measured = durations.measured if durations is not None else None
+    return replace(make_job(builder.module, name, *how, format_, machine), measured=measured)
 
 
-def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
+def write_one_archive(
+    job: Job, path: Path, about: Mapping[str, object], *, quiet: bool
+) -> None:
+    """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
     from stagec.job.archive import write_archive
 
     began = time.perf_counter()

@@ -30,10 +30,15 @@ def configuration_name(model: str) -> str:
 
 
 def import_configuration(
-    path: str, ignored: Collection[str] = (), plugins: Iterable[Path] = ()
+    path: str,
+    ignored: Collection[str] = (),
+    plugins: Iterable[Path] = (),
+    *,
+    images: bool = False,
 ) -> Source:
     """The STG text that a configuration becomes, with a name for diagnostics; '-' is stdin. Keys
-    in `ignored` are taken as left out. Raises `DiagnosticError`."""
+    in `ignored` are taken as left out; with `images` its step takes images too. Raises
+    `DiagnosticError`."""
     source = read_source(path if path == "-" else _file(path))
     families = list(BUILT_IN)
     plugins = list(plugins)
@@ -41,7 +46,8 @@ def import_configuration(
         from stagec.pipeline.plugins import load_plugins  # takes longer than all the rest
 
         families = families_of(load_plugins(plugins).registry.extras)
-    return Source(f"<import {source.name}>", import_model(source, families, ignored).text())
+    model = import_model(source, families, ignored, images=images)
+    return Source(f"<import {source.name}>", model.text())
 
 
 def _file(path: str) -> str:

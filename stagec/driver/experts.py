@@ -36,10 +36,11 @@ def check_experts(options: JobOptions, symbols: Collection[str]) -> None:
             f"--etp {options.etp}: experts are split over all of tp = {tp or 'open'}, or not",
             remedy="leave --etp out (all of tp), or choose --etp 1",
         )
-    if options.etp == 1 and tp != 1 and not options.sp:
+    if options.etp == 1 and tp != 1 and not (options.sp or options.dp_attention):
+        split = "--dp-attention" if options.serve == "decode" else "--sp"
         raise error(
             f"--etp 1 with tp = {tp or 'open'}: whole experts need the tokens split over tp",
-            remedy="add --sp, or leave --etp out",
+            remedy=f"add {split}, or leave --etp out",
         )
     if options.mesh is None:
         _check_sizes(options)

@@ -12,6 +12,7 @@ from stagec.driver.common import report
 from stagec.driver.instruments import instruments
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
+from stagec.ir.serving import PAST
 from stagec.text.printer import print_op
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class CompiledJob:
         """The job of some options. Raises `DiagnosticError`."""
         builder = JobBuilder(options)
         values = dict(builder.module.env)
+        if builder.serving is not None and builder.serving.past:
+            values[PAST] = builder.serving.past
         compiled = _compiles(builder).find(values, lambda: builder.module)
         for diagnostic in compiled.diagnostics:
             report(diagnostic)

@@ -21,12 +21,17 @@ from stagec.driver.configurations import import_configuration
     metavar="NAME",
     help="Take a key as left out; one inside of another is written as text_config.NAME.",
 )
+@click.option("--images", is_flag=True, help="A step that takes images beside words.")
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(
-    config: str, output: str | None, ignored: Collection[str], plugin: tuple[Path, ...]
+    config: str,
+    output: str | None,
+    ignored: Collection[str],
+    images: bool,
+    plugin: tuple[Path, ...],
 ) -> None:
     """Write the STG text of a model from CONFIG, a config.json or a folder that holds one.
 
     A key that changes the computation and is not understood is an error. Nothing is downloaded.
     """
-    write_output(import_configuration(config, ignored, plugin).text, output)
+    write_output(import_configuration(config, ignored, plugin, images=images).text, output)

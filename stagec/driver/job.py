@@ -21,7 +21,7 @@ from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.instruments import instruments
 from stagec.driver.options import JobOptions, request
-from stagec.driver.serving import Serving, beyond, read_serving
+from stagec.driver.serving import Serving, beyond, read_serving, refuse_training
 from stagec.importers.library import model_source
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
@@ -87,6 +87,8 @@ class JobBuilder:
             check_sequence(options, module.symbols)
         self._check_options(module)
         self._add_strategy(module)
+        if self.serving is not None:
+            refuse_training(module)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
         self._default_batch(module)
@@ -99,7 +101,7 @@ class JobBuilder:
             warning = beyond(found)
             if warning is not None:
                 report(warning)
-            set_symbols(module, found.sizes)
+            found.declare(module)
         return found
 
     def _read_model(self) -> Source:

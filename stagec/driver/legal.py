@@ -3,34 +3,108 @@ takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from math import prod
+from typing import Any, TypeAlias
 
-from stagec.driver.combine import check
+from stagec.driver.combine import RULES, Rule, lacking, without_effect
 from stagec.driver.experts import check_experts
+from stagec.driver.flags import FLAGS
 from stagec.driver.job import mesh_axes
 from stagec.driver.options import JobOptions, request
 from stagec.ir_spec.ops.axes import DATA_AXES
-from stagec.ir_spec.ops.statement import Request
+from stagec.ir_spec.ops.statement import Flag, Request
 from stagec.ir_spec.ops.strategy import microbatches
 from stagec.schedule.registry import SCHEDULES
-from stagec.support.diagnostics import DiagnosticError, error
+from stagec.sharding.stages import shared_out
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 BATCH = "B"
+#: Why a job of flags cannot be; None if it may.
+LegalRule: TypeAlias = Callable[[JobOptions], "Diagnostic | None"]
 
 
-def checked(options: JobOptions, sizes: Mapping[str, int]) -> Request:
-    """What a job asks for, whose ranks and batch are written down, of a model of these sizes.
-    Raises `DiagnosticError` for what does not go together."""
-    check_experts(options, sizes)
-    axes = mesh_axes(options)
-    _check_batch(options, axes, sizes)
-    given = request(options, axes, sizes)
-    errors = [d for d in check(given) if d.severity == "error"]
-    if errors:
-        raise DiagnosticError(*errors)
-    _check_schedule(options, axes.get("pp") or 1)
-    return given
+def checked(options: JobOptions, sizes: Mapping[str, int], layers: int | None = None) -> Request:
+    """What a job asks for, whose ranks and batch are written down, of a model of these sizes;
+    `layers` are all that a pipeline may cut, if they are known. Raises `DiagnosticError` for what
+    does not go together."""
+    for rule in rules(sizes, layers):
+        if (found := rule(options)) is not None:
+            raise DiagnosticError(found)
+    return request(options, mesh_axes(options), sizes)
+
+
+def rules(sizes: Mapping[str, int], layers: int | None = None) -> list[LegalRule]:
+    """Everything that may refuse a job, of a model of these sizes, one by one."""
+
+    def experts(options: JobOptions) -> Diagnostic | None:
+        return _refusal(lambda: check_experts(options, sizes))
+
+    def batch(options: JobOptions) -> Diagnostic | None:
+        return _refusal(lambda: _check_batch(options, mesh_axes(options), sizes))
+
+    def schedule(options: JobOptions) -> Diagnostic | None:
+        return _refusal(lambda: _check_schedule(options, layers))
+
+    def combined(rule: Rule) -> LegalRule:
+        def found(options: JobOptions) -> Diagnostic | None:
+            problems = rule(Request(_Flags(options), _Axes(options), sizes))
+            return next((d for d in problems if d.severity == "error"), None)
+
+        return found
+
+    refusing = (rule for rule in RULES if rule is not without_effect)
+    return [experts, batch, *map(combined, refusing), schedule]
+
+
+def needless(flag: Flag, options: JobOptions, sizes: Mapping[str, int]) -> bool:
+    """Whether a flag has no effect in a job."""
+    return lacking(Request(_Flags(options), _Axes(options), sizes), flag) is not None
+
+
+def _refusal(check: Callable[[], None]) -> Diagnostic | None:
+    try:
+        check()
+    except DiagnosticError as problem:
+        return problem.diagnostics[0]
+    return None
+
+
+class _Flags(Mapping[str, Any]):
+    """The flags of a job, read when they are asked for."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self._options = options
+
+    def __getitem__(self, flag: str) -> Any:
+        return getattr(self._options, flag)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(FLAGS)
+
+    def __len__(self) -> int:
+        return len(FLAGS)
+
+
+class _Axes(Mapping[str, "int | None"]):
+    """The mesh of a job, made when it is asked for."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self._options = options
+
+    @cached_property
+    def _axes(self) -> Mapping[str, int | None]:
+        return mesh_axes(self._options)
+
+    def __getitem__(self, axis: str) -> int | None:
+        return self._axes[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._axes)
+
+    def __len__(self) -> int:
+        return len(self._axes)
 
 
 def _check_batch(
@@ -46,13 +120,17 @@ def _check_batch(
         )
 
 
-def _check_schedule(options: JobOptions, stages: int) -> None:
-    """The schedule takes so many stages, chunks and microbatches; those of plug-ins are left to the
-    compiler."""
-    schedule = SCHEDULES.get(options.schedule)
+def _check_schedule(options: JobOptions, layers: int | None) -> None:
+    """The schedule takes so many stages, chunks and microbatches, and the model has layers for all
+    parts; schedules of plug-ins are left to the compiler."""
+    stages, schedule = size_of(options, "pp"), SCHEDULES.get(options.schedule)
     if stages > 1 and schedule is not None:
         chunks = options.chunks or schedule.default_chunks
         schedule.check(stages, count_of(options), chunks)
+        parts = schedule.placement(stages, chunks).depth
+        if layers is not None:
+            shape = f"({stages} stages of {chunks})"
+            shared_out(layers, parts, tuple(options.stage_layers), shape=shape)
 
 
 def size_of(options: JobOptions, axis: str) -> int:

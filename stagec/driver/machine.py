@@ -43,3 +43,9 @@ class MachineType(click.ParamType["Machine"]):
 def machine_option(text: str, required: bool = False) -> Callable[[F], F]:
     """`--machine`, with its help in this command."""
     return click.option("--machine", type=MachineType(), required=required, help=text)
+
+
+def captured(machine: Machine) -> Machine:
+    """The machine for steps of serving, which engines capture as graphs: a host launches each as a
+    whole, and does not hold devices up."""
+    return machine.changed({"efficiency.host.issue": 0.0})

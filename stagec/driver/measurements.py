@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.costs import Measurements
     from stagec.time.tables import Table
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def measured_options(function: F) -> F:
+    """Give a command the options of `measurements`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS = (
+    click.option(
+        "--measured",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        help="Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
+    ),
+    click.option(
+        "--kernels-from",
+        type=click.Choice(["aiconfigurator"]),
+        help="Measured tables of a package: pip install 'stagec\\[kernels]'.",
+    ),
+)
 
 
 def measurements(

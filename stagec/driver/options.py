@@ -76,8 +76,11 @@ class _Job:
     context: int | None = None
     chunk: int | None = None
     speculative: int | None = None
+    step: str | None = None
     prefill: str | None = None
     decode: str | None = None
+    page: int = 1
+    kv_dtype: str | None = None
     pipeline: str | None = None
     print_strategy: bool = False
     print_after: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ def lower_pods(options: JobOptions) -> Pods:
     from stagec.program.handover import crossings
     from stagec.text.printer import print_module
 
-    asked = {pod: _options_of(pod, options) for pod in PODS}
+    asked = {pod: options_of_pod(pod, options) for pod in PODS}
     placed = {pod: JobBuilder(each).lower(until=_PLACED) for pod, each in asked.items()}
     builders: dict[str, JobBuilder] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def lower_pods(options: JobOptions) -> Pods:
     return Pods(builders, modules, crossings(placed[PREFILL], placed[DECODE]))
 
 
-def _options_of(pod: str, options: JobOptions) -> JobOptions:
+def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
     """The options of a pod: those of the job, with the strategy that --prefill or --decode gives.
 
     Raises `DiagnosticError`.

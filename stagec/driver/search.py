@@ -19,8 +19,8 @@ from stagec.driver.common import write_output
 from stagec.driver.emission import worker_options
 from stagec.driver.limit import limit_option
 from stagec.driver.options import Sizes, merged_sizes
-from stagec.driver.search_question import Machines, Pareto, questions, space_text
-from stagec.driver.search_space import KNOBS, RANKS, Values, knob_option
+from stagec.driver.search_question import Machines, Pareto, Prices, questions, space_text
+from stagec.driver.search_space import BATCHES, KNOBS, RANKS, Values, knob_option
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ _OPTIONS = (
         multiple=True,
         callback=merged_sizes,
         help="Sizes of symbols; B is the global batch in sequences.",
+    ),
+    click.option(
+        "--batch",
+        type=Values(BATCHES),
+        metavar="N|A..B",
+        help="The global batch in sequences, as --set B=N; several (512..2048 doubles): which is "
+        "best by the time of a sequence.",
     ),
     click.option(
         "--ranks",
@@ -63,6 +70,11 @@ _OPTIONS = (
         default="time",
         help="What is best: the shortest step, most tokens/s of a rank, fewest rank-seconds, or "
         "the smallest peak of memory.",
+    ),
+    click.option(
+        "--price",
+        type=Prices(),
+        help="What a rank costs an hour, in any currency; for several machines one for each.",
     ),
     click.option(
         "--pareto",
@@ -135,7 +147,7 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
     """The answers as plain data."""
     from stagec.driver.search_extra import neighbours, sensitivity
     from stagec.driver.search_run import search
-    from stagec.driver.search_table import as_json
+    from stagec.driver.search_table import as_json, least
 
     answers: list[Answer] = []
     with _crew(given) as (run, at_a_time), _line() as tell:
@@ -144,7 +156,7 @@ def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
             if answers[-1].interrupted:
                 break
         found = as_json(answers)
-        first = min((a for a in answers if a.best), key=lambda a: a.best[0].value, default=None)
+        first = min((a for a in answers if a.best), key=least, default=None)
         if first is not None and not first.interrupted:
             found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
             if given["sensitivity"]:

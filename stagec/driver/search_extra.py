@@ -8,14 +8,11 @@ from typing import Any
 from stagec.driver.flags import FLAGS
 from stagec.driver.options import JobOptions
 from stagec.driver.search_jobs import Evaluated, Task
-from stagec.driver.search_run import Answer, Run
+from stagec.driver.search_run import FOLLOW, MOST_FLAGS, Answer, Run
 from stagec.driver.search_space import microbatch_of
 from stagec.driver.search_table import strategy_of
-from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 
-#: Flags that follow from others where ranks and batch stay.
-_FOLLOW = (*DATA_AXES, "microbatches")
 _FACTORS = (0.5, 2.0)
 
 
@@ -24,9 +21,10 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
     data parallelism and microbatches follow), fastest first. With `run` they are evaluated, else
     they are told by what is known: their values, or their bounds."""
     best = answer.best[0]
-    job = answer.candidate(best).options
-    jobs, sizes = [c.options for c in answer.listed.jobs], answer.question.sizes
-    near = {n: c for n, o in enumerate(jobs) if (c := _change(job, o, sizes)) is not None}
+    job = answer.job(best)
+    jobs, sizes = answer.listed.jobs, answer.question.sizes
+    few = jobs.near(best.number, FOLLOW, MOST_FLAGS)
+    near = {n: c for n in few if (c := _change(job, jobs[n], sizes)) is not None}
     if run is not None:
         question = answer.question
         about = question.machine, question.limit, question.overlap, question.measured
@@ -40,7 +38,7 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
 
 def _change(one: JobOptions, other: JobOptions, sizes: Mapping[str, int]) -> str | None:
     """The one flag in which jobs differ, as text; None if they differ in none or in several."""
-    names = [n for n in FLAGS if n not in _FOLLOW and getattr(one, n) != getattr(other, n)]
+    names = [n for n in FLAGS if n not in FOLLOW and getattr(one, n) != getattr(other, n)]
     if set(names) == {"schedule", "chunks"}:
         names = ["schedule"]  # chunks are those of the schedule
     if set(names) == {"sp", "tp"}:
@@ -58,7 +56,7 @@ def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, An
     found = answer.known.get(number)
     row: dict[str, Any] = {
         "change": change,
-        "strategy": strategy_of(answer.listed.jobs[number].options),
+        "strategy": strategy_of(answer.listed.jobs[number]),
         "more": None,
         "exact": isinstance(found, Evaluated),
         "note": "",
@@ -83,7 +81,7 @@ def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
     """For each figure of the machine, halved and doubled: which of the best is best then. Jobs that
     are not among them are not asked."""
     question = answer.question
-    jobs = [answer.candidate(found).options for found in answer.best]
+    jobs = [answer.job(found) for found in answer.best]
     changed = list(_changed(question.machine))
     tasks = [
         Task(job, machine, None, question.overlap) for _, _, machine in changed for job in jobs

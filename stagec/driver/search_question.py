@@ -3,17 +3,19 @@ each machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import click
 
 from stagec.driver.common import kept_reports, read_source
 from stagec.driver.job import JobBuilder, find_preset
+from stagec.driver.legal import BATCH
 from stagec.driver.limit import AT_HAND, Limit
 from stagec.driver.machine import machine_of
 from stagec.driver.options import JobOptions
-from stagec.driver.probes import LAYERS, Layers
+from stagec.driver.probes import LAYERS
 from stagec.driver.search_run import Question
 from stagec.driver.search_space import (
     KNOBS,
@@ -23,6 +25,7 @@ from stagec.driver.search_space import (
     default_space,
     values_text,
 )
+from stagec.explore.layout import Layers
 from stagec.explore.space import Space
 from stagec.ir.module import Module
 from stagec.machines import Machine
@@ -66,6 +69,24 @@ class Pareto(click.ParamType[tuple[str, ...]]):
         return names
 
 
+class Prices(click.ParamType[tuple[float, ...]]):
+    """`2.5`, or `2.5,6` for two machines."""
+
+    name = "PRICE,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """What a rank of each machine costs an hour."""
+        try:
+            found = tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"expects numbers such as 2.5,6, found '{value}'", param, ctx)
+        if not all(0 < price < 1e9 for price in found):
+            self.fail(f"expects prices above 0, found '{value}'", param, ctx)
+        return found
+
+
 def questions(given: Mapping[str, Any]) -> list[Question]:
     """What is asked. Raises `DiagnosticError`."""
     if not given["machine"]:
@@ -78,25 +99,48 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
         model, set_sizes = model or preset.model, {**preset.values, **set_sizes}
     with kept_reports():
         module = JobBuilder(JobOptions(model, sizes=set_sizes), symbolic=True).module
-    sizes = {n: v for n, v in module.symbols.items() if v is not None}
-    base = base_options(JobOptions(model, sizes=set_sizes), sizes)
-    layers = _layers(module, sizes)
+    known = {n: v for n, v in module.symbols.items() if v is not None}
+    layers, prices = _layers(module, known), _prices(given)
     found: list[Question] = []
-    for machine in given["machine"]:
-        for ranks in given["ranks"]:
-            space = _space(given, sizes, ranks, machine)
-            found.append(
-                Question(
-                    *(base, sizes, layers, space, machine, ranks),
-                    given["limit"] or Limit(AT_HAND, 0),
-                    given["objective"],
-                    given["top"],
-                    given["overlap"],
-                    exhaustive=given["exhaustive"],
-                    pareto=given["pareto"] or (),
-                )
+    places: Iterator[tuple[Machine, int]] = product(given["machine"], given["ranks"])
+    for (machine, ranks), sizes in product(places, _batches(given, known)):
+        base = base_options(JobOptions(model, sizes=set_sizes), sizes)
+        found.append(
+            Question(
+                *(base, sizes, layers, _space(given, sizes, ranks, machine), machine, ranks),
+                given["limit"] or Limit(AT_HAND, 0),
+                given["objective"],
+                given["top"],
+                given["overlap"],
+                exhaustive=given["exhaustive"],
+                pareto=given["pareto"] or (),
+                price=prices[machine.name],
             )
+        )
     return found
+
+
+def _batches(given: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Mapping[str, int]]:
+    """The sizes with each of the batches."""
+    if not given["batch"]:
+        return [sizes]
+    if BATCH in given["sizes"]:
+        raise error("--batch and --set B both give the batch", remedy="give one of them")
+    return [{**sizes, BATCH: batch} for batch in given["batch"]]
+
+
+def _prices(given: Mapping[str, Any]) -> dict[str, float | None]:
+    """What a rank of each machine costs an hour, if that is known."""
+    machines: Sequence[Machine] = given["machine"]
+    names, prices = [m.name for m in machines], given["price"]
+    if prices is None:
+        return dict.fromkeys(names)
+    if len(prices) not in (1, len(names)):
+        raise error(
+            f"--price has {len(prices)} prices, but there are {len(names)} machines",
+            remedy="give one for each machine",
+        )
+    return dict(zip(names, prices if len(prices) > 1 else prices * len(names), strict=True))
 
 
 def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
@@ -105,7 +149,8 @@ def _layers(module: Module, sizes: Mapping[str, int]) -> Layers:
     names = [count.symbol_name for count in counts]
     numbers = [sizes.get(n or "", count.value or 0) for n, count in zip(names, counts, strict=True)]
     at = names.index(LAYERS) if LAYERS in names else len(names)
-    return Layers(sum(numbers[:at]), sizes.get(LAYERS, 0), sum(numbers[at + 1 :]))
+    mixed = any(op.name == "stg.order" for op in module.walk())
+    return Layers(sum(numbers[:at]), sizes.get(LAYERS, 0), sum(numbers[at + 1 :]), mixed)
 
 
 # -- space -----------------------------------------------------------------------------------------

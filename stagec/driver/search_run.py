@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from stagec.driver.legal import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
-from stagec.driver.probes import (
-    LAYERS,
-    Asked,
-    Layers,
-    Probe,
-    bounds_of,
-    refined_probe,
-    state_probe,
-    work_probe,
-)
+from stagec.driver.probes import LAYERS, Asked, Probe
+from stagec.driver.search_bounds import SAME, JobBounds
 from stagec.driver.search_jobs import Evaluated, Task
-from stagec.driver.search_space import Candidate, Listed, listed
+from stagec.driver.search_space import Listed, listed
 from stagec.explore.bounds import Floats
 from stagec.explore.branch import Found, Front, Search
+from stagec.explore.layout import Layers
 from stagec.explore.space import Space
+from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 
 #: Runs units of work: results with the numbers of the units.
 Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
+#: Flags that follow from others where ranks and batch stay; and how many flags a change of one may
+#: change: chunks go with a schedule, sp with tp.
+FOLLOW, MOST_FLAGS = (*DATA_AXES, "microbatches"), 2
 #: Characters of a message of the compiler that tell it from others.
 _LONG = 60
 
@@ -38,7 +36,8 @@ _LONG = 60
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
-    `sizes` are those of all symbols of the model, `layers` its layers."""
+    `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
+    an hour."""
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -53,6 +52,16 @@ class Question:
     measured: Any = None
     exhaustive: bool = False
     pareto: tuple[str, ...] = ()
+    price: float | None = None
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return self.sizes[BATCH]
+
+    def cost(self, seconds: float) -> float:
+        """What a step costs: rank-hours, times what one costs if that is known."""
+        return seconds * self.ranks / 3600 * (self.price or 1.0)
 
 
 @dataclass(slots=True)
@@ -73,7 +82,7 @@ class Answer:
     bound_seconds: float = 0.0
     seconds: float = 0.0
 
-    def candidate(self, found: Found[Evaluated]) -> Candidate:
+    def job(self, found: Found[Evaluated]) -> JobOptions:
         """The job of a result."""
         return self.listed.jobs[found.number]
 
@@ -87,9 +96,10 @@ def search(question: Question, run: Run, at_a_time: int, tell: Tell) -> Answer:
     """The best jobs. Interrupted, it says what is known so far."""
     began = time.monotonic()
     tell("listing the points")
-    space = listed(question.space, question.base.changed(ranks=question.ranks), question.sizes)
+    base = question.base.changed(ranks=question.ranks)
+    space = listed(question.space, base, question.sizes, question.layers.total)
     answer = Answer(question, space, [])
-    if space.jobs:
+    if len(space.jobs):
         _Searching(question, answer, run, at_a_time, tell).go()
     answer.seconds = time.monotonic() - began
     return answer
@@ -101,26 +111,28 @@ class _Searching:
     ) -> None:
         self._question, self._answer, self._run = question, answer, run
         self._at_a_time, self._tell = at_a_time, tell
-        self._jobs = [c.options for c in answer.listed.jobs]
-        self._known: dict[str, Probe] = {}
-        self._works: list[Probe] = []
-        self._states: list[Probe] = []
+        self._jobs = answer.listed.jobs
+        self._probes: dict[str, Probe] = {}
+        self._bounds: JobBounds | None = None
         self._began = time.monotonic()
+        self._dropped = 0
 
     def go(self) -> None:
         """Bound all, evaluate the promising."""
         answer = self._answer
         try:
-            bounds = self._bounds()
+            bounds = self._first_bounds()
         except KeyboardInterrupt:
             answer.interrupted, answer.left = True, len(self._jobs)
             return
         search = self._front(bounds) if self._question.pareto else self._best(bounds)
         answer.best, answer.proven, answer.left = search.best, search.proven, search.left
         answer.evaluated = search.tried
+        if self._bounds is not None and search.best and not answer.interrupted:
+            self._bounds.settle(self._jobs.near(search.best[0].number, FOLLOW, MOST_FLAGS))
         if not answer.interrupted:
             better = "beaten" if self._question.pareto else _slower(self._question.objective)
-            answer.cut[f"{better} by its bound"] += len(bounds) - search.tried
+            answer.cut[f"{better} by its bound"] += len(bounds) - search.tried - self._dropped
 
     def _best(self, bounds: Mapping[int, float]) -> Search[Evaluated]:
         search: Search[Evaluated] = Search(bounds, self._question.wanted)
@@ -156,84 +168,60 @@ class _Searching:
 
     # -- bounds ------------------------------------------------------------------------------------
 
-    def _bounds(self) -> dict[int, float]:
+    def _first_bounds(self) -> dict[int, float]:
         """Bounds of the objective of all jobs that may fit."""
-        question, answer = self._question, self._answer
+        question, answer, every = self._question, self._answer, range(len(self._jobs))
         if question.exhaustive:
-            return dict.fromkeys(range(len(self._jobs)), 0.0)
-        machine, overlap = question.machine, question.overlap
-        works = [Asked(work_probe(j, question.sizes), machine, False, overlap) for j in self._jobs]
-        states = [Asked(state_probe(j), machine, True, overlap) for j in self._jobs]
-        self._works, self._states = self._probed(works), self._probed(states)
-        began = time.monotonic()
-        seconds, held = bounds_of(self._jobs, question.layers, self._works, self._states)
-        answer.bound_seconds, answer.bounds = time.monotonic() - began, (seconds, held)
-        rooms = self._rooms()
-        fits = held <= rooms
-        answer.cut["too much memory by its bound"] += int((~fits).sum())
-        values = held if question.objective == "memory" else seconds
-        alike = self._alike()
-        answer.listed.same += len(alike)
-        return {
-            i: self._value(float(values[i]))
-            for i in np.flatnonzero(fits).tolist()
-            if i not in alike
-        }
+            return dict.fromkeys(every, 0.0)
+        about = self._jobs, question.layers, question.sizes, question.machine, self._probed
+        bounds = self._bounds = JobBounds(*about, overlap=question.overlap)
+        answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
+        if question.pareto:
+            bounds.refine(every)
+        return {n: b for n, b in self._values(every).items() if b is not None}
 
-    def _alike(self) -> set[int]:
-        """Jobs that differ from one before them in what is recomputed, and by their probes in
-        nothing that they do: where attention is one kernel, selective is none."""
-        seen: set[tuple[Any, ...]] = set()
-        found: set[int] = set()
-        for i, job in enumerate(self._jobs):
-            key = _key(job.changed(recompute="")), self._works[i]
-            if self._works[i] != Probe() and key in seen:
-                found.add(i)
-            seen.add(key)
+    def _values(self, numbers: Iterable[int]) -> dict[int, float | None]:
+        """The bounds of the objective of jobs; None for those that are left out, which are
+        counted."""
+        found: dict[int, float | None] = {}
+        question, bounds, room = self._question, self._bounds, self._room
+        if bounds is None:
+            return found
+        for n in numbers:
+            seconds, held = float(bounds.seconds[n]), float(bounds.held[n])
+            found[n] = self._value(held if question.objective == "memory" else seconds)
+            if held == SAME:
+                self._answer.listed.same += 1
+                found[n] = None
+            elif held > room:
+                self._answer.cut["too much memory by its bound"] += 1
+                found[n] = None
         return found
 
-    def _rooms(self) -> Floats:
-        """The most bytes that a rank of each job may hold, of any mesh."""
+    @property
+    def _room(self) -> float:
+        """The most bytes that a rank of a job on any mesh may hold."""
         question = self._question
-        room = question.limit.room({}, question.machine) if question.limit else float("inf")
-        return np.full(len(self._jobs), room, dtype=np.float64)
+        return question.limit.room({}, question.machine) if question.limit else float("inf")
+
+    def _refine(self, numbers: Sequence[int]) -> dict[int, float | None]:
+        """Better bounds of those that can have them; None for those that are left out."""
+        if self._bounds is None:
+            return {}
+        found = self._values(self._bounds.refine(numbers))
+        self._dropped += sum(bound is None for bound in found.values())
+        return found
 
     def _probed(self, asked: Sequence[Asked]) -> list[Probe]:
         """The probes, each made once; those that share a compile one after the other."""
         keys = [f"{a.state} {_key(a.options)}" for a in asked]
-        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
+        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._probes}
         order = sorted(new, key=lambda k: repr(_structure(new[k].options)))
         for number, found in self._run([new[k] for k in order]):
-            self._known[order[number]] = found
+            self._probes[order[number]] = found
             if number % 16 == 0:
-                self._tell(f"{len(self._known):,} probes for {len(self._jobs):,} jobs")
-        return [self._known[k] for k in keys]
-
-    def _refine(self, numbers: Sequence[int]) -> dict[int, float]:
-        """Better bounds of those that exchange parameters or gradients for each microbatch."""
-        question = self._question
-        if question.exhaustive or question.objective == "memory":
-            return {}
-        wanted = {n: refined_probe(self._jobs[n], question.sizes) for n in numbers}
-        asked = {
-            n: Asked(options, question.machine, False, question.overlap)
-            for n, options in wanted.items()
-            if options is not None
-        }
-        probes = self._probed(list(asked.values()))
-        jobs = [self._jobs[n] for n in asked]
-        if not jobs:
-            return {}
-        seconds, _ = bounds_of(jobs, question.layers, probes, [self._states[n] for n in asked])
-        least = {n: self._value(float(s)) for n, s in zip(asked, seconds, strict=True)}
-        if self._answer.bounds is not None:
-            known = self._answer.bounds[0]
-            known[[*asked]] = np.maximum(known[[*asked]], seconds)
-        first, _ = bounds_of(
-            jobs, question.layers, [self._works[n] for n in asked], [self._states[n] for n in asked]
-        )
-        before = {n: self._value(float(s)) for n, s in zip(asked, first, strict=True)}
-        return {n: v for n, v in least.items() if v > before[n]}
+                self._tell(f"{len(self._probes):,} probes for {len(self._jobs):,} jobs")
+        return [self._probes[k] for k in keys]
 
     # -- exact -------------------------------------------------------------------------------------
 
@@ -259,7 +247,7 @@ class _Searching:
     def _value(self, of: float) -> float:
         """The objective, of seconds or bytes; less is better. With ranks and batch as they are,
         tokens of a rank and cost follow the time."""
-        return of * self._question.ranks if self._question.objective == "cost" else of
+        return self._question.cost(of) if self._question.objective == "cost" else of
 
     def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
         rate = tried / max(1e-9, time.monotonic() - self._began)

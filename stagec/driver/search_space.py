@@ -3,26 +3,34 @@ its points are."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import Any, TypeVar, cast
 
 import click
 
-from stagec.driver.combine import complete, idle
+from stagec.driver.combine import complete
 from stagec.driver.flags import FLAGS, type_of
-from stagec.driver.legal import BATCH, checked, count_of
+from stagec.driver.legal import BATCH, count_of, needless, rules
 from stagec.driver.options import JobOptions
+from stagec.driver.search_listed import Jobs
+from stagec.explore.remembered import Reading, Remembered
 from stagec.explore.space import Point, Space
 from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
 from stagec.ir_spec.ops.statement import Flag
 from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, error
 
+R = TypeVar("R")
 #: A knob that is no flag: sequences of a microbatch on a rank. It gives `--microbatches`.
 MICROBATCH = "microbatch_size"
 MICROBATCH_FLAG = Flag(MICROBATCH, "Sequences of a microbatch on a rank.", "int", 0, least=1)
 RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
+BATCHES = Flag("batch", "The global batch in sequences.", "int", 0, least=1)
 KNOBS: Mapping[str, Flag] = {**FLAGS, MICROBATCH: MICROBATCH_FLAG}
 #: Kinds of flags whose values have commas: alternatives stand between bars.
 _WITH_COMMAS = ("names", "layers", "loads")
@@ -132,48 +140,101 @@ def _doubled(first: int, last: int) -> tuple[int, ...]:
 _MESH = frozenset((*AXES, "etp"))
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A point that is a job: what it sets, and its options."""
-
-    point: Point
-    options: JobOptions
-
-
 @dataclass(slots=True)
 class Listed:
     """The jobs of a space. `refused` says how many points each rule left out, by its message
     without numbers; `same` are points that are the same job as another one."""
 
     points: int
-    jobs: list[Candidate]
-    refused: dict[str, int]
+    jobs: Jobs
+    refused: Counter[str]
     same: int = 0
 
 
-def listed(space: Space, base: JobOptions, sizes: Mapping[str, int]) -> Listed:
+def listed(
+    space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None = None
+) -> Listed:
     """All legal jobs of a space. `base` has the model, its sizes and the ranks; `sizes` are those
-    of all symbols. What a rule of combination refuses is left out, and flags without effect are
-    taken back, so that no job stands twice."""
-    found = Listed(space.count, [], {})
-    outer, inner = space.part(_MESH), space.part(frozenset(space.knobs) - _MESH)
-    inside = list(inner)
-    seen: set[JobKey] = set()
-    for axes in outer:
-        if not _sized(base, axes):
-            _refuse(found, "the ranks do not divide over the axes", len(inside))
-            continue
-        try:
-            meshed = complete(base.changed(**axes))
-        except DiagnosticError as problem:
-            _refuse(found, problem.diagnostics[0].message, len(inside))
-            continue
-        for rest in inside:
-            _take(found, meshed, {**axes, **rest}, sizes, seen)
-    return found
+    of all symbols, `layers` all that a pipeline may cut. What a rule of combination refuses is left
+    out, and flags without effect are taken back, so that no job stands twice."""
+    return _Listing(space, base, sizes, layers).listed()
 
 
-JobKey: TypeAlias = tuple[Any, ...]
+class _Listing:
+    def __init__(
+        self, space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None
+    ) -> None:
+        names = {*space.knobs, *AXES, "microbatches"} - {MICROBATCH}
+        self._names = [n for n in FLAGS if n in names]
+        self._row = itemgetter(*self._names)
+        self._space, self._base, self._sizes = space, base, sizes
+        self._rules = [Remembered(_on_options(rule)) for rule in rules(sizes, layers or None)]
+        self._needless = [
+            (flag, Remembered(_on_options(partial(_is_needless, flag, sizes))))
+            for flag in FLAGS.values()
+            if flag.needs and flag.name in names
+        ]
+        self._ranks = Remembered(_on_options(data_ranks))
+        self._found = Listed(space.count, Jobs(base, self._names), Counter())
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def listed(self) -> Listed:
+        knobs = self._space.knobs
+        outer = self._space.part(_MESH)
+        inside = list(self._space.part(frozenset(knobs) - _MESH))
+        for axes in outer:
+            if not _sized(self._base, axes):
+                self._refuse("the ranks do not divide over the axes", len(inside))
+                continue
+            try:
+                meshed = vars(complete(self._base.changed(**axes)))
+            except DiagnosticError as problem:
+                self._refuse(problem.diagnostics[0].message, len(inside))
+                continue
+            for rest in inside:
+                self._take({**meshed, **rest})
+        return self._found
+
+    def _take(self, values: dict[str, Any]) -> None:
+        size = values.pop(MICROBATCH, 0)
+        if size:
+            count, rest = divmod(self._sizes.get(BATCH, 0), self._ranks(values) * size)
+            if rest or not count:
+                self._refuse("the batch does not divide over microbatches of this size")
+                return
+            values["microbatches"] = count
+        for _ in range(3):  # what has no effect may leave something else without effect
+            for rule in self._rules:
+                if (problem := rule(values)) is not None:
+                    self._refuse(problem.message)
+                    return
+            idle = [flag for flag, is_idle in self._needless if is_idle(values)]
+            if not idle:
+                break
+            values |= {flag.name: flag.default for flag in idle}
+        row = self._row(values)
+        if row in self._seen:
+            self._found.same += 1
+            return
+        self._seen.add(row)
+        self._found.jobs.rows.append(row)
+
+    def _refuse(self, message: str, times: int = 1) -> None:
+        self._found.refused[_without_numbers(message)] += times
+
+
+def _on_options(function: Callable[[JobOptions], R]) -> Callable[[Reading], R]:
+    """A function of options, of whatever has their values."""
+    return lambda values: function(cast("JobOptions", values))
+
+
+def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> bool:
+    return needless(flag, options, sizes)
+
+
+@lru_cache(4096)
+def _without_numbers(message: str) -> str:
+    return re.sub("[0-9]+", "#", message)
 
 
 def _sized(base: JobOptions, axes: Point) -> bool:
@@ -182,39 +243,6 @@ def _sized(base: JobOptions, axes: Point) -> bool:
     for axis in (a for a in AXES if a != "ep"):
         ranks *= int(axes.get(axis, getattr(base, axis)))
     return base.ranks is None or base.ranks % ranks == 0
-
-
-def _take(
-    found: Listed, meshed: JobOptions, point: Point, sizes: Mapping[str, int], seen: set[JobKey]
-) -> None:
-    given = {n: v for n, v in point.items() if n not in _MESH or n == "etp"}
-    size = given.pop(MICROBATCH, 0)
-    if size:
-        count, rest = divmod(sizes.get(BATCH, 0), data_ranks(meshed) * size)
-        if rest or not count:
-            _refuse(found, "the batch does not divide over microbatches of this size")
-            return
-        given["microbatches"] = count
-    options = meshed.changed(**given)
-    try:
-        for _ in range(3):  # what has no effect may leave something else without effect
-            needless = {flag.name: flag.default for flag, _ in idle(checked(options, sizes))}
-            if not needless:
-                break
-            options = options.changed(**needless)
-    except DiagnosticError as problem:
-        _refuse(found, problem.diagnostics[0].message)
-        return
-    key = tuple(_hashable(getattr(options, n)) for n in FLAGS)
-    if key in seen:
-        found.same += 1
-        return
-    seen.add(key)
-    found.jobs.append(Candidate(point, options))
-
-
-def _hashable(value: Any) -> Any:
-    return value if isinstance(value, str | int) else str(value)
 
 
 def data_ranks(options: JobOptions) -> int:
@@ -230,18 +258,11 @@ def microbatch_of(options: JobOptions, sizes: Mapping[str, int]) -> int:
     return sizes[BATCH] // (data_ranks(options) * count_of(options))
 
 
-def _refuse(found: Listed, message: str, times: int = 1) -> None:
-    rule = "".join("#" if c.isdigit() else c for c in message)
-    while "##" in rule:
-        rule = rule.replace("##", "#")
-    found.refused[rule] = found.refused.get(rule, 0) + times
-
-
 def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     """A job of flags whose batch is written down. Raises `DiagnosticError` without a batch."""
     if BATCH not in sizes:
         raise error(
             "a search needs the global batch: which strategy is best depends on it",
-            remedy="add --set B=1024, for example",
+            remedy="add --batch 1024, for example",
         )
     return options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.markup import escape
 
 from stagec.driver.command_line import job_words
-from stagec.driver.flags import FLAGS
 from stagec.driver.tables import bytes_text, console, table
 from stagec.driver.time_table import seconds_text
 from stagec.explore.branch import Found, beats
@@ -59,7 +58,7 @@ def rows(answer: Answer) -> list[dict[str, Any]]:
 
 def _row(answer: Answer, found: Found[Evaluated], number: int) -> dict[str, Any]:
     what, machine = found.what, answer.question.machine
-    options = answer.candidate(found).options
+    options = answer.job(found)
     seconds = what.seconds or 0.0
     ranks = answer.question.ranks
     tokens = None if what.tokens is None else what.tokens / seconds / ranks
@@ -74,6 +73,8 @@ def _row(answer: Answer, found: Found[Evaluated], number: int) -> dict[str, Any]
         "tokens_per_second_per_rank": tokens,
         "head_room": None if what.room is None else what.room - what.peak,
         "ranks": ranks,
+        "batch": answer.question.batch,
+        "cost": answer.question.cost(seconds),
         "machine": machine.name,
         "mesh": dict(what.mesh),
         "memory": dict(what.memory),
@@ -107,6 +108,7 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         "schema": SCHEMA,
         "model": _model(first.question.base),
         "objective": first.question.objective,
+        "priced": first.question.price is not None,
         "points": sum(a.listed.points for a in answers),
         "legal": sum(len(a.listed.jobs) for a in answers),
         "evaluated": sum(a.evaluated for a in answers),
@@ -120,7 +122,7 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         "same": sum(a.listed.same for a in answers),
     }
     wanted = first.question.wanted
-    told = [(value, row) for a in answers for value, row in _valued(a)]
+    told = [(value, row) for a in answers for value, row in zip(_values(a), rows(a), strict=True)]
     if first.question.pareto:
         told = _front(told, first.question.pareto)
     else:
@@ -136,11 +138,18 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
     return found
 
 
-def _valued(answer: Answer) -> list[tuple[float, dict[str, Any]]]:
-    """The best with what they are compared by where ranks and machines differ."""
-    per_rank = answer.question.objective == "tokens-per-rank"
-    values = [f.value * (answer.question.ranks if per_rank else 1) for f in answer.best]
-    return list(zip(values, rows(answer), strict=True))
+def _values(answer: Answer) -> list[float]:
+    """What the best are compared by where ranks, machines and batches differ: of seconds and cost
+    those of a sequence."""
+    asked = answer.question
+    factor = asked.ranks if asked.objective == "tokens-per-rank" else 1
+    each = 1 if asked.objective == "memory" else asked.batch
+    return [f.value * factor / each for f in answer.best]
+
+
+def least(answer: Answer) -> float:
+    """The best value of an answer that has some, to be compared with those of others."""
+    return _values(answer)[0]
 
 
 def _front(
@@ -162,6 +171,7 @@ def _search(answer: Answer) -> dict[str, Any]:
     return {
         "machine": answer.question.machine.name,
         "ranks": answer.question.ranks,
+        "batch": answer.question.batch,
         "legal": len(answer.listed.jobs),
         "evaluated": answer.evaluated,
         "best": best,
@@ -172,7 +182,7 @@ def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any
     """A point that was evaluated, as pages and files draw it."""
     if isinstance(found, str):
         return None
-    options = answer.listed.jobs[number].options
+    options = answer.listed.jobs[number]
     levels = crossed(found.mesh, levels_of(answer.question.machine))
     return {
         "strategy": strategy_of(options),
@@ -192,8 +202,7 @@ def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any
 
 def _shown(answer: Answer) -> list[str]:
     """The flags that differ among the jobs of a search."""
-    jobs = [c.options for c in answer.listed.jobs]
-    return [n for n in FLAGS if len({str(getattr(job, n)) for job in jobs}) > 1]
+    return answer.listed.jobs.differing()
 
 
 def _plain(value: Any) -> int | str:
@@ -228,7 +237,7 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
     if not best:
         out.print("no strategy of this space fits", markup=False)
     else:
-        out.print(_table(best, several="searches" in found))
+        out.print(_table(best, *(("searches" in found), found["priced"])))
         for number, row in enumerate(best, 1):
             out.print(f"[{number}] {row['reason']}", markup=False)
         for number, row in enumerate(best, 1):
@@ -242,11 +251,12 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
     _print_cut(found, out)
 
 
-def _table(found: Sequence[Mapping[str, Any]], *, several: bool) -> Any:
-    where = ("ranks",) if several else ()
+def _table(found: Sequence[Mapping[str, Any]], several: bool, priced: bool) -> Any:
+    where = ("on",) if several else ()
+    more = ("cost",) if priced else ()
     made = table(
         "Best strategies",
-        *("", "strategy", *where, "step", "tokens/s/rank", "MFU", "memory", "room"),
+        *("", "strategy", *where, "step", *more, "tokens/s/rank", "MFU", "memory", "room"),
         "what limits it",
         text_columns=2,
     )
@@ -254,8 +264,9 @@ def _table(found: Sequence[Mapping[str, Any]], *, several: bool) -> Any:
         made.add_row(
             rf"\[{number}]",
             escape(row["strategy"]),
-            *([f"{row['ranks']} {row['machine']}"] if several else []),
+            *([f"{row['ranks']} {row['machine']}, B {row['batch']}"] if several else []),
             seconds_text(row["step_seconds"]),
+            *([_number(row["cost"], ",.4g")] if priced else []),
             _number(row["tokens_per_second_per_rank"], ",.0f"),
             _number(row["mfu"], ".1%"),
             bytes_text(row["memory_peak"]),
@@ -266,9 +277,11 @@ def _table(found: Sequence[Mapping[str, Any]], *, several: bool) -> Any:
 
 
 def _curve(searches: Sequence[Mapping[str, Any]]) -> Any:
-    """The best for each machine and number of ranks."""
+    """The best for each machine, number of ranks and batch."""
     made = table(
-        "By ranks", "machine", "ranks", "step", "tokens/s/rank", "MFU", "strategy", text_columns=1
+        "By ranks",
+        *("machine", "ranks", "batch", "step", "tokens/s/rank", "MFU", "strategy"),
+        text_columns=1,
     )
     for each in searches:
         best = each["best"]
@@ -280,7 +293,7 @@ def _curve(searches: Sequence[Mapping[str, Any]]) -> Any:
                 _number(best["mfu"], ".1%"),
                 escape(best["strategy"]),
             ]
-        made.add_row(each["machine"], str(each["ranks"]), *cells)
+        made.add_row(each["machine"], str(each["ranks"]), str(each["batch"]), *cells)
     return made
 
 

@@ -33,7 +33,7 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
         rows = list(describe(trace, None if everything else limit))
         summary = None if as_json else totals(trace)
     except TraceError as e:
-        raise error(str(e), remedy="give a complete .et file") from None
+        raise error(str(e), remedy="give a complete trace, protobuf or JSON") from None
     if as_json:
         for row in rows:
             sys.stdout.write(json.dumps(dataclasses.asdict(row)) + "\n")

@@ -265,7 +265,8 @@ def _stuck(text: str, ranks: int, ended: int, code: int) -> DiagnosticError:
 
 def _parts(folder: Path, where: Path, about: Mapping[str, Any], slowest: RankEnd) -> Breakdown:
     from stagec.formats.astra_sim.log import breakdown, spans_of
-    from stagec.formats.chakra.nodes import TraceError, read_trace
+    from stagec.formats.chakra.files import read_trace
+    from stagec.formats.chakra.nodes import TraceError
 
     over = {
         number: axes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -78,13 +78,18 @@ def write_page(
         write_file(file, drawn)
         return
     heads = [*rows[0]["configuration"], *(c.title for c in columns)]
-    text = _PAGE.format(
-        title=escape(title),
-        plot=drawn,
-        head="".join(f"<th>{escape(h)}</th>" for h in heads),
-        rows="\n".join(_line(row, columns) for row in rows),
-    )
-    write_file(file, text)
+    write_file(file, _filled(title, drawn, heads, (_line(row, columns) for row in rows)))
+
+
+def page_of(title: str, drawn: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The page with a plot and a table of these cells."""
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    return _filled(title, drawn, heads, (f"<tr>{line}</tr>" for line in lines))
+
+
+def _filled(title: str, drawn: str, heads: Sequence[str], rows: Iterable[str]) -> str:
+    head = "".join(f"<th>{escape(h)}</th>" for h in heads)
+    return _PAGE.format(title=escape(title), plot=drawn, head=head, rows="\n".join(rows))
 
 
 def _line(row: SweepRow, columns: Sequence[SweepColumn]) -> str:

@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,10 +13,11 @@ import click
 from stagec.driver.common import write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
-from stagec.driver.machine import machine_option
-from stagec.driver.measurements import measurements
+from stagec.driver.machine import captured, machine_option
+from stagec.driver.measurements import measured_options, measurements
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import Planned
+from stagec.driver.pods import PREFILL
 from stagec.driver.streams import tell
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
@@ -42,22 +42,16 @@ if TYPE_CHECKING:
     default=True,
     help="Whether collectives run beside computations, or all of them are blocking.",
 )
-@click.option(
-    "--measured",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="Measured times (CSV or JSON, see docs/measured.md), which win over the models.",
-)
-@click.option(
-    "--kernels-from",
-    type=click.Choice(["aiconfigurator"]),
-    help="Measured tables of a package: pip install 'stagec\\[kernels]'.",
-)
+@measured_options
 @click.option(
     "--levers/--no-levers",
     default=None,
     help="Whether to try what would help. By default for steps of few actions.",
+)
+@click.option(
+    "--graphs/--no-graphs",
+    default=True,
+    help="Of --serve: whether steps are captured as graphs, as engines do, or launched op by op.",
 )
 @sweep_options
 @time_files
@@ -78,9 +72,10 @@ def command(**given: Any) -> int:
     check_alone(given)
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+    machine = given["machine"]
     timed = time_job(
         options,
-        given["machine"],
+        captured(machine) if options.serve and given["graphs"] else machine,
         overlap=given["overlap"],
         levers=given["levers"],
         measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
@@ -89,7 +84,8 @@ def command(**given: Any) -> int:
     draw(timed, given)
     found = timed.report
     if given["as_json"]:
-        write_output(json.dumps(found.as_json(), indent=1) + "\n", given["output"])
+        told = {**found.as_json(), **_served(options, found)}
+        write_output(json.dumps(told, indent=1) + "\n", given["output"])
         return 0
     from stagec.driver.time_table import print_time
 
@@ -98,6 +94,14 @@ def command(**given: Any) -> int:
     if given["output"]:
         write_output(table.getvalue(), given["output"])
     return 0
+
+
+def _served(options: JobOptions, found: TimeReport) -> dict[str, Any]:
+    """Of a step of serving: the time to the first token, or that for each further one."""
+    if options.serve is None:
+        return {}
+    name = "ttft_seconds" if options.serve == PREFILL else "tpot_seconds"
+    return {"serving": {"mode": options.serve, name: found.step_seconds}}
 
 
 def _swept(options: JobOptions, given: dict[str, Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,12 +16,10 @@ from stagec.support.files import new_file, write_file
 
 if TYPE_CHECKING:
     from stagec.driver.time import Timed
-    from stagec.formats.perfetto.encode import RankTrace
     from stagec.machines import Machine
+    from stagec.program.nodes import Events
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: Nodes of all ranks of a trace together: a viewer takes about as many.
-MOST_NODES = 500_000
 
 
 def time_files(function: F) -> F:
@@ -85,68 +83,54 @@ def write_perfetto(timed: Timed, path: Path, ranks: str | None) -> None:
     before others. Raises `DiagnosticError` for ranks that are not there, and for more nodes than a
     viewer takes."""
     from stagec.formats.perfetto.encode import perfetto_trace
+    from stagec.formats.timeline.ranks import replayed_timeline
 
     chosen = _first_ranks(timed) if ranks is None else _given_ranks(timed, ranks)
-    traces = [_rank_trace(timed, rank, number) for rank, number in sorted(chosen)]
+    timeline = replayed_timeline(
+        timed.issued, timed.step, chosen, "", lambda number: _events(timed, number)
+    )
     with new_file(path) as file:
-        for part in perfetto_trace(traces, timed.issued.mesh):
+        for part in perfetto_trace(timeline):
             file.write(part)
 
 
-def _first_ranks(timed: Timed) -> list[tuple[int, int]]:
+def _first_ranks(timed: Timed) -> dict[int, int]:
     """The first rank of each class, as far as a viewer takes them."""
-    classes, room = timed.step.classes, MOST_NODES
-    order = sorted(classes, key=lambda each: -each.busy_time(timed.step.picoseconds))
-    found: list[tuple[int, int]] = []
-    for each in order:
-        room -= _nodes(timed, each.number)
-        if found and room < 0:
-            break
-        found.append((int(timed.issued.members[each.number][0]), each.number))
-    left = len(classes) - len(found)
-    if left:
+    from stagec.formats.timeline import ranks
+
+    found = ranks.first_ranks(timed.issued.members, timed.step, ranks.MOST_NODES)
+    classes = len(timed.step.classes)
+    if len(found) < classes:
         text = (
-            f"the trace has {len(found)} of {len(classes)} rank classes, the busiest: more than "
-            f"{MOST_NODES:,} nodes are more than a viewer takes; --perfetto-ranks chooses others"
+            f"the trace has {len(found)} of {classes} rank classes, the busiest: more than "
+            f"{ranks.MOST_NODES:,} nodes are more than a viewer takes; --perfetto-ranks chooses "
+            "others"
         )
         report(Diagnostic(text, severity="remark"))
     return found
 
 
-def _given_ranks(timed: Timed, text: str) -> list[tuple[int, int]]:
+def _given_ranks(timed: Timed, text: str) -> dict[int, int]:
+    from stagec.formats.timeline import ranks
     from stagec.job.writer import parse_ranges
 
-    of = {int(r): i for i, ranks in enumerate(timed.issued.members) for r in ranks}
-    wanted: Sequence[int] = parse_ranges(text).tolist()
+    of = ranks.classes_of(timed.issued.members)
+    wanted: list[int] = parse_ranges(text).tolist()
     missing = [rank for rank in wanted if rank not in of]
     if missing:
         raise error(
             f"--perfetto-ranks {text}: there is no rank {missing[0]}",
             remedy=f"the ranks are 0 to {len(of) - 1}",
         )
-    counts = {number: _nodes(timed, number) for number in {of[rank] for rank in wanted}}
+    counts = ranks.count_nodes(timed.step)
     nodes = sum(counts[of[rank]] for rank in wanted)
-    if nodes > MOST_NODES:
-        raise error(
-            f"--perfetto-ranks {text}: {nodes:,} nodes are more than a viewer takes, which is "
-            f"about {MOST_NODES:,}",
-            remedy=f"choose {MOST_NODES * len(wanted) // nodes} ranks or fewer",
-        )
-    return [(rank, of[rank]) for rank in wanted]
+    if nodes > ranks.MOST_NODES:
+        raise ranks.too_many(f"--perfetto-ranks {text}", nodes, len(wanted))
+    return {rank: of[rank] for rank in wanted}
 
 
-def _nodes(timed: Timed, number: int) -> int:
-    return sum(len(planned.shape.steps) for planned in timed.step.classes[number].plan)
-
-
-def _rank_trace(timed: Timed, rank: int, number: int) -> RankTrace:
-    from stagec.formats.perfetto.encode import RankTrace
-    from stagec.time.held import held
-    from stagec.time.intervals import node_times
-
-    each = timed.issued.classes[number]
-    times = node_times(timed.issued.runs[number], timed.step.classes[number])
+def _events(timed: Timed, number: int) -> Events | None:
     if timed.plans is None:
-        return RankTrace(rank, each.name, times)
-    events = timed.plans.annotate(each, each.program()).events
-    return RankTrace(rank, each.name, times, None if events is None else held(events, times))
+        return None
+    each = timed.issued.classes[number]
+    return timed.plans.annotate(each, each.program()).events

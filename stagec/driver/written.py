@@ -14,10 +14,7 @@ from stagec.support.diagnostics import Diagnostic, error
 if TYPE_CHECKING:
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
-    from stagec.job.archive import Archive
-    from stagec.job.emit import Job
-    from stagec.job.pods import PodsJob
-    from stagec.job.writer import Written
+    from stagec.job.writer import TraceSource, Written
 
 
 def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> list[Format]:
@@ -58,7 +55,7 @@ def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, A
 
 
 def write_formats(
-    source: Callable[[Format], Job | PodsJob | Archive],
+    source: Callable[[Format], TraceSource],
     formats: Sequence[Format],
     output: Path,
     about: Mapping[str, object],
@@ -72,6 +69,7 @@ def write_formats(
     sources = [source(each) for each in formats]
     for job in sources:
         check_job(job)
+    _announce(sources, given)
     found: list[Written] = []
     for each, job in zip(formats, sources, strict=True):
         written = emit(job, folder_of(each, formats, output), about, given)
@@ -81,6 +79,21 @@ def write_formats(
         for loss in () if given["quiet"] else written.dropped:
             report(Diagnostic(f"{each.name}: {loss}", severity="remark"))
     return found
+
+
+def _announce(sources: Sequence[TraceSource], given: Mapping[str, Any]) -> None:
+    """What large files hold and how large they get, before they are written."""
+    from stagec.driver.tables import bytes_text
+    from stagec.formats.base import JobFormat
+    from stagec.job.writer import parse_ranges
+
+    only = given["only_ranks"]
+    for job in sources:
+        if given["quiet"] or not isinstance(job.format, JobFormat):
+            continue
+        estimate = job.format.estimate(job, None if only is None else parse_ranges(only))
+        if estimate is not None:
+            tell(f"{job.format.name}: {estimate.text}, about {bytes_text(estimate.bytes)}")
 
 
 def tell_written(written: Sequence[Written], output: Path, times: str) -> None:

@@ -12,11 +12,14 @@ Nothing about ops, machines or placements is said here a second time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stagec.explore.layout import Layout
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -25,56 +28,66 @@ Floats: TypeAlias = NDArray[np.float64]
 class Work:
     """What a microbatch takes, in seconds: `layer`, a further layer forward and backward; `rest`,
     all that is outside of the layers that are many, of which `head` runs on the last stage. `cut`
-    is the longest wait between two computations, which may hide where a stage ends."""
+    and `back` are the longest waits between two computations of forward and of backward, which may
+    hide where a stage ends. `link` is what
+    a further layer takes on the stream of communication that it uses most."""
 
     layer: Floats
     rest: Floats
     head: Floats
     cut: Floats
+    back: Floats
+    link: Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How a step is laid out: `layers` of the model, `stages`, `chunks` of a rank, `microbatches`.
+class Held:
+    """Bytes on a rank: `static` for each layer, of parameters, gradients and optimizer; `stash`,
+    what a layer keeps of a microbatch; `rest`, what is there beside both where one stage runs
+    the whole model."""
 
-    In layers of one microbatch, forward and backward: `busy` is what a rank runs, and what others
-    run before its first and after its last, of the rank that has most of both; `last` the same of
-    the rank with the head. `held` are the layers of the first rank, and `stashes` how many of them
-    it keeps at once, one for each microbatch.
-    """
-
-    layers: Floats
-    stages: Floats
-    chunks: Floats
-    microbatches: Floats
-    busy: Floats
-    last: Floats
-    held: Floats
-    stashes: Floats
+    static: Floats
+    stash: Floats
+    rest: Floats
 
 
 #: What sums of floats may be off by, and what replays of few layers say of many.
 _SLACK = 1 - 1e-4
 
 
-def time_bound(work: Work, shape: Shape) -> Floats:
+def columns(layouts: Sequence[Layout]) -> Floats:
+    """A row for each field of a layout."""
+    rows: Floats = np.array(layouts, dtype=np.float64).reshape(-1, len(Layout._fields)).T
+    return rows
+
+
+def time_bound(work: Work, shape: Layout) -> Floats:
     """Seconds that a step takes at least.
 
     On one rank: its work, and the chunks that others run before its first and after its last. On
     all ranks: the mean of the work. A wait at the end of a stage may hide; each action of a
-    pipeline has one.
+    pipeline has one. Communication of one stream follows each other.
     """
-    m, p, v = shape.microbatches, shape.stages, shape.chunks
-    cuts = np.where(p == 1, m, 2 * (v * m + p)) * work.cut
-    whole = m * (shape.layers * work.layer + work.rest) / p - cuts
-    busy = shape.busy * work.layer - cuts
-    last = shape.last * work.layer + m * work.head - cuts
-    least: Floats = _SLACK * np.max([whole, busy, last, 0 * m], axis=0)
+    m: Floats = shape.microbatches
+    p: Floats = shape.stages
+    v: Floats = shape.chunks
+    turns = (v * m + p) * (work.cut + work.back)
+    cuts: Floats = np.where(p == 1, m * np.maximum(work.cut, work.back), turns)
+    mean: Floats = m * shape.layers / p
+    found: list[Floats] = [
+        mean * work.layer + m * work.rest / p - cuts,
+        shape.busy * work.layer - cuts,
+        shape.last * work.layer + m * work.head - cuts,
+        np.maximum(mean, shape.work) * work.link,
+        0 * m,
+    ]
+    least: Floats = _SLACK * np.max(found, axis=0)
     return least
 
 
-def memory_bound(static: Floats, stash: Floats, shape: Shape) -> Floats:
-    """Bytes that a rank holds at least. `static` are those of parameters, gradients and optimizer
-    for each layer, `stash` those that a layer keeps of a microbatch."""
-    least: Floats = _SLACK * (shape.held * static + shape.stashes * stash)
+def memory_bound(held: Held, shape: Layout) -> Floats:
+    """Bytes that a rank holds at least: the one that keeps most of its microbatches, or the one
+    that has most layers."""
+    kept = shape.held * held.static + shape.stashes * held.stash + shape.whole * held.rest
+    least: Floats = _SLACK * np.maximum(kept, shape.most * held.static)
     return least

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.program.classes import RankClass
+    from stagec.time.costs import Measurements
 
 #: A mesh axis, and a difference of coordinates along it.
 Neighbour = tuple[str, int]
@@ -113,11 +114,21 @@ class TraceJob(Protocol):
 class ModelJob:
     """What a compiled job has and an archive has not: the lowered module, with its sizes and
     schedules, and the rank classes in the order of `TraceJob.members`. `flops` are those of a step
-    by the model's text, of all ranks, if the format `wants_flops` and they are known."""
+    by the model's text, of all ranks, if the format `wants_flops` and they are known. `measured`
+    are times that win over models."""
 
     module: Module
     classes: Sequence[RankClass]
     flops: int | None = None
+    measured: Measurements | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """About how many bytes the files of a job take, and what they hold, in words."""
+
+    bytes: int
+    text: str
 
 
 #: What a format may ask for: the times of computations, a machine, or the model, which an archive
@@ -221,6 +232,11 @@ class JobFormat(Format):
         """The files of a job: their names, which begin with `job.name`, and their parts in order.
         `ranks` are those of `--only-ranks`, in order, or None for all: `all_ranks` refuses some."""
         raise error(f"the format '{self.name}' has no files", remedy="define 'files' in it")
+
+    def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate | None:
+        """What is told before files are written, and compared with the free space of the disk; None
+        for files that are small."""
+        return None
 
     def tables(self, name: str, groups: Groups) -> Mapping[str, bytes]:
         """None but what a format adds: its files hold the groups in their own way."""

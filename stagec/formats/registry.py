@@ -10,13 +10,19 @@ from stagec.formats.base import Format
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.goal.format import GOAL
 from stagec.formats.hpcc import HPCC
+from stagec.formats.perfetto.format import PerfettoFormat
+from stagec.formats.pytorch_et import PytorchEtFormat
 from stagec.formats.scale_sim import SCALE_SIM
 from stagec.formats.simai import SIMAI
+from stagec.formats.timeline.chrome import ChromeFormat
+from stagec.formats.timeline.kineto import KinetoFormat
 from stagec.ir.opdef import Registry
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
-BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM, SIMAI, GOAL, SCALE_SIM, HPCC)
+_TIMELINES = KinetoFormat(), PerfettoFormat(), ChromeFormat()
+_MESSAGES = SIMAI, GOAL, SCALE_SIM, HPCC
+BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM, *_MESSAGES, *_TIMELINES, PytorchEtFormat())
 _ONE = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\}\s*)?(?:,|$)")
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from fractions import Fraction
 from math import isqrt
 
-from stagec.importers.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm, Rope
-from stagec.importers.common import read_bases
+from stagec.importers.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.idle import gemma3_tower, llama4_tower
 from stagec.importers.kin import Kin, Named, Sizes
+from stagec.importers.positions import read_bases
 from stagec.importers.stack import Decoder
 from stagec.importers.text import ModelText, Symbol
 
@@ -64,18 +64,25 @@ def read_gemma3(config: Config) -> ModelText:
     """Gemma 3 (arXiv 2503.19786): five layers with a window to one without, each with a base of its
     own; queries and keys are normed per head."""
     kin = Kin(config, "Gemma 3", Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256))
-    kinds = {"full_attention": ("theta", 1000000), "sliding_attention": ("theta_local", 10000)}
-    read_bases(config, kin.text, kinds, nested="sliding_attention")
+    near, far = "sliding_attention", "full_attention"
+    kinds = {far: ("theta", 1000000), near: ("theta_local", 10000)}
+    ropes = read_bases(config, kin.text, kinds, nested=near)
     cap = config.ratio("attn_logit_softcapping", default=0)
     final = config.ratio("final_logit_softcapping", default=0)
     config.only("use_bidirectional_attention", False)
     biased = kin.flag("attention_bias")
-    mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=GEMMA_NORM, mask=_scores(kin, cap))
+    mixer = Attention(
+        qkv_bias=biased,
+        out_bias=biased,
+        qk_norm=GEMMA_NORM,
+        rope=ropes[far],
+        mask=_scores(kin, cap),
+    )
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=6)
     # each kind of layers has its base of positions, whether or not the window is shorter than them
     size = config.size("sliding_window", default=4096, most=1 << 30)
     kin.text.symbol("W", size, "sliding_window")
-    local = replace(mixer, rope=Rope("theta_local"), mask=f"{mixer.mask}, window = W")
+    local = replace(mixer, rope=ropes[near], mask=f"{mixer.mask}, window = W")
     mixers = [("local", local) if w else ("global", mixer) for w in _alternating(kin, every)]
     return _gemma_stack(kin, mixers, final)
 

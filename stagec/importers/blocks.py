@@ -62,17 +62,26 @@ LAYER_SCALE = Norm("layer", "scale")
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions: the symbol of their base, and how many first elements of a head are
-    rotated; pairs are the two halves of these, or neighbours."""
+    rotated, or last ones; pairs are the two halves of these, or neighbours. `scaling` are the
+    static parameters that stretch the frequencies. With `sections`, static parameters too, the
+    positions are data, an operand `%places` of the block."""
 
     base: str = "theta"
     part: str | None = None
     interleaved: bool = False
+    scaling: str = ""
+    last: bool = False
+    sections: str = ""
 
     def step(self) -> str:
         """The operation, on `{}`."""
-        part = f", first = {self.part}" if self.part else ""
-        pairs = ", interleaved" if self.interleaved else ""
-        return f"stg.rope[base = {self.base}{part}{pairs}]({{}})"
+        words = [f"base = {self.base}"]
+        if self.part:
+            words.append(f"{'last' if self.last else 'first'} = {self.part}")
+        words += ["interleaved"] if self.interleaved else []
+        words += [word for word in (self.scaling, self.sections) if word]
+        places = ", %places" if self.sections else ""
+        return f"stg.rope[{', '.join(words)}]({{}}{places})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,8 @@ class Attention:
         if self.out_bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
         body.do(f"stg.return({body.steps('o', a, steps)})")
-        return text.function(joined(kind, "attention"), "%x", body)
+        args = "%x, %places" if self.rope and self.rope.sections else "%x"
+        return text.function(joined(kind, "attention"), args, body)
 
     def _projected(self, body: Body, out: str, heads: str, letter: str) -> str:
         weight = body.param(f"w{out}", f"D, {heads}, K")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
-from stagec.importers.blocks import RMS, Attention, Block, FeedForward, joined
+from stagec.importers.blocks import RMS, Attention, Block, FeedForward, Rope, joined
 from stagec.importers.common import read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.kin import Kin, Named, Sizes
+from stagec.importers.positions import score_share
 from stagec.importers.stack import Decoder
 from stagec.importers.text import Body, ModelText
 
@@ -17,30 +19,48 @@ from stagec.importers.text import Body, ModelText
 class Latent:
     """Latent attention (arXiv 2405.04434): H heads of K + R for queries and keys, R of them
     rotated, and of W for values; ranks Q of the queries' latent, if they have one, and C of the
-    keys' and values'."""
+    keys' and values'. Scores are divided by the square root of `share` of a head."""
 
     low_rank: bool = True
+    rope: Rope = field(default_factory=Rope)
+    share: Fraction = Fraction(1)
 
     def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
-        symbols = "D H C K R W theta"
-        if self.low_rank:
-            return text.use("mla", f"{symbols} Q")
+        if self == Latent():
+            return text.use("mla", "D H C K R W theta Q")
         body = Body()
-        q0 = body.let("q0", f'stg.einsum["bsd,dhk->bshk"](%x, {body.param("wq", "D, H, K + R")})')
-        q = body.let("q", f"stg.rope[base = theta, last = R]({q0})")
+        self.project(body)
+        self.attend(body)
+        return text.function(joined(kind, "mla"), "%x", body)
+
+    def project(self, body: Body) -> None:
+        """Append queries, keys and values; `%qc` is the queries' latent."""
+        if self.low_rank:
+            qc0 = body.let("qc0", f'stg.einsum["bsd,dq->bsq"](%x, {body.param("wq_a", "D, Q")})')
+            qc = body.let("qc", RMS.step(body, "q_norm", "Q").format(qc0))
+            wq = body.param("wq_b", "Q, H, K + R")
+            q0 = body.let("q0", f'stg.einsum["bsq,qhk->bshk"]({qc}, {wq})')
+        else:
+            wq = body.param("wq", "D, H, K + R")
+            q0 = body.let("q0", f'stg.einsum["bsd,dhk->bshk"](%x, {wq})')
+        body.let("q", replace(self.rope, part="R", last=True).step().format(q0))
         c0 = body.let("c0", f'stg.einsum["bsd,dc->bsc"](%x, {body.param("wkv_a", "D, C")})')
         c = body.let("c", RMS.step(body, "kv_norm", "C").format(c0))
         kr0 = body.let("kr0", f'stg.einsum["bsd,dr->bsr"](%x, {body.param("wk_rope", "D, R")})')
-        kr1 = body.let("kr1", f"stg.rope[base = theta]({kr0})")
+        kr1 = body.let("kr1", self.rope.step().format(kr0))
         kr = body.let("kr", f'stg.broadcast["bsr->bshr", sizes = H]({kr1})')
         kn = body.let("kn", f'stg.einsum["bsc,chk->bshk"]({c}, {body.param("wk_b", "C, H, K")})')
-        k = body.let("k", f"stg.concat({kn}, {kr})")
-        v = body.let("v", f'stg.einsum["bsc,chw->bshw"]({c}, {body.param("wv_b", "C, H, W")})')
-        a = body.let("a", f"stg.attention[causal]({q}, {k}, {v})")
+        body.let("k", f"stg.concat({kn}, {kr})")
+        body.let("v", f'stg.einsum["bsc,chw->bshw"]({c}, {body.param("wv_b", "C, H, W")})')
+
+    def attend(self, body: Body, mask: str = "causal", keys: str = "") -> None:
+        """Append attention and the product behind it."""
+        if self.share != 1:
+            mask += f", rsqrt = {self.share.numerator}*(K + R)/{self.share.denominator}"
+        a = body.let("a", f"stg.attention[{mask}](%q, %k, %v{keys})")
         o = body.let("o", f'stg.einsum["bshw,hwd->bsd"]({a}, {body.param("wo", "H, W, D")})')
         body.do(f"stg.return({o})")
-        return text.function(joined(kind, "mla"), "%x", body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +69,17 @@ class SparseLatent:
     queries and one for keys, the first R elements rotated; each query sees N keys.
 
     The language model's loss does not reach the indexer, which has a loss of its own: its
-    parameters are frozen. What multiplies all scores alike is left out.
+    parameters are frozen. What multiplies all of the indexer's scores alike is left out.
     """
+
+    latent: Latent
 
     def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
         body = Body()
-        for name, dims in (("wq_a", "D, Q"), ("q_norm", "Q"), ("wq_b", "Q, H, K + R")):
-            body.param(name, dims)
-        for name, dims in (("wkv_a", "D, C"), ("kv_norm", "C"), ("wk_rope", "D, R")):
-            body.param(name, dims)
-        for name, dims in (("wk_b", "C, H, K"), ("wv_b", "C, H, W"), ("wo", "H, W, D")):
-            body.param(name, dims)
-        body.do(
-            '%qc0 = stg.einsum["bsd,dq->bsq"](%x, %wq_a)',
-            "%qc = stg.rmsnorm(%qc0, %q_norm)",
-            '%q0 = stg.einsum["bsq,qhk->bshk"](%qc, %wq_b)',
-            "%q = stg.rope[base = theta, last = R](%q0)",
-            '%c0 = stg.einsum["bsd,dc->bsc"](%x, %wkv_a)',
-            "%c = stg.rmsnorm(%c0, %kv_norm)",
-            '%kr0 = stg.einsum["bsd,dr->bsr"](%x, %wk_rope)',
-            "%kr1 = stg.rope[base = theta](%kr0)",
-            '%kr = stg.broadcast["bsr->bshr", sizes = H](%kr1)',
-            '%kn = stg.einsum["bsc,chk->bshk"](%c, %wk_b)',
-            "%k = stg.concat(%kn, %kr)",
-            '%v = stg.einsum["bsc,chw->bshw"](%c, %wv_b)',
-            f"%keys = stg.call @{self._indexer(text)}(%x, %qc)",
-            "%a = stg.attention[causal, selected](%q, %k, %v, %keys)",
-            '%o = stg.einsum["bshw,hwd->bsd"](%a, %wo)',
-            "stg.return(%o)",
-        )
+        self.latent.project(body)
+        body.do(f"%keys = stg.call @{self._indexer(text)}(%x, %qc)")
+        self.latent.attend(body, "causal, selected", ", %keys")
         return text.function(joined(kind, "sparse_mla"), "%x", body)
 
     def _indexer(self, text: ModelText) -> str:
@@ -86,12 +87,13 @@ class SparseLatent:
         for name, dims in (("wq", "Q, I, J"), ("wk", "D, J"), ("k_norm_w", "J"), ("k_norm_b", "J")):
             body.param(name, dims, role="frozen")
         body.param("weights", "D, I", role="frozen")
+        rotate = replace(self.latent.rope, part="R").step()
         body.do(
             '%q0 = stg.einsum["bsq,qij->bsij"](%qc, %wq)',
-            "%q = stg.rope[base = theta, first = R](%q0)",
+            f"%q = {rotate.format('%q0')}",
             '%k0 = stg.einsum["bsd,dj->bsj"](%x, %wk)',
             "%k1 = stg.layernorm(%k0, %k_norm_w, %k_norm_b)",
-            "%k = stg.rope[base = theta, first = R](%k1)",
+            f"%k = {rotate.format('%k1')}",
             '%w = stg.einsum["bsd,di->bsi"](%x, %weights)',
             "%scores = stg.index_scores[causal](%q, %k, %w)",
             "%top, %keys = stg.topk[k = min(N_keys, S)](%scores)",
@@ -161,14 +163,14 @@ def _sigmoid_stack(kin: Kin, mixer: Block) -> ModelText:
 
 def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3, whose attention sees selected keys only."""
-    kin, _ = _latent(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    kin, latent = _latent(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
     if "Q" not in kin.text.symbols:
         raise config.refuse("q_lora_rank", "is null, but the indexer needs the queries' latent")
     read_size(config, kin.text, "I", "index_n_heads", default=64)
     read_size(config, kin.text, "J", "index_head_dim", default=128)
     read_size(config, kin.text, "N_keys", "index_topk", default=2048)
     config.skip("indexer_rope_interleave")
-    return _sigmoid_stack(kin, SparseLatent())
+    return _sigmoid_stack(kin, SparseLatent(latent))
 
 
 def _latent(config: Config, title: str, sizes: Sizes) -> tuple[Kin, Latent]:
@@ -184,8 +186,7 @@ def _latent(config: Config, title: str, sizes: Sizes) -> tuple[Kin, Latent]:
     low_rank = config.has("q_lora_rank") or not config.names("q_lora_rank")
     if low_rank:
         read_size(config, kin.text, "Q", "q_lora_rank", default=1536)
-    kin.rope()
-    return kin, Latent(low_rank)
+    return kin, Latent(low_rank, kin.rope(), score_share(config))
 
 
 FAMILIES = (

@@ -8,6 +8,7 @@ from stagec.importers.blocks import ACTIVATIONS, LAYER, RMS, FeedForward
 from stagec.importers.common import begin, read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
+from stagec.importers.heads import expect_head
 from stagec.importers.text import Body, ModelText
 from stagec.importers.towers import MultiHead, decoder, encoder, linear, with_positions
 
@@ -134,6 +135,7 @@ _PAIRS = "%tokens: i32[B, S], %targets: i32[B, T], %labels: i32[B, T]"
 def read_t5(config: Config) -> ModelText:
     """T5 (arXiv 1910.10683): a bias by distance that all layers of a side share; scores are not
     scaled."""
+    expect_head(config, "ConditionalGeneration")
     text, longest = begin(config, "T5", 512)
     text.symbol("T", min(longest, 4096), "tokens of a target")
     read_size(config, text, "D", "d_model", default=512)
@@ -188,6 +190,7 @@ def _translate(body: Body, n: str, steps: Sequence[str]) -> None:
 
 def read_bart(config: Config) -> ModelText:
     """BART (arXiv 1910.13461): a norm behind each sum, learned positions, tied everything."""
+    expect_head(config, "ConditionalGeneration")
     text, longest = begin(config, "BART", 1024)
     text.symbol("T", min(longest, 4096), "tokens of a target")
     _read_sides(config, text, layers=12, inner=4096, heads=16, width=1024)
@@ -249,6 +252,7 @@ def _read_sides(
 def read_whisper(config: Config) -> ModelText:
     """Whisper (arXiv 2212.04356): two convolutions, a sinusoid that is not trained, keys without a
     bias."""
+    expect_head(config, "ConditionalGeneration")
     text, _ = begin(config, "Whisper", 1 << 20)
     text.symbols.pop("S")
     sounds = config.size("max_source_positions", default=1500)

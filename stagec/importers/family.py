@@ -21,7 +21,8 @@ class ModelFamily:
 
     `model_types` are the values of the key `model_type`; for files that have none, `marks` are
     values of the key `_class_name`. `features` is a line for the table of docs/models.md. The
-    reader asks the configuration for every key that its computation depends on.
+    reader asks the configuration for every key that its computation depends on. `read_images` is
+    that of a text whose step takes images too.
     """
 
     name: str
@@ -29,12 +30,18 @@ class ModelFamily:
     read: Reader
     features: str = ""
     marks: tuple[str, ...] = ()
+    read_images: Reader | None = None
 
 
 def import_model(
-    source: Source, families: Iterable[ModelFamily], ignored: Collection[str] = ()
+    source: Source,
+    families: Iterable[ModelFamily],
+    ignored: Collection[str] = (),
+    *,
+    images: bool = False,
 ) -> ModelText:
-    """The text of a configuration file. Keys named in `ignored` are taken as left out.
+    """The text of a configuration file, with `images` that of a step that takes images too. Keys
+    named in `ignored` are taken as left out.
 
     Raises `DiagnosticError` for what is no configuration, for a family that is not known, and for
     keys that are wrong or that change the computation and are not known.
@@ -42,8 +49,17 @@ def import_model(
     text = JsonText(source)
     members = text.read()
     config = Config(text, members, ignored=ignored)
-    family = _family_of(config, text, members, known_families(families))
-    model = family.read(config)
+    known = known_families(families)
+    family = _family_of(config, text, members, known)
+    read = family.read_images if images else family.read
+    if read is None:
+        others = dict.fromkeys(f.name for f in known.values() if f.read_images)
+        raise error(
+            f"no text of {family.name} takes images beside words",
+            config.place("model_type"),
+            remedy=f"leave --images out; it is for {', '.join(others)}",
+        )
+    model = read(config)
     config.finish()
     return model
 

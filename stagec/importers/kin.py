@@ -21,8 +21,10 @@ from stagec.importers.blocks import (
     Norm,
     Rope,
 )
-from stagec.importers.common import begin, declare_part, read_heads, read_rope, read_size
+from stagec.importers.common import begin, read_heads, read_size
 from stagec.importers.config import Config
+from stagec.importers.heads import read_head
+from stagec.importers.positions import declare_part, read_rope
 from stagec.importers.stack import ONE, Decoder, Layer, Part, Positions
 from stagec.importers.text import ModelText
 
@@ -63,6 +65,7 @@ class Kin:
     ) -> None:
         self.config = config
         self.text, self.longest = begin(config, title, sizes.length)
+        read_head(config, self.text)
         self.count = config.layers(
             "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=sizes.layers
         )

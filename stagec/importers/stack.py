@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
 
-from stagec.importers.blocks import RMS, Norm
+from stagec.importers.blocks import RMS, Block, Norm
 from stagec.importers.text import Body, ModelText
 
 ONE = Fraction(1)
+#: A part of a layer: what tells it from others, what its norms are called, the block.
+Place = tuple[str, str, Block]
 
 
 def scaled(by: Fraction) -> list[str]:
@@ -23,22 +25,25 @@ def scaled(by: Fraction) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Part:
     """A block of a layer with the norms before and behind it; `name` begins their names. What it
-    makes is multiplied by `scale` and added to the stream."""
+    makes is multiplied by `scale` and added to the stream, of the width `width`. `operands` follow
+    the stream in its call."""
 
     block: str
     name: str
     norm: Norm | None = RMS
     post_norm: Norm | None = None
     scale: Fraction = ONE
+    width: str = "D"
+    operands: Sequence[str] = ()
 
     def write(self, body: Body, x: str, number: int) -> str:
         """Append the part on `x`; the name of what is added to the stream."""
         letter = self.name[0]
         if self.norm:
-            x = self.norm.write(body, f"n{number}", x, f"{self.name}_norm")
-        steps = [f"stg.call @{self.block}({{}})"]
+            x = self.norm.write(body, f"n{number}", x, f"{self.name}_norm", self.width)
+        steps = [f"stg.call @{self.block}({', '.join(['{}', *self.operands])})"]
         if self.post_norm:
-            steps.append(self.post_norm.step(body, f"{self.name}_post_norm", "D"))
+            steps.append(self.post_norm.step(body, f"{self.name}_post_norm", self.width))
         steps += scaled(self.scale)
         return body.steps(letter, x, steps)
 
@@ -106,7 +111,7 @@ class Decoder:
             steps.append(self.embed_norm.step(body, "embed_norm", "D"))
         x = write_stack(text, body, body.steps("x", "%tokens", steps), kinds, order)
         self.write_head(text, body, x, table)
-        return text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
+        return text.train(arguments(text), body)
 
     @property
     def _is_plain(self) -> bool:
@@ -116,7 +121,9 @@ class Decoder:
 
     def write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
         """Append the final norm, the head and the loss `%loss` of the stream `x`."""
-        if self.norm == RMS and self._is_plain:
+        if text.head != "words":
+            self._classify(text, body, x)
+        elif self.norm == RMS and self._is_plain:
             head = body.param("head", "D, V")
             block = text.use("lm_loss", "B S D V")
             body.let("loss", f"stg.call @{block}({x}, {head}, %labels)")
@@ -136,11 +143,57 @@ class Decoder:
             body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
         body.do("stg.return(%loss)")
 
+    def _classify(self, text: ModelText, body: Body, x: str) -> None:
+        """Append the scores of classes, at all tokens as the reference computes them, and the loss
+        of those of the last token, or of all; with a bias where all count (`modeling_layers.py` of
+        transformers)."""
+        n = self.norm.write(body, "n", x, "norm")
+        steps = [f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param("score", "D, N_classes")})']
+        if text.head == "classes":
+            steps.append(f'stg.add["bsn,n->bsn"]({{}}, {body.param("score_bias", "N_classes")})')
+        else:
+            steps.append("stg.take[at = S - 1]({})")
+        logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
+        mean = "B" if text.head == "class" else "B*S"
+        body.let("loss", f"stg.cross_entropy[mean = {mean}]({logits}, %labels)")
+
+
+def arguments(text: ModelText) -> str:
+    """The arguments of a decoder: words, and what is to come out."""
+    return f"%tokens: i32[B, S], %labels: i32[{'B' if text.head == 'class' else 'B, S'}]"
+
+
+def stacked(
+    text: ModelText,
+    layers: Sequence[Sequence[Place]],
+    decoder: Decoder,
+    *,
+    scale: Fraction = ONE,
+    norm: Norm = RMS,
+) -> ModelText:
+    """The text of layers with these parts, each behind a norm and multiplied by `scale`."""
+    kinds: dict[str, Layer] = {}
+    order: list[str] = []
+    for places in layers:
+        kind = "_".join(filter(None, (name for name, _, _ in places))) or "layers"
+        order.append(kind)
+        if kind not in kinds:
+            parts = [Part(block.write(text), part, norm, None, scale) for _, part, block in places]
+            kinds[kind] = Layer(parts)
+    return decoder.write(text, kinds, order)
+
 
 def write_stack(
-    text: ModelText, body: Body, x: str, kinds: Mapping[str, Layer], order: Sequence[str]
+    text: ModelText,
+    body: Body,
+    x: str,
+    kinds: Mapping[str, Layer],
+    order: Sequence[str],
+    *,
+    name: str = "layers",
+    out: str = "y",
 ) -> str:
-    """Append one repeat for each kind of layers on `x`; the result's name.
+    """Append one repeat for each kind of layers on `x`; the result's name, `out`.
 
     Kinds that follow each other, each once, are a chain of repeats; any other order is stated by
     `stg.order`, and the counts are numbers then.
@@ -149,17 +202,17 @@ def write_stack(
     found = list(dict.fromkeys(order))
     mixed = len(runs) > len(found)
     if mixed:
-        text.declarations.append(f"stg.order @layers[{order_text(order)}]")
+        text.declarations.append(f"stg.order @{name}[{order_text(order)}]")
     for number, kind in enumerate(found):
         last = number == len(found) - 1
         count = str(order.count(kind)) if mixed else _count(text, kind, order.count(kind))
         inner = Body()
         inner.do(f"stg.yield({kinds[kind].write(inner, '%h')})")
-        where = ", order = @layers" if mixed else ""
-        out = "y" if last else f"y{number}"
-        head = f"%{out} = stg.repeat @{kind}[count = {count}, carry = 1{where}] (%h = {x}) {{"
+        where = f", order = @{name}" if mixed else ""
+        result = out if last else f"{out}{number}"
+        head = f"%{result} = stg.repeat @{kind}[count = {count}, carry = 1{where}] (%h = {x}) {{"
         body.nested(head, inner)
-        x = f"%{out}"
+        x = f"%{result}"
     return x
 
 

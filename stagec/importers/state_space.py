@@ -11,8 +11,9 @@ from fractions import Fraction
 from typing import Literal
 
 from stagec.importers.blocks import joined
-from stagec.importers.common import read_size
+from stagec.importers.common import begin, read_size
 from stagec.importers.config import Config
+from stagec.importers.heads import read_head
 from stagec.importers.stack import ONE, scaled
 from stagec.importers.text import Body, ModelText
 
@@ -270,3 +271,15 @@ def skip_steps(config: Config, text: ModelText) -> None:
     )
     if config.names("time_step_limit"):
         text.notes.append("Left out: step sizes are clamped to time_step_limit.")
+
+
+def begin_scans(
+    config: Config, title: str, width: int, layers: int, vocab: int
+) -> tuple[ModelText, int]:
+    """The text of a model without attention, and how many layers it has."""
+    text, _ = begin(config, title, 4096)
+    read_head(config, text)
+    read_size(config, text, "D", "hidden_size", "d_model", default=width)
+    read_size(config, text, "V", "vocab_size", default=vocab)
+    config.only("hidden_act", "silu")
+    return text, config.layers("num_hidden_layers", "n_layer", default=layers)

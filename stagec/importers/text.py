@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 _WIDTH = 110
 _NAMES = re.compile(r"[A-Za-z_]\w*")
@@ -69,7 +70,8 @@ class Body:
 
 @dataclass
 class ModelText:
-    """A module in the making; `title` and `notes` are its first comment lines."""
+    """A module in the making; `title` and `notes` are its first comment lines. `head` is what a
+    decoder computes: words, a class of each sequence, or classes of all tokens."""
 
     name: str
     title: str
@@ -80,6 +82,7 @@ class ModelText:
     declarations: list[str] = field(default_factory=list[str])
     used: set[str] = field(default_factory=set[str])
     functions: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    head: Literal["words", "class", "classes"] = "words"
 
     def symbol(self, name: str, value: int | None, comment: str = "") -> str:
         """Declare a size; its name. A name may be declared twice with one value."""

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from stagec.importers.blocks import RMS
-from stagec.importers.common import begin, read_rope, read_size
+from stagec.importers.common import begin, read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
-from stagec.importers.stack import Decoder, order_text
+from stagec.importers.heads import read_head
+from stagec.importers.positions import read_rope
+from stagec.importers.stack import Decoder, arguments, order_text
 from stagec.importers.state_space import Mamba2Keys, read_mamba2
 from stagec.importers.text import Body, ModelText
 
@@ -42,6 +44,7 @@ def read_zamba2(config: Config) -> ModelText:
     feed-forward network that reads the stream and the embeddings. Layers share its weights, and
     have low-rank adapters and a projection of their own."""
     text, _ = begin(config, "Zamba2", 4096)
+    read_head(config, text)
     d = read_size(config, text, "D", "hidden_size", default=2560)
     h = read_size(config, text, "H", "num_attention_heads", default=32)
     g = read_size(config, text, "G", "num_key_value_heads", default=h)
@@ -142,7 +145,7 @@ def _write_model(config: Config, text: ModelText, mamba: str, order: Sequence[st
         h, x0 = f"%y{number}", f"%e{number}"
     tied = config.flag("tie_word_embeddings", default=True)
     Decoder(tied=tied).write_head(text, body, h, table)
-    return text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
+    return text.train(arguments(text), body)
 
 
 def _shared(kind: str, name: str) -> str:

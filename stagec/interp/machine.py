@@ -21,6 +21,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
+from stagec.ir_spec.ops.structure import joined_dim
 from stagec.support.diagnostics import error
 
 Locals = list[Array]
@@ -226,20 +227,13 @@ class Machine:
 
     def _accumulate(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:
         count, split = evaluate(op.expr("count"), self.env), op.text("split")
-        total: list[Locals] = []
+        found: list[list[Locals]] = []
         for i in range(count):
             self._bind_microbatch(op, region, operands, split, i, count)
-            yielded = self._region(region)
-            total = (
-                [
-                    [a + b for a, b in zip(x, y, strict=True)]
-                    for x, y in zip(total, yielded, strict=True)
-                ]
-                if total
-                else yielded
-            )
+            found.append(self._region(region))
         self._microbatch = None
-        return total
+        yielded = zip(region.terminator.operands, zip(*found, strict=True), strict=True)
+        return [together(op, value, parts) for value, parts in yielded]
 
     def _bind_microbatch(
         self,
@@ -257,6 +251,14 @@ class Machine:
             self._values[arg] = [
                 np.split(p, count, axis=along[0])[part] if along else p for p in parts
             ]
+
+
+def together(op: Operation, value: Value, parts: Sequence[Locals]) -> Locals:
+    """What microbatches yield: joined along the batch, or summed. Each has a value for each rank."""
+    d = joined_dim(op, value.tensor)
+    if d is None:
+        return [sum(mine[1:], start=mine[0]) for mine in zip(*parts, strict=True)]
+    return [np.concatenate(mine, axis=d) for mine in zip(*parts, strict=True)]
 
 
 def run_module(module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]) -> list[Array]:

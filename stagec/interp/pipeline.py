@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from stagec.interp.machine import DisagreementError, Locals, Machine, run_module
+from stagec.interp.machine import DisagreementError, Locals, Machine, run_module, together
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.layers import LayerStack, in_order
@@ -187,7 +187,7 @@ class _Stage(Machine):
             if inner.region is not None
         }
         held: dict[int, dict[Value, Locals]] = defaultdict(dict)
-        sums: dict[Value, Locals] = {}
+        yielded: dict[Value, dict[int, Locals]] = defaultdict(dict)
         counts, place = Counter[_Pair](), 0
         for step in steps(self._actions):
             for action in self._receives.get(place, ()):
@@ -204,10 +204,11 @@ class _Stage(Machine):
                     held[action.microbatch].update(made)
                     for value in op.body.terminator.operands:
                         if value in made:
-                            sums[value] = _added(sums.get(value), made[value])
+                            yielded[value][action.microbatch] = made[value]
                     yield True
-        yielded = [sums[v] for v in op.body.terminator.operands]
-        self._values.update(zip(op.results, yielded, strict=True))
+        for value, result in zip(op.body.terminator.operands, op.results, strict=True):
+            parts = yielded[value]
+            self._values[result] = together(op, value, [parts[i] for i in sorted(parts)])
         self._microbatch = None
 
     def _bind(self, op: Operation, action: Action) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from stagec.ir.expr import Env, Expr, UnboundError, evaluate
+from stagec.support.diagnostics import NotAnIntegerError
 
 T_co = TypeVar("T_co", covariant=True)
 Value = TypeVar("Value")
@@ -43,13 +44,17 @@ class ValueOf:
 
 @dataclass(frozen=True, slots=True)
 class Divides:
-    """Does a divisor divide a size?"""
+    """Does a divisor divide a size? None divides the rows of experts where these are an average
+    that is no whole number."""
 
     divisor: Expr
     size: Expr
 
     def __call__(self, values: Env) -> bool:
-        return evaluate(self.size, values) % evaluate(self.divisor, values) == 0
+        try:
+            return evaluate(self.size, values) % evaluate(self.divisor, values) == 0
+        except NotAnIntegerError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)

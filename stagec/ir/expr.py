@@ -13,7 +13,7 @@ expressions are built from tokens, operator by operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
@@ -201,6 +201,12 @@ def call(function: str, arguments: Iterable[Expr]) -> Expr:
     return _apply(function, tuple(a.node for a in arguments))
 
 
+def alternatives(value: Expr) -> tuple[Expr, ...]:
+    """The arguments of a `max` or a `min`; of another expression itself."""
+    name = getattr(value.node.func, "__name__", "")
+    return tuple(map(Expr, value.node.args)) if name in ("max", "min") else (value,)
+
+
 def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
     """How many buckets these sizes fill one after the other, `count_buckets`: rows of sizes, each
     with how often it comes. In text `buckets(25, (1, 4*D), (L, 8*D, 2*D))`."""
@@ -289,6 +295,12 @@ def evaluate(value: Expr, env: Env) -> int:
     if result.denominator != 1:
         raise NotAnIntegerError(str(value), Fraction(result))
     return result.numerator
+
+
+def function(value: Expr) -> Callable[[Mapping[str, int]], int | Fraction]:
+    """The expression as a function of the values of its symbols, for who asks for many; an integer
+    is an int. Raises KeyError for a symbol without value."""
+    return function_of(value.node)
 
 
 @_remembered

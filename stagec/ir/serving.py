@@ -13,19 +13,20 @@ returns it from the function. `%keys` are the rows that queries may see, the new
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Expr, call, const, same
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, evaluate, same
 from stagec.ir.opdef import Registry, factor_sizes
 from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim, TensorType
 
 #: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.
-MODES = ("prefill", "decode")
-#: The symbol of the tokens that are cached before a step.
+MIXED = "mixed"
+MODES = ("prefill", "decode", MIXED)
+#: The symbol of the tokens of each sequence that are cached before a step.
 PAST = "past"
 
 
@@ -33,17 +34,21 @@ PAST = "past"
 class ServingStep:
     """A step that adds `new` tokens to each sequence, of which `past` are cached before.
 
-    `batch` and `new` are sizes (symbols) of the module; `past` is 0 where nothing is cached. `b`
-    inserts before the op that is rewritten. `sampled` collects the logits of the step.
+    `new` is a size (a symbol) of the module; `past` is 0 where nothing is cached; `env` has the
+    values that are known. Rows of caches are of `dtype`, or as they are made; there are whole pages
+    of `page` tokens on each of `parts` ranks. `b` inserts before the op that is rewritten.
     """
 
     registry: Registry
     body: Region
+    env: Mapping[str, int]
     mode: str
     new: Expr
     past: Expr
     b: Builder
-    sampled: list[Value] = field(default_factory=list[Value])
+    dtype: str = ""
+    page: int = 1
+    parts: Expr = ONE
     kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
 
     @property
@@ -75,26 +80,38 @@ class ServingStep:
         """The parameter `past` of an op that depends on positions; none where nothing is cached."""
         return {} if self.past == ZERO else {"past": self.past}
 
-    def sample(self, logits: Value) -> None:
-        """The next tokens are chosen by these logits, [B, S, V]: the step returns them."""
-        self.sampled.append(logits)
-
     # -- state -------------------------------------------------------------------------------------
 
     def append(self, new: Value, *, dim: int = 1, span: Expr | None = None) -> Value:
         """Cache a value that has the new tokens along a dimension: the rows that the queries of the
         step may see, [.., T, ..] with T = past + S, or min(past + S, span - 1 + S) where a query
         sees only `span` keys up to its own."""
-        rows = self.seen
-        if span is not None and self.past != ZERO:
-            rows = call("min", [rows, span - 1 + self.new])
+        rows = self._rows(span)
+        if self.dtype and new.tensor.dtype != self.dtype:
+            new = self.b.value("stg.cast", [new], {"to": self.dtype}, hint=new.name)
         dims = list(new.tensor.dims)
         dims[dim] = Dim(rows)
         cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, tuple(dims)))
-        attrs = {"dim": const(dim), **self.past_attr(), **({} if span is None else {"span": span})}
+        attrs = {"dim": const(dim), **self.past_attr()}
+        if rows != self.new and self.past == ZERO:
+            attrs["past"] = ZERO
+        if span is not None:
+            attrs["span"] = span
+        if self.page > 1:
+            attrs["page"] = const(self.page)
         updated = self.b.value("stg.append", [cache, new], attrs, hint=f"{new.name}_rows")
         self.keep(cache, updated)
         return updated
+
+    def _rows(self, span: Expr | None) -> Expr:
+        """The rows of a cache, whole pages on each of the ranks that split it."""
+        rows, unit = self.seen, self.parts * self.page
+        if span is not None and self.past != ZERO:
+            rows = call("min", [rows, span - 1 + self.new])
+        known = (rows % unit).symbols <= self.env.keys()
+        if unit == ONE or (known and evaluate(rows % unit, self.env) == 0):
+            return rows
+        return call("ceildiv", [rows, unit]) * unit
 
     def once(self, value: Value) -> Value:
         """Cache a value that is the same in all steps of a sequence, such as keys of an encoder:

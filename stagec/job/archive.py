@@ -31,8 +31,9 @@ from stagec.formats.base import (
     not_patched,
 )
 from stagec.formats.chakra.encode import decimal_width
+from stagec.formats.chakra.files import split_records
 from stagec.formats.chakra.format import ChakraFormat
-from stagec.formats.chakra.nodes import TraceNode, decode_node, split_records
+from stagec.formats.chakra.nodes import TraceNode, decode_node
 from stagec.formats.registry import find_format
 from stagec.job.archive_index import Index, StoredClass, StoredVariant, parse_index
 from stagec.job.emit import Job

@@ -17,6 +17,7 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Names, Program
+from stagec.time.costs import Measurements
 
 #: Adds to a program what is asked for.
 Annotate = Callable[[RankClass, Program], Program]
@@ -39,6 +40,7 @@ class Job:
     machine: Machine | None = None
     module: Module | None = None
     flops: int | None = None
+    measured: Measurements | None = None
     _programs: dict[int, Program] = field(default_factory=dict[int, Program], repr=False)
 
     @property
@@ -68,7 +70,9 @@ class Job:
     @property
     def model(self) -> ModelJob | None:
         """What it was compiled from."""
-        return None if self.module is None else ModelJob(self.module, self.classes, self.flops)
+        if self.module is None:
+            return None
+        return ModelJob(self.module, self.classes, self.flops, self.measured)
 
     def program(self, number: int) -> Program:
         """The program of a class; the latest few are kept."""

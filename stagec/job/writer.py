@@ -183,6 +183,9 @@ def _write_whole(
     source: TraceSource, format_: JobFormat, writer: RankWriter, ranks: Ints | None
 ) -> _All:
     """Write the files that the format names."""
+    estimate = format_.estimate(source, ranks)
+    if estimate is not None:
+        _check_space(writer.folder, estimate.bytes)
     entries: Entries = {number: source.entry(number) for number, _ in _classes(source, ranks)}
     files: Files = {}
     for name, parts in format_.files(source, ranks):

@@ -32,7 +32,7 @@ from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import Buffer, Lifetimes, Ref, Step, Together, buffers_of
 from stagec.memory.iterations import IterationRun, patterns, slices
-from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered
+from stagec.memory.liveness import Roots, Sets, classify, heirs, is_gathered, updated
 from stagec.sharding.gathers import ahead_of
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
@@ -371,10 +371,13 @@ class _Runner:
 
     def _accumulate(self, op: Operation, region: Region) -> None:
         """One microbatch, or each action of it; the sums are there from the start."""
-        number = self._step(op, [r for r in op.results if self._home(r) is None])
+        old = {r: self._refs[v] for r in op.results if (v := updated(r)) in self._refs}
+        new = [r for r in op.results if r not in old and self._home(r) is None]
+        number = self._step(op, new)
         sums = list(self.found.steps[number].made)
         self._sums.update((b.value, b) for b in sums)
-        for result in op.results:
+        self._refs.update(old)
+        for result in (r for r in op.results if r not in old):
             home = self._home(result)
             self._refs[result] = self._refs[result] if home is None else self._fixed(home)
         for arg, value in zip(region.args, op.operands, strict=True):

@@ -12,9 +12,19 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ZERO, Expr, expand
 from stagec.ir.module import is_parameter
 from stagec.ir.replay import is_partial, stashed
-from stagec.ir.traits import Accumulates, EndsLifetime, Recalls, Repeats, Terminates, View
+from stagec.ir.rewrite import carried
+from stagec.ir.traits import (
+    Accumulates,
+    EndsLifetime,
+    InPlace,
+    Recalls,
+    Repeats,
+    Terminates,
+    View,
+)
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.ir_spec.ops.structure import joined_dim
 
 
 def device_bytes(value: Value) -> Expr:
@@ -77,12 +87,33 @@ def _source(value: Value) -> Value | None:
         if user.has(Terminates) and owner is not None and _hands_on(owner):
             return owner.results[index]
     op = value.producer
-    if op is None or op.region is not None or not op.operands:
+    if op is None:
+        return None
+    if op.region is not None:
+        return updated(value)
+    if not op.operands:
         return None
     if op.has(View):
         return op.operands[min(value.index, len(op.operands) - 1)]
     slot = op.definition.reuses(op, value.index)
     return None if slot is None else op.operands[slot]
+
+
+def updated(value: Value) -> Value | None:
+    """What a result of an op with a region updates in place, slice by slice or microbatch by
+    microbatch: an operand, or a value from around it. None if it is made anew."""
+    op = value.producer
+    inner = op.body.terminator.operands[value.index] if op is not None else None
+    while op is not None and inner is not None and inner.region is op.region:
+        made = inner.producer
+        if made is None:
+            return op.operands[inner.index] if inner.index >= carried(op) else None
+        if made.region is not None:
+            inner = updated(inner)
+        else:
+            place = made.definition.trait(InPlace)
+            inner = made.operands[place.operands[inner.index]] if place is not None else None
+    return inner
 
 
 def _hands_on(op: Operation) -> bool:
@@ -107,7 +138,8 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
     for region in step_regions(body):
         for op in region.ops:
             if op.has(Accumulates):
-                sets.gradients |= {root_of(r) for r in op.results if r.tensor.rank}
+                sums = [r for r in op.results if joined_dim(op, r.tensor) is None]
+                sets.gradients |= {root_of(r) for r in sums if r.tensor.rank}
                 continue
             for value in op.results:
                 users = {u.phase for u, _ in value.uses if u is not body.terminator}

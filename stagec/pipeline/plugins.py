@@ -6,7 +6,7 @@ The group `stagec.plugins` holds the built-in plug-in as well as those of other 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -40,6 +40,12 @@ class Loaded:
     passes: dict[str, type[Pass]] = field(default_factory=dict[str, type[Pass]])
     pipelines: dict[str, str] = field(default_factory=dict[str, str])
     origins: dict[str, str] = field(default_factory=dict[str, str])
+
+    def copy(self) -> Loaded:
+        """The same, to which more can be added."""
+        registry = Registry(self.registry)
+        registry.extras += self.registry.extras
+        return Loaded(registry, {**self.passes}, {**self.pipelines}, {**self.origins})
 
     def pipeline(self, text: str, **where: str) -> Pipeline:
         """The passes that a text names. Raises `DiagnosticError`."""
@@ -127,12 +133,23 @@ def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
 
     Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
     """
-    loaded = Loaded(Registry())
-    for entry in _installed(tuple(sys.path)):
-        loaded.add(_from_entry_point(entry))
-    for file in files:
-        loaded.add(_from_file(Path(file)))
+    loaded = _loaded(_installed(tuple(sys.path)))
+    given = [Path(file) for file in files]
+    if not given:
+        return loaded  # nobody changes it
+    loaded = loaded.copy()
+    for file in given:
+        loaded.add(_from_file(file))
     return loaded
+
+
+@lru_cache(maxsize=8)
+def _loaded(entries: Sequence[EntryPoint]) -> Loaded:
+    """Everything that installed plug-ins bring."""
+    found = Loaded(Registry())
+    for entry in entries:
+        found.add(_from_entry_point(entry))
+    return found
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,8 @@
 """The nodes of a rank in the order of issue, as runs: what is the same again and again is said
 once.
 
-A run is a part of a template at one place of the program, or a node that stands alone. Programs of
-hundreds of thousands of nodes have a few thousand runs, of a few dozen kinds.
+A run is a part of a template at one place of the program, or nodes that stand for themselves.
+Programs of hundreds of thousands of nodes have a few thousand runs, of a few dozen kinds.
 """
 
 from __future__ import annotations
@@ -19,20 +19,28 @@ from stagec.program.nodes import Node
 from stagec.program.stamp import Instance, Template
 
 
-class RunKind(NamedTuple):
-    """What a run is a run of: `nodes[first:last]` of a template, or one node without a template."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Straight:
+    """Nodes that stand for themselves, with handles one after the other."""
 
-    template: Template | None
-    alone: Node | None
+    nodes: Sequence[Node]
+
+
+class RunKind(NamedTuple):
+    """What a run is a run of: `nodes[first:last]` of its source."""
+
+    source: Template | Straight
     first: int
     last: int
 
     @property
     def nodes(self) -> Sequence[Node]:
         """Its nodes, in the order of issue."""
-        if self.template is None:
-            return [self.alone] if self.alone is not None else []
-        return self.template.nodes[self.first : self.last]
+        return self.source.nodes[self.first : self.last]
+
+    def place(self, node: Node) -> int:
+        """Where a node that one of it waits for is: in the table of an instance, or its handle."""
+        return self.source.place(node) if isinstance(self.source, Template) else node.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,7 @@ def issued_runs(
     order: Sequence[Node | Instance], bucketed: Sequence[Bucketed | Instance]
 ) -> list[Run]:
     """The runs of a rank. Buckets stand right after what completes them, so they divide runs."""
-    found = [_whole(thing) for thing in order]
-    found = [run for run in found if run.kind.first < run.kind.last]
+    found = [run for run in _whole(order) if run.kind.first < run.kind.last]
     calls = {run.start: run for run in _calls(bucketed)}
     cuts: dict[int, list[tuple[int, list[Run]]]] = {}
     starts = [run.start for run in found]
@@ -82,20 +89,29 @@ def issued_runs(
     return result
 
 
-def _whole(thing: Node | Instance) -> Run:
-    if isinstance(thing, Node):
-        return _alone(thing)
-    return Run(RunKind(thing.template, None, 0, thing.template.ordered), thing.base, thing)
+def _whole(order: Sequence[Node | Instance]) -> Iterator[Run]:
+    straight: list[Node] = []
+    for thing in order:
+        if isinstance(thing, Node) and (not straight or thing.id == straight[-1].id + 1):
+            straight.append(thing)
+            continue
+        if straight:
+            yield _alone(straight)
+        straight = [thing] if isinstance(thing, Node) else []
+        if isinstance(thing, Instance):
+            yield Run(RunKind(thing.template, 0, thing.template.ordered), thing.base, thing)
+    if straight:
+        yield _alone(straight)
 
 
-def _alone(node: Node) -> Run:
-    return Run(RunKind(None, node, 0, 1), node.id)
+def _alone(nodes: Sequence[Node]) -> Run:
+    return Run(RunKind(Straight(nodes), 0, len(nodes)), nodes[0].id)
 
 
 def _calls(bucketed: Sequence[Bucketed | Instance]) -> Iterator[Run]:
     for cut in bucketed:
         if isinstance(cut, Instance):
             for place, _ in cut.template.buckets:
-                yield Run(RunKind(cut.template, None, place, place + 1), cut.base + place, cut)
+                yield Run(RunKind(cut.template, place, place + 1), cut.base + place, cut)
         else:
-            yield from map(_alone, cut.nodes)
+            yield from (_alone([node]) for node in cut.nodes)

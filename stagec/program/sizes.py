@@ -1,18 +1,19 @@
 """How large nodes are: bytes, FLOPs and kernels of lowered operations, for known sizes.
 
 A program is unrolled once for all sizes with which it has the same nodes; what each of them is in
-other sizes, `resized` says.
+other sizes, `Resizable` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
+from typing import NamedTuple
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, evaluate
+from stagec.ir.expr import ZERO, Expr, evaluate, function
 from stagec.ir.kernel import MEMORY
 from stagec.program.buckets import bucket_sizes
 from stagec.program.kernels import EXTENTS, Kernel
@@ -46,7 +47,7 @@ class Sizes:
         if name not in op.attrs:
             return 0
         expr = op.expr(name)
-        key = expr, layer
+        key = expr, layer if self._loads is not None else 0
         if key not in self._known:
             env: Mapping[str, int | Fraction] = self._env
             if self._loads is not None:
@@ -56,18 +57,12 @@ class Sizes:
 
     def kernel(self, op: Operation, layer: int = 0) -> Kernel:
         """The kernel of a computation in a layer."""
-        key = op, layer
+        key = op, layer if self._loads is not None else 0
         if key not in self._kernels:
-            kind = op.text("kernel", MEMORY)
-            self._kernels[key] = Kernel(
-                kind,
-                op.text("dtype"),
-                tuple(self._extent(op, name, layer) for name in EXTENTS[kind]),
-                self.number(op, "flops", layer),
-                self.number(op, "bytes", layer),
-                "+".join(op.names("fuses")) or op.text("kind"),
-                op.flag("causal"),
-            )
+            kind, dtype, names, what, causal = _about(op)
+            extents = tuple(self._extent(op, name, layer) for name in names)
+            flops, size = (self.number(op, name, layer) for name in ("flops", "bytes"))
+            self._kernels[key] = Kernel(kind, dtype, extents, flops, size, what, causal)
         return self._kernels[key]
 
     def _extent(self, op: Operation, name: str, layer: int) -> int:
@@ -80,22 +75,131 @@ class Sizes:
     def buckets(self, op: Operation) -> list[int]:
         """The bytes of each call of a reduction in buckets."""
         if op not in self._buckets:
-            chunks = bucket_sizes(op, self._env)
-            self._buckets[op] = [sum(inside) for chunk in chunks for inside in chunk]
+            self._buckets[op] = _calls(op, self._env)
         return self._buckets[op]
 
 
-def resized(node: Node, sizes: Sizes) -> Node:
-    """What a node does, in other sizes with which it has the same place in the program; without its
-    edges."""
-    op, layer = node.op, node.index
-    if op is None:
-        return node
-    flops, matmul, out, kernel = 0, 0, 0, None
-    size = sizes.buckets(op)[node.index] if node.bucket else sizes.number(op, "bytes", layer)
-    if node.is_computation:
-        flops, matmul, out = (sizes.number(op, name, layer) for name in ("flops", "matmul", "out"))
-        kernel = sizes.kernel(op, layer)
-    about = node.kind, node.name, node.phase, size, flops, matmul, out, kernel, node.parts
-    how = node.group, node.blocking, node.bucket, node.scope, node.over, node.by, node.tag, node.to
-    return Node(*about, *how, op=op, id=node.id, index=node.index)
+class _KernelPlaces(NamedTuple):
+    """A kernel by the places of its numbers."""
+
+    kind: str
+    dtype: str
+    extents: tuple[int, ...]
+    flops: int
+    bytes: int
+    op: str
+    causal: bool
+
+
+class _NodePlaces(NamedTuple):
+    """A node by the places of its numbers, and of its kernel; a call in buckets has its bytes from
+    the operation."""
+
+    node: Node
+    size: int
+    flops: int
+    matmul: int
+    out: int
+    kernel: int | None
+
+
+class Resizable:
+    """Nodes whose sizes go by these symbols, and what they do in other sizes with which they have
+    the same places in the program. Each expression is prepared once."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._places: dict[Expr, int] = {}
+        #: Of each number whether it has to be whole: all but extents.
+        self._whole: list[bool] = []
+        self._kernels: dict[_KernelPlaces, int] = {}
+        self._nodes = [self._sized(node) for node in nodes]
+        prepared = zip(self._places, self._whole, strict=True)
+        self._prepared = [(expr, function(expr), whole) for expr, whole in prepared]
+
+    def at(self, values: Mapping[str, int]) -> list[Node]:
+        """The nodes in these sizes, without their edges. Raises `NotAnIntegerError` for sizes that
+        do not divide."""
+        n: list[int] = []
+        for expr, evaluated, whole in self._prepared:
+            number = evaluated(values)
+            if whole and number.denominator != 1:
+                raise NotAnIntegerError(str(expr), Fraction(number))
+            n.append(ceil(number))
+        kernels = [
+            Kernel(kind, dtype, tuple([n[i] for i in extents]), n[flops], n[size], op, causal)
+            for kind, dtype, extents, flops, size, op, causal in self._kernels
+        ]
+        buckets: dict[Operation, list[int]] = {}
+        found: list[Node] = []
+        for node, size, flops, matmul, out, kernel in self._nodes:
+            if node.op is None:
+                found.append(node)
+                continue
+            if node.bucket and node.op not in buckets:
+                buckets[node.op] = _calls(node.op, values)
+            found.append(
+                Node(
+                    node.kind,
+                    node.name,
+                    node.phase,
+                    buckets[node.op][node.index] if node.bucket else n[size],
+                    n[flops],
+                    n[matmul],
+                    n[out],
+                    None if kernel is None else kernels[kernel],
+                    node.parts,
+                    node.group,
+                    node.blocking,
+                    node.bucket,
+                    node.scope,
+                    node.over,
+                    node.by,
+                    node.tag,
+                    node.to,
+                    op=node.op,
+                    id=node.id,
+                    index=node.index,
+                )
+            )
+        return found
+
+    def _sized(self, node: Node) -> _NodePlaces:
+        op, place = node.op, self._place
+        none = self._number(ZERO)
+        if op is None or node.bucket:
+            return _NodePlaces(node, none, none, none, none, None)
+        size = place(op, "bytes")
+        if not node.is_computation:
+            return _NodePlaces(node, size, none, none, none, None)
+        flops, matmul, out = (place(op, name) for name in ("flops", "matmul", "out"))
+        return _NodePlaces(node, size, flops, matmul, out, self._kernel(op))
+
+    def _kernel(self, op: Operation) -> int:
+        kind, dtype, names, what, causal = _about(op)
+        extents = tuple(self._place(op, name, whole=False) for name in names)
+        flops, size = self._place(op, "flops"), self._place(op, "bytes")
+        key = _KernelPlaces(kind, dtype, extents, flops, size, what, causal)
+        return self._kernels.setdefault(key, len(self._kernels))
+
+    def _place(self, op: Operation, name: str, *, whole: bool = True) -> int:
+        return self._number(op.expr(name) if name in op.attrs else ZERO, whole=whole)
+
+    def _number(self, expr: Expr, *, whole: bool = True) -> int:
+        place = self._places.setdefault(expr, len(self._places))
+        if place == len(self._whole):
+            self._whole.append(False)
+        self._whole[place] = self._whole[place] or whole
+        return place
+
+
+def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool]:
+    """What is the same of a kernel in all sizes: its kind, its type, the names of its extents, what
+    it computes, and whether a mask is causal."""
+    kind = op.text("kernel", MEMORY)
+    what = "+".join(op.names("fuses")) or op.text("kind")
+    return kind, op.text("dtype"), EXTENTS[kind], what, op.flag("causal")
+
+
+def _calls(op: Operation, env: Mapping[str, int]) -> list[int]:
+    """The bytes of each call of a reduction in buckets."""
+    return [sum(inside) for chunk in bucket_sizes(op, env) for inside in chunk]

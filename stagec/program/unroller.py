@@ -70,6 +70,7 @@ class Unroller:
         self._in_order: dict[Region, Sequence[Operation | LayerStack]] = {}
         self._order: list[Node | Instance] = []
         self._bucketed: list[Bucketed | Instance] = []
+        self._places: dict[Node, tuple[int, ...]] = {}
         self._prefix = ""
         self._replays = True
         self._sent: Counter[Stream] = Counter()
@@ -205,7 +206,9 @@ class Unroller:
     # -- nodes -------------------------------------------------------------------------------------
 
     def _issue(self, node: Node) -> None:
-        if not self._in_template:
+        if self._in_template:
+            node.id = len(self._order)  # a template numbers them anew
+        else:
             self._columns.add_node(node)
         self._order.append(node)
 
@@ -335,7 +338,7 @@ class Unroller:
     def _buckets(self, op: Operation) -> Ref:
         """The calls of a reduction in buckets; the last of them, after which all are done."""
         refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
-        cut, ends = Bucketed([], []), dict[Node, int]()
+        cut = Bucketed([], [])
         late = self._last_issued() if self._joins_stages(op) else None
         for runs, counts in zip(readiness(op), ask(Filled(op), self._env), strict=True):
             given: list[BucketPiece] = []
@@ -344,13 +347,20 @@ class Unroller:
             gradients = iter(given)
             for count in counts:
                 inside = list(islice(gradients, count))
-                cut.nodes.append(self._bucket(op, inside, len(cut.nodes)))
-                cut.ready.append(late or inside[-1].node)
-            if cut.nodes:
-                ready = cut.ready[-1]
-                ends[cut.nodes[-1]] = -1 if ready is None else ready.id
+                node = self._bucket(op, inside, len(cut.nodes))
+                ready = late or max((p.node for p in reversed(inside)), key=self._issued_at)
+                self._places[node] = (*self._issued_at(ready), len(self._places))
+                cut.nodes.append(node)
+                cut.ready.append(ready)
         self._bucketed.append(cut)
-        return max(reversed(ends), key=ends.__getitem__) if ends else None
+        return max(reversed(cut.nodes), key=self._issued_at, default=None)
+
+    def _issued_at(self, node: Node | None) -> tuple[int, ...]:
+        """What orders nodes as they are issued: those from outside of a template come first, and a
+        bucket right after what completes it, with the buckets that it completes in turn."""
+        if node is None:
+            return ()
+        return self._places.get(node, (max(node.id, -1),))
 
     def _bucket(self, op: Operation, inside: Sequence[BucketPiece], number: int) -> Node:
         layers, name = label(inside)

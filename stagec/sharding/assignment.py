@@ -138,7 +138,8 @@ def read_assignment(
     """The assignment under which an op with placed results was placed.
 
     Factors of a result have its axes; a contracted factor has those axes of the result's partial
-    sum by which an operand is split along it; a special factor has what its operand has.
+    sum by which an operand is split along it; a special factor that no result shows has what its
+    operand has.
     """
     found: dict[str, Axes] = {}
     for value, shape in zip(op.results, rule.results, strict=False):
@@ -162,6 +163,7 @@ def _hidden(
     reduced = [
         (rule.contracted(i) | rule.special, r.tensor.partial_axes) for i, r in enumerate(op.results)
     ]
+    shown = {f for shape in rule.results for group in shape for f in group}
     offers: dict[str, Axes] = {}
     for value, shape in zip(op.operands, rule.operands, strict=True):
         for d, group in zip(value.tensor.dims, shape, strict=True):
@@ -169,6 +171,6 @@ def _hidden(
                 partial = {a for gone, over in reduced if factor in gone for a in over}
                 special = factor in rule.special
                 keep = tuple(a for a in axes if a not in used and (special or a in partial))
-                if factor not in rule.whole and len(keep) > len(offers.get(factor, ())):
+                if factor not in rule.whole | shown and len(keep) > len(offers.get(factor, ())):
                     offers[factor] = keep
     return offers

@@ -10,6 +10,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.ir_spec.ops.strategy import GatherRule, SplitRule
 from stagec.sharding.assumptions import Assumptions
+from stagec.sharding.special import is_part
 from stagec.sharding.stages import accumulation
 from stagec.sharding.strategy import Strategy
 
@@ -50,13 +51,13 @@ class Placer:
         return replace(type_, dims=tuple(dims), placed=True)
 
     def moved(self, type_: TensorType, name: str, into: Sequence[str]) -> TensorType:
-        """The type as placed, but with the axes of dimension `name` moved to the dimensions
-        `into`."""
+        """The type as placed, but with the axes of the dimensions that `name` is a part of moved to
+        the dimensions `into`."""
         placed = self.place(type_.unplaced(), rest=False)
-        axes = tuple(use for d in placed.dims if d.size.symbol_name == name for use in d.split)
+        axes = tuple(use for d in placed.dims if is_part(name, d.size) for use in d.split)
         dims: list[Dim] = []
         for d in placed.dims:
-            if d.size.symbol_name == name:
+            if is_part(name, d.size):
                 dims.append(replace(d, split=()))
             elif d.size.symbol_name in into:
                 dims.append(replace(d, split=d.split + axes))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.facts import Facts
@@ -365,9 +366,11 @@ class Propagation:
 
     def _extend(self, node: ShardedOp, factor: str, offered: list[AxisUse]) -> bool:
         now = node.axes.get(factor, ())
-        if factor in node.rule.whole or [u.axis for u in now] != [
-            u.axis for u in offered[: len(now)]
-        ]:
+        if (
+            factor in node.rule.whole
+            or [u.axis for u in now] != [u.axis for u in offered[: len(now)]]
+            or self._scattered(node, factor)
+        ):
             return False
         changed = False
         for use in offered[len(now) :]:
@@ -384,6 +387,16 @@ class Propagation:
             node.axes[factor] = now
             changed = True
         return changed
+
+    def _scattered(self, node: ShardedOp, factor: str) -> bool:
+        """Whether a split of a factor leaves a rank no run of a dimension that it is joined in: a
+        factor before it is not split into ones."""
+        for group in chain(*node.rule.operands, *node.rule.results):
+            for before in group[: group.index(factor)] if factor in group else ():
+                parts = axis_size(u.axis for u in node.axes.get(before, ()))
+                if not self._facts.divides(node.sizes[before], parts):
+                    return True
+        return False
 
     def _passing(self, node: ShardedOp) -> frozenset[str]:
         """Axes over which all linear operands are unreduced: the op hands the parts on, it does not

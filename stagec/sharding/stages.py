@@ -175,14 +175,7 @@ def _numbered(module: Module, pipeline: StagePlan, repeats: Sequence[Operation])
             remedy=module.how_to_set({s for count in whole for s in count.symbols}),
         ) from None
     shape = f"({pipeline.stages} stages of {pipeline.chunks})"
-    layers = rule.layers or evenly(sum(sizes), parts, rule.loc, shape)
-    if len(layers) != parts or sum(layers) != sum(sizes):
-        raise error(
-            f"'layers' gives {sum(layers)} layers in {len(layers)} parts, but the model has "
-            f"{sum(sizes)} layers and the pipeline {parts} parts",
-            rule.loc,
-            remedy=f"for example {_text(evenly(sum(sizes), parts, rule.loc, shape))}",
-        )
+    layers = shared_out(sum(sizes), parts, rule.layers, rule.loc, shape)
     if len(set(layers)) > 1 and not rule.layers:
         module.diagnostics.remark(
             f"the {sum(sizes)} layers in {parts} parts: {_text(layers)}", rule.loc
@@ -223,6 +216,22 @@ def _piece(repeats: Sequence[Operation], taken: Iterable[tuple[int, int]]) -> Pi
             kinds.setdefault(name, []).extend([op.symbol or ""] * size)
     orders = tuple((name, compact(k)) for name, k in kinds.items() if len(set(k)) > 1)
     return Piece(tuple(map(const, counts)), frozenset(), orders)
+
+
+def shared_out(
+    total: int, parts: int, given: tuple[int, ...] = (), loc: Loc = UNKNOWN, shape: str = ""
+) -> tuple[int, ...]:
+    """The layers of each part of a model: those that are given, or as `evenly` says. Raises
+    `DiagnosticError` for those that are not the model's."""
+    layers = given or evenly(total, parts, loc, shape)
+    if len(layers) != parts or sum(layers) != total:
+        raise error(
+            f"'layers' gives {sum(layers)} layers in {len(layers)} parts, but the model has "
+            f"{total} layers and the pipeline {parts} parts",
+            loc,
+            remedy=f"for example {_text(evenly(total, parts, loc, shape))}",
+        )
+    return layers
 
 
 def evenly(total: int, parts: int, loc: Loc = UNKNOWN, shape: str = "") -> tuple[int, ...]:

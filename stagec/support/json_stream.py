@@ -63,6 +63,14 @@ class JsonStream:
             if not self._another("}"):
                 return
 
+    def values(self) -> Iterator[Any]:
+        """The values of a stream that has several, one after the other: JSON lines, for example.
+        Raises `DiagnosticError` with the place of what is no JSON."""
+        if not self._peek():
+            raise self.error("the file is empty")
+        while self._peek():
+            yield self._value()
+
     def error(self, message: str) -> DiagnosticError:
         """An error at the value that was read last."""
         return self._error(message, self._last)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -92,6 +93,8 @@ class CostTable:
         self._numbers: dict[Hashable, int] = {}
         self._examples: list[_Examples] = []
         self._number_of: dict[_Examples, int] = {}
+        self._crossed: dict[GroupAxes, tuple[Sequence[tuple[Span, ...]], Ints]] = {}
+        self._peers: dict[tuple[str, int], Ints] = {}
 
     def prepare(self, nodes: Iterable[Node]) -> None:
         """Find the costs of all computations at once."""
@@ -168,21 +171,39 @@ class CostTable:
         return self._number_of[examples]
 
     def _groups(self, ranks: Ints, groups: Groups, axes: GroupAxes) -> _Examples:
-        """The levels that the groups of these ranks cross: once for all that cross alike."""
-        numbers = np.unique(groups.number[axes][ranks]) - groups.first[axes]
-        rows = np.sort(groups.members[axes][numbers], axis=1)
+        """The levels that the groups of these ranks cross."""
+        if axes not in self._crossed:
+            self._crossed[axes] = self._cross(groups.members[axes])
+        examples, like = self._crossed[axes]
+        numbers = groups.number[axes][ranks] - groups.first[axes]
+        used = np.flatnonzero(np.bincount(like[numbers], minlength=len(examples)))
+        return tuple(dict.fromkeys(examples[i] for i in used.tolist()))
+
+    def _cross(self, members: Ints) -> tuple[Sequence[tuple[Span, ...]], Ints]:
+        """The levels that groups cross, once for all that cross alike; and which of them each group
+        is like."""
+        rows = np.sort(members, axis=1)
         alike = [rows[:, 1:] - rows[:, :-1]]
         for level in self._machine.network:
             if level.ranks is not None:
                 units = rows // level.ranks
                 alike.append(units - units[:, :1])
-        _, first = np.unique(np.concatenate(alike, axis=1), axis=0, return_index=True)
-        found = (spans(self._machine, rows[i]) for i in sorted(first.tolist()))
-        return tuple(dict.fromkeys(found))
+        number: dict[bytes, int] = {}
+        first: list[int] = []
+        like: list[int] = []
+        for i, row in enumerate(np.hstack(alike)):
+            like.append(number.setdefault(row.tobytes(), len(first)))
+            if like[-1] == len(first):
+                first.append(i)
+        return [spans(self._machine, rows[i]) for i in first], np.array(like, dtype=np.int64)
 
     def _furthest(self, ranks: Ints, kind: str, over: str, by: int) -> Level:
         """The outermost level between any of these ranks and its neighbour."""
-        peers = neighbours(self._mesh, over, by if kind == "send" else -by, ranks)
+        way = over, by if kind == "send" else -by
+        if way not in self._peers:
+            everyone = np.arange(prod(self._mesh.values()), dtype=np.int64)
+            self._peers[way] = neighbours(self._mesh, *way, everyone)
+        peers = self._peers[way][ranks]
         levels = (
             level
             for level in self._machine.network

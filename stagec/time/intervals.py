@@ -15,8 +15,9 @@ import numpy as np
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import MICROBATCH, Ints, marker_of
 from stagec.program.runs import Run
-from stagec.time.pieces import Cause, Entry, Shape, Step
+from stagec.time.pieces import Cause, Entry
 from stagec.time.replay import ClassReplay
+from stagec.time.shapes import Shape, Step
 from stagec.time.streams import BUBBLE, Part, Stream
 
 #: Stands for no microbatch.
@@ -26,7 +27,8 @@ NONE = -1
 class NodeTimes(NamedTuple):
     """The nodes of a rank in the order of issue, as columns: node i is `steps[step[i]]`, for
     `microbatch[i]` (`NONE` if for none), a message with the tag `tag[i]`, and runs from `start[i]`
-    to `end[i]`, in picoseconds."""
+    to `end[i]`, in picoseconds. The gap in which a computation is launched, `launch[i]`, is in
+    it."""
 
     steps: Sequence[Step]
     step: Ints
@@ -34,10 +36,11 @@ class NodeTimes(NamedTuple):
     tag: Ints
     start: Ints
     end: Ints
+    launch: Ints
 
     def rows(self) -> Iterator[Row]:
         """The nodes one by one."""
-        columns = (self.step, self.microbatch, self.tag, self.start, self.end)
+        columns = self[1:]
         lists: list[list[int]] = [column.tolist() for column in columns]
         for number, *others in zip(*lists, strict=True):
             yield Row(self.steps[number], *others)
@@ -51,6 +54,7 @@ class Row(NamedTuple):
     tag: int
     start: int
     end: int
+    launch: int
 
 
 class Wait(NamedTuple):
@@ -62,39 +66,42 @@ class Wait(NamedTuple):
     part: Part
 
 
-def occurrences(runs: Sequence[Run], each: ClassReplay) -> Iterator[tuple[int, Run]]:
-    """The pieces of a class by number, each with the run that it is a part of."""
-    number = 0
+def occurrences(runs: Sequence[Run], each: ClassReplay) -> Iterator[tuple[int, slice, Run]]:
+    """The pieces of a class by number, each with the places in it of a run: a piece is a part of
+    one run, or consists of several."""
+    number, first = 0, 0
     for run in runs:
         left = run.kind.last - run.kind.first
         while left > 0:
-            yield number, run
-            left -= len(each.plan[number].shape.steps)
-            number += 1
+            whole = len(each.plan[number].shape.steps)
+            last = min(first + left, whole)
+            yield number, slice(first, last), run
+            left -= last - first
+            number, first = (number + 1, 0) if last == whole else (number, last)
 
 
 def node_times(runs: Sequence[Run], each: ClassReplay) -> NodeTimes:
     """When the nodes of one rank of a class run, that issues these runs."""
     steps: list[Step] = []
     firsts: dict[Shape, int] = {}
-    rows: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
+    rows: list[tuple[Ints, ...]] = []
     slots = cache(_slots)
-    for number, run in occurrences(runs, each):
+    for number, inside, run in occurrences(runs, each):
         shape, entry = each.plan[number].shape, each.entries[number]
         if shape not in firsts:
             firsts[shape] = len(steps)
             steps += shape.steps
-        places = np.arange(len(shape.steps), dtype=np.int64)
+        places = np.arange(inside.start, inside.stop, dtype=np.int64)
         numbers = run.instance.microbatches if run.instance is not None else ()
-        microbatch = np.array([*numbers, NONE], dtype=np.int64)[slots(shape)]
-        begun = places * 0 if entry is None else np.array(entry.starts, dtype=np.int64)
-        ended = np.array(each.ends[number], dtype=np.int64)
+        microbatch = np.array([*numbers, NONE], dtype=np.int64)[slots(shape)[inside]]
+        begun = places * 0 if entry is None else np.array(entry.starts[inside], dtype=np.int64)
+        ended = np.array(each.ends[number][inside], dtype=np.int64)
         base = each.bases[number]
-        rows.append(
-            (firsts[shape] + places, microbatch, _tags(shape, run), base + begun, base + ended)
-        )
+        gaps = np.array([cost.launch for cost in each.pieces[number].costs], dtype=np.int64)
+        what = firsts[shape] + places, microbatch, _tags(shape.steps[inside], run)
+        rows.append((*what, base + begun, base + ended, gaps[inside]))
     if not rows:
-        return NodeTimes((), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
+        return NodeTimes((), *(np.zeros(0, dtype=np.int64) for _ in range(6)))
     return NodeTimes(steps, *(np.concatenate(column) for column in zip(*rows, strict=True)))
 
 
@@ -104,12 +111,9 @@ def _slots(shape: Shape) -> Ints:
     return np.array([MICROBATCH.index(m) if m else -1 for m in marks], dtype=np.int64)
 
 
-def _tags(shape: Shape, run: Run) -> Ints:
-    found = np.zeros(len(shape.steps), dtype=np.int64)
-    for place, step in enumerate(shape.steps):
-        if step.node.is_message:
-            found[place] = run.tag(step.node)
-    return found
+def _tags(steps: Sequence[Step], run: Run) -> Ints:
+    tags = [run.tag(step.node) if step.node.is_message else 0 for step in steps]
+    return np.array(tags, dtype=np.int64)
 
 
 # -- waits -----------------------------------------------------------------------------------------
@@ -198,6 +202,8 @@ def stream_name(stream: Stream, mesh: Mapping[str, int]) -> str:
             return f"collectives over {','.join(group.words)}"
         case "copy", str(to):
             return f"copies to {to}"
+        case str(kind), str(which):
+            return f"{kind}s, {which}".replace("recvs", "receives")
         case str(kind), str(over), int(by):
             by = by % mesh[over]
             way = by if 2 * by <= mesh[over] else by - mesh[over]

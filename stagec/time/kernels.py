@@ -37,6 +37,8 @@ _PART = 256
 #: Queries and keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
 _QUERIES = 128
 _KEYS = 128
+#: Rows of a matrix instruction, of which a block with few queries has as many as it needs.
+_ROWS = 16
 
 
 def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
@@ -54,13 +56,24 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 
 
 def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
-    """The same on a device that has been at work for long, with `efficiency.sustained`."""
+    """The same on a device that has been at work for long, with `efficiency.sustained`: of products
+    and attention. Those that mostly wait for memory, as in decode, heat it less: they keep their
+    speed."""
     seconds = kernel_seconds(machine, kernels)
     efficiency = machine.efficiency
     if efficiency.kernels == "roofline":
         return seconds
-    products = np.array([k.kind != "memory" for k in kernels], dtype=bool)
+    products = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
     return np.where(products, seconds / efficiency.sustained.products, seconds)
+
+
+def _is_bound_by_units(machine: Machine, kernel: Kernel) -> bool:
+    """Whether a product or attention multiplies for more than a quarter of the time that it moves
+    bytes, both at their peaks."""
+    if kernel.kind == "memory":
+        return False
+    moving = kernel.bytes / machine.memory.bandwidth.value
+    return 4 * kernel.flops / peak(machine, kernel.dtype) >= moving
 
 
 def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel]) -> Floats:
@@ -166,14 +179,17 @@ def attention_seconds(
 
     where `tiles` is `ceil(N / P) K` without mask, and with one, whose blocks differ in length, the
     mean of a processor and `uneven` of the longest block. Where there is one block of queries only,
-    keys are split over idle processors. Moving hides as in products, with their bandwidth.
+    as in decode, it has as many rows as instructions take, a multiple of 16, keys are split over
+    idle processors, and a second kernel merges what these find. Moving hides as in products, with
+    their bandwidth.
 
     Backward has five products in place of two, so its tiles last `(3 qk + 2 v) / (qk + v)` times
     as long, at `backward` times the rate.
 
     Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; exponentials as the second
     bound: arXiv 2407.08608, section 3; keys split: PyTorch, "Flash-Decoding for long-context
-    inference". That blocks of a mask are dealt longest first: arXiv 2407.08608, code.
+    inference"; rows: PTX ISA, mma.m16n8k16. That blocks of a mask are dealt longest first: arXiv
+    2407.08608, code.
     """
     c = machine.efficiency.attention
     given = (batch, heads, kv_heads, queries, keys, qk, v, size)
@@ -186,7 +202,10 @@ def attention_seconds(
     one = _hidden(products, np.full_like(products, softmax), c.overlap)
     one = one * ((3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1)
 
-    in_head = np.ceil(queries * heads / kv_heads / _QUERIES)
+    sharing = queries * heads / kv_heads  # queries that meet the same keys
+    rows = np.minimum(_QUERIES, _ROWS * np.ceil(sharing / _ROWS))
+    one = one * rows / _QUERIES
+    in_head = np.ceil(sharing / _QUERIES)
     blocks = batch * kv_heads * in_head
     longest = np.ceil(keys / _KEYS)
     most: Floats = np.clip(np.floor(processors / blocks), 1, longest)
@@ -199,7 +218,8 @@ def attention_seconds(
     dealt: Floats = np.where(causal, uneven, waves * longest)
     tiles: Floats = np.maximum(dealt, longest)
     compute = tiles * one + waves * c.tile
-    return c.start + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)
+    merge = np.where(parts > 1, machine.efficiency.memory.start, 0.0)
+    return c.start + merge + _hidden(compute, _moving(machine, size, blocks * parts), c.overlap)
 
 
 def _moving(machine: Machine, size: Floats, blocks: Floats) -> Floats:

@@ -14,22 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
-from stagec.ir.expr import ZERO
-from stagec.program.groups import Channel, channel_of
-from stagec.program.nodes import Node
-from stagec.time.streams import (
-    COMPUTE,
-    INTERFERENCE,
-    Cost,
-    Part,
-    Stream,
-    merged,
-    part_of,
-    stretched,
-)
+from stagec.time.shapes import Shape, Step
+from stagec.time.streams import COMPUTE, INTERFERENCE, Cost, Part, Stream, merged, stretched
 
 Intervals = tuple[tuple[int, int], ...]
 
@@ -50,9 +39,6 @@ class State(NamedTuple):
     inputs: tuple[int, ...]
     streams: tuple[int, ...]
     busy: Intervals
-
-
-_NO_CHANNEL: Channel = ("", ZERO, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,128 +63,29 @@ class Entry:
     before: tuple[Stream, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A node of a piece, and what it waits for: places in the piece, and numbers of inputs.
-
-    `beside` says that computations after it are slower while it runs, `computes` that it is on the
-    stream of computations, `follows` that it waits for the computation before it alone."""
-
-    node: Node
-    streams: tuple[Stream, ...]
-    inner: tuple[int, ...]
-    inputs: tuple[int, ...]
-    beside: bool
-    part: Part
-    computes: bool
-    follows: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shape:
-    """Nodes that are replayed together, whatever they cost.
-
-    `gates` are the inputs of the first computation. What is `late` matters only as far as it comes
-    after the base: whatever waits for it starts after the base anyway. `sends` are places of
-    messages, with the channel of each. What `joins` classes is one node; if that is a message,
-    `channel` is its channel.
-    """
-
-    steps: Sequence[Step]
-    joins: bool
-    computes: bool
-    gates: tuple[int, ...]
-    late_inputs: tuple[bool, ...]
-    streams: tuple[Stream, ...]
-    late_streams: tuple[bool, ...]
-    sends: tuple[tuple[int, Channel], ...]
-    channel: Channel = _NO_CHANNEL
-
-    @property
-    def node(self) -> Node:
-        """The first node."""
-        return self.steps[0].node
-
-
 class Piece:
     """A shape with costs, and what is known of it."""
 
     def __init__(self, shape: Shape, costs: Sequence[Cost]) -> None:
         self.shape, self.costs = shape, costs
+        self.spans = [cost.launch + cost.time for cost in costs]
         self._known: dict[State, Entry] = {}
 
     def entry(self, state: State, slowdown: int) -> Entry:
         """What happens in a state, found at the first time."""
         found = self._known.get(state)
         if found is None:
-            found = self._known[state] = _replayed(self, state, slowdown)
+            found = self._known[state] = _Run(self, state, slowdown).entry()
         return found
 
 
-def make_shape(
-    nodes: Sequence[Node],
-    on: Sequence[tuple[Stream, ...]],
-    inner: Sequence[Sequence[int]],
-    inputs: Sequence[Sequence[int]],
-    *,
-    joins: bool,
-) -> Shape:
-    """The shape of nodes, with the streams that each is on, and the places and the inputs that it
-    waits for."""
-    steps: list[Step] = []
-    after_base: list[bool] = []
-    late_streams: dict[Stream, bool] = {}
-    late_inputs = [True] * (1 + max((i for row in inputs for i in row), default=-1))
-    for i, (node, streams) in enumerate(zip(nodes, on, strict=True)):
-        others = [stream for stream in streams if stream != COMPUTE]
-        late = COMPUTE in streams or any(after_base[j] for j in inner[i])
-        late = late or any(late_streams.get(stream, False) for stream in others)
-        for stream in others:
-            late_streams.setdefault(stream, late)
-        for number in inputs[i]:
-            late_inputs[number] = late_inputs[number] and late
-        after_base.append(late)
-        beside = node.is_collective and COMPUTE not in streams and not joins
-        own, given = tuple(inner[i]), tuple(inputs[i])
-        if COMPUTE in streams:  # computations follow the computations before them anyway
-            own = tuple(j for j in own if not steps[j].computes)
-        computes = COMPUTE in streams
-        follows = len(streams) == 1 and computes and not own and not given
-        steps.append(Step(node, streams, own, given, beside, part_of(node), computes, follows))
-    first = next((step for step in steps if step.computes), None)
-    sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
-    return Shape(
-        steps,
-        joins,
-        first is not None,
-        first.inputs if first is not None else (),
-        tuple(late_inputs),
-        tuple(late_streams),
-        tuple(late_streams.values()),
-        tuple((i, _channel(node)) for i, node in sends),
-        _channel(nodes[0]) if joins and nodes[0].is_message else _NO_CHANNEL,
-    )
-
-
-def _channel(node: Node) -> Channel:
-    """The channel of a message."""
-    if node.op is None:
-        raise ValueError(f"{node.name} is a run of no operation")
-    return channel_of(node.op)
-
-
-def _replayed(piece: Piece, state: State, slowdown: int) -> Entry:
-    return _Run(piece, state, slowdown).entry()
-
-
 class _Run:
-    """Runs a piece node by node."""
+    """Runs a piece node by node, and what is a chain at once. Streams are numbered as in `Step`."""
 
     def __init__(self, piece: Piece, state: State, slowdown: int) -> None:
         self._piece, self._state, self._slowdown = piece, state, slowdown
-        self._free: dict[Stream, int] = dict(zip(piece.shape.streams, state.streams, strict=True))
-        self._free[COMPUTE] = 0
-        self._last: dict[Stream, int] = {}
+        self._free = [0, *state.streams]
+        self._last = [-1] * len(self._free)
         self._busy = list(state.busy)
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -210,30 +97,36 @@ class _Run:
     def entry(self) -> Entry:
         """What happened."""
         starts, ends, causes = self._starts, self._ends, self._causes
-        now, before = 0, Cause()  # the end of the last computation, and which one that was
-        for place, (step, cost) in enumerate(
-            zip(self._piece.shape.steps, self._piece.costs, strict=True)
-        ):
-            if step.follows and not self._busy:
-                starts.append(now)
-                now += cost.launch + cost.time
-                ends.append(now)
+        free, last_on = self._free, self._last
+        shape, spans = self._piece.shape, self._piece.spans
+        steps, at = shape.steps, _places(len(shape.steps))
+        before = Cause()  # the last computation
+        for first, last, follows, used, calls in shape.chains:
+            if follows and not self._busy:
+                times = [*accumulate(spans[first:last], initial=free[0])]
+                free[0] = times[-1]
+                starts += times[:-1]
+                ends += times[1:]
                 causes.append(before)
-                before = _cause_at(place)
-            else:
-                self._free[COMPUTE] = now
-                self._run(place, step, cost, before)
-                if step.computes:
-                    now, before = ends[place], _cause_at(place)
-        self._free[COMPUTE] = now
+                causes += at[first : last - 1]
+                before = at[last - 1]
+                for number, place in used:
+                    free[number], last_on[number] = ends[place], place
+                for part, places in calls:
+                    self._parts[part] += sum([spans[place] for place in places])
+                continue
+            for place in range(first, last):
+                self._run(place, steps[place], before)
+                if steps[place].computes:
+                    before = at[place]
         return self._entry()
 
     def _entry(self) -> Entry:
         """What happened, once all nodes ran."""
-        compute = self._free[COMPUTE]
+        compute, streams = self._free[0], self._piece.shape.streams
         left = tuple((max(first, compute), end) for first, end in self._busy if end > compute)
-        used = {stream: (self._free[stream], place) for stream, place in self._last.items()}
-        used.pop(COMPUTE, None)
+        ends = zip(streams, self._free[1:], self._last[1:], strict=True)
+        used = {stream: (end, place) for stream, end, place in ends if place >= 0}
         parts = {part: time for part, time in self._parts.items() if time}
         return Entry(
             compute,
@@ -247,64 +140,79 @@ class _Run:
             tuple(self._before),
         )
 
-    def _run(self, place: int, step: Step, cost: Cost, before: Cause) -> None:
-        """Run a node: it starts when its streams are free and what it waits for is there."""
+    def _run(self, place: int, step: Step, before: Cause) -> None:
+        """Run a node; `before` is the last computation."""
+        free = self._free
         start, cause = self._start(step, before)
-        if cause.place < 0 and cause.input < 0 and cause.stream != COMPUTE:
-            self._before[cause.stream] = None
-        begun = start + cost.launch
-        end = begun + cost.time
+        end = start + self._piece.spans[place]
         if self._busy and step.node.is_computation:
-            slowed = stretched(begun, cost.time, self._busy, self._slowdown)
-            self._spend(INTERFERENCE, slowed - end)
-            end = slowed
-        if step.computes:
-            if start > self._free[COMPUTE]:
-                self._waited(cause, start)
-            if self._busy and self._busy[-1][1] <= end:
-                self._busy.clear()
-        if step.beside and self._slowdown:
-            self._busy = merged([*self._busy, (start, end)])
-        for stream in step.streams:
-            self._free[stream], self._last[stream] = end, place
+            end = self._slowed(place, start, end)
+        if step.computes and start > free[0]:
+            self._waited(cause, start)
+        if self._slowdown:
+            self._run_beside(step, start, end)
+        for number in step.on:
+            free[number], self._last[number] = end, place
         self._starts.append(start)
         self._ends.append(end)
         self._causes.append(cause)
 
     def _start(self, step: Step, before: Cause) -> tuple[int, Cause]:
-        """When a node starts and why; `before` is the last computation."""
-        start, cause = -_FOREVER, Cause()
-        for stream in step.streams:
-            if self._free[stream] > start:
-                start = self._free[stream]
-                if stream == COMPUTE:
-                    cause = before
-                    continue
-                known = self._last.get(stream)
-                cause = Cause(stream=stream) if known is None else _cause_at(known)
+        """When a node starts, and why: its streams are free and what it waits for is there."""
+        free, ends, inputs = self._free, self._ends, self._state.inputs
+        start, stream, inner, given = -_FOREVER, 0, -1, -1
+        for number in step.on:
+            if free[number] > start:
+                start, stream = free[number], number
         for i in step.inner:
-            if self._ends[i] > start:
-                start, cause = self._ends[i], _cause_at(i)
+            if ends[i] > start:
+                start, inner = ends[i], i
         for i in step.inputs:
-            if self._state.inputs[i] > start:
-                start, cause = self._state.inputs[i], Cause(input=i)
+            if inputs[i] > start:
+                start, given = inputs[i], i
+        if given >= 0:
+            return start, Cause(input=given)
+        if inner < 0 and not stream:
+            return start, before
+        place = inner if inner >= 0 else self._last[stream]
+        if place >= 0:
+            return start, _places(place + 1)[place]
+        cause = Cause(stream=self._piece.shape.streams[stream - 1])
+        self._before[cause.stream] = None
         return start, cause
+
+    def _slowed(self, place: int, start: int, end: int) -> int:
+        """When a computation ends beside which collectives run."""
+        cost = self._piece.costs[place]
+        slowed = stretched(start + cost.launch, cost.time, self._busy, self._slowdown)
+        self._parts[INTERFERENCE] += slowed - end
+        return slowed
+
+    def _run_beside(self, step: Step, start: int, end: int) -> None:
+        """Note until when computations are slower after a node."""
+        if step.computes and self._busy and self._busy[-1][1] <= end:
+            self._busy.clear()
+        if step.beside:
+            self._busy = merged([*self._busy, (start, end)])
 
     def _waited(self, cause: Cause, until: int) -> None:
         """Account for the wait of the compute stream: for what ran then, and for what that had
         waited for before."""
-        since = self._free[COMPUTE]
+        since = self._free[0]
         while until > since:
             if cause.place < 0:
                 self._waits.append((cause, until - since))
                 return
             waiting, start = self._piece.shape.steps[cause.place], self._starts[cause.place]
-            self._spend(waiting.part, until - max(start, since))
+            self._parts[waiting.part] += until - max(start, since)
             until, cause = start, self._causes[cause.place]
-
-    def _spend(self, part: Part, time: int) -> None:
-        self._parts[part] += time
 
 
 _FOREVER = 1 << 62
-_cause_at = lru_cache(maxsize=1 << 16)(Cause)
+_known_places: list[Cause] = []
+
+
+def _places(count: int) -> list[Cause]:
+    """Causes that are places in a piece, as many or more."""
+    _known_places.extend(map(Cause, range(len(_known_places), count)))
+    return _known_places

@@ -3,7 +3,7 @@ the places of its inputs."""
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,13 +15,15 @@ import numpy.typing as npt
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run, RunKind
-from stagec.time.pieces import Shape, make_shape
+from stagec.time.shapes import Shape, make_shape
 from stagec.time.streams import COMPUTE, streams_of
 
 #: A piece of the plan by its number, and a place in it.
 At = tuple[int, int]
 #: Axes of collectives.
 Groups = frozenset[GroupAxes]
+#: A node, what stands for it among the things that are waited for, and those that it waits for.
+_Item = tuple[Node, int, Sequence[int]]
 
 
 class Planned(NamedTuple):
@@ -33,14 +35,14 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """A part of a kind of run, and what its nodes wait for outside of it.
+    """A part of a kind of run, from its node `first` on, and what its nodes wait for outside of it.
 
-    `places` are where the table of an instance has the inputs. `always` tells those that
-    collectives and messages wait for: computations follow the computations before them anyway.
+    `places` are where the table of an instance has the inputs, or their handles. `always` tells
+    those that collectives and messages wait for: computations follow the computations before them
+    anyway.
     """
 
     first: int
-    last: int
     joins: bool
     nodes: Sequence[Node]
     inner: Sequence[Sequence[int]]
@@ -71,45 +73,42 @@ class Planner:
         return found
 
     def _cut(self, kind: RunKind, alone: Groups) -> Iterator[_Cut]:
-        nodes = kind.nodes
-        joining = [i for i, node in enumerate(nodes) if _joins(node, alone)]
-        bounds = sorted({0, len(nodes), *joining, *(i + 1 for i in joining)})
+        place = kind.place
+        items = [(n, place(n), [place(d) for d in (*n.deps, *n.after)]) for n in kind.nodes]
+        joining = [i for i, node in enumerate(kind.nodes) if joins_classes(node, alone)]
+        bounds = sorted({0, len(items), *joining, *(i + 1 for i in joining)})
         for first, last in pairwise(bounds):
-            yield self._part(kind, first, last, first in joining)
+            yield self.part(items[first:last], first, joins=first in joining)
 
-    def _part(self, kind: RunKind, first: int, last: int, joins: bool) -> _Cut:
-        nodes = kind.nodes[first:last]
-        inside = {node: i for i, node in enumerate(nodes)}
+    def part(self, items: Sequence[_Item], first: int = 0, *, joins: bool = False) -> _Cut:
+        """The part that consists of these."""
+        inside = {place: i for i, (_, place, _) in enumerate(items)}
         numbers: dict[int, int] = {}
         always: list[bool] = []
         inner: list[list[int]] = []
         outer: list[list[int]] = []
-        for node in nodes:
-            waits = (*node.deps, *node.after)
+        computes = [COMPUTE in self._streams(node, joins) for node, _, _ in items]
+        for (_, _, waits), computing in zip(items, computes, strict=True):
             inner.append([inside[d] for d in waits if d in inside])
             mine: list[int] = []
-            computes = COMPUTE in self._streams(node, joins)
-            for dep in waits:
-                if dep in inside:
+            for place in waits:
+                if place in inside:
                     continue
-                place = dep.id if kind.template is None else kind.template.place(dep)
                 number = numbers.setdefault(place, len(numbers))
                 if number == len(always):
                     always.append(False)
-                always[number] = always[number] or not computes
+                always[number] = always[number] or not computing
                 mine.append(number)
             outer.append(mine)
-        beside = [i for i, n in enumerate(nodes) if COMPUTE not in self._streams(n, joins)]
         return _Cut(
             first,
-            last,
             joins,
-            nodes,
+            [node for node, _, _ in items],
             inner,
             outer,
             np.array([*numbers], dtype=np.int64),
             np.array(always, dtype=bool),
-            np.array(beside, dtype=np.int64),
+            np.flatnonzero(~np.array(computes, dtype=bool)),
         )
 
     def _streams(self, node: Node, joins: bool) -> tuple[Hashable, ...]:
@@ -129,7 +128,7 @@ class Planner:
         return found
 
 
-def _joins(node: Node, alone: Groups) -> bool:
+def joins_classes(node: Node, alone: Groups) -> bool:
     """Whether a node waits for other classes: a message that comes, or a collective of several."""
     if node.is_message:
         return node.kind == "recv"
@@ -137,42 +136,69 @@ def _joins(node: Node, alone: Groups) -> bool:
 
 
 class _ClassPlan:
-    """Finds where the inputs of a class's runs come from."""
+    """Finds where the inputs of a class's runs come from.
+
+    Runs that are the only ones of their kind become one piece with their neighbours: nothing is
+    known of them from elsewhere. What waits for something that joins classes begins a piece, since
+    others may wait for what was sent before it.
+    """
 
     def __init__(self, planner: Planner, runs: Sequence[Run], alone: Groups) -> None:
         self._planner, self._runs, self._alone = planner, runs, alone
         most = max((run.start + run.kind.last - run.kind.first for run in runs), default=0)
-        #: By handle, whether a node is beside the computations.
+        #: By handle: the piece and the place of a node, whether it is beside the computations, and
+        #: whether it joins classes.
+        self._at = np.zeros((most, 2), dtype=np.int64)
         self._beside = np.zeros(most, dtype=bool)
-        self._starts: list[int] = []
-        self._number: dict[int, int] = {}
+        self._joined = np.zeros(most, dtype=bool)
+        self._count = 0
 
     def pieces(self) -> Iterator[Planned]:
         """The pieces, in the order of issue."""
+        times = Counter(run.kind for run in self._runs)
+        once: list[_Item] = []
         for run in self._runs:
-            for cut in self._planner.cuts(run.kind, self._alone):
-                yield self._planned(run, cut)
+            kind = run.kind
+            only = times[kind] == 1
+            if only and not any(joins_classes(node, self._alone) for node in kind.nodes):
+                items = list(_items(run))
+                waits = [handle for _, _, handles in items for handle in handles]
+                if once and self._joined[waits].any():
+                    yield self._together(once)
+                    once = []
+                once += items
+                continue
+            if once:
+                yield self._together(once)
+                once = []
+            for cut in self._planner.cuts(kind, self._alone):
+                first = run.start + cut.first
+                own = np.arange(first, first + len(cut.nodes), dtype=np.int64)
+                table = None if run.instance is None else run.instance.table
+                yield self._planned(cut, own, cut.places if table is None else table[cut.places])
+        if once:
+            yield self._together(once)
 
-    def _planned(self, run: Run, cut: _Cut) -> Planned:
-        start = run.start + cut.first
-        used: tuple[int, ...] = ()
-        inputs: tuple[At, ...] = ()
-        if len(cut.places):
-            table = None if run.instance is None else run.instance.table
-            handles = cut.places if table is None else table[cut.places]
-            wanted = np.flatnonzero(cut.always | self._beside[handles])
-            if len(wanted):
-                used = tuple(wanted.tolist())
-                inputs = tuple(self._at(handle) for handle in handles[wanted].tolist())
-        if len(cut.beside_compute):
-            self._beside[start + cut.beside_compute] = True
-        self._number[start] = len(self._number)
-        if self._starts and start < self._starts[-1]:  # a bucket, which has its handle from earlier
-            insort(self._starts, start)
-        else:
-            self._starts.append(start)
-        return Planned(self._planner.shape(cut, used), inputs)
+    def _together(self, items: Sequence[_Item]) -> Planned:
+        cut = self._planner.part(items)
+        own = np.array([handle for _, handle, _ in items], dtype=np.int64)
+        return self._planned(cut, own, cut.places)
 
-    def _at(self, handle: int) -> At:
-        start = self._starts[bisect_right(self._starts, handle) - 1]
-        return self._number[start], handle - start
+    def _planned(self, cut: _Cut, own: Ints, handles: Ints) -> Planned:
+        """The piece of nodes with their `own` handles, that wait for others."""
+        wanted = np.flatnonzero(cut.always | self._beside[handles])
+        inputs = [tuple(at) for at in self._at[handles[wanted]].tolist()]
+        self._beside[own[cut.beside_compute]] = True
+        self._joined[own] = cut.joins
+        self._at[own, 0] = self._count
+        self._at[own, 1] = np.arange(len(own))
+        self._count += 1
+        return Planned(self._planner.shape(cut, tuple(wanted.tolist())), tuple(inputs))
+
+
+def _items(run: Run) -> Iterator[_Item]:
+    """The nodes of a run by their handles."""
+    kind, table = run.kind, None if run.instance is None else run.instance.table
+    for handle, node in enumerate(kind.nodes, run.start):
+        places = [kind.place(d) for d in (*node.deps, *node.after)]
+        yield node, handle, places if table is None else table[places].tolist()

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from stagec.program.groups import Channel, GroupAxes
 from stagec.support.diagnostics import error
 from stagec.time.join import Joined
-from stagec.time.pieces import Cause, Entry, Intervals, Piece, Shape, State
+from stagec.time.pieces import Cause, Entry, Intervals, Piece, State
+from stagec.time.shapes import Shape
 from stagec.time.streams import BUBBLE, COMPUTE, LAUNCH, SHARED, Part, Stream
 
 
@@ -202,12 +203,7 @@ class _Replay:
         for gate in shape.gates:
             if times[gate] > base:
                 base = times[gate]
-        free = [streams[s][0] if s in streams else 0 for s in shape.streams]
-        state = State(
-            _relative(times, shape.late_inputs, base),
-            _relative(free, shape.late_streams, base),
-            tuple((max(first - base, 0), end - base) for first, end in mine.busy if end > base),
-        )
+        state = _state(mine, shape, times, base)
         entry = mine.pieces[number].entry(state, self._slowdown)
         mine.bases[number], mine.entries[number], mine.ends[number] = base, entry, entry.ends
         if entry.before:
@@ -359,9 +355,14 @@ def _start(call: _Call, stream: Stream) -> None:
         each.streams[stream] = start + time, piece, 0
 
 
-def _relative(times: Sequence[int], late: Sequence[bool], base: int) -> tuple[int, ...]:
-    """Times after a base; those that matter only if they are late, from 0."""
-    return tuple(
-        time - base if time > base or not after else 0
-        for time, after in zip(times, late, strict=True)
-    )
+def _state(mine: ClassReplay, shape: Shape, times: Sequence[int], base: int) -> State:
+    """How a class meets a piece whose inputs come at these times."""
+    streams = mine.streams
+    free: list[int] = []
+    for stream, late in zip(shape.streams, shape.late_streams, strict=True):
+        time = (streams[stream][0] if stream in streams else 0) - base
+        free.append(-1 if late and time < 0 else time)  # whatever waits for it waits for more
+    floors = *free, 0, -base - 1  # by the number of a stream, `BASE` and `NO_FLOOR`
+    inputs = [max(time - base, floors[f]) for time, f in zip(times, shape.floors, strict=True)]
+    busy = tuple((max(first - base, 0), end - base) for first, end in mine.busy if end > base)
+    return State(tuple(inputs), tuple(free), busy)

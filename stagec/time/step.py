@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 from stagec.ir.decisions import Decisions, Watched
@@ -14,25 +14,28 @@ from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
-from stagec.program.sizes import Sizes, resized
+from stagec.program.sizes import Resizable
 from stagec.time.costs import CostTable, Measurements, picoseconds
 from stagec.time.join import Joined, joined
-from stagec.time.pieces import Piece, Shape
+from stagec.time.pieces import Piece
 from stagec.time.replay import ClassReplay, replay
+from stagec.time.shapes import Shape
 from stagec.time.streams import PICOSECONDS, Cost, Part
 
 ShapeCosts = Callable[[Shape], Sequence[Cost]]
 #: Costs of shapes, and a number that tells classes apart whose nodes do not cost the same.
 ClassCosts = tuple[int, ShapeCosts]
 T = TypeVar("T")
+#: The end of a step and the replays of its classes.
+Replayed = tuple[int, Sequence[ClassReplay]]
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
 
 
 class _Programs:
     """The programs of a job, for all sizes with which they consist of the same nodes: what was
-    asked to make them is in `decisions`. `samples` are nodes that differ in what they do, each with
-    the coordinates that its sizes depend on; `number` tells which one a node is like."""
+    asked to make them is in `decisions`. `samples` are nodes that differ in what they do, or in the
+    coordinates that their sizes depend on; `number` tells which one a node is like."""
 
     def __init__(self, module: Module) -> None:
         self.decisions, before = Decisions(), module.decisions
@@ -44,7 +47,8 @@ class _Programs:
         finally:
             module.decisions = before
         self.by_layers = bool(module.loads)
-        self.samples: list[tuple[Inner, Node]] = []
+        self.samples: list[Node] = []
+        self._inner: list[Inner] = []
         self.number: dict[Node, int] = {}
         known: dict[Hashable, int] = {}
         for each, runs in zip(self.classes, self.runs, strict=True):
@@ -53,10 +57,27 @@ class _Programs:
                 key = (each.name if self.by_layers else inner), node.op, node.index
                 if key not in known:
                     known[key] = len(self.samples)
-                    self.samples.append((inner, node))
+                    self.samples.append(node)
+                    self._inner.append(inner)
                 self.number[node] = known[key]
         self._plans: dict[tuple[bool, bool], list[Joined]] = {}
+        self._hosts: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
+
+    def samples_at(self, values: Mapping[str, int]) -> list[Node]:
+        """The samples in other sizes."""
+        found: dict[int, Node] = {}
+        for inner, (numbers, nodes) in self._resizable.items():
+            sized = nodes.at({**values, **dict(inner)})
+            found.update(zip(numbers, sized, strict=True))
+        return [found[i] for i in range(len(found))]
+
+    @cached_property
+    def _resizable(self) -> dict[Inner, tuple[list[int], Resizable]]:
+        numbers: dict[Inner, list[int]] = {}
+        for number, inner in enumerate(self._inner):
+            numbers.setdefault(inner, []).append(number)
+        return {i: (n, Resizable([self.samples[k] for k in n])) for i, n in numbers.items()}
 
     def numbers(self, shape: Shape) -> list[int]:
         """The samples that the nodes of a shape are like."""
@@ -74,6 +95,18 @@ class _Programs:
             )
         return self._plans[key]
 
+    def hosts(
+        self, mesh: Mapping[str, int], issue: int, *, overlap: bool, one_stream: bool
+    ) -> Replayed:
+        """The replay of hosts that take so many picoseconds for a computation; the last one asked
+        for is kept."""
+        key = issue, overlap, one_stream
+        if self._hosts is None or self._hosts[0] != key:
+            plans = self.plans(mesh, overlap=overlap, one_stream=one_stream)
+            cost = 0, partial(_host_costs, issue)
+            self._hosts = key, _replayed(plans, [cost] * len(plans), 0)
+        return self._hosts[1]
+
 
 class Issued:
     """What the ranks of a job issue, whatever the machine: classes, their runs and their ranks.
@@ -90,7 +123,7 @@ class Issued:
         """What the ranks of a lowered module issue. Raises `DiagnosticError` if a size is open."""
         programs, mesh = _Programs(module), module.mesh
         sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
-        return cls(programs, sizes, [node for _, node in programs.samples])
+        return cls(programs, sizes, programs.samples)
 
     def at(self, values: Mapping[str, int]) -> Issued | None:
         """What the ranks issue for other values of all symbols and axes, with which the module was
@@ -98,9 +131,8 @@ class Issued:
         programs = self._programs
         if programs.by_layers or not programs.decisions.same(values):
             return None
-        sizes = {inner: Sizes({**values, **dict(inner)}) for inner, _ in programs.samples}
-        samples = [resized(node, sizes[inner]) for inner, node in programs.samples]
-        return Issued(programs, {a: values[a] for a in self.mesh}, samples)
+        mesh = {a: values[a] for a in self.mesh}
+        return Issued(programs, mesh, programs.samples_at(values))
 
     @property
     def classes(self) -> Sequence[RankClass]:
@@ -130,6 +162,11 @@ class Issued:
     def plans(self, *, overlap: bool, one_stream: bool = False) -> list[Joined]:
         """The plans of all classes."""
         return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
+
+    def hosts(self, issue: int, *, overlap: bool, one_stream: bool = False) -> Replayed:
+        """The replay of hosts that take so many picoseconds to issue a computation and do nothing
+        else: the same in all sizes."""
+        return self._programs.hosts(self.mesh, issue, overlap=overlap, one_stream=one_stream)
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -191,24 +228,23 @@ def step_time(
     )
     table.prepare(issued.samples)
     costs: list[ClassCosts] = []
+    known: dict[int, ShapeCosts] = {}
     for each, ranks in zip(issued.classes, issued.members, strict=True):
         key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
-        costs.append((key, issued.each(cost)))
+        costs.append((key, known.setdefault(key, issued.each(cost))))
     efficiency = machine.efficiency
     slowdown = round(efficiency.interference.computations * 1024)
-    plans = issued.plans(overlap=overlap, one_stream=efficiency.streams == "one")
+    one_stream = efficiency.streams == "one"
+    plans = issued.plans(overlap=overlap, one_stream=one_stream)
     devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
     issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
-    if not issue or _is_ahead(devices, issue):
+    if not issue:
         return devices
-    alike: ClassCosts = 0, lambda shape: [_issued(issue, step.node) for step in shape.steps]
-    hosts = StepTime(*_replayed(plans, [alike] * len(costs), 0), table.ways)
+    hosts = StepTime(*issued.hosts(issue, overlap=overlap, one_stream=one_stream), table.ways)
     return max(devices, hosts, key=lambda step: step.picoseconds)
 
 
-def _replayed(
-    plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int
-) -> tuple[int, list[ClassReplay]]:
+def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
     known: dict[tuple[int, Shape], Piece] = {}
     classes: list[ClassReplay] = []
     for i, (key, of_shape) in enumerate(costs):
@@ -223,16 +259,8 @@ def _replayed(
     return replay(classes, slowdown), classes
 
 
-def _issued(issue: int, node: Node) -> Cost:
-    """What a node costs its host. Optimizers launch few kernels, each for many parameters."""
-    return Cost(0, issue if node.is_computation and node.phase != "optimizer" else 0)
-
-
-def _is_ahead(devices: StepTime, issue: int) -> bool:
-    """Whether hosts are through with every piece before the devices: then they hold up nothing."""
-    pieces = {id(p): p for each in devices.classes for p in each.pieces}
-    return all(
-        sum(_issued(issue, s.node).launch for s in p.shape.steps)
-        <= sum(c.launch + c.time for s, c in zip(p.shape.steps, p.costs, strict=True) if s.computes)
-        for p in pieces.values()
-    )
+def _host_costs(issue: int, shape: Shape) -> list[Cost]:
+    """What nodes cost their host. Optimizers launch few kernels, each for many parameters."""
+    some, none = Cost(0, issue), Cost(0)
+    nodes = (step.node for step in shape.steps)
+    return [some if n.is_computation and n.phase != "optimizer" else none for n in nodes]

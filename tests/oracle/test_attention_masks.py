@@ -67,10 +67,15 @@ VARIANTS = {
     "bias": "bias",
     "bias-sinks": "causal, sinks, bias, window = 4",
     "selected": "causal, selected",
+    "documents": "causal, documents = (5, S - 5 - G, G)",
+    "documents-both": "documents = (7, 1, 10, S - 18)",
 }
 ARGUMENTS = {"sinks": "f32[H | param]", "bias": "f32[H, S, S | param]", "keys": "i32[B, S, N]"}
 #: What a ring does not take.
-WHOLE = ("bias", "bias-sinks", "selected")
+WHOLE = ("bias", "bias-sinks", "selected", "documents", "documents-both")
+#: The document of each token.
+DOCUMENTS = {"documents": [0] * 5 + [1] * 15 + [2] * 4}
+DOCUMENTS["documents-both"] = [0] * 7 + [1] + [2] * 10 + [3] * 6
 GRADIENTS = "infer-shapes,apply-strategy,differentiate,eliminate-dead-code"
 
 
@@ -91,7 +96,7 @@ def text(brackets: str, strategy: str) -> str:
 def test_sharded_equals_one_device(strategy: str, variant: str) -> None:
     """The loss and all gradients."""
     if strategy in ("zigzag", "plain", "plain-2") and variant in WHOLE:
-        pytest.skip("a ring takes neither a bias nor a selection")
+        pytest.skip("a ring takes neither a bias nor a selection, nor documents")
     brackets = VARIANTS[variant]
     one = compiled(text(brackets, ""), GRADIENTS)
     inputs = inputs_of(one, 4)
@@ -104,7 +109,9 @@ def test_sharded_equals_one_device(strategy: str, variant: str) -> None:
 
 def visible(variant: str) -> int:
     """Pairs of 24 queries and keys, one by one from what the brackets say."""
-    words = dict([*w.split(" = "), ""][:2] for w in VARIANTS[variant].split(", "))
+    of = DOCUMENTS.get(variant, [0] * 24)
+    brackets = VARIANTS[variant].partition("documents")[0].rstrip(", ")
+    words = dict([*w.split(" = "), ""][:2] for w in brackets.split(", "))
     window, chunk = int(words.get("window", 24)), int(words.get("chunk", 24))
     prefix = int(words.get("prefix", 0))
     count = 0
@@ -115,6 +122,7 @@ def visible(variant: str) -> int:
             if (j <= i or "causal" not in words or j < prefix)
             and abs(i - j) < window
             and i // chunk == j // chunk
+            and of[i] == of[j]
         ]
         count += min(len(row), 3) if "selected" in words else len(row)
     return count
@@ -124,7 +132,7 @@ def visible(variant: str) -> int:
 def test_flops_are_those_of_the_pairs_seen(strategy: str, variant: str) -> None:
     """All ranks together: 8 FLOPs for a head of 2 elements and a pair, that is 4 K."""
     if strategy in ("zigzag", "plain", "plain-2") and variant in WHOLE:
-        pytest.skip("a ring takes neither a bias nor a selection")
+        pytest.skip("a ring takes neither a bias nor a selection, nor documents")
     brackets = VARIANTS[variant]
     pipeline = "infer-shapes,apply-strategy,partition,units,plan,lower-to-trace"
     module = compiled(text(brackets, strategy), pipeline)

@@ -15,7 +15,8 @@ import pytest
 
 from stagec.check.traces import check_directory
 from stagec.driver.job import JobBuilder
-from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
+from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.job.emit import make_job, write_job
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError

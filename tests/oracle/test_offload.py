@@ -18,7 +18,8 @@ import pytest
 from stagec.analysis.footprint import footprint
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.formats.chakra.nodes import NodeKind, read_trace
+from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import NodeKind
 from stagec.ir.opdef import Array
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node

@@ -100,6 +100,12 @@ CASES = {
         "B, S, H, N",
     ),
     "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
+    "wkv6": Case(
+        ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k"))
+        + ", %v: f32[B, S, H, N | param], %now: f32[H, E | param]",
+        "%y = stg.wkv6(%r, %w, %k, %v, %now)",
+        "B, S, H, N",
+    ),
     "wkv7": Case(
         ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
         "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",
@@ -262,6 +268,14 @@ CASES = {
     "attention-chunk": Case(QKV, "%y = stg.attention[causal, chunk = 2](%q, %k, %v)", "B, S, H, E"),
     "attention-prefix": Case(
         QKV, "%y = stg.attention[causal, prefix = 2](%q, %k, %v)", "B, S, H, E"
+    ),
+    "merge-rows": Case(
+        f"{X}, %rows: f32[B, V, D | param], %where: i32[B, S]",
+        "%y = stg.merge_rows(%x, %rows, %where)",
+        "B, S, D",
+    ),
+    "attention-documents": Case(
+        QKV, "%y = stg.attention[causal, documents = (2, S - 2)](%q, %k, %v)", "B, S, H, E"
     ),
     "attention-softcap": Case(
         QKV, "%y = stg.attention[causal, softcap = 1/2, rsqrt = 1/4](%q, %k, %v)", "B, S, H, E"

@@ -16,7 +16,8 @@ import pytest
 from stagec.analysis.report import analysis
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, read_trace
+from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode
 from stagec.importers.library import model_source
 from stagec.ir.expr import const, evaluate, fraction, substitute
 from stagec.job.emit import emit_module

@@ -14,7 +14,8 @@ import pytest
 import zstandard
 
 from stagec.check.archive import check_archive
-from stagec.formats.chakra.nodes import TraceError, read_trace
+from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import TraceError
 from stagec.job.archive import MAGIC, Archive
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import LLAMA, stagec

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 
 from stagec.formats.astra_sim.log import breakdown, rank_ends, spans_of
 from stagec.formats.astra_sim.topology import GIB, dimensions
-from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
+from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.formats.chakra.tensors import tensors_of
 from stagec.machines import load_machine
 from stagec.program.nodes import Events, Node, Program

@@ -14,6 +14,7 @@ from chakra.schema.protobuf import et_def_pb2 as public_untyped
 from google.protobuf import descriptor_pb2
 
 from stagec.formats.chakra import et_def_pb2 as ours
+from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import (
     ATTR_TYPES,
@@ -25,7 +26,6 @@ from stagec.formats.chakra.nodes import (
     TraceNode,
     encode_metadata,
     encode_node,
-    read_trace,
 )
 from stagec.formats.chakra.show import Row, describe, totals
 
@@ -289,7 +289,9 @@ def test_reads_a_trace_of_another_tool(tmp_path: Path) -> None:
     body = node.SerializeToString() + b"\xfa\x01\x01x"  # field 31: of a newer schema
     records = prefixed(metadata.SerializeToString()), prefixed(body)
     (seen,) = read_trace(write(tmp_path / "a.0.et", *records))
-    assert seen == TraceNode(7, "aten::mm", 4, attrs={"rf_id": 3}, duration_micros=4)
+    assert seen == TraceNode(
+        7, "aten::mm", 4, attrs={"rf_id": 3}, duration_micros=4, start_micros=3
+    )
 
 
 def test_memory_is_bounded_by_the_record(tmp_path: Path) -> None:

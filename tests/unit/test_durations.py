@@ -12,8 +12,9 @@ import pytest
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.driver.time import time_of
+from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
-from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
+from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.job.emit import make_job
 from stagec.machines import load_machine
 from stagec.machines.roofline import roofline_machine

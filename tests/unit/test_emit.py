@@ -23,7 +23,8 @@ import pytest
 
 from stagec.check.traces import check_directory
 from stagec.driver.job import JobBuilder
-from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_node, read_trace
+from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_node
 from stagec.ir.param import attr_text
 from stagec.job.emit import Job, emit_module, make_job, write_job
 from stagec.job.folder import MANIFEST

@@ -25,6 +25,7 @@ SHORT = {
     "command-lines": 60,
     "archives": 150,
     "folders": 100,
+    "traces": 40,
 }
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stagec.check.traces import check_directory
-from stagec.formats.chakra.nodes import NodeKind, TraceNode, read_trace
+from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.ir.module import Module
 from stagec.job.emit import emit_module
 from stagec.program.classes import rank_classes

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as public_untyped
 
-from stagec.driver import time_files
 from stagec.driver.time import Timed, time_job
+from stagec.formats.timeline import ranks as timeline
 from stagec.machines import load_machine
 from stagec.time.intervals import node_times, stream_name, title_of
 from tests.support import LLAMA, stagec, tiny_options
@@ -125,7 +125,7 @@ def test_slices_are_the_nodes(timed: Timed, trace: Read) -> None:
         rank = timed.issued.members[each.number][0]
         process = f"rank {rank} ({each.name})"
         expected: defaultdict[str, list[tuple[object, ...]]] = defaultdict(list)
-        for step, microbatch, _, start, end in times.rows():
+        for step, microbatch, _, start, end, _ in times.rows():
             node = step.node
             ns = start // 1000, end // 1000
             what = node.kind, node.size, node.flops, node.phase, max(0, microbatch)
@@ -209,7 +209,7 @@ def test_ranks_without_a_trace() -> None:
 
 def test_big_jobs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default by classes, with a remark; what is asked for is refused."""
-    monkeypatch.setattr(time_files, "MOST_NODES", 400)
+    monkeypatch.setattr(timeline, "MOST_NODES", 400)
     file = tmp_path / "step.pftrace"
     ran = stagec(*COMMAND, "--perfetto", file)
     assert ran.code == 0

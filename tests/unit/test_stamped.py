@@ -78,6 +78,15 @@ def test_schedules(schedule: str, more: dict[str, Any]) -> None:
         {"dp": 4, "zero": 3, "fsdp_prefetch": 2, "microbatches": 3, "sizes": {"B": 12, "L": 4}},
         {"tp": 2, "sp": True, "async_tp": True, "microbatches": 3, "sizes": {"B": 6, "L": 3}},
         {"cp": 2, "cp_mode": "ring", "pp": 2, "microbatches": 4, "sizes": {"B": 8, "S": 8}},
+        {  # reductions of what others have reduced, in buckets both
+            "cp": 2,
+            "tp": 2,
+            "sp": True,
+            "pp": 2,
+            "schedule": "dualpipe",
+            "microbatches": 4,
+            "sizes": {"B": 8, "S": 8, "L": 4},
+        },
         {
             "offload": "optimizer",
             "memory_nodes": True,

@@ -27,8 +27,9 @@ from stagec.time.clock import RankWork, clock
 from stagec.time.costs import CostTable
 from stagec.time.join import joined
 from stagec.time.path import critical_path
-from stagec.time.pieces import Piece, Shape
+from stagec.time.pieces import Piece
 from stagec.time.replay import ClassReplay, replay
+from stagec.time.shapes import Shape
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, LAUNCH, Cost, merged, stretched
 from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, each_value, tiny_options, tries

@@ -4,6 +4,7 @@ So a device with one place for communication is not held up.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from stagec.program.classes import rank_classes
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
 from tests.one_queue import unfinished
-from tests.support import GPT, crossed, one_of_each_kind, tiny_options
+from tests.support import GPT, KINDS, crossed, one_of_each_kind, stagec, tiny_options
 
 MORE: list[dict[str, Any]] = [{}, {"dp": 2, "ddp_bucket": 300}, {"dp": 2, "zero": 1}]
 
@@ -50,3 +51,21 @@ def test_a_sum_that_starts_at_once_holds_up_a_send() -> None:
             if "pp" in node.group.axes and node.phase == "gradient":
                 node.after = []
     assert set(unfinished(nodes, "pp")) == {0, 1, 2, 3}
+
+
+RING = "--tp 2 --sp --cp 2 --cp-order plain --pp 2 --microbatches 4"
+
+
+@pytest.mark.parametrize("schedule", KINDS)
+def test_a_tied_llama_with_rings_and_split_sequences_is_sound(
+    schedule: str, tmp_path: Path
+) -> None:
+    """Ring attention, tensor and sequence parallelism and stages together: `stagec check` proves
+    the job, and every schedule has it."""
+    sizes = "B=8,S=16,L=4,D=8,H=4,G=2,K=2,F=16,V=16"
+    flags = [*RING.split(), "--schedule", schedule, "--set", sizes]
+    compiled = stagec("compile", "llama3.2-1b", *flags, "-o", tmp_path / "job", "--quiet")
+    assert compiled.code == 0, compiled.err
+    checked = stagec("check", tmp_path / "job")
+    assert checked.code == 0, checked.out
+    assert "well-formed, free of deadlock with eager" in checked.out

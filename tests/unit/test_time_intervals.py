@@ -80,7 +80,7 @@ def test_nodes_and_waits_fill_the_compute_stream(name: str, slowdown: int, overl
         times = [(wait.start, wait.end) for wait in idle]
         for wait in idle:
             parts[wait.part] += wait.end - wait.start
-        for step, _, _, start, end in found.rows():
+        for step, _, _, start, end, _ in found.rows():
             if not step.computes:
                 continue
             given = arbitrary(step.node)
@@ -99,11 +99,12 @@ def test_nodes_and_waits_fill_the_compute_stream(name: str, slowdown: int, overl
 def test_pieces_belong_to_runs() -> None:
     job = Replayed("interleaved", 0, overlap=True)
     for each, runs in job.classes:
-        pairs = list(occurrences(runs, each))
-        assert [number for number, _ in pairs] == list(range(len(each.plan)))
-        for number, run in pairs:
-            nodes = set(map(id, run.kind.nodes))
-            assert {id(s.node) for s in each.plan[number].shape.steps} <= nodes
+        found = list(occurrences(runs, each))
+        numbers = dict.fromkeys(number for number, _, _ in found)
+        assert list(numbers) == list(range(len(each.plan)))
+        for number, inside, run in found:
+            nodes = {id(node) for node in run.kind.nodes}
+            assert {id(s.node) for s in each.plan[number].shape.steps[inside]} <= nodes
 
 
 def test_streams_have_names() -> None:

@@ -83,7 +83,7 @@ def test_the_page_has_every_node_of_every_class(timed: Timed, page: Path) -> Non
     picture = drawn(page)["picture"]
     for each, entry in zip(timed.step.classes, picture["classes"], strict=True):
         expected: list[Shown] = []
-        for step, microbatch, _, start, end in node_times(
+        for step, microbatch, _, start, end, _ in node_times(
             timed.issued.runs[each.number], each
         ).rows():
             node = step.node

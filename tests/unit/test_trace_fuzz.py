@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stagec.check.traces import check_directory
+from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import (
     ATTR_TYPES,
     AttrValue,
@@ -18,7 +19,6 @@ from stagec.formats.chakra.nodes import (
     TraceNode,
     encode_metadata,
     encode_node,
-    read_trace,
 )
 from stagec.formats.chakra.show import describe, totals
 from tests.support import examples

@@ -1,20 +1,19 @@
-"""The Chakra file format: nodes to bytes and back.
+"""The records of Chakra: nodes to bytes and back, and to the JSON of Chakra's own tools and back.
 
-This is the one module that knows protobuf. A file is a metadata record and then node records,
-each behind the varint of its length; everything malformed comes out as a `TraceError`.
+This is the one module that knows protobuf; everything malformed comes out as a `TraceError`.
+`stagec.formats.chakra.files` says what files are made of them.
 """
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, cast
+from typing import cast
 
+from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -44,8 +43,6 @@ ATTR_TYPES: Mapping[str, str] = MappingProxyType(
 )
 """The exact type of each attribute that consumers read; another integer type reads as 0."""
 
-_CHUNK_BYTES = 1 << 20
-_MAX_VARINT_BYTES = 5
 _LAST_NODE_FIELD = 10
 _LAST_ATTR_FIELD = 32
 
@@ -89,10 +86,12 @@ class CollKind(IntEnum):
 
 
 class TraceError(Exception):
-    """A file that is not a readable trace; `byte_offset` is where the bad record starts."""
+    """A file that is not a readable trace; `byte_offset` is where the bad record starts. Files of
+    text have a `place` instead: `line 3, column 1`."""
 
-    def __init__(self, path: Path, byte_offset: int, message: str) -> None:
-        super().__init__(f"{path}: byte {byte_offset}: {message}")
+    def __init__(self, path: Path, byte_offset: int, message: str, place: str = "") -> None:
+        self.where = place or f"byte {byte_offset}"
+        super().__init__(f"{path}: {self.where}: {message}")
         self.path = path
         self.byte_offset = byte_offset
         self.message = message
@@ -115,6 +114,7 @@ class TraceNode:
     attrs: Mapping[str, AttrValue] = field(default_factory=dict[str, AttrValue])
     duration_micros: int = 0
     attr_types: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    start_micros: int = 0
 
     @property
     def label(self) -> str:
@@ -124,7 +124,7 @@ class TraceNode:
 
 def encode_metadata(version: str) -> bytes:
     """The first record of a file, with its length prefix."""
-    return _prefixed(GlobalMetadata(version=version))
+    return prefixed(GlobalMetadata(version=version).SerializeToString(deterministic=True))
 
 
 def encode_node(node: TraceNode) -> bytes:
@@ -132,7 +132,14 @@ def encode_node(node: TraceNode) -> bytes:
 
     Raises ValueError for a value that its protobuf type cannot hold.
     """
+    return prefixed(record_of(node))
+
+
+def record_of(node: TraceNode) -> bytes:
+    """The record of a node. Raises ValueError as `encode_node` does."""
     message = Node(id=node.id, name=node.name, duration_micros=node.duration_micros)
+    if node.start_micros:
+        message.start_time_micros = node.start_micros
     message.type = node.kind  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
     message.ctrl_deps.extend(node.ctrl_deps)
     message.data_deps.extend(node.data_deps)
@@ -143,41 +150,7 @@ def encode_node(node: TraceNode) -> bytes:
         except (AttributeError, TypeError, ValueError) as error:
             found = f"{node.label}: attribute {name!r}: {value!r} does not fit {type_name}"
             raise ValueError(found) from error
-    return _prefixed(message)
-
-
-def read_trace(path: Path) -> Iterator[TraceNode]:
-    """The nodes of a file in file order, in memory bounded by the longest record.
-
-    Raises TraceError for anything that is not a well-formed trace.
-    """
-    for offset, record in read_records(path):
-        yield decode_node(path, offset, record)
-
-
-def read_records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Byte offset and undecoded bytes of each node record; the metadata is verified and skipped.
-
-    Raises TraceError where the file cannot be opened or cut into records.
-    """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise TraceError(path, 0, "expected a regular file, found a directory or a device")
-        with path.open("rb") as file:
-            yield from _nodes_only(path, file)
-    except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
-        raise TraceError(path, 0, f"cannot be read: {error}") from error
-
-
-def split_records(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
-    """As `read_records`, for the content of a file; `path` names it in errors."""
-    return _nodes_only(path, BytesIO(data))
-
-
-def _nodes_only(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    records = _split(path, file)
-    _verify_metadata(path, next(records, None))
-    yield from records
+    return message.SerializeToString(deterministic=True)
 
 
 def decode_node(path: Path, offset: int, record: bytes) -> TraceNode:
@@ -210,12 +183,55 @@ def decode_node(path: Path, offset: int, record: bytes) -> TraceNode:
         attrs=attrs,
         duration_micros=message.duration_micros,
         attr_types=types,
+        start_micros=message.start_time_micros,
     )
 
 
-def _prefixed(message: Message) -> bytes:
-    body = message.SerializeToString(deterministic=True)
-    return varint(len(body)) + body
+def verify_metadata(path: Path, offset: int, record: bytes) -> None:
+    """Check that a record is what begins a file. Raises TraceError."""
+    if _is_node(record):
+        found = "expected a GlobalMetadata record, found a node; readers skip the first record"
+        raise TraceError(path, offset, found)
+    try:
+        GlobalMetadata.FromString(record)
+    except DecodeError as error:
+        raise TraceError(path, offset, f"expected a GlobalMetadata record: {error}") from error
+
+
+def _is_node(record: bytes) -> bool:
+    try:
+        return int(Node.FromString(record).type) != NodeKind.INVALID
+    except DecodeError:
+        return False
+
+
+def json_of_record(record: bytes, *, metadata: bool = False) -> str:
+    """A record as the JSON that protobuf writes, which is that of `chakra_jsonizer`. Raises
+    ValueError for bytes that are no such record."""
+    try:
+        return MessageToJson((GlobalMetadata if metadata else Node).FromString(record))
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
+def record_of_json(value: Mapping[str, object], *, metadata: bool = False) -> bytes:
+    """The record of such JSON. Fields of a newer schema are left out. Raises ValueError for what is
+    no node, or no metadata."""
+    message = GlobalMetadata() if metadata else Node()
+    try:
+        ParseDict(cast("dict[str, object]", value), message, ignore_unknown_fields=True)
+        return message.SerializeToString(deterministic=True)
+    except _NOT_JSON as error:
+        raise ValueError(f"{error}") from error
+
+
+#: What protobuf raises for JSON of another shape: a SystemError for half of a surrogate pair.
+_NOT_JSON = ParseError, AttributeError, KeyError, RecursionError, SystemError, TypeError
+
+
+def prefixed(record: bytes) -> bytes:
+    """A record behind its length, as files have it."""
+    return varint(len(record)) + record
 
 
 def varint(number: int) -> bytes:
@@ -267,62 +283,3 @@ def _has_wrong_type(message: Message, last_field: int) -> bool:
     """
     unknown = UnknownFieldSet(message)
     return any(unknown[index].field_number <= last_field for index in range(len(unknown)))
-
-
-def _verify_metadata(path: Path, first: tuple[int, bytes] | None) -> None:
-    if first is None:
-        raise TraceError(path, 0, "expected a GlobalMetadata record, found an empty file")
-    offset, record = first
-    if _is_node(record):
-        found = "expected a GlobalMetadata record, found a node; readers skip the first record"
-        raise TraceError(path, offset, found)
-    try:
-        GlobalMetadata.FromString(record)
-    except DecodeError as error:
-        raise TraceError(path, offset, f"expected a GlobalMetadata record: {error}") from error
-
-
-def _is_node(record: bytes) -> bool:
-    try:
-        return int(Node.FromString(record).type) != NodeKind.INVALID
-    except DecodeError:
-        return False
-
-
-def _split(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    buffer, start, position = b"", 0, 0
-    while True:
-        if len(buffer) - position < _MAX_VARINT_BYTES:
-            start, buffer, position = start + position, buffer[position:], 0
-            buffer += file.read(_CHUNK_BYTES)
-            if not buffer:
-                return
-        offset = start + position
-        length, position = _length(path, offset, buffer, position)
-        missing = length - (len(buffer) - position)
-        if missing > 0:
-            start, buffer, position = start + position, buffer[position:], 0
-            buffer += file.read(max(missing, _CHUNK_BYTES))
-            if len(buffer) < length:
-                found = f"expected a record of {length} bytes, found {len(buffer)}; truncated"
-                raise TraceError(path, offset, found)
-        yield offset, buffer[position : position + length]
-        position += length
-
-
-def _length(path: Path, offset: int, buffer: bytes, position: int) -> tuple[int, int]:
-    """The length prefix at `position`, and the position after it."""
-    length = 0
-    for index in range(_MAX_VARINT_BYTES):
-        if position + index >= len(buffer):
-            raise TraceError(path, offset, "truncated in the length of a record")
-        byte = buffer[position + index]
-        length |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            break
-    else:
-        raise TraceError(path, offset, "expected a record length of at most 5 bytes")
-    if length > MAX_RECORD_BYTES:
-        found = f"expected a record of at most {MAX_RECORD_BYTES} bytes, found {length}"
-        raise TraceError(path, offset, found)
-    return length, position + index + 1

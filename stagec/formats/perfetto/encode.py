@@ -10,10 +10,8 @@ put together from such parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from stagec.formats.chakra.nodes import varint
 from stagec.formats.perfetto.trace_pb2 import (
@@ -27,11 +25,11 @@ from stagec.formats.perfetto.trace_pb2 import (
     TrackDescriptor,
     TrackEvent,
 )
-from stagec.program.groups import neighbours
+from stagec.formats.timeline.ranks import RankTrace, Timeline, streams_in
 from stagec.time.held import Held
-from stagec.time.intervals import NONE, NodeTimes, stream_name, title_of
-from stagec.time.pieces import Step
-from stagec.time.streams import COMPUTE, Stream
+from stagec.time.intervals import NONE, stream_name, title_of
+from stagec.time.shapes import Step
+from stagec.time.streams import Stream
 
 _PICOSECONDS = 1000
 _SEQUENCE = TracePacket(
@@ -40,19 +38,9 @@ _SEQUENCE = TracePacket(
 _TIMESTAMP = varint(TracePacket.TIMESTAMP_FIELD_NUMBER << 3)
 
 
-@dataclass(frozen=True, slots=True)
-class RankTrace:
-    """A rank: the name of its class, when its nodes run, and what it holds, if that is known."""
-
-    rank: int
-    name: str
-    times: NodeTimes
-    held: Held | None = None
-
-
-def perfetto_trace(ranks: Sequence[RankTrace], mesh: Mapping[str, int]) -> Iterator[bytes]:
+def perfetto_trace(timeline: Timeline) -> Iterator[bytes]:
     """The bytes of a trace, in parts. Flows join messages of which both ends are there."""
-    return _Writer({each.rank for each in ranks}, mesh).trace(ranks)
+    return _Writer(timeline).trace()
 
 
 @dataclass
@@ -76,24 +64,24 @@ class _Names:
 
 
 class _Writer:
-    def __init__(self, ranks: set[int], mesh: Mapping[str, int]) -> None:
-        self._ranks, self._mesh = ranks, mesh
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
         self._categories, self._names = _Names(), _Names()
         self._labels, self._texts = _Names(), _Names()
-        self._flows: dict[tuple[int, str, int, int], int] = {}
+        self._flows: dict[Hashable, int] = {}
         self._bodies: dict[int, bytes] = {}
         self._tracks = 0
 
-    def trace(self, ranks: Sequence[RankTrace]) -> Iterator[bytes]:
+    def trace(self) -> Iterator[bytes]:
         cleared = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
         start = TracePacket(trusted_packet_sequence_id=1, sequence_flags=cleared)
         yield _delimited(Trace.PACKET_FIELD_NUMBER, start.SerializeToString())
-        for each in ranks:
+        for each in self._timeline.traces():
             yield from self._rank(each)
 
     def _rank(self, each: RankTrace) -> Iterator[bytes]:
         times = each.times
-        streams = _streams(times)
+        streams = streams_in(times)
         process = self._track()
         tracks = {stream: self._track() for stream in streams}
         yield _described(
@@ -110,7 +98,7 @@ class _Writer:
                 TrackDescriptor(
                     uuid=track,
                     parent_uuid=process,
-                    name=stream_name(stream, self._mesh),
+                    name=stream_name(stream, self._timeline.mesh),
                     sibling_order_rank=place,
                 )
             )
@@ -137,7 +125,7 @@ class _Writer:
         that order."""
         numbered = self._labels.number("microbatch")
         placed = {s: (_begins(track), _ends(track)) for s, track in tracks.items()}
-        for step, microbatch, tag, start, end in each.times.rows():
+        for step, microbatch, tag, start, end, _ in each.times.rows():
             body = self._body(step)
             if microbatch != NONE:
                 body += _annotated(DebugAnnotation(name_iid=numbered, uint_value=microbatch))
@@ -180,12 +168,11 @@ class _Writer:
         """The flow of a message, if its other end is there too."""
         node = step.node
         sends = node.kind == "send"
-        other = int(
-            neighbours(self._mesh, node.over, node.by if sends else -node.by, np.array([rank]))[0]
-        )
-        if other not in self._ranks:
+        other = self._timeline.peer(node, rank)
+        if other not in self._timeline.chosen:
             return b""
-        key = other if sends else rank, node.over, node.by % self._mesh[node.over], tag
+        ends = (rank, other) if sends else (other, rank)
+        key = *ends, self._timeline.way(node), tag
         flow = [self._flows.setdefault(key, len(self._flows) + 1)]
         event = TrackEvent(flow_ids=flow) if sends else TrackEvent(terminating_flow_ids=flow)
         return event.SerializeToString()
@@ -208,12 +195,6 @@ class _Writer:
         ):
             event = TrackEvent(type=TrackEvent.TYPE_COUNTER, track_uuid=track, counter_value=size)
             yield _event(time, event.SerializeToString())
-
-
-def _streams(times: NodeTimes) -> list[Stream]:
-    """The streams of a rank, that of its computations first, the others in the order of use."""
-    found = dict.fromkeys(stream for step in times.steps for stream in step.streams)
-    return sorted(found, key=lambda stream: stream != COMPUTE)
 
 
 def _begins(track: int) -> bytes:

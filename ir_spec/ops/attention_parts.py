@@ -1,0 +1,131 @@
+"""Attention to keys that ranks hold a part each of, as caches that are split along their tokens.
+
+Every rank has all queries and attends to the keys that it has. The results are merged by their
+log-sum-exp: with `%q` on n ranks of cp, and the keys split over them,
+
+    %p, %l = stg.attention_parts[over = cp](%q, %k, %v)    of each rank one part, and its lse
+    %g = stg.all_gather[dim = 3, over = cp](%l)            [B, H, S, n], a number for each row
+    %w = stg.softmax(%g)                                   the share of each part
+    %y = stg.sum_parts(%p, %w')                            w' is the rank's own; a partial sum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, call, product
+from stagec.ir.kernel import KernelShape
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, make_rule
+from stagec.ir.types import axis_size
+from stagec.ir_spec.ops.attention_core import (
+    SCORES,
+    WHOLE,
+    core_flops,
+    core_kernel,
+    core_misfits,
+    core_rule,
+    forward,
+    given,
+    key_rows,
+    local_pairs,
+    scores_of,
+    seen_keys,
+)
+
+
+class AttentionParts(OpDef):
+    """Attention to the keys of each rank of `over`: results in fp32 [n, B, S, H, V], and the row
+    log-sum-exps [B, H, S, n]; the part of a rank that has no key which a row sees is 0 and -inf.
+
+    A logit of `sinks` counts in the first part only. FLOPs are those of the pairs that the mask
+    leaves, in the mean over the ranks, rounded up.
+    """
+
+    name = "stg.attention_parts"
+    operands = ("q", "k", "v*")
+    results = ("result", "lse")
+    params = (*SCORES, *WHOLE, Param("over", "axes", "the axes that split the keys", required=True))
+    example = (
+        "%p, %l = stg.attention_parts[causal, over = cp](%q, %k, %v) : "
+        "(f32[cp, B, S, H, K], f32[B, H, S, cp])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        text = "bs(gr)k,{kv}{more}->pbs(gr){v},b(gr)sp"
+        return core_rule(op, text, 1, "(pt)", sizes={"p": axis_size(op.names("over"))})
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from core_misfits(op, 1)
+        if op.flag("selected"):
+            yield "takes no selected keys: they may be on any rank"
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32", "f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return core_flops(n, self._left(op), 1, 1)
+
+    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
+        ranks = axis_size(op.names("over"))
+        return core_flops(n, n["s"] * call("ceildiv", [seen_keys(op, 0), ranks]), 1, 1)
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        rows, keys = key_rows(op, 0)
+        left = call("ceildiv", [self._left(op), rows.local])
+        return core_kernel(op, "attention", n, keys.local, False, left * rows.local)
+
+    def _left(self, op: Operation) -> Expr:
+        rows, keys = key_rows(op, 0)
+        return local_pairs(op, 0, {"s": rows.local, "t": keys.local})
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x = given(op, args)
+        scores = scores_of(op, ctx, ctx, 0, x)
+        if "sinks" in x.more and any(ctx.coords.get(a, 0) for a in op.names("over")):
+            x.more = {name: v for name, v in x.more.items() if name != "sinks"}
+        out, lse = forward(x, scores)
+        return [out[None], lse[..., None]]
+
+
+class SumParts(OpDef):
+    """The sum of parts [n, ...] with their shares [B, H, S, n], 2 FLOPs per element of a part;
+    where each rank has a part the result is a partial sum."""
+
+    name = "stg.sum_parts"
+    operands = ("parts", "shares")
+    example = "%y = stg.sum_parts(%p, %w) : f32[B, S, H, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("pbshv,bhsp->bshv")
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in "pbshv") * 2
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        parts, shares = args
+        return [(parts * shares.transpose(3, 0, 2, 1)[..., None]).sum(0)]
+
+
+def merge_parts(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
+    """`stg.attention` to keys that these axes split."""
+    name, axes = op.results[0].name, tuple(over)
+    attrs = {k: v for k, v in op.attrs.items() if k != "phase"} | {"over": axes}
+    names = [f"{name}_parts", f"{name}_lse"]
+    parts, lse = b.op("stg.attention_parts", op.operands, attrs, names=names).results
+    along = {"dim": (3,), "over": axes}
+    whole = b.value("stg.all_gather", [lse], along, hint=f"{name}_lses")
+    shares = b.value("stg.softmax", [whole], hint=f"{name}_shares")
+    own = b.value("stg.all_slice", [shares], along, hint=f"{name}_share")
+    total = b.value("stg.sum_parts", [parts, own], hint=f"{name}_sum")
+    dtype = op.results[0].tensor.dtype
+    if dtype == "f32":
+        return [total]
+    return [b.value("stg.cast", [total], {"to": dtype}, hint=f"{name}_{dtype}")]
+
+
+OPS = (AttentionParts(), SumParts())

@@ -1,0 +1,87 @@
+"""Tokens of images among those of words: rows of one value in places of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, make_rule
+
+
+class MergeRows(OpDef):
+    """x [B, S, D], but row `where[b, s]` of `rows` [B, X, D] at those places where there is one:
+    below X. Tokens of images stand so among those of words (`masked_scatter` of embeddings in
+    transformers).
+
+    Copies, no FLOPs. Over a split sequence each rank has all rows, and takes those of its places.
+    """
+
+    name = "stg.merge_rows"
+    operands = ("x", "rows", "where")
+    example = "%y = stg.merge_rows(%x, %h, %tokens) : bf16[B, S, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("bsd,bxd,bs->bsd", whole="x", linear=[0, 1])
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        x, rows = op.operands[:2]
+        return rows.tensor.shape[1] + x.tensor.shape[1] if operand == 2 else None
+
+    def grad(
+        self, b: Builder, op: Operation, grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (dy,), (x, rows, where) = grads, op.operands
+        if dy is None:
+            return [None, None, None]
+        names = [x.prefixed("d_"), rows.prefixed("d_")]
+        attrs: dict[str, Expr] = {"size": rows.tensor.shape[1]}
+        return [*b.op("stg.merge_rows_grad", [dy, where], attrs, names=names).results, None]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x, rows, where = args
+        taken = where < rows.shape[1]
+        found = np.take_along_axis(rows, np.where(taken, where, 0)[..., None], axis=1)
+        return [np.where(taken[..., None], found, x)]
+
+
+class MergeRowsGrad(OpDef):
+    """Gradient of `stg.merge_rows`: dy where a place has its own row, and the sums of dy over the
+    places of each of the `size` others; 1 FLOP per element of dy."""
+
+    name = "stg.merge_rows_grad"
+    operands = ("dy", "where")
+    results = ("dx", "drows")
+    params = (Param("size", "size", "how many rows there are", required=True),)
+    example = (
+        "%dx, %dh = stg.merge_rows_grad[size = S](%de, %tokens) : (bf16[B, S, D], bf16[B, S, D])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        sizes = {"x": op.expr("size")}
+        return make_rule("bsd,bs->bsd,bxd", whole="x", linear=[0], sizes=sizes)
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[0].tensor.dtype] * 2
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.expr("size") + op.operands[0].tensor.shape[1] if operand == 1 else None
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return n["b"] * n["s"] * n["d"]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, where = args
+        size = ctx.size(op.expr("size"))
+        chosen = where[..., None] == np.arange(size)
+        dx = np.where((where < size)[..., None], 0.0, dy)
+        return [dx, np.einsum("bsx,bsd->bxd", chosen, dy)]
+
+
+OPS = (MergeRows(), MergeRowsGrad())

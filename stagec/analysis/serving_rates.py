@@ -1,0 +1,87 @@
+"""What users of a server meet, and what its ranks give: from the seconds of a step of prefill, and
+those of a step of decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod."""
+
+    sequences: int
+    seconds: float
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRates:
+    """A server under a steady load of `batch` sequences in decode at any time.
+
+    `ttft` is the time from a request to its first token, without waiting for others; `tpot` the
+    mean time from one token to the next; `latency` that of a whole request; `per_user` and
+    `per_rank` are tokens that come out, a second. `prefill_pods` are the pods for prefill that
+    keep one pod for decode busy, 0 where the same ranks do both.
+    """
+
+    batch: int
+    ttft: float
+    tpot: float
+    latency: float
+    tokens_per_second: float
+    per_rank: float
+    prefill_pods: float
+
+    @property
+    def per_user(self) -> float:
+        """Tokens of one sequence a second."""
+        return 1 / self.tpot
+
+
+def colocated(prefill: Engine, decode: Engine, output: int) -> ServingRates:
+    """The same ranks prefill and decode, a step of one or of the other at a time.
+
+    While a sequence makes its O tokens, B others come and go: the ranks run O steps of decode and
+    B / b of prefill, with b prompts each. So
+
+        cycle = O t_decode + B / b t_prefill
+        tokens/s = B O / cycle
+        TPOT = t_decode + (B / b - 1) t_prefill / O
+
+    the last one since a sequence waits for the prompts of others, not for its own. Sequences that
+    prefill and decode in one step (chunks beside tokens) share the weights that are read, and come
+    out somewhat faster. Steady state: each sequence that ends is followed by another one.
+    """
+    turns = decode.sequences / prefill.sequences
+    cycle = output * decode.seconds + turns * prefill.seconds
+    tpot = decode.seconds + max(0.0, turns - 1) * prefill.seconds / output
+    return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
+
+
+def disaggregated(prefill: Engine, decode: Engine, output: int) -> ServingRates:
+    """Some pods prefill, others decode: as many of each as keep each other busy.
+
+    A pod for prefill ends b / t_prefill prompts a second, one for decode B / (O t_decode), so
+    `B t_prefill / (b O t_decode)` pods prefill for one that decodes. The caches cross while layers
+    are computed; what is left of that at the end is not counted.
+    """
+    rate = decode.sequences / (output * decode.seconds)
+    pods = rate * prefill.seconds / prefill.sequences
+    total = decode.sequences / decode.seconds
+    ranks = decode.ranks + pods * prefill.ranks
+    return _rates(prefill, decode, output, decode.seconds, total, pods, ranks)
+
+
+def _rates(
+    prefill: Engine,
+    decode: Engine,
+    output: int,
+    tpot: float,
+    total: float,
+    pods: float,
+    ranks: float = 0.0,
+) -> ServingRates:
+    latency = prefill.seconds + (output - 1) * tpot
+    per_rank = total / (ranks or decode.ranks)
+    return ServingRates(decode.sequences, prefill.seconds, tpot, latency, total, per_rank, pods)

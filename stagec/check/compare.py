@@ -1,0 +1,404 @@
+"""What differs between two jobs: sums of their nodes, and the nodes themselves.
+
+Nodes are matched by name, several of one name in the order of the file. What is matched is compared
+attribute by attribute; the rest is only in one of the two jobs. Programs are compared per pair of
+rank classes, so a thousand ranks cost one comparison; groups are compared by their members, not by
+their numbers, and with peers they are looked at rank by rank.
+
+    A   forward/q   forward/r       backward/q        forward/q is in both, forward/r only in A,
+    B   forward/q   backward/q      optimizer/q       optimizer/q only in B
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from stagec.check.agreement import CheckedJob
+from stagec.check.archive import read_archive
+from stagec.check.files import group_id, job_of, read_groups
+from stagec.check.findings import CheckReport
+from stagec.check.program import Analysis, TraceProgram
+from stagec.check.ranks import LINKS, RankReader, RankTrace
+from stagec.check.traces import read_directory
+from stagec.formats.chakra.nodes import TraceError, TraceNode
+from stagec.formats.chakra.show import row_of
+from stagec.job.archive import MAGIC
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+
+Kind = Literal["only in A", "only in B", "different", "moved", "other dependencies", "other ranks"]
+#: A phase, a kind of node, and the ranks that it communicates with: `8 ranks, step 8`.
+Key = tuple[str, str, str]
+_NUMBERED = re.compile(r"(?:^|/)(?:mb|L)\d+(?=/|$)")
+
+
+class Sums(NamedTuple):
+    """Nodes, their FLOPs, and their bytes: of collectives and messages those communicated, of
+    others those touched."""
+
+    nodes: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+    def more(self, other: Sums, times: int = 1) -> Sums:
+        """These and others, so many times."""
+        return Sums(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One kind of difference between two programs: how many nodes have it, which `ops` these are by
+    count, and `examples`, the first of them, in words. `ranks` have it alike."""
+
+    kind: Kind
+    ranks: Sequence[int]
+    count: int
+    ops: Mapping[str, int]
+    examples: Sequence[str]
+
+
+@dataclass
+class Comparison:
+    """Two jobs: ranks and nodes of each, sums by key of A and of B, and what differs."""
+
+    ranks: tuple[int, int]
+    nodes: tuple[int, int]
+    sums: tuple[Mapping[Key, Sums], Mapping[Key, Sums]]
+    differences: list[Difference] = field(default_factory=list[Difference])
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        return self.ranks[0] == self.ranks[1] and not self.differences
+
+
+def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
+    """Compare two traces, folders or archives; `examples` are told of each difference. Raises
+    `DiagnosticError` for what cannot be read."""
+    jobs = [_job(path) for path in (a, b)]
+    found = Comparison(
+        (len(jobs[0].ranks), len(jobs[1].ranks)),
+        (_count(jobs[0]), _count(jobs[1])),
+        (_sums(jobs[0]), _sums(jobs[1])),
+    )
+    pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank in sorted(jobs[0].ranks & jobs[1].ranks):
+        pairs[jobs[0].traces[rank].class_id, jobs[1].traces[rank].class_id].append(rank)
+    for ranks in pairs.values():
+        one, two = (job.traces[ranks[0]] for job in jobs)
+        match = _Match(one.analysis.program, two.analysis.program, examples)
+        found.differences += match.differences(ranks)
+        found.differences += _other_ranks(jobs, ranks, match, examples)
+    return found
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _job(path: Path) -> CheckedJob:
+    """A job to be compared. Raises `DiagnosticError`."""
+    report, reader = CheckReport(), RankReader(_unanalysed, times=True)
+    if path.is_dir():
+        job = read_directory(path, report, reader)
+    elif path.is_file():
+        job = read_archive(path, report, reader) if _is_archive(path) else _trace(path, reader)
+    else:
+        raise error(
+            f"there is no file or folder '{path}', expected a trace, a folder of traces or an "
+            "archive",
+            remedy="give what stagec compile wrote, or a trace of another tool",
+        )
+    if job is None or report.errors:
+        raise DiagnosticError(
+            *(Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in report.errors)
+        )
+    return job
+
+
+def _is_archive(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _trace(path: Path, reader: RankReader) -> CheckedJob:
+    try:
+        groups = read_groups(path.parent, job_of(path)[0], CheckReport())
+        return CheckedJob(path.parent, {0: reader.read(path, 0)}, frozenset({0}), groups)
+    except TraceError as problem:
+        raise error(str(problem), remedy="give a complete trace, protobuf or JSON") from None
+
+
+def _unanalysed(program: TraceProgram) -> Analysis:
+    return Analysis(program, (), True, (), {}, {}, {}, {})
+
+
+def _count(job: CheckedJob) -> int:
+    return sum(len(trace.analysis.program.nodes) for trace in job.traces.values())
+
+
+# -- sums ------------------------------------------------------------------------------------------
+
+
+def _sums(job: CheckedJob) -> dict[Key, Sums]:
+    """Sums over all ranks of a job."""
+    of_class: dict[int, Mapping[tuple[str, str, int], Sums]] = {}
+    found: defaultdict[Key, Sums] = defaultdict(Sums)
+    shapes: dict[str, str] = {}
+    for trace in job.traces.values():
+        if trace.class_id not in of_class:
+            of_class[trace.class_id] = _sums_by_slot(trace.analysis.program)
+        for (phase, kind, slot), sums in of_class[trace.class_id].items():
+            over = ""
+            if slot >= 0:
+                text = trace.groups[slot]
+                if text not in shapes:
+                    shapes[text] = _shape(job, text)
+                over = shapes[text]
+            found[phase, kind, over] = found[phase, kind, over].more(sums)
+    return dict(sorted(found.items()))
+
+
+def _sums_by_slot(program: TraceProgram) -> dict[tuple[str, str, int], Sums]:
+    found: defaultdict[tuple[str, str, int], Sums] = defaultdict(Sums)
+    for index, node in enumerate(program.nodes):
+        row = row_of(node)
+        size = row.tensor_bytes if row.comm_bytes is None else row.comm_bytes
+        key = phase_of(node.name), row.collective or row.kind, program.group_slots.get(index, -1)
+        found[key] = found[key].more(Sums(1, row.flops or 0, size or 0))
+    return dict(found)
+
+
+def _shape(job: CheckedJob, text: str) -> str:
+    """A group without the numbers of its ranks: `8 ranks, step 8`."""
+    number = group_id(text)
+    members = job.members.get(number) if number is not None else None
+    if members is None:
+        return "all ranks" if text in ("", "0") else f"group {text}"
+    steps = {later - rank for rank, later in pairwise(members)}
+    step = f", step {steps.pop()}" if len(steps) == 1 else ""
+    return f"{len(members)} ranks{step}"
+
+
+def phase_of(name: str) -> str:
+    """The phase in a node's name, if it has one."""
+    phase, slash, _ = name.partition("/")
+    return phase if slash else ""
+
+
+def op_of(name: str) -> str:
+    """A node's name without microbatch and layer."""
+    return _NUMBERED.sub("", name)
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+class _Match:
+    """The nodes of two programs, matched: pairs of indices in the order of A."""
+
+    def __init__(self, one: TraceProgram, two: TraceProgram, examples: int) -> None:
+        self.one, self.two, self._examples = one, two, examples
+        keys = [_keys(program) for program in (one, two)]
+        there = {key: index for index, key in enumerate(keys[1])}
+        self.pairs = [(i, there[key]) for i, key in enumerate(keys[0]) if key in there]
+        matched = {key for key in keys[0] if key in there}
+        self._only = [
+            [p.nodes[i] for i, key in enumerate(found) if key not in matched]
+            for p, found in zip((one, two), keys, strict=True)
+        ]
+        self._keys = [
+            {node.id: key for node, key in zip(p.nodes, found, strict=True)}
+            for p, found in zip((one, two), keys, strict=True)
+        ]
+
+        self._alike = self._keys[0] == self._keys[1]
+
+    def differences(self, ranks: Sequence[int]) -> Iterator[Difference]:
+        """What differs in the nodes themselves."""
+        only: tuple[tuple[Kind, list[TraceNode]], ...] = (
+            ("only in A", self._only[0]),
+            ("only in B", self._only[1]),
+        )
+        for kind, found in only:
+            yield from self._told(kind, ranks, [(node, _node_text(node)) for node in found])
+        both = [(self.one.nodes[i], self.two.nodes[j]) for i, j in self.pairs]
+        different = [(a, text) for a, b in both if (text := _attributes(a, b))]
+        yield from self._told("different", ranks, different)
+        moved = [self.pairs[at] for at in _out_of_order([j for _, j in self.pairs])]
+        moves = [(self.one.nodes[i], self._move(i, j)) for i, j in moved]
+        yield from self._told("moved", ranks, moves)
+        waits = [(a, text) for a, b in both if (text := self._dependencies(a, b))]
+        yield from self._told("other dependencies", ranks, waits)
+
+    def _told(
+        self, kind: Kind, ranks: Sequence[int], found: Sequence[tuple[TraceNode, str]]
+    ) -> Iterator[Difference]:
+        if found:
+            ops = Counter(op_of(node.name) for node, _ in found)
+            texts = [text for _, text in found[: self._examples]]
+            yield Difference(kind, ranks, len(found), dict(ops.most_common()), texts)
+
+    def _move(self, i: int, j: int) -> str:
+        a, b = self.one.nodes, self.two.nodes
+        where = [f"after {n[at - 1].label}" if at else "first" for n, at in ((a, i), (b, j))]
+        return f"{a[i].label}: {where[0]} in A, {where[1]} in B"
+
+    def _dependencies(self, a: TraceNode, b: TraceNode) -> str:
+        """Other nodes that it waits for; one that is not in the trace by its number."""
+        texts: list[str] = []
+        for what, of_a, of_b in (
+            ("data", a.data_deps, b.data_deps),
+            ("control", a.ctrl_deps, b.ctrl_deps),
+        ):
+            if of_a == of_b and self._alike:
+                continue
+            in_a, in_b = (
+                {keys.get(d, (f"number {d}", 0)) for d in deps}
+                for keys, deps in zip(self._keys, (of_a, of_b), strict=True)
+            )
+            for only, side in ((in_a - in_b, "A"), (in_b - in_a, "B")):
+                if only:
+                    more = f" and {len(only) - 1} more" if len(only) > 1 else ""
+                    texts.append(f"waits for {min(only)[0]!r}{more} in {side} only ({what})")
+        return f"{a.label} {', '.join(texts)}" if texts else ""
+
+
+def _keys(program: TraceProgram) -> list[tuple[str, int]]:
+    """What nodes are matched by: the name, or the kind of those that have none, and how many there
+    were before."""
+    seen: Counter[str] = Counter()
+    found: list[tuple[str, int]] = []
+    for node in program.nodes:
+        name = node.name or f"a node of kind {node.kind}"
+        found.append((name, seen[name]))
+        seen[name] += 1
+    return found
+
+
+def _attributes(a: TraceNode, b: TraceNode) -> str:
+    """Attributes that differ, but for groups and peers."""
+    facts = [
+        {k: v for k, v in n.attrs.items() if k not in LINKS}
+        | {"kind": n.kind, "duration_micros": n.duration_micros, "start_micros": n.start_micros}
+        for n in (a, b)
+    ]
+    names = [k for k in dict.fromkeys((*facts[0], *facts[1])) if _differ(k, *facts)]
+    if not names:
+        return ""
+    shown = [f"{k} {_text(facts[0].get(k))} -> {_text(facts[1].get(k))}" for k in names]
+    return f"{a.label}: {', '.join(shown)}"
+
+
+def _differ(name: str, a: Mapping[str, object], b: Mapping[str, object]) -> bool:
+    one, two = a.get(name), b.get(name)
+    return one != two and repr(one) != repr(two)  # what is no number equals nothing
+
+
+def _text(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "none" if value is None else repr(value)[:60]
+
+
+def _node_text(node: TraceNode) -> str:
+    row = row_of(node)
+    facts = {
+        "FLOPs": row.flops,
+        "bytes": row.tensor_bytes if row.comm_bytes is None else row.comm_bytes,
+    }
+    told = [row.collective or row.kind, *(f"{v:,} {k}" for k, v in facts.items() if v)]
+    return f"{node.label}: {', '.join(told)}"
+
+
+def _out_of_order(places: Sequence[int]) -> list[int]:
+    """The fewest positions without which the others are in order: all but a longest rising
+    sequence, found by patience sorting."""
+    ends: list[int] = []
+    last: list[int] = []
+    before: list[int] = []
+    for at, place in enumerate(places):
+        pile = bisect_left(ends, place)
+        before.append(last[pile - 1] if pile else -1)
+        if pile == len(ends):
+            ends.append(place)
+            last.append(at)
+        else:
+            ends[pile], last[pile] = place, at
+    kept: set[int] = set()
+    at = last[-1] if last else -1
+    while at >= 0:
+        kept.add(at)
+        at = before[at]
+    return [i for i in range(len(places)) if i not in kept]
+
+
+# -- groups and peers ------------------------------------------------------------------------------
+
+
+def _other_ranks(
+    jobs: Sequence[CheckedJob], ranks: Sequence[int], match: _Match, examples: int
+) -> Iterator[Difference]:
+    """Where matched nodes communicate with other ranks: the nodes are those of the first rank that
+    has such ones."""
+    groups = _slots(match.pairs, match.one.group_slots, match.two.group_slots)
+    peers = _slots(match.pairs, match.one.peer_slots, match.two.peer_slots)
+    wrong: dict[int, list[tuple[Sequence[int], str]]] = {}
+    for rank in ranks:
+        a, b = (job.traces[rank] for job in jobs)
+        found = [
+            (nodes, _ranks(with_a), _ranks(with_b))
+            for (one, two), nodes in groups.items()
+            if (with_a := _group(jobs[0], a, one)) != (with_b := _group(jobs[1], b, two))
+        ]
+        found += [
+            (nodes, f"rank {a.peers[one]}", f"rank {b.peers[two]}")
+            for (one, two), nodes in peers.items()
+            if a.peers[one] != b.peers[two]
+        ]
+        if found:
+            told = f": on rank {rank} with"
+            wrong[rank] = [
+                (n, f"{match.one.nodes[n[0]].label}{told} {in_a} in A, with {in_b} in B")
+                for n, in_a, in_b in found
+            ]
+    if wrong:
+        first = next(iter(wrong.values()))
+        nodes = [match.one.nodes[i] for indices, _ in first for i in indices]
+        ops = Counter(op_of(node.name) for node in nodes)
+        shown = [text for _, text in first[:examples]]
+        yield Difference("other ranks", [*wrong], len(nodes), dict(ops.most_common()), shown)
+
+
+def _slots(
+    pairs: Iterable[tuple[int, int]], one: Mapping[int, int], two: Mapping[int, int]
+) -> dict[tuple[int, int], list[int]]:
+    """The slots that stand opposite each other, with the nodes in A that have them so."""
+    found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for i, j in pairs:
+        if i in one and j in two:
+            found[one[i], two[j]].append(i)
+    return found
+
+
+def _group(job: CheckedJob, trace: RankTrace, slot: int) -> tuple[int, ...] | str:
+    """The members of a group, or its number where no file says who they are."""
+    text = trace.groups[slot]
+    number = group_id(text)
+    members = job.members.get(number) if number is not None else None
+    return text if members is None else members
+
+
+def _ranks(group: tuple[int, ...] | str) -> str:
+    if isinstance(group, str):
+        return f"group {group!r}"
+    shown = ", ".join(map(str, group[:_SHOWN]))
+    return f"ranks {shown}" + (f", ... ({len(group)})" if len(group) > _SHOWN else "")
+
+
+_SHOWN = 8

@@ -1,0 +1,127 @@
+"""How a pipeline lays out a step: the layers that a rank runs and keeps, by its own schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stagec.schedule.action import Placement, round_robin
+from stagec.schedule.base import Schedule
+from stagec.schedule.registry import SCHEDULES
+from stagec.sharding.stages import evenly
+from stagec.support.diagnostics import DiagnosticError
+
+#: Microbatches for each stage of which actions are looked at: of more, no more are in flight.
+_WARM = 3
+
+
+class Layout(NamedTuple):
+    """A step: `layers` of the model that are many, stages, chunks of a rank, microbatches.
+
+    In layers of one microbatch, forward and backward: `work` is the most that a rank runs, `busy`
+    the most of that and what others run before its first and after its last, `last` the same of the
+    rank with the head. Of the rank that keeps most of its microbatches, `held` are its layers and
+    `stashes` those that it keeps at once, one for each microbatch. `most` are the layers of the
+    rank that has most of them. `whole` is 1 if one stage runs the whole model. Each is a number, or
+    an array of them.
+    """
+
+    layers: Any
+    stages: Any
+    chunks: Any
+    microbatches: Any
+    work: Any = 0
+    busy: Any = 0
+    last: Any = 0
+    held: Any = 0
+    stashes: Any = 0
+    most: Any = 0
+    whole: Any = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The layers of a model: how many are before those that are many, how many these are, and how
+    many are after them. Of `mixed` ones the order is not known."""
+
+    before: int
+    many: int
+    after: int = 0
+    mixed: bool = False
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.before + self.many + self.after
+
+    def of_parts(self, parts: Sequence[int]) -> list[int]:
+        """Of the many, how many each part has at least."""
+        found: list[int] = []
+        start = 0
+        for count in parts:
+            first, last = max(start, self.before), min(start + count, self.before + self.many)
+            least = count - (self.total - self.many) if self.mixed else last - first
+            found.append(max(0, least))
+            start += count
+        return found
+
+
+def laid_out(
+    layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
+) -> Layout:
+    """The layout of a schedule of so many stages, microbatches and chunks (0: its own number);
+    `cut` are the layers of each part, if they are given. Of a schedule of a plug-in nothing is
+    known but the mean."""
+    many = layers.many
+    schedule: Schedule | None = SCHEDULES.get(name)
+    if stages == 1:
+        return Layout(many, 1, 1, count, many * count, 0, 0, many, many, many, 1)
+    chunks = given or (schedule.default_chunks if schedule else 1)
+    plain = Layout(many, stages, chunks, count)
+    if schedule is None:
+        return plain
+    placement = schedule.placement(stages, chunks)
+    depth = placement.depth
+    try:
+        parts = layers.of_parts(cut or evenly(layers.total, depth))
+    except DiagnosticError:
+        return plain
+    own = [0] * stages
+    for number, home in enumerate(placement.homes):
+        own[home.rank] += parts[number % depth]
+    if placement.copies > 1:  # each copy runs some of the microbatches
+        return plain._replace(busy=min(own), most=max(own))
+    in_order = placement == round_robin(stages, chunks) and not schedule.splits_weight_gradient
+    fills = [sum(parts[:rank]) if in_order else 0 for rank in range(stages)]
+    busy = [count * mine + fill for mine, fill in zip(own, fills, strict=True)]
+    kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
+    rank = max(range(stages), key=lambda r: (kept[r], own[r]))
+    return plain._replace(
+        work=count * max(own),
+        busy=max(busy),
+        last=busy[placement.homes[depth - 1].rank],
+        held=own[rank],
+        stashes=kept[rank],
+        most=max(own),
+    )
+
+
+def _kept(
+    schedule: Schedule,
+    placement: Placement,
+    stages: int,
+    count: int,
+    chunks: int,
+    parts: Sequence[int],
+) -> list[int]:
+    """The most layers of microbatches that each rank keeps at once."""
+    found: list[int] = []
+    for rank in range(stages):
+        held = most = 0
+        for action in schedule.rank_actions(rank, stages, count, chunks):
+            size = parts[placement.stage(rank, action.chunk)]
+            held += size if action.kind == "F" else -size if action.kind == "B" else 0
+            most = max(most, held)
+        found.append(most)
+    return found

@@ -1,0 +1,70 @@
+"""Functions of many named values, asked once for all that they read alike.
+
+    rule(tp, sp, zero ...)     reads tp = 1: nothing else matters
+                               reads tp = 2, then sp = False: another answer
+
+A point of a space differs from the one before it in few values, so most answers are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Reading:
+    """Values by name, as attributes and as items, that notes which of them are read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values, self.read = values, dict[str, Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._values:
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        self.read[name] = value
+        return value
+
+
+class _Node(Generic[T]):
+    """What is read next, and what follows from each value of it; or the answer."""
+
+    __slots__ = ("answer", "branches", "name")
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.branches: dict[Any, _Node[T]] = {}
+        self.answer: list[T] = []
+
+
+class Remembered(Generic[T]):
+    """A function that reads its values one after the other: which it reads next depends on those
+    that it has read. Values are hashable."""
+
+    def __init__(self, function: Callable[[Reading], T]) -> None:
+        self._function, self._first = function, _Node[T]()
+
+    def __call__(self, values: Mapping[str, Any]) -> T:
+        """The answer for these values."""
+        node = self._first
+        while node.name:
+            found = node.branches.get(values[node.name])
+            if found is None:
+                return self._ask(values)
+            node = found
+        return node.answer[0] if node.answer else self._ask(values)
+
+    def _ask(self, values: Mapping[str, Any]) -> T:
+        reading = Reading(values)
+        answer = self._function(reading)
+        node = self._first
+        for name, value in reading.read.items():
+            node.name = name
+            node = node.branches.setdefault(value, _Node())
+        node.answer = [answer]
+        return answer

@@ -1,0 +1,239 @@
+"""Files of Chakra traces: cut into records, whatever tool wrote them.
+
+    protobuf       a metadata record and the nodes, each behind the varint of its length
+    JSON           the same records as texts one after the other (`chakra_jsonizer`), or one object
+                   with a list `workload_graph` (Chakra's feeder)
+    .gz            any of these
+
+A record of text is made into that of protobuf, so all that follows knows one kind. Memory is
+bounded by the longest record; everything malformed comes out as a `TraceError`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from stagec.formats.chakra.nodes import (
+    MAX_RECORD_BYTES,
+    AttrValue,
+    NodeKind,
+    TraceError,
+    TraceNode,
+    decode_node,
+    record_of,
+    record_of_json,
+    verify_metadata,
+)
+from stagec.support.diagnostics import DiagnosticError
+from stagec.support.json_stream import JsonStream
+from stagec.support.source import FileLoc
+
+_CHUNK_BYTES = 1 << 20
+_MAX_VARINT_BYTES = 5
+_GZIP = b"\x1f\x8b"
+#: How a text begins. Records of protobuf do not: behind `{` and a line break they have a length,
+#: which a version would have to follow that begins so.
+_TEXT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{\s*[\"}]")
+_GRAPH = "workload_graph"
+
+Record = tuple[int, bytes]
+
+
+def read_trace(path: Path) -> Iterator[TraceNode]:
+    """The nodes of a file in file order.
+
+    Raises TraceError for anything that is not a well-formed trace.
+    """
+    for offset, record in read_records(path):
+        yield decode_node(path, offset, record)
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Byte offset and undecoded bytes of each node record; the metadata is verified and skipped.
+
+    Raises TraceError where the file cannot be opened or cut into records.
+    """
+    return _nodes_only(read_all_records(path))
+
+
+def read_all_records(path: Path) -> Iterator[Record]:
+    """As `read_records`, with the metadata as the first record. Offsets of texts are 0."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TraceError(path, 0, "expected a regular file, found a directory or a device")
+        with path.open("rb") as file:
+            yield from _records(path, file)
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
+        raise TraceError(path, 0, f"cannot be read: {error}") from error
+
+
+def split_records(path: Path, data: bytes) -> Iterator[Record]:
+    """As `read_records`, for the content of a file of protobuf; `path` names it in errors."""
+    return _nodes_only(_binary(path, io.BytesIO(data)))
+
+
+def _nodes_only(records: Iterator[Record]) -> Iterator[Record]:
+    next(records)
+    yield from records
+
+
+def _records(path: Path, file: io.BufferedReader) -> Iterator[Record]:
+    if file.peek(len(_GZIP))[: len(_GZIP)] != _GZIP:
+        yield from _text_or_binary(path, file)
+        return
+    unpacked = gzip.GzipFile(fileobj=file)
+    try:
+        yield from _text_or_binary(path, io.BufferedReader(cast("io.RawIOBase", unpacked)))
+    except (EOFError, zlib.error) as error:
+        raise TraceError(path, 0, f"expected a whole gzip file: {error}") from error
+
+
+def _text_or_binary(path: Path, file: io.BufferedReader) -> Iterator[Record]:
+    head = file.peek(1 << 12)
+    if not _TEXT.match(head):
+        return _binary(path, file)
+    return _text(path, file, _graph if f'"{_GRAPH}"'.encode() in head else _values)
+
+
+# -- protobuf --------------------------------------------------------------------------------------
+
+
+def _binary(path: Path, file: BinaryIO) -> Iterator[Record]:
+    records = _split(path, file)
+    first = next(records, None)
+    if first is None:
+        raise TraceError(path, 0, "expected a GlobalMetadata record, found an empty file")
+    verify_metadata(path, *first)
+    yield first
+    yield from records
+
+
+def _split(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    buffer, start, position = b"", 0, 0
+    while True:
+        if len(buffer) - position < _MAX_VARINT_BYTES:
+            start, buffer, position = start + position, buffer[position:], 0
+            buffer += file.read(_CHUNK_BYTES)
+            if not buffer:
+                return
+        offset = start + position
+        length, position = _length(path, offset, buffer, position)
+        missing = length - (len(buffer) - position)
+        if missing > 0:
+            start, buffer, position = start + position, buffer[position:], 0
+            buffer += file.read(max(missing, _CHUNK_BYTES))
+            if len(buffer) < length:
+                found = f"expected a record of {length} bytes, found {len(buffer)}; truncated"
+                raise TraceError(path, offset, found)
+        yield offset, buffer[position : position + length]
+        position += length
+
+
+def _length(path: Path, offset: int, buffer: bytes, position: int) -> tuple[int, int]:
+    """The length prefix at `position`, and the position after it."""
+    length = 0
+    for index in range(_MAX_VARINT_BYTES):
+        if position + index >= len(buffer):
+            raise TraceError(path, offset, "truncated in the length of a record")
+        byte = buffer[position + index]
+        length |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            break
+    else:
+        raise TraceError(path, offset, "expected a record length of at most 5 bytes")
+    if length > MAX_RECORD_BYTES:
+        found = f"expected a record of at most {MAX_RECORD_BYTES} bytes, found {length}"
+        raise TraceError(path, offset, found)
+    return length, position + index + 1
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+#: Makes the records of a text, the metadata first.
+_Reader = Callable[[JsonStream], Iterator[bytes]]
+
+
+def _text(path: Path, file: BinaryIO, reader: _Reader) -> Iterator[Record]:
+    stream = JsonStream(file, str(path), "")
+    try:
+        for record in reader(stream):
+            if len(record) > MAX_RECORD_BYTES:
+                raise stream.error(f"expected a record of at most {MAX_RECORD_BYTES} bytes")
+            yield 0, record
+    except DiagnosticError as problem:
+        told = problem.diagnostics[0]
+        place = ""
+        if isinstance(told.loc, FileLoc):
+            place = f"line {told.loc.line}, column {told.loc.col}"
+        raise TraceError(path, 0, told.message, place) from None
+
+
+def _values(stream: JsonStream) -> Iterator[bytes]:
+    """Records of protobuf's JSON, one after the other."""
+    first = True
+    for value in stream.values():
+        if not isinstance(value, dict):
+            raise stream.error("expects a record, an object")
+        if first and "nodes" in value:
+            raise stream.error(
+                "expected a Chakra trace, found a host trace of PyTorch: chakra_trace_link and "
+                "chakra_converter make one of it"
+            )
+        try:
+            yield record_of_json(cast("dict[str, object]", value), metadata=first)
+        except ValueError as problem:
+            what = "the metadata of a trace" if first else "a Chakra node"
+            raise stream.error(f"expected {what}: {problem}") from None
+        first = False
+
+
+def _graph(stream: JsonStream) -> Iterator[bytes]:
+    """Records of the nodes that Chakra's feeder reads."""
+    yield b""  # metadata that say no version
+    for name, value in stream.members(_GRAPH):
+        if name != _GRAPH:
+            continue
+        try:
+            yield record_of(_fed(value))
+        except (OverflowError, TypeError, ValueError) as problem:
+            raise stream.error(f"expected a Chakra node: {problem}") from None
+    if not stream.found:
+        raise stream.error(f"expects a list '{_GRAPH}'")
+
+
+#: Types of the attributes that the feeder has, and others do not.
+_FED_TYPES = {"comm_priority": "int32"}
+
+
+def _fed(value: object) -> TraceNode:
+    """A node as the feeder names its parts; what it does not know is an attribute as it is."""
+    if not isinstance(value, dict):
+        raise TypeError("it is no object")
+    given = dict(cast("Mapping[str, object]", value))
+    number, kind = given.pop("Id", None), given.pop("NodeType", int(NodeKind.INVALID))
+    name, runtime = given.pop("Name", ""), given.pop("runtime", 0)
+    deps = [given.pop(f"{which}_deps", given.pop(f"{which}Deps", [])) for which in ("data", "ctrl")]
+    for each in (number, kind, runtime):
+        if type(each) is not int or each < 0:
+            raise ValueError("'Id', 'NodeType' and 'runtime' are integers")
+    if not all(isinstance(d, list) for d in deps):
+        raise TypeError("'data_deps' and 'ctrl_deps' are lists of integers")
+    data, control = (tuple(cast("list[int]", d)) for d in deps)
+    attrs = {k: v for k, v in given.items() if isinstance(v, bool | int | float | str)}
+    return TraceNode(
+        cast("int", number),
+        cast("str", name),
+        cast("int", kind),
+        data,
+        control,
+        cast("dict[str, AttrValue]", attrs),
+        cast("int", runtime),
+        _FED_TYPES,
+    )

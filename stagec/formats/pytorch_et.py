@@ -1,0 +1,305 @@
+"""Host execution traces of PyTorch that hold the communication of a job: `comm_replay` of param
+(github.com/facebookresearch/param) runs it on real machines.
+
+    node 3    ## process_group:init ##   the groups of the rank, "0" of all ranks
+    node 4    record_param_comms         a collective or message, its group, elements and type
+    node 9    record_param_comms wait    before the first communication that needs its result
+
+A communication goes on beside what follows, unless computations wait for it in the order of issue;
+computations themselves are not there. Messages are of the group of all ranks; comm_replay does not
+wait for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from stagec.formats.base import Estimate, JobFormat, Layout, TraceJob
+from stagec.formats.torch_comm import NCCL, elements_of
+from stagec.program.groups import GroupAxes
+from stagec.program.nodes import Ints, Node, Program
+from stagec.time.torch_ops import SIZES
+
+#: The version of the schema, of those that comm_replay reads.
+_SCHEMA = "1.1.0-chakra.0.0.4"
+#: About how many bytes a communication takes, and its wait.
+_BYTES = 2600
+#: The types of tensors by those of messages.
+_TENSORS = {
+    "BFloat16": "c10::BFloat16",
+    "Half": "c10::Half",
+    "Float": "float",
+    "Double": "double",
+    "Char": "signed char",
+    "Byte": "unsigned char",
+    "Short": "short int",
+    "Int": "int",
+    "Long": "long int",
+    "Bool": "bool",
+}
+
+
+@dataclass(frozen=True)
+class PytorchEtFormat(JobFormat):
+    """Host execution traces with the communication of each rank."""
+
+    name: ClassVar[str] = "pytorch-et"
+
+    def drops(self, program: Program, layout: Layout) -> Sequence[str]:
+        found = ["computations, and copies to and from hosts"]
+        if any(_uneven(node, layout) for node in program.prototypes):
+            found.append("all_to_alls in parts that differ: each part has as many bytes")
+        return found
+
+    def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate:
+        chosen, size = 0, 0
+        for number, members in enumerate(job.members):
+            count = len(members if ranks is None else np.intersect1d(members, ranks))
+            if count:
+                program = job.program(number)
+                talks = zip(program.prototypes, program.counts.tolist(), strict=True)
+                size += count * _BYTES * sum(n for node, n in talks if _talks(node))
+                chosen += count
+        return Estimate(size, f"{chosen} of {job.layout.groups.ranks} ranks")
+
+    def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[tuple[str, Iterable[bytes]]]:
+        for number, members in enumerate(job.members):
+            chosen = members if ranks is None else np.intersect1d(members, ranks)
+            if len(chosen):
+                actions = [*_actions(job.program(number))]
+                for rank in chosen.tolist():
+                    yield f"rank-{rank}.json", _Rank(job.layout, rank).trace(actions)
+
+
+def _talks(node: Node) -> bool:
+    return node.is_collective or node.is_message
+
+
+def _uneven(node: Node, layout: Layout) -> bool:
+    return node.kind == "all_to_all" and node.size % node.group.size(layout.mesh) != 0
+
+
+# -- what a class does -----------------------------------------------------------------------------
+
+
+class _Action(NamedTuple):
+    """A communication is issued, or waited for: a node, and its number in the program."""
+
+    node: Node
+    number: int
+    waits: bool = False
+
+
+def _actions(program: Program) -> Iterator[_Action]:
+    """What the ranks of a class issue and wait for, in order."""
+    done: set[int] = set()
+    needs: list[frozenset[int]] = []  # communication that is under way, which a node waits for
+    issued: list[int] = []
+
+    def node(at: int) -> Node:
+        return program.prototypes[int(program.prototype[at])]
+
+    def waited(found: Iterable[int]) -> Iterator[_Action]:
+        for at in sorted(found):
+            done.add(at)
+            yield _Action(node(at), at, waits=True)
+
+    # data only: what is ordered otherwise is so by the order of calls
+    starts, ends, edges = (c.tolist() for c in (program.starts, program.control, program.edges))
+    for at in range(len(program)):
+        before = (needs[e - 1] for e in edges[starts[at] : ends[at]])
+        needed = frozenset[int]().union(*before) - done
+        if not _talks(node(at)):
+            needs.append(needed)
+            continue
+        yield from waited(needed)
+        yield _Action(node(at), at)
+        if node(at).blocking:
+            yield from waited([at])
+        issued.append(at)
+        needs.append(frozenset((at,)) - done)
+    yield from waited(set(issued) - done)
+
+
+# -- what a rank writes ----------------------------------------------------------------------------
+
+_EVERY = "0", "default_pg"
+
+
+class _Group(NamedTuple):
+    """A group as a rank sees it: its name, what it is of, its ranks, and the rank's place."""
+
+    name: str
+    text: str
+    ranks: Sequence[int]
+    place: int
+
+
+@dataclass
+class _Rank:
+    """A rank: it names its own groups and peers."""
+
+    layout: Layout
+    rank: int
+
+    def trace(self, actions: Iterable[_Action]) -> Iterator[bytes]:
+        """The trace, in parts."""
+        head = {"schema": _SCHEMA, "pid": 1, "time": "", "start_ts": 0, "finish_ts": 0}
+        yield json.dumps(head)[:-1].encode() + b', "nodes": [\n'
+        roots = (json.dumps(_root(number, name)) for number, name in enumerate(_ROOTS, start=1))
+        yield ",\n".join((*roots, json.dumps(self._init()))).encode()
+        calls: Counter[tuple[str, bool]] = Counter()
+        requests: dict[int, list[Any]] = {}
+        for number, action in enumerate(actions, start=len(_ROOTS) + 2):
+            node, group = action.node, self._group(action.node)
+            if not action.waits:
+                stream = group.name, node.is_message
+                requests[action.number] = [calls[stream], node.is_message]
+                calls[stream] += 1
+            request = requests[action.number]
+            made = _wait(group, request) if action.waits else self._issued(node, group, request)
+            yield (
+                b",\n" + json.dumps({"id": number, "name": _NAME, "ctrl_deps": 2, **made}).encode()
+            )
+        yield b"\n]}\n"
+
+    def _init(self) -> dict[str, Any]:
+        """The node that says the groups of the rank."""
+        name, text = _EVERY
+        every = {"pg_name": name, "pg_desc": text, "ranks": [], "group_size": self._ranks}
+        own = [self._own(axes) for axes in self.layout.groups.members]
+        others = [
+            {"pg_name": g.name, "pg_desc": g.text, "ranks": g.ranks, "group_size": len(g.ranks)}
+            for g in own
+            if g is not None
+        ]
+        more = {"backend_config": "cuda:nccl", "group_count": 1 + len(others)}
+        values = [json.dumps([{**each, **more} for each in (every, *others)])]
+        inputs = {"values": values, "shapes": [[]], "types": ["String"]}
+        attributes = {"inputs": inputs, "outputs": _NONE, "attrs": _attributes()}
+        return {"id": 3, "name": "## process_group:init ##", "ctrl_deps": 2, **attributes}
+
+    @property
+    def _ranks(self) -> int:
+        return self.layout.groups.ranks
+
+    def _group(self, node: Node) -> _Group:
+        """The group of a collective; of a message all ranks, and the place of the peer."""
+        if node.is_message:
+            towards = node.by if node.kind == "send" else -node.by
+            peer = self.layout.peer(self.rank, node.over, towards)
+            return _Group(*_EVERY, range(self._ranks), peer)
+        found = self._own(node.group)
+        if found is None:
+            raise ValueError(f"{node.name} is no collective of rank {self.rank}")
+        return found
+
+    def _own(self, axes: GroupAxes) -> _Group | None:
+        """The rank's group over axes, if it has one."""
+        groups = self.layout.groups
+        number = groups.of_rank(axes, self.rank)
+        if not number:
+            return None
+        ranks: list[int] = groups.members[axes][number - groups.first[axes]].tolist()
+        return _Group(str(number), "+".join(axes.words), ranks, ranks.index(self.rank))
+
+    def _issued(self, node: Node, group: _Group, request: list[Any]) -> dict[str, Any]:
+        """A collective, or an end of a message."""
+        dtype, into, out = elements_of(node, self.layout.mesh)
+        if dtype not in _TENSORS:  # of 8 bits, which comm_replay does not know
+            dtype = "Byte"
+        kind, split = NCCL.get(node.kind, (node.kind, ""))[0], list[int]()
+        if node.kind == "all_to_all":
+            split = [into // len(group.ranks)] * len(group.ranks)
+            into = out = sum(split)
+        width, kind_of = SIZES[dtype], f"GenericList[Tensor({_TENSORS[dtype]})]"
+        tensors: list[dict[str, list[Any]]] = [
+            {"values": [[[0, 0, 0, n, width, "cpu"]]], "shapes": [[[n]]], "types": [kind_of]}
+            for n in (into, out)
+        ]
+        values = [request, [group.name, group.text], group.place, kind, split, split]
+        start, stride = group.ranks[0], _stride(group.ranks)
+        inputs = _joined(tensors[0], _listed([*values, start, stride, len(group.ranks)]))
+        attributes = _attributes(
+            collective_name=kind,
+            dtype=dtype,
+            in_msg_nelems=into,
+            out_msg_nelems=out,
+            in_split_size=str(split),
+            out_split_size=str(split),
+            global_rank_start=start,
+            global_rank_stride=stride,
+            pg_name=group.name,
+            pg_desc=group.text,
+            pg_size=len(group.ranks),
+        )
+        return {"inputs": inputs, "outputs": tensors[1], "attrs": attributes}
+
+
+_NAME = "record_param_comms"
+_ROOTS = (
+    "[pytorch|profiler|execution_trace|process]",
+    "[pytorch|profiler|execution_trace|thread]",
+)
+_NONE: dict[str, list[Any]] = {"values": [], "shapes": [], "types": []}
+
+
+def _root(number: int, name: str) -> dict[str, Any]:
+    found = {"inputs": _NONE, "outputs": _NONE, "attrs": _attributes()}
+    return {"id": number, "name": name, "ctrl_deps": 1, **found}
+
+
+def _wait(group: _Group, request: list[Any]) -> dict[str, Any]:
+    values = [request, [group.name, group.text], group.place, "wait", [], [], -1, -1]
+    attributes = _attributes(
+        collective_name="wait",
+        dtype="Byte",
+        in_msg_nelems=0,
+        out_msg_nelems=0,
+        in_split_size="[]",
+        out_split_size="[]",
+        pg_name=group.name,
+        pg_desc=group.text,
+        pg_size=len(group.ranks),
+    )
+    return {"inputs": _listed([*values, 1]), "outputs": _NONE, "attrs": attributes}
+
+
+def _stride(ranks: Sequence[int]) -> int:
+    """The difference of ranks, 0 where it is not one."""
+    steps = {later - rank for rank, later in pairwise(ranks)}
+    return steps.pop() if len(steps) == 1 else 0
+
+
+def _listed(values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Arguments that are no tensors, with their types as PyTorch says them."""
+    kinds = ["Tuple[Int,Bool]", "Tuple[String,String]", "Int", "String"]
+    kinds += ["GenericList[]", "GenericList[]", "Int", "Int", "Int"]
+    shapes: list[Any] = [[[], []] if kind.startswith("Tuple") else [] for kind in kinds]
+    return {"values": [*values], "shapes": shapes, "types": kinds}
+
+
+def _joined(*parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: [v for part in parts for v in part[name]] for name in parts[0]}
+
+
+def _attributes(**more: int | str) -> list[dict[str, Any]]:
+    """The attributes of every node, and those of communication."""
+    usual = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 1, "fw_tid": 0}
+    types = {"seq_id": "int64"}
+    given: dict[str, int | str] = {**usual, "op_schema": "", **more}
+    return [
+        {"name": name, "type": _type(value, types.get(name, "uint64")), "value": value}
+        for name, value in given.items()
+    ]
+
+
+def _type(value: int | str, number: str) -> str:
+    return "string" if isinstance(value, str) else number

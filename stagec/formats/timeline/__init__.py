@@ -1,0 +1,1 @@
+"""What runs when, on which stream, as profilers and viewers have it."""

@@ -1,0 +1,265 @@
+"""Timelines: when the nodes of some ranks of a job run, and the base of the formats that say so.
+
+A job has many ranks and few classes, and viewers take some hundred thousand nodes. So the ranks
+are chosen: those of --only-ranks, all of a small job, the first of each class of a large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar
+
+from stagec.formats.base import Estimate, JobFormat, Layout, Need, TraceJob
+from stagec.ir.module import Module
+from stagec.machines import Machine
+from stagec.program.groups import GroupAxes
+from stagec.program.nodes import Events, Ints, Node
+from stagec.support.diagnostics import error
+from stagec.time.costs import Measurements
+from stagec.time.held import Held, held
+from stagec.time.intervals import NodeTimes, node_times
+from stagec.time.step import Issued, StepTime, step_time
+from stagec.time.streams import COMPUTE, Stream
+
+#: Nodes of all ranks of a file together: a viewer takes about as many.
+MOST_NODES = 500_000
+#: The kind of an op of a host, in traces that have these; its stream is of this kind too.
+HOST = "host op"
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """A rank: the name of its class, when its nodes run, and what it holds, if that is known."""
+
+    rank: int
+    name: str
+    times: NodeTimes
+    held: Held | None = None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Ranks of a job: `chosen` has the class of each that is shown, in order.
+
+    `times` and `memory` are asked for a class, the latter of None where that is not known. A
+    collective of a rank has a group, with a name and its ranks, a message a peer. Both ends of a
+    message have the same `way`, which tells apart streams between two ranks.
+    """
+
+    mesh: Mapping[str, int]
+    ranks: int
+    device: str
+    chosen: Mapping[int, int]
+    name: Callable[[int], str]
+    times: Callable[[int], NodeTimes]
+    memory: Callable[[int], Held | None]
+    group: Callable[[Node, int], tuple[str, Sequence[int]]]
+    peer: Callable[[Node, int], int]
+    way: Callable[[Node], Hashable] = field(default=lambda node: ())
+
+    def traces(self) -> Iterator[RankTrace]:
+        """The ranks, one by one: those of a class share its times."""
+        return map(self.trace, self.chosen)
+
+    def trace(self, rank: int) -> RankTrace:
+        """One of the ranks."""
+        number = self.chosen[rank]
+        return RankTrace(rank, self.name(number), self.times(number), self.memory(number))
+
+
+def streams_in(times: NodeTimes) -> list[Stream]:
+    """The streams of a rank, that of its computations first, the others in the order of use."""
+    found = dict.fromkeys(stream for step in times.steps for stream in step.streams)
+    return sorted(found, key=lambda stream: stream != COMPUTE)
+
+
+# -- of jobs ---------------------------------------------------------------------------------------
+
+
+def replayed_timeline(
+    issued: Issued,
+    step: StepTime,
+    chosen: Mapping[int, int],
+    device: str,
+    events: Callable[[int], Events | None],
+) -> Timeline:
+    """The timeline of a replayed step; `events` are the memory events of a class, if they are
+    known."""
+
+    @lru_cache(maxsize=2)
+    def times(number: int) -> NodeTimes:
+        return node_times(issued.runs[number], step.classes[number])
+
+    @lru_cache(maxsize=2)
+    def memory(number: int) -> Held | None:
+        found = events(number)
+        return None if found is None else held(found, times(number))
+
+    layout = Layout(issued.mesh, issued.groups)
+
+    def peer(node: Node, rank: int) -> int:
+        return layout.peer(rank, node.over, node.by if node.kind == "send" else -node.by)
+
+    def way(node: Node) -> Hashable:
+        return node.over, node.by % issued.mesh[node.over]
+
+    return Timeline(
+        issued.mesh,
+        issued.groups.ranks,
+        device,
+        dict(sorted(chosen.items())),
+        lambda number: issued.classes[number].name,
+        times,
+        memory,
+        lambda node, rank: _group(layout, node.group, rank),
+        peer,
+        way,
+    )
+
+
+def _group(layout: Layout, axes: GroupAxes, rank: int) -> tuple[str, Sequence[int]]:
+    number, groups = layout.groups.of_rank(axes, rank), layout.groups
+    members: list[int] = groups.members[axes][number - groups.first[axes]].tolist()
+    return str(number), members
+
+
+def count_nodes(step: StepTime) -> list[int]:
+    """Nodes of a rank of each class."""
+    return [sum(len(planned.shape.steps) for planned in each.plan) for each in step.classes]
+
+
+def first_ranks(members: Sequence[Ints], step: StepTime, room: int | None) -> dict[int, int]:
+    """The first rank of each class, those that end last before others, while they have no more than
+    `room` nodes together."""
+    counts, found, left = count_nodes(step), dict[int, int](), room
+    for each in sorted(step.classes, key=lambda each: -each.busy_time(step.picoseconds)):
+        if left is not None:
+            left -= counts[each.number]
+            if found and left < 0:
+                break
+        found[int(members[each.number][0])] = each.number
+    return found
+
+
+def classes_of(members: Sequence[Ints]) -> dict[int, int]:
+    """The class of each rank."""
+    return {rank: number for number, ranks in enumerate(members) for rank in ranks.tolist()}
+
+
+# -- formats ---------------------------------------------------------------------------------------
+
+
+#: The job that was replayed last, with its replay: several formats of one compile show the same.
+_last: dict[str, tuple[tuple[object, ...], tuple[Issued, StepTime]]] = {}
+
+
+def _replayed(
+    module: Module, machine: Machine, measured: Measurements | None
+) -> tuple[Issued, StepTime]:
+    asked = module, machine, measured
+    before = _last.get("")
+    if before is None or any(a is not b for a, b in zip(before[0], asked, strict=True)):
+        issued = Issued.of(module)
+        before = _last[""] = asked, (issued, step_time(issued, machine, measured=measured))
+    return before[1]
+
+
+@dataclass(frozen=True)
+class TimelineFormat(JobFormat):
+    """Base of formats that say when what runs, as `stagec time` has it. `ranks` chooses among `all`
+    ranks and the first of each of the `classes`."""
+
+    ranks: str = ""
+    needs: ClassVar[frozenset[Need]] = frozenset({"machine", "model"})
+    #: About how many bytes a node takes.
+    node_bytes: ClassVar[int] = 0
+    #: Whether all ranks are in one file, of which viewers take so much only.
+    one_file: ClassVar[bool] = True
+
+    def check(self, job: TraceJob) -> None:
+        if self.ranks not in ("", "all", "classes"):
+            raise error(
+                f"option 'ranks' of format '{self.name}' expects all or classes, found "
+                f"'{self.ranks}'",
+                remedy="name ranks with --only-ranks 0-7",
+            )
+
+    def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate:
+        chosen, nodes, why = self._chosen(job, ranks)
+        text = f"{len(chosen)} of {job.layout.groups.ranks} ranks{why}, {nodes:,} nodes"
+        _, step = _step(job)
+        if not any(cost.time for each in step.classes for p in each.pieces for cost in p.costs):
+            text += "; hosts hold up the step, so launches take its time and kernels none"
+        return Estimate(nodes * self.node_bytes, text)
+
+    def timeline(self, job: TraceJob, ranks: Ints | None) -> Timeline:
+        """The ranks that are written. Raises `DiagnosticError` for more than a viewer takes."""
+        machine = job.machine
+        chosen, nodes, _ = self._chosen(job, ranks)
+        if self.one_file and len(chosen) > 1 and nodes > MOST_NODES:
+            raise too_many(f"the format '{self.name}'", nodes, len(chosen))
+        issued, step = _step(job)
+        counts = count_nodes(step)
+
+        def events(number: int) -> Events | None:
+            program = job.program(number)
+            return program.events if len(program) == counts[number] else None
+
+        device = machine.title if machine is not None else ""
+        return replayed_timeline(issued, step, chosen, device, events)
+
+    def _chosen(self, job: TraceJob, ranks: Ints | None) -> tuple[dict[int, int], int, str]:
+        """The ranks with their classes, nodes of them, and why these."""
+        _, step = _step(job)
+        counts, of = count_nodes(step), classes_of(job.members)
+        every = sum(len(m) * n for m, n in zip(job.members, counts, strict=True))
+        why = ""
+        if ranks is not None:
+            chosen = {rank: of[rank] for rank in ranks.tolist() if rank in of}
+        elif self.ranks == "all" or (not self.ranks and every <= MOST_NODES):
+            chosen = of
+        else:
+            room = MOST_NODES if self.one_file else None
+            chosen = first_ranks(job.members, step, room)
+            why = ", the first of each class (--only-ranks names others)"
+            if len(chosen) < len(job.members):
+                left = len(job.members) - len(chosen)
+                why = (
+                    f", the first of the busiest classes, without {left} (--only-ranks names them)"
+                )
+        return chosen, sum(counts[number] for number in chosen.values()), why
+
+
+def too_many(what: str, nodes: int, ranks: int) -> Exception:
+    """The error for more nodes than a viewer takes."""
+    return error(
+        f"{what}: {nodes:,} nodes are more than a viewer takes, which is about {MOST_NODES:,}",
+        remedy=f"choose {MOST_NODES * ranks // nodes} ranks or fewer",
+    )
+
+
+def _step(job: TraceJob) -> tuple[Issued, StepTime]:
+    model, machine = job.model, job.machine
+    if model is None or machine is None:
+        raise error("a timeline needs a model and a machine", remedy="compile it with --machine")
+    return _replayed(model.module, machine, model.measured)
+
+
+def microseconds(picoseconds: int) -> str:
+    """Microseconds, exactly."""
+    return f"{picoseconds // 10**6}.{picoseconds % 10**6:06d}"
+
+
+def joined(parts: Iterable[str]) -> Iterator[bytes]:
+    """Texts as bytes, in pieces of about a megabyte."""
+    waiting: list[str] = []
+    size = 0
+    for part in parts:
+        waiting.append(part)
+        size += len(part)
+        if size >= 1 << 20:
+            yield "".join(waiting).encode()
+            waiting, size = [], 0
+    yield "".join(waiting).encode()

@@ -1,0 +1,56 @@
+"""Communication as PyTorch records it: names of collectives, element types, elements that go in and
+come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stagec.program.nodes import Node
+from stagec.time.torch_ops import SIZES
+
+#: The kinds of collectives and messages: as PyTorch calls them, and NCCL's kernels.
+NCCL: Mapping[str, tuple[str, str]] = {
+    "all_reduce": ("allreduce", "AllReduce"),
+    "all_gather": ("_allgather_base", "AllGather"),
+    "reduce_scatter": ("_reduce_scatter_base", "ReduceScatter"),
+    "all_to_all": ("all_to_allv", "SendRecv"),
+    "broadcast": ("broadcast", "Broadcast"),
+    "reduce": ("reduce", "Reduce"),
+    "send": ("send", "SendRecv"),
+    "recv": ("recv", "SendRecv"),
+}
+#: Element types as PyTorch calls them: c10/core/ScalarType.h.
+TYPES: Mapping[str, str] = {
+    "bf16": "BFloat16",
+    "f16": "Half",
+    "f32": "Float",
+    "f64": "Double",
+    "f8e4m3": "Float8_e4m3fn",
+    "f8e5m2": "Float8_e5m2",
+    "i8": "Char",
+    "i16": "Short",
+    "i32": "Int",
+    "i64": "Long",
+    "bool": "Bool",
+}
+
+
+class Elements(NamedTuple):
+    """Elements of a type that go into a collective and come out."""
+
+    dtype: str
+    into: int
+    out: int
+
+
+def elements_of(node: Node, mesh: Mapping[str, int]) -> Elements:
+    """What a collective or a message moves. Where its type is not known, or its bytes are not those
+    of whole elements, elements are bytes."""
+    dtype = TYPES.get(node.op.text("dtype") if node.op is not None else "", "Byte")
+    ranks = node.group.size(mesh) if node.is_collective else 1
+    if node.size % (SIZES[dtype] * ranks):
+        dtype = "Byte"
+    full = node.size // SIZES[dtype]
+    sides = {"all_gather": (full // ranks, full), "reduce_scatter": (full, full // ranks)}
+    return Elements(dtype, *sides.get(node.kind, (full, full)))

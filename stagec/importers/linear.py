@@ -1,0 +1,172 @@
+"""Hybrids of linear and softmax attention: Qwen3-Next with delta nets, MiniMax with lightning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stagec.importers.blocks import RMS, Attention, FeedForward, joined
+from stagec.importers.config import Config
+from stagec.importers.family import ModelFamily
+from stagec.importers.kin import Kin, Sizes
+from stagec.importers.stack import Decoder, Layer, Part, Place, scaled, stacked
+from stagec.importers.state_space import GatedDelta, Lightning
+from stagec.importers.text import Body, ModelText
+
+# -- Qwen3-Next ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _GatedAttention(Attention):
+    """Attention times a sigmoid of its input, for each element of each head."""
+
+    def write(self, text: ModelText, kind: str = "") -> str:
+        """Add the block; its name."""
+        body = Body()
+        q, k, v = (
+            self._projected(body, *p) for p in (("q", "H", "h"), ("k", "G", "g"), ("v", "G", "g"))
+        )
+        a = body.let("a", f"stg.attention[{self.mask}]({q}, {k}, {v})")
+        weight = body.param("wg", "D, H, K")
+        g = body.steps(
+            "g", "%x", [f'stg.einsum["bsd,dhk->bshk"]({{}}, {weight})', "stg.sigmoid({})"]
+        )
+        m = body.let("m", f"stg.mul({a}, {g})")
+        o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({m}, {body.param("wo", "H, K, D")})')
+        body.do(f"stg.return({o})")
+        return text.function(joined(kind, "attention"), "%x", body)
+
+
+def read_qwen3_next(config: Config) -> ModelText:
+    """Qwen3-Next: gated delta nets, and every fourth layer gated attention; experts with a shared
+    block that has a gate."""
+    sizes = Sizes(2048, 5632, 48, 16, 151936, 32768, groups=2, dim=256)
+    kin = Kin(config, "Qwen3-Next", sizes)
+    text = kin.text
+    values = kin.size("H_m", "linear_num_value_heads", default=32)
+    keys = kin.size("G_m", "linear_num_key_heads", default=16)
+    if values % keys:
+        raise config.refuse("linear_num_key_heads", f"is {keys}, which does not divide {values}")
+    kin.size("K_m", "linear_key_head_dim", default=128)
+    kin.size("P", "linear_value_head_dim", default=128)
+    kin.size("W", "linear_conv_kernel_dim", default=4)
+    text.symbol("Q", 64, "tokens of a chunk, by the kernels")
+    centered = replace(RMS, zero_centered=True)
+    config.only("attention_bias", False)
+    attention = _GatedAttention(qk_norm=centered, rope=kin.rope(partial=Fraction(1, 4)))
+    normalize = kin.flag("norm_topk_prob", True)
+    mixture = kin.experts(count=512, top=10, inner=512, normalize=normalize)
+    kin.size("F_shared", "shared_expert_intermediate_size", default=512)
+    mixture = replace(mixture, shared=FeedForward(mixture.activation), shared_gate=True)
+    plain = FeedForward(mixture.activation)
+    every = config.size("full_attention_interval", default=4)
+    types = config.words(
+        "layer_types", among=("linear_attention", "full_attention"), length=kin.count
+    ) or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(kin.count)]
+    step = config.size("decoder_sparse_step", default=1)
+    dense = config.sizes("mlp_only_layers", most=kin.count - 1)
+    sparse = [(i + 1) % step == 0 and i not in dense for i in range(kin.count)]
+    mixed = len(set(sparse)) > 1
+    layers: list[list[Place]] = []
+    for kind, is_sparse in zip(types, sparse, strict=True):
+        full = kind == "full_attention"
+        layers.append(
+            [
+                ("attention", "attn", attention) if full else ("delta", "attn", GatedDelta()),
+                (
+                    ("sparse" if is_sparse else "dense") if mixed else "",
+                    "ffn",
+                    mixture if is_sparse else plain,
+                ),
+            ]
+        )
+    decoder = Decoder(norm=centered, tied=kin.tied())
+    return stacked(text, layers, decoder, norm=centered)
+
+
+# -- MiniMax ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FromNormed(Layer):
+    """A layer whose residual is what the norms give, or what comes in; both it and the block's
+    result are multiplied by numbers, two for each part."""
+
+    weights: tuple[tuple[Fraction, Fraction], ...] = ()
+    post_norm: bool = True
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layer on `x`; the result's name."""
+        for number, (part, (alpha, beta)) in enumerate(
+            zip(self.parts, self.weights, strict=True), 1
+        ):
+            n = RMS.write(body, f"n{number}", x, f"{part.name}_norm")
+            kept = body.steps(f"k{number}", n if self.post_norm else x, scaled(alpha))
+            steps = [f"stg.call @{part.block}({{}})", *scaled(beta)]
+            made = body.steps(part.name[0], n, steps)
+            x = body.let(f"r{number}", f"stg.add({kept}, {made})")
+        return x
+
+
+def read_minimax(config: Config) -> ModelText:
+    """MiniMax-01 and -M1 (arXiv 2501.08313, 2506.13585): lightning attention, and softmax attention
+    in every eighth layer; experts; the residual is the normed stream times a number."""
+    sizes = Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000)
+    kin = Kin(config, "MiniMax", sizes)
+    rope = kin.rope()
+    if config.has("rotary_dim"):
+        rope = kin.partly(rope, config.size("rotary_dim"), "rotary_dim")
+    attention = Attention(rope=rope)
+    kin.text.symbol("Q", config.size("block_size", default=256), "block_size")
+    kin.text.notes.append("The decays of lightning attention are constants, no parameters.")
+    mixture = kin.experts(count=8, top=2, inner="F")
+    config.only("shared_intermediate_size", 0)
+    config.only("shared_moe_mode", "sigmoid", "softmax")
+    config.skip("num_logits_to_keep")
+    full = _alpha_beta(config, "full_attention", "full_attn")
+    linear = _alpha_beta(config, "linear_attention", "linear_attn")
+    mlp = _alpha_beta(config, "mlp", "mlp")
+    post_norm = kin.flag("postnorm", True)
+    block = mixture.write(kin.text)
+    kinds = {
+        "lightning": _FromNormed(
+            [Part(Lightning().write(kin.text), "attn"), Part(block, "ffn")],
+            weights=(linear, mlp),
+            post_norm=post_norm,
+        ),
+        "attention": _FromNormed(
+            [Part(attention.write(kin.text), "attn"), Part(block, "ffn")],
+            weights=(full, mlp),
+            post_norm=post_norm,
+        ),
+    }
+    return Decoder(tied=kin.tied()).write(kin.text, kinds, _minimax_order(config, kin.count))
+
+
+def _minimax_order(config: Config, count: int) -> list[str]:
+    """The kind of each layer: by `layer_types`, or `attn_type_list` of 0 and 1."""
+    among = ("linear_attention", "full_attention")
+    types = config.words("layer_types", among=among, length=count)
+    if types:
+        return ["attention" if t == "full_attention" else "lightning" for t in types]
+    numbers = config.sizes("attn_type_list", length=count, most=1)
+    if numbers:
+        return ["attention" if n else "lightning" for n in numbers]
+    return ["lightning" if (i + 1) % 2 else "attention" for i in range(count)]
+
+
+def _alpha_beta(config: Config, name: str, short: str) -> tuple[Fraction, Fraction]:
+    """What the residual and the block's result are multiplied by."""
+    keys = ("alpha", "beta")
+    alpha, beta = (
+        config.ratio(f"layernorm_{name}_{k}", f"{short}_{k}_factor", default=1) for k in keys
+    )
+    return alpha, beta
+
+
+FAMILIES = (
+    ModelFamily("Qwen3-Next", ("qwen3_next",), read_qwen3_next, "delta nets, gated attention"),
+    ModelFamily(
+        "MiniMax", ("minimax", "minimax_text_01", "minimax_m1"), read_minimax, "lightning attention"
+    ),
+)

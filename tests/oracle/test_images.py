@@ -1,0 +1,203 @@
+"""Vision-language models whose step takes images: its figures are those of words and those of the
+tower, and a step under a strategy computes what it computes on one device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.driver.configurations import import_configuration
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.interp.pipeline import run_named
+from stagec.ir.module import Module
+from stagec.ir.opdef import Array
+from stagec.support.diagnostics import DiagnosticError
+from tests.configurations import small
+from tests.support import EXHAUSTIVE, STEP, analyse, inputs_of, run_passes, stagec
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+FIGURES: Mapping[str, Any] = json.loads((CONFIGS.parent / "models.json").read_text())
+_WORDS: Mapping[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 16,
+    "max_position_embeddings": 32,
+    "rope_theta": 100,
+}
+#: Small configurations, and sizes of their images.
+SMALL: Mapping[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {
+    "qwen2_5_vl": (
+        {
+            **_WORDS,
+            "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]},
+            "vision_config": {
+                "depth": 4,
+                "hidden_size": 16,
+                "intermediate_size": 8,
+                "num_heads": 4,
+                "out_hidden_size": 16,
+                "patch_size": 2,
+                "spatial_merge_size": 2,
+                "window_size": 4,
+                "fullatt_block_indexes": [1, 3],
+                "temporal_patch_size": 2,
+                "in_chans": 3,
+            },
+        },
+        {"S": 32, "N_v": 32, "I_v": 2},
+    ),
+    "mllama": (
+        {
+            "text_config": {**_WORDS, "cross_attention_layers": [1, 3]},
+            "vision_config": {
+                "hidden_size": 16,
+                "attention_heads": 4,
+                "intermediate_size": 8,
+                "image_size": 6,
+                "patch_size": 2,
+                "max_num_tiles": 2,
+                "num_hidden_layers": 4,
+                "num_global_layers": 2,
+                "supported_aspect_ratios": [[1, 1], [1, 2]],
+                "intermediate_layers_indices": [1, 3],
+                "vision_output_dim": 48,
+            },
+        },
+        {"S": 16},
+    ),
+}
+STRATEGIES: Mapping[str, dict[str, Any]] = {
+    "heads": {"tp": 2, "sp": True, "dp": 2},
+    "ring": {"cp": 2, "tp": 2, "sp": True},  # for cross attention: gathered
+    "plain ring": {"cp": 2, "cp_order": "plain", "zero": 3},
+    "gather": {"cp": 2, "cp_mode": "all-gather"},
+    "exchange": {"cp": 2, "cp_mode": "ulysses", "recompute": "full"},
+    "stages": {"pp": 2, "microbatches": 2, "dp": 2, "zero": 1},
+    "chunks": {"pp": 2, "schedule": "zbv", "chunks": 2, "microbatches": 2, "tp": 2},
+    "fsdp": {"dp": 4, "zero": 3, "recompute": "selective"},
+}
+
+
+@pytest.fixture
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The text of a small model that takes images."""
+
+    def file(model_type: str) -> Path:
+        path = tmp_path_factory.getbasetemp() / f"{model_type}-images.stg"
+        if not path.exists():
+            given = path.with_suffix(".json")
+            given.write_text(json.dumps({"model_type": model_type, **SMALL[model_type][0]}))
+            path.write_text(import_configuration(str(given), images=True).text)
+        return path
+
+    return file
+
+
+def _module(path: Path, pipeline: str, **options: Any) -> Module:
+    sizes = {"B": 8, **SMALL[path.stem.removesuffix("-images")][1]}
+    return run_passes(JobBuilder(JobOptions(str(path), sizes=sizes, **options)).module, pipeline)
+
+
+@cache
+def _plain(path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
+    module = _module(path, STEP)
+    inputs = inputs_of(module, 5)
+    return inputs, run_named(module, module.env, inputs)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "strategy"),
+    [
+        pytest.param(name, strategy, marks=() if place < 3 else EXHAUSTIVE)
+        for name in SMALL
+        for place, strategy in enumerate(STRATEGIES)
+        if name != "mllama" or "pp" not in STRATEGIES[strategy]
+    ],
+)
+def test_a_step_equals_that_on_one_device(model_type: str, strategy: str, file_of: Any) -> None:
+    """Loss, updated parameters and optimizer state, which hold every gradient."""
+    path = file_of(model_type)
+    inputs, expected = _plain(path)
+    options = dict(STRATEGIES[strategy])
+    if model_type == "mllama" and options.get("cp") and "cp_mode" not in options:
+        options |= {"cp_mode": "all-gather"}
+        options.pop("cp_order", None)
+    module = _module(path, f"{STEP},partition,stages,units,plan", **options)
+    found = run_named(module, module.env, inputs)
+    assert len(found) == len(expected)
+    (loss, *rest), (expected_loss, *_) = found, expected
+    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
+    for name in rest:
+        theirs = expected[name.removesuffix("_g")]  # gathered
+        np.testing.assert_allclose(found[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
+
+
+def test_stages_do_not_bring_gradients_of_images_back(file_of: Any) -> None:
+    """Layers of several stages attend to the images of Llama 3.2 Vision."""
+    with pytest.raises(DiagnosticError) as caught:
+        _module(file_of("mllama"), f"{STEP},partition,stages,units,plan", **STRATEGIES["stages"])
+    (first, *_) = caught.value.diagnostics
+    assert "no message can bring it in time" in first.message
+    assert "--pp 1" in (first.remedy or "")
+
+
+def _qwen_tower(patches: int) -> int:
+    """FLOPs of the tower of Qwen2.5-VL-7B for an image, product by product."""
+    d, f, merged = 1280, 3420, 4 * 1280
+    layer = 2 * patches * (4 * d * d + 3 * d * f)
+    windows, full = 4 * patches * 64 * d, 4 * patches * patches * d
+    merger = 2 * (patches // 4) * (merged * merged + merged * 3584)
+    return 2 * patches * 3 * 2 * 14 * 14 * d + 32 * layer + 28 * windows + 4 * full + merger
+
+
+@pytest.mark.parametrize("patches", [1024, 4096])
+def test_figures_of_qwen_are_those_of_words_and_of_the_tower(patches: int, tmp_path: Path) -> None:
+    """S tokens, those of images among them, cost as much as S words."""
+    path = tmp_path / "qwen.stg"
+    path.write_text(import_configuration(str(CONFIGS / "qwen2.5-vl-7b.json"), images=True).text)
+    published = FIGURES["qwen2.5-vl-7b"]
+    found = analyse(str(path), sizes={"B": 1, "S": 4096, "N_v": patches})
+    assert found["parameters"] == published["params"]
+    words = published["flops_fwd"]["total_dense"]
+    assert found["matmul_flops"]["forward"] == words + _qwen_tower(patches)
+
+
+@pytest.mark.parametrize("tiles", [1, 4])
+def test_figures_of_llama_are_those_of_words_of_the_tower_and_of_cross_attention(
+    tiles: int, tmp_path: Path
+) -> None:
+    """The tower computes rows of a tile in multiples of eight, as the reference pads them."""
+    path = tmp_path / "llama.stg"
+    file = CONFIGS / "llama-3.2-11b-vision.json"
+    path.write_text(import_configuration(str(file), images=True).text)
+    published, s = FIGURES["llama-3.2-11b-vision"], 4096
+    found = analyse(str(path), sizes={"B": 1, "S": s, "X_v": tiles})
+    if tiles == 4:  # positions are those of four tiles
+        assert found["parameters"] == published["params"]
+    d, dv, f, rows, seen = 4096, 1280, 5120, 1608 * tiles, 1601 * tiles
+    layer = 2 * rows * (4 * dv * dv + 2 * dv * f) + 4 * rows * rows * dv
+    tower = 2 * tiles * 1600 * 3 * 14 * 14 * dv + 40 * layer + 2 * seen * 6 * dv * d
+    cross = 2 * s * (2 * d * d + 3 * d * 14336) + 4 * seen * d * 1024 + 4 * s * seen * d
+    words = published["flops_fwd"]["total_dense"]
+    assert found["matmul_flops"]["forward"] == words + tower + 8 * cross
+
+
+def test_models_without_images_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "llama.json"
+    path.write_text(json.dumps(small("llama")))
+    with pytest.raises(DiagnosticError, match="no text of Llama takes images beside words"):
+        import_configuration(str(path), images=True)
+    found = stagec("import", path, "--images")
+    assert found.code == 1
+    assert "leave --images out; it is for Qwen2.5-VL, Llama 3.2 Vision" in found.err

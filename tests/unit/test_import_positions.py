@@ -1,0 +1,176 @@
+"""Rotary positions of imported models turn as the code of transformers computes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagec.importers.family import import_model
+from stagec.importers.registry import BUILT_IN
+from stagec.interp.machine import run_module
+from stagec.ir.opdef import Array
+from stagec.support.diagnostics import DiagnosticError
+from stagec.support.source import Source
+from tests.configurations import small
+from tests.support import compiled
+
+DIM, BASE, LONGEST = 16, 100, 32
+SCALINGS: Mapping[str, dict[str, Any]] = {
+    "linear": {"type": "linear", "factor": 2.5},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
+    "llama3 borders": {
+        "rope_type": "llama3",
+        "factor": 32,
+        "low_freq_factor": 0.5,
+        "high_freq_factor": 2.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0},
+    "yarn whole": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    "yarn smooth": {"rope_type": "yarn", "factor": 32.0, "truncate": False, "beta_fast": 8},
+    "yarn factor": {"rope_type": "yarn", "factor": 40, "attention_factor": 1.25, "beta_slow": 0.5},
+    "yarn quotient": {"type": "yarn", "factor": 40, "mscale": 0.5, "mscale_all_dim": 1.0},
+    "yarn one": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "yarn of one": {"type": "yarn", "factor": 1.0},
+}
+
+
+def expected(scaling: Mapping[str, Any]) -> tuple[list[float], float]:
+    """Radians a position of each pair, and what is multiplied: transformers, modeling_rope_utils,
+    pair by pair."""
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    factor, half = scaling.get("factor", 1), DIM // 2
+    original = scaling.get("original_max_position_embeddings", LONGEST)
+    low, high = scaling.get("low_freq_factor", 1), scaling.get("high_freq_factor", 4)
+
+    def correction(turns: float) -> float:
+        return DIM * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(BASE))
+
+    first = correction(scaling.get("beta_fast", 32))
+    last = correction(scaling.get("beta_slow", 1))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, DIM - 1)
+    found: list[float] = []
+    for i in range(half):
+        plain = 1 / BASE ** (2 * i / DIM)
+        if kind == "linear":
+            plain /= factor
+        elif kind == "llama3":
+            length = 2 * math.pi / plain
+            if length > original / low:
+                plain /= factor
+            elif length >= original / high:
+                smooth = (original / length - low) / (high - low)
+                plain = (1 - smooth) * plain / factor + smooth * plain
+        elif kind == "yarn":
+            ramp = min(max((i - first) / (max(last - first, 0.001)), 0), 1)
+            plain = plain / factor * ramp + plain * (1 - ramp)
+        found.append(plain)
+    return found, grown(scaling) if kind == "yarn" else 1.0
+
+
+def grown(scaling: Mapping[str, Any]) -> float:
+    """The attention factor of YaRN."""
+    factor = scaling["factor"]
+
+    def mscale(m: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
+
+    if "attention_factor" in scaling:
+        return float(scaling["attention_factor"])
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
+    return mscale(1)
+
+
+def imported(model_type: str, **keys: Any) -> str:
+    """The text of a family's small configuration with these keys."""
+    config = {**small(model_type), "max_position_embeddings": LONGEST, **keys}
+    return import_model(Source("config.json", json.dumps(config)), BUILT_IN).text()
+
+
+def rotated(text: str) -> Array:
+    """What the first rotation of a text makes of 1 in the first half of a head and 0 in the other:
+    cosines and sines, at all positions."""
+    found = re.search(r"stg\.rope\[[^\]]*\]", text)
+    assert found is not None
+    module = compiled(
+        f"""stg.module @m {{
+          stg.symbols[S = 4, K = {DIM}, R = {DIM}, theta = {BASE}]
+          stg.func @f(%x: f32[1, S, 1, K]) {{
+            %y = {found[0]}(%x)
+            stg.return(%y)
+          }}
+        }}""",
+        "infer-shapes",
+    )
+    x = np.zeros((1, 4, 1, DIM))
+    x[..., : DIM // 2] = 1
+    return run_module(module, module.env, {"x": x})[0][0, :, 0]
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_positions_turn_as_transformers_turns_them(name: str, key: str) -> None:
+    turned = rotated(imported("llama", rope_theta=BASE, **{key: SCALINGS[name]}))
+    frequencies, factor = expected(SCALINGS[name])
+    angles = np.arange(4)[:, None] * np.array(frequencies)
+    np.testing.assert_allclose(turned[:, : DIM // 2], factor * np.cos(angles), atol=1e-6)
+    np.testing.assert_allclose(turned[:, DIM // 2 :], factor * np.sin(angles), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        SCALINGS["yarn one"],
+        {**SCALINGS["yarn"], "mscale": 0.707, "mscale_all_dim": 0.707},
+        SCALINGS["yarn"],
+        SCALINGS["linear"],
+    ],
+)
+def test_scores_of_latent_attention_grow_with_the_context(scaling: dict[str, Any]) -> None:
+    """By the square of YaRN's factor, as deepseek-ai/DeepSeek-V3 has it."""
+    text = imported("deepseek_v3", rope_scaling=scaling)
+    found = re.search(r"rsqrt = (\d+)\*\(K \+ R\)/(\d+)", text)
+    share = int(found[1]) / int(found[2]) if found else 1
+    weight = scaling.get("mscale_all_dim", 0)
+    wanted = (1 + 0.1 * weight * math.log(scaling["factor"])) ** 2 if weight else 1
+    assert math.isclose(share**-0.5, wanted, rel_tol=1e-6)
+
+
+def test_only_layers_without_a_window_are_stretched() -> None:
+    """Gemma 3: `rope_scaling` is that of the base `rope_theta`."""
+    text = imported("gemma3_text", rope_scaling=SCALINGS["linear"])
+    assert "stg.rope[base = theta, scaling = linear, factor = 5/2]" in text
+    assert "stg.rope[base = theta_local]" in text
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope"])
+def test_scalings_without_an_operation_are_noted(kind: str) -> None:
+    text = imported("llama", rope_scaling={"type": kind, "factor": 2.0})
+    assert "stg.rope" not in text  # the block of the library
+    assert "position" in text.split("stg.module")[0]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"type": "yarn"}, "the key 'rope_scaling.factor' is missing"),
+        ({"type": "linear", "factor": 0.5}, "is 0.5, expected a number from 1 on"),
+        ({"type": "yarn", "factor": 2, "beta_fast": 0.5}, "'rope_scaling.beta_fast' is 1/2"),
+        (
+            {"type": "llama3", "factor": 2, "low_freq_factor": 8},
+            "'rope_scaling.high_freq_factor' is 4",
+        ),
+    ],
+)
+def test_wrong_scalings_are_told(scaling: dict[str, Any], message: str) -> None:
+    with pytest.raises(DiagnosticError, match=re.escape(message)):
+        imported("llama", rope_scaling=scaling)

@@ -1,0 +1,120 @@
+"""`stagec serve`: its figures are those of the two steps, put together by closed forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.analysis.serving_rates import Engine, colocated, disaggregated
+from tests.support import Outcome, stagec
+
+#: Llama-3 8B, bf16: bytes of weights that a step of decode reads (all but the embedding), and
+#: those of keys and values of a token.
+WEIGHTS, A_TOKEN = 2 * (8_030_261_248 - 128_256 * 4096), 131_072
+H100 = 3.35e12
+
+
+def test_one_sequence_waits_for_nobody() -> None:
+    """One at a time: a request takes its prefill and its steps, and so do tokens a second."""
+    rates = colocated(Engine(1, 0.4, 2), Engine(1, 0.02, 2), 500)
+    assert rates.tpot == pytest.approx(0.02)
+    assert rates.latency == pytest.approx(0.4 + 499 * 0.02)
+    assert rates.tokens_per_second == pytest.approx(500 / (0.4 + 500 * 0.02))
+    assert rates.per_rank == pytest.approx(rates.tokens_per_second / 2)
+
+
+def test_a_cycle_has_all_prompts_and_all_steps() -> None:
+    """Counted out: 8 sequences of 10 tokens, prompts two at a time: 4 steps of prefill and 10 of
+    decode make 80 tokens."""
+    rates = colocated(Engine(2, 0.3, 4), Engine(8, 0.05, 4), 10)
+    assert rates.tokens_per_second == pytest.approx(80 / (4 * 0.3 + 10 * 0.05))
+    assert rates.tpot == pytest.approx(0.05 + 3 * 0.3 / 10)
+
+
+def test_pods_keep_each_other_busy() -> None:
+    """A pod that decodes 32 sequences of 100 tokens in 0.01 s a step ends 32 a second; one that
+    takes 0.25 s for two prompts starts 8: four of them."""
+    rates = disaggregated(Engine(2, 0.25, 4), Engine(32, 0.01, 8), 100)
+    assert rates.prefill_pods == pytest.approx(4)
+    assert rates.tokens_per_second == pytest.approx(3200)
+    assert rates.per_rank == pytest.approx(3200 / (8 + 4 * 4))
+
+
+def served(*more: str) -> dict[str, Any]:
+    ran = run(*more, "--json")
+    assert ran.code == 0, ran.err
+    return dict(json.loads(ran.out))
+
+
+def run(*more: str) -> Outcome:
+    words = ("--machine", "h100-sxm", "--prompt", "512", "--output-tokens", "128")
+    return stagec("serve", "llama3-8b", *words, *more)
+
+
+def test_no_step_is_faster_than_its_bytes() -> None:
+    """Decode reads the weights and the caches; an estimate is above that, and below three times."""
+    found = served("--batches", "1,16,64")
+    for point in found["points"]:
+        bytes_ = WEIGHTS + point["batch"] * (512 + 64) * A_TOKEN
+        step = 1 / point["per_user"] - max(0, point["batch"] - 1) * point["ttft"] / 128
+        assert bytes_ / H100 < step < 3 * bytes_ / H100
+    prefill = 2 * 512 * (WEIGHTS / 2 - 128_256 * 4096) / 989e12
+    assert prefill < found["points"][0]["ttft"] < 4 * prefill
+
+
+def test_batches_double_while_they_fit() -> None:
+    found = served("--set", "L=2")
+    batches = [p["batch"] for p in found["points"]]
+    assert batches == [1 << i for i in range(len(batches))]
+    assert all(p["fits"] for p in found["points"])
+    more = [p["per_rank"] for p in found["points"]]
+    assert more == sorted(more)
+    assert found["best"] == found["points"][-1]
+
+
+def test_limits_choose_among_batches() -> None:
+    every = served("--batches", "1,8,64")["points"]
+    limit = every[1]["tpot"] * 1.0001
+    found = served("--batches", "1,8,64", "--tpot", f"{limit * 1e3:.6f}ms")
+    assert found["best"]["batch"] == 8
+    none = served("--batches", "1", "--ttft", "1us")
+    assert none["best"] is None
+
+
+def test_a_prompt_in_chunks_reads_the_weights_again() -> None:
+    whole, parts = served("--batches", "1"), served("--batches", "1", "--chunk", "128")
+    assert parts["points"][0]["ttft"] > whole["points"][0]["ttft"]
+    assert parts["points"][0]["tpot"] == whole["points"][0]["tpot"]
+
+
+def test_two_pods(tmp_path: Path) -> None:
+    page = tmp_path / "curve.html"
+    words = ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=4,dp=2")
+    found = served(*words, "--batches", "8,32", "--html", str(page))
+    assert found["ranks"] == {"prefill": 2, "decode": 8}
+    assert all(p["prefill_pods"] > 0 for p in found["points"])
+    text = page.read_text()
+    assert "<svg" in text
+    assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--serve", "decode"), "is one step"),
+        (("--batch", "4"), "goes over batches"),
+        (("--tpot", "30"), "expects a time such as 30ms"),
+        (("--batches", "0"), "expects batches such as"),
+        (("--tp", "3"), ""),
+        (("--set", "D=65536,F=229376"), "no batch fits the machine"),
+    ],
+)
+def test_what_is_wrong_is_told(words: tuple[str, ...], says: str) -> None:
+    ran = run(*words)
+    assert ran.code in (1, 2)
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    assert "bug" not in ran.err
