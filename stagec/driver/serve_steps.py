@@ -42,9 +42,7 @@ class Milliseconds(click.ParamType[int]):
 
     name = "MS"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The nanoseconds."""
         text = str(value)
         try:
@@ -177,9 +175,7 @@ class Asked:
         policy = find_policy(given["policy"], policies_of(self.registry.extras))
         requests = requests_of(given["requests"])
         self._check_positions(requests)
-        limits = Limits(
-            options.chunk or BUDGET, options.batch or SEQUENCES, given["cache_blocks"]
-        )
+        limits = Limits(options.chunk or BUDGET, options.batch or SEQUENCES, given["cache_blocks"])
         engine = Engine(requests, policy, limits, given["tick"], self.depth)
         steps: list[Step] = []
         after: list[int] = []

@@ -95,7 +95,9 @@ def test_chunks_with_contexts_serve(options: dict[str, Any]) -> None:
     assert_serves(tiny_options(LLAMA, cp_mode="all-gather", **options), steps)
 
 
-@pytest.mark.parametrize("options", [{"page": 3}, {"kv_dtype": "fp8"}, {"page": 2, "cp": 2}], ids=named)
+@pytest.mark.parametrize(
+    "options", [{"page": 3}, {"kv_dtype": "fp8"}, {"page": 2, "cp": 2}], ids=named
+)
 @pytest.mark.parametrize("model", [LLAMA, GPT])
 def test_pages_and_types_serve(model: str, options: dict[str, Any]) -> None:
     steps = (("prefill", 4), ("decode", 1), ("decode", 2), ("decode", 1))

@@ -268,7 +268,9 @@ SIMULATOR = (
 OWN = "arrival, prompt, output\n0.25,10,2\n1.000000001,7,1\n"
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.csv", VIDUR), ("a.jsonl", SIMULATOR), ("b.csv", OWN)])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.csv", VIDUR), ("a.jsonl", SIMULATOR), ("b.csv", OWN)]
+)
 def test_three_forms_of_files_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     found = [(r.arrival, r.prompt, r.output) for r in read_requests(tmp_path / name)]
