@@ -108,7 +108,7 @@ def test_a_collective_is_chosen_by_name(tmp_path: Path) -> None:
         (("--tp", "2"), "hpcc{collectives=star}", "expects ring, tree, pairwise, found 'star'"),
         (("--tp", "2", "--names", "none"), "hpcc", "nodes have no names"),
         (
-            ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=4"),
+            ("--serve", "disaggregated", "--prompt", "64", "--prefill", "tp=2", "--decode", "tp=4"),
             "hpcc",
             "the job has several pods, and a flow list is of one",
         ),
