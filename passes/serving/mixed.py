@@ -34,12 +34,13 @@ from stagec.api import (
 )
 from stagec.ir.core import Quoted, Region, substitute_attr
 from stagec.ir.expr import ONE, ZERO, substitute
+from stagec.ir.latent import is_cached
 from stagec.ir.opdef import OpDef
 from stagec.ir.rule import letters
 from stagec.ir.serving import ServingStep
 from stagec.serving.step import Step, parse_step
 
-BATCH, SEQUENCE = "B", "S"
+BATCH = "B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +65,19 @@ def parsed_classes(classes: Sequence[str]) -> Step:
 @dataclass(slots=True)
 class Mixed:
     """Serves the ops of a mixed step. `step` is that of all tokens. `parts` are what values are for
-    each class, where a region has used them."""
+    each class, where a region has used them, `latent` those that follow from cached ones."""
 
     step: ServingStep
     classes: Sequence[_Class]
     parts: dict[tuple[Value, Region], Sequence[Value]] = field(
         default_factory=dict[tuple[Value, Region], Sequence[Value]]
     )
+    latent: set[Value] = field(default_factory=set[Value])
 
     @classmethod
     def of(cls, module: Module, step: ServingStep, given: Step) -> Mixed:
         """The classes of a step, whose sizes become symbols of the module."""
-        declared, tokens = module.ops("stg.symbols")[0], symbol(SEQUENCE)
+        declared, tokens = module.ops("stg.symbols")[0], step.new
         found: list[_Class] = []
         for i, each in enumerate(given.classes):
             last = i + 1 == len(given.classes)
@@ -92,9 +94,7 @@ class Mixed:
             left = tokens - sum((c.tokens for c in found), ZERO)
             count = left / new if last else symbol(f"count{i}")
             own = left if last else count * new
-            found.append(
-                _Class(count, new, past, own, each.sampled == each.new, not each.sampled)
-            )
+            found.append(_Class(count, new, past, own, each.sampled == each.new, not each.sampled))
         step.env = module.env
         return cls(step, found)
 
@@ -111,15 +111,21 @@ class Mixed:
             self.parts[result, region] = values
             found.append(self._joined(result, values) if self._has_tokens(result) else result)
             self.parts[found[-1], region] = values
+        if op.flag("cached") or any(v in self.latent or is_cached(v) for v in op.operands):
+            self.latent.update(found)
         return found
 
     def _apart(self, op: Operation) -> bool:
         """Whether each class has the op by itself: it has a form that serves, or it takes what
-        depends on positions."""
+        depends on positions, or what follows from a value that is cached in its place."""
         known = any(self._is_parts(v) for v in op.operands)
         own = type(op.definition).serve is not OpDef.serve and not self._by_token(op)
         sizes = (size for v in (*op.operands, *op.results) for size in v.tensor.shape)
-        return known or (own and any(SEQUENCE in size.symbols for size in sizes))
+        latent = any(v in self.latent or is_cached(v) for v in op.operands)
+        return known or latent or (own and any(self._in_tokens(size) for size in sizes))
+
+    def _in_tokens(self, size: Expr) -> bool:
+        return bool(size.symbols & self.step.new.symbols)
 
     def _by_token(self, op: Operation) -> bool:
         """Whether an op treats each token by itself, wherever it is."""
@@ -139,7 +145,7 @@ class Mixed:
         """The results of the op for one class."""
         mine, b = self.classes[number], self.step.b
         operands = [self._part(op, v, number) for v in op.operands]
-        values = {SEQUENCE: mine.new, BATCH: symbol(BATCH) * mine.count}
+        values = {str(self.step.new): mine.new, BATCH: symbol(BATCH) * mine.count}
         attrs = {n: substitute_attr(v, values) for n, v in op.attrs.items() if n != "past"}
         names = [f"{r.name}_{number}" for r in op.results]
         types = [_resized(r.tensor, values) for r in op.results]
@@ -163,8 +169,11 @@ class Mixed:
     # -- values ------------------------------------------------------------------------------------
 
     def _has_tokens(self, value: Value) -> bool:
+        """Whether a value is [B, S, ...], and nothing else of it depends on the tokens."""
         shape = value.tensor.shape
-        return len(shape) > 1 and shape[0] == symbol(BATCH) and shape[1] == symbol(SEQUENCE)
+        if any(map(self._in_tokens, shape[2:])):
+            return False
+        return len(shape) > 1 and shape[0] == symbol(BATCH) and self.step.is_tokens(shape[1])
 
     def _part(self, op: Operation, value: Value, number: int) -> Value:
         """What a value is for one class."""
@@ -176,7 +185,7 @@ class Mixed:
             found = self.parts[value, b.region] = [self._split(part, c) for part, c in cut]
         if found is not None:
             return found[number]
-        if any(SEQUENCE in size.symbols for size in value.tensor.shape):
+        if any(map(self._in_tokens, value.tensor.shape)):
             raise error(
                 f"'{op.name}' takes %{value.name}: {value.type}, which no class of a mixed step has "
                 "a part of: expected [B, S, ...]",

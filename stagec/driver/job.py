@@ -96,7 +96,7 @@ class JobBuilder:
 
     def _serving(self, module: Module) -> Serving | None:
         """The step of serving that options ask for, whose sizes the module gets."""
-        found = read_serving(self.options, module.symbols, symbolic=self._symbolic)
+        found = read_serving(self.options, module, symbolic=self._symbolic)
         if found is not None:
             warning = beyond(found)
             if warning is not None:

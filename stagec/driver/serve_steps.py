@@ -18,7 +18,7 @@ from stagec.driver.common import report
 from stagec.ir.serving import MIXED
 from stagec.serving.arrivals import requests_of
 from stagec.serving.engine import Engine
-from stagec.serving.policy import Limits, find_policy, policies_of
+from stagec.serving.policy import ServerLimits, find_policy, policies_of
 from stagec.serving.requests import SECOND, Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.support.diagnostics import Diagnostic, error
@@ -175,7 +175,9 @@ class Asked:
         policy = find_policy(given["policy"], policies_of(self.registry.extras))
         requests = requests_of(given["requests"])
         self._check_positions(requests)
-        limits = Limits(options.chunk or BUDGET, options.batch or SEQUENCES, given["cache_blocks"])
+        limits = ServerLimits(
+            options.chunk or BUDGET, options.batch or SEQUENCES, given["cache_blocks"]
+        )
         engine = Engine(requests, policy, limits, given["tick"], self.depth)
         steps: list[Step] = []
         after: list[int] = []
