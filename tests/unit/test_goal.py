@@ -392,6 +392,10 @@ def test_numbers_that_differ_are_as_wide_in_all_ranks(tmp_path: Path) -> None:
     text = b"".join(map(bytes, Schedule(job, "ring").text())).decode()
     assert "send 02b to 01 tag 1073741824 cpu 1" in text
     assert len({len(part) for part in text.split("rank ")[2:11]}) == 1
+    ranks = parse(text)
+    assert_matched(ranks)
+    sends = [{op.peer for op in ops if op.way == "send"} for ops in ranks]
+    assert sends == [{(rank + 1) % 12} for rank in range(12)]
 
 
 @pytest.mark.parametrize(
