@@ -112,9 +112,9 @@ def _actions(program: Program) -> Iterator[_Action]:
             yield _Action(node(at), at, waits=True)
 
     # data only: what is ordered otherwise is so by the order of calls
-    starts, ends, edges = (c.tolist() for c in (program.starts, program.control, program.edges))
     for at in range(len(program)):
-        before = (needs[e - 1] for e in edges[starts[at] : ends[at]])
+        edges: list[int] = program.edges[program.starts[at] : program.control[at]].tolist()
+        before = [needs[e - 1] for e in edges]
         needed = frozenset[int]().union(*before) - done
         if not _talks(node(at)):
             needs.append(needed)
@@ -173,17 +173,22 @@ class _Rank:
     def _init(self) -> dict[str, Any]:
         """The node that says the groups of the rank."""
         name, text = _EVERY
-        every = {"pg_name": name, "pg_desc": text, "ranks": [], "group_size": self._ranks}
+        every: dict[str, Any] = {
+            "pg_name": name,
+            "pg_desc": text,
+            "ranks": [],
+            "group_size": self._ranks,
+        }
         own = [self._own(axes) for axes in self.layout.groups.members]
-        others = [
+        others: list[dict[str, Any]] = [
             {"pg_name": g.name, "pg_desc": g.text, "ranks": g.ranks, "group_size": len(g.ranks)}
             for g in own
             if g is not None
         ]
         more = {"backend_config": "cuda:nccl", "group_count": 1 + len(others)}
         values = [json.dumps([{**each, **more} for each in (every, *others)])]
-        inputs = {"values": values, "shapes": [[]], "types": ["String"]}
-        attributes = {"inputs": inputs, "outputs": _NONE, "attrs": _attributes()}
+        inputs: dict[str, list[Any]] = {"values": values, "shapes": [[]], "types": ["String"]}
+        attributes: dict[str, Any] = {"inputs": inputs, "outputs": _NONE, "attrs": _attributes()}
         return {"id": 3, "name": "## process_group:init ##", "ctrl_deps": 2, **attributes}
 
     @property
