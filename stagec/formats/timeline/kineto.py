@@ -52,7 +52,7 @@ class KinetoFormat(TimelineFormat):
 
     gzip: bool = False
     name: ClassVar[str] = "kineto"
-    node_bytes: ClassVar[int] = 800
+    node_bytes: ClassVar[int] = 700
     one_file: ClassVar[bool] = False
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[tuple[str, Iterable[bytes]]]:
