@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
+    Expr,
     Loc,
     Module,
     Pass,
@@ -18,6 +19,7 @@ from stagec.api import (
     axis_size,
     made_by,
     read_strategy,
+    symbol,
 )
 from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.traits import Repeats
@@ -127,7 +129,13 @@ def _divide_shares(module: Module, strategy: Strategy, assumptions: Assumptions)
     values = [v for v in module.main.body.values() if v.producer]
     for size in dict.fromkeys(s for v in values for s in v.tensor.shape):
         above, below = numerator_and_denominator(size)
-        rules = [r for r in strategy.splits if above.symbols & set(r.dims)]
+        rules = [r for r in strategy.splits if _factors(above) & set(r.dims)]
         over = dict.fromkeys(a for r in rules for a in r.over)
         if below.symbols and over:
             assumptions.divides(size, axis_size(over), rules[0].loc)
+
+
+def _factors(size: Expr) -> set[str]:
+    """The symbols that a size is a product with: S of S*T, and none of S - T."""
+    others = {s: numerator_and_denominator(size / symbol(s))[1] for s in size.symbols}
+    return {s for s, below in others.items() if s not in below.symbols}

@@ -20,6 +20,7 @@ from stagec.driver.planned import Planned
 from stagec.driver.pods import compile_pods
 from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, rated_machine
+from stagec.driver.serve_steps import has_steps, steps_options
 from stagec.driver.serving import DISAGGREGATED
 from stagec.driver.streams import tell
 from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     help="Write one compact file instead, for stagec materialize and check.",
 )
 @emission_options
+@steps_options
 @click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
 @click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
 @click.option(
@@ -107,6 +109,10 @@ def command(**given: Any) -> int:
         return compile_pods(options, given)
     durations = _durations(given)
     began = time.perf_counter()
+    if has_steps(options, given):
+        from stagec.driver.compile_steps import compile_steps
+
+        return compile_steps(options, given, durations)
     builder = JobBuilder(options)
     if options.print_strategy:
         sys.stdout.write(builder.strategy())
@@ -138,7 +144,7 @@ def command(**given: Any) -> int:
                 lambda each: replace(job, format=each), formats, output, about, given
             )
         if archive is not None:
-            _archive(job, archive, about, quiet=given["quiet"])
+            write_one_archive(job, archive, about, quiet=given["quiet"])
     if not given["quiet"]:
         from stagec.driver.tables import print_analysis
 
@@ -232,7 +238,10 @@ def _job(
     return replace(make_job(builder.module, name, *how, format_, machine), measured=measured)
 
 
-def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
+def write_one_archive(
+    job: Job, path: Path, about: Mapping[str, object], *, quiet: bool
+) -> None:
+    """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
     from stagec.job.archive import write_archive
 
     began = time.perf_counter()

@@ -8,23 +8,17 @@ space share a probe, and probes share compiles.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from stagec.analysis.figures import Figures
 from stagec.driver.common import kept_reports
 from stagec.driver.figures import CompiledJob
 from stagec.driver.flags import FLAGS
-from stagec.driver.legal import BATCH, count_of, size_of
+from stagec.driver.legal import BATCH
 from stagec.driver.options import JobOptions
-from stagec.driver.search_listed import Ints, Jobs
 from stagec.driver.search_space import data_ranks, microbatch_of
-from stagec.explore.bounds import Floats, Held, Work, columns, memory_bound, time_bound
-from stagec.explore.layout import Layers, Layout, laid_out
-from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.time.replay import ClassReplay
@@ -48,12 +42,17 @@ _OF_STEPS = (
     *("ddp_bucket", "recompute_layers", "recompute_every"),
 )
 #: Those of them of which it matters whether they are given.
-_RECOMPUTED = ("recompute_layers", "recompute_every")
+RECOMPUTED = ("recompute_layers", "recompute_every")
 #: Flags of which a probe of the state of a job has the default.
-_OF_WORK = (
+_NOT_OF_STATE = (
     *("recompute", "recompute_layers", "recompute_every", "pp", "schedule", "chunks"),
     *("stage_layers", "scatter_gather", "microbatches"),
 )
+
+
+def of_work(names: Iterable[str]) -> set[str]:
+    """The flags on which a probe of the work of a microbatch depends, beside its size."""
+    return {n for n in names if n not in _OF_STEPS or n in RECOMPUTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
 
 def _recomputes_some(options: JobOptions) -> bool:
     """Whether layers differ in what is computed again."""
-    return any(getattr(options, name) for name in _RECOMPUTED)
+    return any(getattr(options, name) for name in RECOMPUTED)
 
 
 def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions | None:
@@ -104,7 +103,7 @@ def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions |
 
 def state_probe(options: JobOptions) -> JobOptions:
     """What stays in memory of a job: parameters, gradients and the state of the optimizer."""
-    given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_WORK}
+    given: dict[str, Any] = {n: FLAGS[n].default for n in _NOT_OF_STATE}
     return options.changed(**given, ranks=None)
 
 
@@ -229,86 +228,3 @@ def _of_class(each: ClassReplay) -> _Spans:
     used = {stream: time / PICOSECONDS for stream, time in streams.items()}
     waits = (cuts[phase] / PICOSECONDS for phase in _OF_MICROBATCH)
     return _Spans(used, whole / PICOSECONDS, head / PICOSECONDS, *waits)
-
-
-# -- bounds ----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Bounded:
-    """The jobs of a space, grouped: by the work of a microbatch, by what stays in memory, and by
-    how a step is laid out. `works` and `states` are the probes that each group needs. `keeps` is 0
-    for jobs of whose probes nothing follows for what is kept of a microbatch, else 1."""
-
-    jobs: Jobs
-    work: Ints
-    state: Ints
-    layout: Ints
-    keeps: Floats
-    works: list[JobOptions]
-    states: list[JobOptions]
-    layouts: list[Layout]
-
-    @classmethod
-    def of(cls, jobs: Jobs, layers: Layers, sizes: Mapping[str, int]) -> Bounded:
-        """The groups of jobs of a model of these sizes."""
-        counts = _counts(jobs)
-        size = _microbatch_sizes(jobs, counts, sizes)
-        work, first_work = jobs.alike({*jobs.names} - {*_OF_STEPS} | {*_RECOMPUTED}, [size])
-        state, first_state = jobs.alike({*jobs.names} - {*_OF_WORK})
-        layout, first_layout = jobs.alike(("pp", "schedule", "chunks", "stage_layers"), [counts])
-        return cls(
-            *(jobs, work, state, layout, _keeps(jobs)),
-            [work_probe(jobs[n], sizes) for n in first_work],
-            [state_probe(jobs[n]) for n in first_state],
-            [_layout(jobs[n], layers) for n in first_layout],
-        )
-
-    def bounds(self, works: Sequence[Probe], states: Sequence[Probe]) -> tuple[Floats, Floats]:
-        """The bounds of seconds and of bytes of all jobs, by the probes of each group."""
-        return self._of(np.arange(len(self.jobs)), works, self.work, states)
-
-    def refined(
-        self, numbers: Sequence[int], works: Sequence[Probe], states: Sequence[Probe]
-    ) -> Floats:
-        """The bounds of seconds of some jobs, each with a probe of its work of its own."""
-        rows = np.array(numbers, dtype=np.int64)
-        return self._of(rows, works, np.arange(len(numbers)), states)[0]
-
-    def _of(
-        self, rows: Ints, works: Sequence[Probe], work: Ints, states: Sequence[Probe]
-    ) -> tuple[Floats, Floats]:
-        shape = Layout(*columns(self.layouts)[:, self.layout[rows]])
-        static = np.array([p.static for p in states], dtype=np.float64)[self.state[rows]]
-        table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
-        mine = table.reshape(len(_WORK), -1)[:, work]
-        kept = mine[-2:] * self.keeps[rows]
-        return time_bound(Work(*mine[:-2]), shape), memory_bound(Held(static, *kept), shape)
-
-
-#: What the bounds take of probes of work, in the order of `Work` and `Held`.
-_WORK = ("layer", "rest", "head", "cut", "back", "link", "stash", "more")
-
-
-def _keeps(jobs: Jobs) -> Floats:
-    some = sum(jobs.numbers(name) for name in _RECOMPUTED)
-    found: Floats = np.where(np.broadcast_to(some, len(jobs)) > 0, 0.0, 1.0)
-    return found
-
-
-def _counts(jobs: Jobs) -> Ints:
-    stages, given = jobs.numbers("pp"), jobs.numbers("microbatches")
-    return np.where(given > 0, given, np.where(stages > 1, 2 * stages, 1))
-
-
-def _microbatch_sizes(jobs: Jobs, counts: Ints, sizes: Mapping[str, int]) -> Ints:
-    ranks = counts
-    for axis in DATA_AXES:
-        ranks = ranks * jobs.numbers(axis)
-    return sizes[BATCH] // np.maximum(ranks, 1)
-
-
-def _layout(job: JobOptions, layers: Layers) -> Layout:
-    return laid_out(
-        layers, job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
-    )

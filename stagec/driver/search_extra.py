@@ -8,16 +8,11 @@ from typing import Any
 from stagec.driver.flags import FLAGS
 from stagec.driver.options import JobOptions
 from stagec.driver.search_jobs import Evaluated, Task
-from stagec.driver.search_run import Answer, Run
+from stagec.driver.search_run import FOLLOW, MOST_FLAGS, Answer, Run
 from stagec.driver.search_space import microbatch_of
 from stagec.driver.search_table import strategy_of
-from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 
-#: Flags that follow from others where ranks and batch stay.
-_FOLLOW = (*DATA_AXES, "microbatches")
-#: Flags that a change of one may change: chunks go with a schedule, sp with tp.
-_MOST_FLAGS = 2
 _FACTORS = (0.5, 2.0)
 
 
@@ -28,7 +23,7 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
     best = answer.best[0]
     job = answer.job(best)
     jobs, sizes = answer.listed.jobs, answer.question.sizes
-    few = jobs.near(best.number, _FOLLOW, _MOST_FLAGS)
+    few = jobs.near(best.number, FOLLOW, MOST_FLAGS)
     near = {n: c for n in few if (c := _change(job, jobs[n], sizes)) is not None}
     if run is not None:
         question = answer.question
@@ -43,7 +38,7 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
 
 def _change(one: JobOptions, other: JobOptions, sizes: Mapping[str, int]) -> str | None:
     """The one flag in which jobs differ, as text; None if they differ in none or in several."""
-    names = [n for n in FLAGS if n not in _FOLLOW and getattr(one, n) != getattr(other, n)]
+    names = [n for n in FLAGS if n not in FOLLOW and getattr(one, n) != getattr(other, n)]
     if set(names) == {"schedule", "chunks"}:
         names = ["schedule"]  # chunks are those of the schedule
     if set(names) == {"sp", "tp"}:

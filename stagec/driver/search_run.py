@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,22 @@ import numpy as np
 from stagec.driver.legal import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
-from stagec.driver.probes import LAYERS, Asked, Bounded, Probe, refined_probe
+from stagec.driver.probes import LAYERS, Asked, Probe
+from stagec.driver.search_bounds import SAME, JobBounds
 from stagec.driver.search_jobs import Evaluated, Task
 from stagec.driver.search_space import Listed, listed
 from stagec.explore.bounds import Floats
 from stagec.explore.branch import Found, Front, Search
 from stagec.explore.layout import Layers
 from stagec.explore.space import Space
+from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 
 #: Runs units of work: results with the numbers of the units.
 Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
+#: Flags that follow from others where ranks and batch stay; and how many flags a change of one may
+#: change: chunks go with a schedule, sp with tp.
+FOLLOW, MOST_FLAGS = (*DATA_AXES, "microbatches"), 2
 #: Characters of a message of the compiler that tell it from others.
 _LONG = 60
 
@@ -108,29 +112,27 @@ class _Searching:
         self._question, self._answer, self._run = question, answer, run
         self._at_a_time, self._tell = at_a_time, tell
         self._jobs = answer.listed.jobs
-        self._known: dict[str, Probe] = {}
-        self._works: list[Probe] = []
-        self._states: list[Probe] = []
+        self._probes: dict[str, Probe] = {}
+        self._bounds: JobBounds | None = None
         self._began = time.monotonic()
-
-    @cached_property
-    def _bounded(self) -> Bounded:
-        return Bounded.of(self._jobs, self._question.layers, self._question.sizes)
+        self._dropped = 0
 
     def go(self) -> None:
         """Bound all, evaluate the promising."""
         answer = self._answer
         try:
-            bounds = self._bounds()
+            bounds = self._first_bounds()
         except KeyboardInterrupt:
             answer.interrupted, answer.left = True, len(self._jobs)
             return
         search = self._front(bounds) if self._question.pareto else self._best(bounds)
         answer.best, answer.proven, answer.left = search.best, search.proven, search.left
         answer.evaluated = search.tried
+        if self._bounds is not None and search.best and not answer.interrupted:
+            self._bounds.settle(self._jobs.near(search.best[0].number, FOLLOW, MOST_FLAGS))
         if not answer.interrupted:
             better = "beaten" if self._question.pareto else _slower(self._question.objective)
-            answer.cut[f"{better} by its bound"] += len(bounds) - search.tried
+            answer.cut[f"{better} by its bound"] += len(bounds) - search.tried - self._dropped
 
     def _best(self, bounds: Mapping[int, float]) -> Search[Evaluated]:
         search: Search[Evaluated] = Search(bounds, self._question.wanted)
@@ -166,80 +168,60 @@ class _Searching:
 
     # -- bounds ------------------------------------------------------------------------------------
 
-    def _bounds(self) -> dict[int, float]:
+    def _first_bounds(self) -> dict[int, float]:
         """Bounds of the objective of all jobs that may fit."""
-        question, answer = self._question, self._answer
+        question, answer, every = self._question, self._answer, range(len(self._jobs))
         if question.exhaustive:
-            return dict.fromkeys(range(len(self._jobs)), 0.0)
-        bounded = self._bounded
-        machine, overlap = question.machine, question.overlap
-        self._works = self._probed([Asked(j, machine, False, overlap) for j in bounded.works])
-        self._states = self._probed([Asked(j, machine, True, overlap) for j in bounded.states])
-        began = time.process_time()
-        seconds, held = bounded.bounds(self._works, self._states)
-        answer.bound_seconds, answer.bounds = time.process_time() - began, (seconds, held)
-        rooms = self._rooms()
-        fits = held <= rooms
-        answer.cut["too much memory by its bound"] += int((~fits).sum())
-        values = held if question.objective == "memory" else seconds
-        alike = self._alike()
-        answer.listed.same += len(alike)
-        return {
-            i: self._value(float(values[i]))
-            for i in np.flatnonzero(fits).tolist()
-            if i not in alike
-        }
+            return dict.fromkeys(every, 0.0)
+        about = self._jobs, question.layers, question.sizes, question.machine, self._probed
+        bounds = self._bounds = JobBounds(*about, overlap=question.overlap)
+        answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
+        if question.pareto:
+            bounds.refine(every)
+        return {n: b for n, b in self._values(every).items() if b is not None}
 
-    def _alike(self) -> set[int]:
-        """Jobs that differ from one before them in what is recomputed, and by their probes in
-        nothing that they do: where attention is one kernel, selective is none."""
-        numbers: dict[Probe, int] = {}
-        known = [numbers.setdefault(p, len(numbers)) for p in self._works]
-        same = np.array(known, dtype=np.int64)[self._bounded.work]
-        names = {*self._jobs.names} - {"recompute"}
-        _, first = self._jobs.alike(names, [same])
-        nothing = numbers.get(Probe(), -1)
-        left = np.ones(len(self._jobs), dtype=np.bool_)
-        left[first] = False
-        return {int(n) for n in np.flatnonzero(left & (same != nothing))}
+    def _values(self, numbers: Iterable[int]) -> dict[int, float | None]:
+        """The bounds of the objective of jobs; None for those that are left out, which are
+        counted."""
+        found: dict[int, float | None] = {}
+        question, bounds, room = self._question, self._bounds, self._room
+        if bounds is None:
+            return found
+        for n in numbers:
+            seconds, held = float(bounds.seconds[n]), float(bounds.held[n])
+            found[n] = self._value(held if question.objective == "memory" else seconds)
+            if held == SAME:
+                self._answer.listed.same += 1
+                found[n] = None
+            elif held > room:
+                self._answer.cut["too much memory by its bound"] += 1
+                found[n] = None
+        return found
 
-    def _rooms(self) -> Floats:
-        """The most bytes that a rank of each job may hold, of any mesh."""
+    @property
+    def _room(self) -> float:
+        """The most bytes that a rank of a job on any mesh may hold."""
         question = self._question
-        room = question.limit.room({}, question.machine) if question.limit else float("inf")
-        return np.full(len(self._jobs), room, dtype=np.float64)
+        return question.limit.room({}, question.machine) if question.limit else float("inf")
+
+    def _refine(self, numbers: Sequence[int]) -> dict[int, float | None]:
+        """Better bounds of those that can have them; None for those that are left out."""
+        if self._bounds is None:
+            return {}
+        found = self._values(self._bounds.refine(numbers))
+        self._dropped += sum(bound is None for bound in found.values())
+        return found
 
     def _probed(self, asked: Sequence[Asked]) -> list[Probe]:
         """The probes, each made once; those that share a compile one after the other."""
         keys = [f"{a.state} {_key(a.options)}" for a in asked]
-        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
+        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._probes}
         order = sorted(new, key=lambda k: repr(_structure(new[k].options)))
         for number, found in self._run([new[k] for k in order]):
-            self._known[order[number]] = found
+            self._probes[order[number]] = found
             if number % 16 == 0:
-                self._tell(f"{len(self._known):,} probes for {len(self._jobs):,} jobs")
-        return [self._known[k] for k in keys]
-
-    def _refine(self, numbers: Sequence[int]) -> dict[int, float]:
-        """Better bounds of those that exchange parameters or gradients for each microbatch."""
-        question = self._question
-        if question.exhaustive or question.objective == "memory":
-            return {}
-        wanted = {n: refined_probe(self._jobs[n], question.sizes) for n in numbers}
-        asked = {
-            n: Asked(options, question.machine, False, question.overlap)
-            for n, options in wanted.items()
-            if options is not None
-        }
-        probes = self._probed(list(asked.values()))
-        if self._answer.bounds is None or not asked:
-            return {}
-        numbers = [*asked]
-        seconds = self._bounded.refined(numbers, probes, self._states)
-        known = self._answer.bounds[0]
-        before, known[numbers] = known[numbers], np.maximum(known[numbers], seconds)
-        better = zip(numbers, before, seconds, strict=True)
-        return {n: self._value(float(new)) for n, old, new in better if new > old}
+                self._tell(f"{len(self._probes):,} probes for {len(self._jobs):,} jobs")
+        return [self._probes[k] for k in keys]
 
     # -- exact -------------------------------------------------------------------------------------
 

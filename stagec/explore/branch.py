@@ -3,7 +3,7 @@
     bounds   1.0  1.2  1.5  2.0  3.0
     exact    1.4  1.3   -    -    -       best: 1.3; no other can be better than 1.5
 
-A bound may be refined, once, before its point is tried.
+Bounds are refined before their points are tried.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+#: Points that are refined for each that is evaluated at a time.
+_REFINED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,6 @@ class Search(Generic[T]):
         self.best: list[Found[T]] = []
         self.tried = self.refused = 0
         self._wanted = wanted
-        self._refined: set[int] = set()
         self._open = [(bound, number) for number, bound in bounds.items()]
         heapify(self._open)
 
@@ -59,11 +60,12 @@ class Search(Generic[T]):
         """How many points may still be among the best."""
         return sum(bound <= self.worst for bound, _ in self._open)
 
-    def next(self, most: int) -> list[int]:
-        """The most promising points that may still be among the best."""
-        found: list[int] = []
+    def next(self, most: int) -> list[tuple[int, float]]:
+        """The most promising points that may still be among the best, with their bounds."""
+        found: list[tuple[int, float]] = []
         while self._open and len(found) < most and self._open[0][0] <= self.worst:
-            found.append(heappop(self._open)[1])
+            bound, number = heappop(self._open)
+            found.append((number, bound))
         return found
 
     def put_back(self, bounds: Iterable[tuple[int, float]]) -> None:
@@ -82,18 +84,19 @@ class Search(Generic[T]):
 
     def run(
         self,
-        refine: Callable[[Sequence[int]], Mapping[int, float]],
+        refine: Callable[[Sequence[int]], Mapping[int, float | None]],
         evaluate: Callable[[Sequence[int]], Iterable[tuple[int, float | None, T]]],
         at_a_time: int,
     ) -> Iterator[int]:
         """Refine and evaluate until nothing that is left can be among the best; yields how many
-        points have been tried. `refine` gives better bounds of points that have some."""
-        while batch := self.next(at_a_time):
-            new = [number for number in batch if number not in self._refined]
-            self._refined.update(new)
-            better: Mapping[int, float] = refine(new) if new else {}
-            self.put_back(better.items())
-            for number, value, what in evaluate([n for n in batch if n not in better]):
+        points have been tried. `refine` gives better bounds of points that can have some, None for
+        points that are none; the others are evaluated."""
+        while batch := self.next(_REFINED * at_a_time):
+            better = refine([n for n, _ in batch])
+            ready = [each for each in batch if each[0] not in better]
+            self.put_back((n, bound) for n, bound in better.items() if bound is not None)
+            self.put_back(ready[at_a_time:])
+            for number, value, what in evaluate([n for n, _ in ready[:at_a_time]]):
                 self.learn(number, value, what)
                 yield self.tried
 

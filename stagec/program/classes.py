@@ -66,13 +66,13 @@ class RankClass:
     def program(self) -> Program:
         """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
         many."""
-        return unroll(self.graph, self.name, *self._given())
+        return unroll(self.graph, self.name, *self.given())
 
     def issued(self) -> list[Run]:
         """The same nodes in runs, see `Stepper.runs`. Raises `DiagnosticError` for far too many."""
-        return unrolled(self.graph, *self._given()).runs()
+        return unrolled(self.graph, *self.given()).runs()
 
-    def _given(self) -> _Given:
+    def given(self) -> _Given:
         where = self.module, self.graph, self.stage
         joined = joined_axis(self.module, self.graph)
         order = Order(actions_of(*where), receives_of(*where), joined)

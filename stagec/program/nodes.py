@@ -20,6 +20,9 @@ Ints = npt.NDArray[np.int64]
 NODE_KINDS = ("comp", "coll", "send", "recv", "store", "load")
 
 
+#: The kind of a node that stands for what another step makes.
+OUTSIDE = "outside"
+
 #: The names of record types in Chakra's schema.
 _RECORDS: Mapping[str, str] = {
     "comp": "COMP_NODE",

@@ -47,7 +47,7 @@ class Sizes:
         if name not in op.attrs:
             return 0
         expr = op.expr(name)
-        key = expr, layer
+        key = expr, layer if self._loads is not None else 0
         if key not in self._known:
             env: Mapping[str, int | Fraction] = self._env
             if self._loads is not None:
@@ -57,7 +57,7 @@ class Sizes:
 
     def kernel(self, op: Operation, layer: int = 0) -> Kernel:
         """The kernel of a computation in a layer."""
-        key = op, layer
+        key = op, layer if self._loads is not None else 0
         if key not in self._kernels:
             kind, dtype, names, what, causal = _about(op)
             extents = tuple(self._extent(op, name, layer) for name in names)

@@ -370,6 +370,7 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = {
     "stg.ssd": _SSD,
     "stg.linear_attention": _LINEAR,
     "stg.gated_delta_rule": _DELTA,
+    "stg.wkv6": {**_WKV, "now": "bf16[H, K]"},
     "stg.wkv7": _WKV,
 }
 
