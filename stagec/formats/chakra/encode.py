@@ -124,7 +124,11 @@ def micros(seconds: float) -> int:
 
 def _serialise(program: Program, writer: TraceWriter, widths: Mapping[GroupAxes, int]) -> Variant:
     metadata = np.frombuffer(encode_metadata(SCHEMA_VERSION), dtype=np.uint8)
-    alike = _same_layout(program, timed=writer.durations is not None) if writer.tensors is None else _alone(program)
+    alike = (
+        _same_layout(program, timed=writer.durations is not None)
+        if writer.tensors is None
+        else _alone(program)
+    )
     kinds = list(alike)
     records = [
         _serialise_like(
