@@ -238,9 +238,7 @@ def _job(
     return replace(make_job(builder.module, name, *how, format_, machine), measured=measured)
 
 
-def write_one_archive(
-    job: Job, path: Path, about: Mapping[str, object], *, quiet: bool
-) -> None:
+def write_one_archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
     """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
     from stagec.job.archive import write_archive
 

@@ -25,9 +25,7 @@ from stagec.time.durations import Durations
 _SHOWN = 4
 
 
-def compile_steps(
-    options: JobOptions, given: dict[str, Any], durations: Durations | None
-) -> int:
+def compile_steps(options: JobOptions, given: dict[str, Any], durations: Durations | None) -> int:
     """Compile the steps that are asked for and write their traces. Raises `DiagnosticError`."""
     began = time.perf_counter()
     modules = StepModules(options)
@@ -39,9 +37,7 @@ def compile_steps(
     steps = _asked(options, given, modules).steps()
     formats = formats_asked(given["format"], builder.module.registry, given)
     if given["memory_events"] or given["tensor_names"]:
-        raise error(
-            "memory events are those of one step", remedy="write one step, without --steps"
-        )
+        raise error("memory events are those of one step", remedy="write one step, without --steps")
     if given["output"] is not None and not given["dry_run"]:
         check_targets(formats, given["output"], given)
     classes = [modules.classes(step) for step in steps.distinct]
@@ -57,7 +53,9 @@ def compile_steps(
     if given["archive"] is not None:
         from stagec.driver.compile import write_one_archive
 
-        write_one_archive(replace(job, format=formats[0]), given["archive"], about, quiet=given["quiet"])
+        write_one_archive(
+            replace(job, format=formats[0]), given["archive"], about, quiet=given["quiet"]
+        )
         return 0
     written = write_formats(
         lambda each: replace(job, format=each), formats, given["output"], about, given

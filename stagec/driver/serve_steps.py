@@ -18,7 +18,7 @@ from stagec.driver.common import report
 from stagec.ir.serving import MIXED
 from stagec.serving.arrivals import requests_of
 from stagec.serving.engine import Engine
-from stagec.serving.policy import Limits, find_policy, policies_of
+from stagec.serving.policy import ServerLimits, find_policy, policies_of
 from stagec.serving.requests import SECOND, Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.support.diagnostics import Diagnostic, error
@@ -42,9 +42,7 @@ class Milliseconds(click.ParamType[int]):
 
     name = "MS"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The nanoseconds."""
         text = str(value)
         try:
@@ -177,7 +175,7 @@ class Asked:
         policy = find_policy(given["policy"], policies_of(self.registry.extras))
         requests = requests_of(given["requests"])
         self._check_positions(requests)
-        limits = Limits(
+        limits = ServerLimits(
             options.chunk or BUDGET, options.batch or SEQUENCES, given["cache_blocks"]
         )
         engine = Engine(requests, policy, limits, given["tick"], self.depth)

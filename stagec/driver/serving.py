@@ -36,7 +36,10 @@ STEP = {
         "each group of ranks that has requests of its own.",
     ),
     "prompt": click.option(
-        "--prompt", type=_COUNT, metavar="N", help="Of prefill: new tokens of each sequence. Of mixed: the prompt that --chunk is the end of."
+        "--prompt",
+        type=_COUNT,
+        metavar="N",
+        help="Of prefill: new tokens of each sequence. Of mixed: the prompt that --chunk is the end of.",
     ),
     "context": click.option(
         "--context",

@@ -168,9 +168,7 @@ def _message(kind: str, axis: str, by: int, size: int, number: int) -> StepProgr
 SAMPLED_0 = f"{SAMPLED}/0"
 
 
-def stepped_classes(
-    modules: Sequence[Sequence[RankClass]], sequel: Sequel
-) -> list[SteppedClass]:
+def stepped_classes(modules: Sequence[Sequence[RankClass]], sequel: Sequel) -> list[SteppedClass]:
     """The classes of a job whose distinct steps have these classes. Raises `DiagnosticError` if a
     step is lowered to other stages than the first one."""
     found = [(dict(c.coords), [c]) for c in modules[0]]
@@ -201,4 +199,3 @@ def _stages(classes: Iterable[RankClass]) -> tuple[int, int, int]:
 def _samples(step: RankClass) -> bool:
     graph = step.graph
     return len(graph.body.terminator.operands) > len(graph.integers("caches"))
-

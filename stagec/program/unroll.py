@@ -102,7 +102,9 @@ def unroll_step(
     found = Stepper(*given)
     heads = [h for v, n in named for h in found.take(v, n, shapes.get(n, NODE))]
     ends = found.region(graph.body)
-    tails = [t for n, r in zip(leaves, ends, strict=True) if n is not None for t in found.leave(n, r)]
+    tails = [
+        t for n, r in zip(leaves, ends, strict=True) if n is not None for t in found.leave(n, r)
+    ]
     return StepProgram(found.finish(name), heads, tails, channels)
 
 

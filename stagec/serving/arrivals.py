@@ -92,9 +92,7 @@ def _rate(given: Mapping[str, str]) -> Fraction:
     return rate
 
 
-def _whole(
-    given: Mapping[str, str], name: str, least: int, most: int, default: str = ""
-) -> int:
+def _whole(given: Mapping[str, str], name: str, least: int, most: int, default: str = "") -> int:
     found = _integer(given.get(name, default))
     if found is None or not least <= found <= most:
         raise _wrong(name, given.get(name, default), f"a whole number from {least} to {most:,}")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stagec.serving.policy import Limits, Live, Plan, Policy, State
+from stagec.serving.policy import BatchingPolicy, LiveRequest, ServerLimits, ServerState, StepPlan
 from stagec.serving.requests import Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.support.diagnostics import DiagnosticError, error
@@ -57,7 +57,7 @@ class _Flight:
     """A step whose tokens are on their way: who sampled one, and when they are there."""
 
     number: int
-    sampled: Sequence[Live]
+    sampled: Sequence[LiveRequest]
     ready: int
 
 
@@ -72,16 +72,16 @@ class Engine:
     def __init__(
         self,
         requests: Sequence[Request],
-        policy: Policy,
-        limits: Limits,
+        policy: BatchingPolicy,
+        limits: ServerLimits,
         duration: Duration,
         depth: int = 1,
     ) -> None:
         _check(requests, limits)
         self._policy, self._limits, self._duration, self._depth = policy, limits, duration, depth
-        self._coming = deque(Live(r, i) for i, r in enumerate(requests, 1))
-        self._waiting: deque[Live] = deque()
-        self._running: list[Live] = []
+        self._coming = deque(LiveRequest(r, i) for i, r in enumerate(requests, 1))
+        self._waiting: deque[LiveRequest] = deque()
+        self._running: list[LiveRequest] = []
         self._flights: deque[_Flight] = deque()
         self._free, self._now, self._steps = limits.blocks, 0, 0
         self._taken: int | None = None
@@ -98,7 +98,9 @@ class Engine:
         while self._steps < most:
             while self._coming and self._coming[0].request.arrival <= self._now:
                 self._wait(self._coming.popleft(), self._waiting.append)
-            plan = self._policy.plan(State(self._running, self._waiting, self._limits, self._free))
+            plan = self._policy.plan(
+                ServerState(self._running, self._waiting, self._limits, self._free)
+            )
             _sound(self._policy, plan)
             self._preempt(plan)
             if plan.work:
@@ -112,11 +114,11 @@ class Engine:
             else:
                 return
 
-    def _wait(self, live: Live, put: Callable[[Live], None]) -> None:
+    def _wait(self, live: LiveRequest, put: Callable[[LiveRequest], None]) -> None:
         live.runs = False
         put(live)
 
-    def _preempt(self, plan: Plan) -> None:
+    def _preempt(self, plan: StepPlan) -> None:
         for live in plan.preempted:
             if not live.runs:
                 raise self._wrong(live, "gives up the cache of", "which does not run")
@@ -125,7 +127,7 @@ class Engine:
             live.cached, live.preempted = 0, live.preempted + 1
             self._wait(live, self._waiting.appendleft)
 
-    def _run(self, plan: Plan, most: int) -> Stretch:
+    def _run(self, plan: StepPlan, most: int) -> Stretch:
         """Run a step as often as nothing happens in between."""
         step = self._take(plan)
         start, after = self._now, self._steps - self._taken if self._taken is not None else 0
@@ -162,11 +164,11 @@ class Engine:
                 return i + 1
         return count
 
-    def _take(self, plan: Plan) -> Step:
+    def _take(self, plan: StepPlan) -> Step:
         """Let in what waits, and the classes of a step. Raises `DiagnosticError` for a plan that
         cannot be."""
         tokens = needed = 0
-        seen: set[Live] = set()
+        seen: set[LiveRequest] = set()
         for live, add in plan.work:
             if live in seen or live.runs is None:
                 raise self._wrong(live, "asks for", "twice in a step, or before or after its time")
@@ -193,7 +195,7 @@ class Engine:
                 )
         return step_of(SequenceClass(n, live.cached, int(n == live.left)) for live, n in plan.work)
 
-    def _repeats(self, plan: Plan, step: Step, most: int) -> int:
+    def _repeats(self, plan: StepPlan, step: Step, most: int) -> int:
         """How often the step can run before a sequence ends or blocks are needed."""
         decode = all(c.kind == "decode" for c in step.classes)
         if not (decode and self._policy.steady and self._depth == 1) or plan.preempted:
@@ -210,7 +212,7 @@ class Engine:
             least, longest = (middle, longest) if fits else (least, middle - 1)
         return least
 
-    def _grown(self, live: Live, tokens: int) -> int:
+    def _grown(self, live: LiveRequest, tokens: int) -> int:
         blocks = self._limits.blocks_for
         return blocks(live.cached + tokens) - blocks(live.cached)
 
@@ -227,13 +229,13 @@ class Engine:
             if live.generated == live.request.output:
                 self._end(live, live.first, flight.ready)
 
-    def _end(self, live: Live, first: int, last: int) -> None:
+    def _end(self, live: LiveRequest, first: int, last: int) -> None:
         (self._running if live.runs else self._waiting).remove(live)
         live.runs = None
         self._give(-self._limits.blocks_for(live.cached))
         self.served.append(Served(live.request, live.number, first, last, live.preempted))
 
-    def _wrong(self, live: Live, does: str, why: str) -> DiagnosticError:
+    def _wrong(self, live: LiveRequest, does: str, why: str) -> DiagnosticError:
         return error(
             f"the batching policy '{self._policy.name}' {does} request {live.number}, {why}",
             live.request.loc,
@@ -251,15 +253,15 @@ class Engine:
         )
 
 
-def _sound(policy: Policy, plan: object) -> None:
-    if not isinstance(plan, Plan):
+def _sound(policy: BatchingPolicy, plan: object) -> None:
+    if not isinstance(plan, StepPlan):
         raise error(
             f"the batching policy '{policy.name}' gives a {type(plan).__name__} as a step",
-            remedy="return a stagec.api.Plan from 'plan'",
+            remedy="return a stagec.api.StepPlan from 'plan'",
         )
 
 
-def _check(requests: Sequence[Request], limits: Limits) -> None:
+def _check(requests: Sequence[Request], limits: ServerLimits) -> None:
     """Refuse requests that never fit."""
     if limits.blocks is None:
         return

@@ -17,7 +17,7 @@ from stagec.support.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What a step, and the cache, can hold: new tokens of a step, sequences that run at once, and
     blocks of the cache of `block` tokens each (None: as many as are needed)."""
 
@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveRequest:
     """A request while it is served. A policy reads it, the engine writes it.
 
     `cached` tokens are in the cache, `generated` ones were sampled. While the token that it
@@ -57,30 +57,30 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ServerState:
     """What a policy decides by: the sequences that run and those that wait, each in the order in
     which they came, what a step can hold, and the free blocks (None: no bound)."""
 
-    running: Sequence[Live]
-    waiting: Iterable[Live]
-    limits: Limits
+    running: Sequence[LiveRequest]
+    waiting: Iterable[LiveRequest]
+    limits: ServerLimits
     free: int | None
 
-    def needs(self, live: Live, tokens: int) -> int:
+    def needs(self, live: LiveRequest, tokens: int) -> int:
         """The blocks that so many more tokens of a sequence take beside those it has."""
         return self.limits.blocks_for(live.cached + tokens) - self.limits.blocks_for(live.cached)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """The next step: sequences and the tokens that each adds, and before that, sequences whose
     cache is given up: they wait, in front of all others, and begin again."""
 
-    work: Sequence[tuple[Live, int]]
-    preempted: Sequence[Live] = ()
+    work: Sequence[tuple[LiveRequest, int]]
+    preempted: Sequence[LiveRequest] = ()
 
 
-class Policy(ABC):
+class BatchingPolicy(ABC):
     """A batching policy. A subclass names itself and gives `plan`.
 
     A policy that is `steady` decides by the order of sequences, by `left`, by limits and free
@@ -94,11 +94,11 @@ class Policy(ABC):
     steady: ClassVar[bool] = False
 
     @abstractmethod
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: ServerState) -> StepPlan:
         """The next step. An empty one means to wait for the next arrival."""
 
 
-class FirstComeFirstServed(Policy):
+class FirstComeFirstServed(BatchingPolicy):
     """Sequences that run come first, each with all that it can add as far as the budget goes; then
     requests are let in while tokens, sequences and blocks last. If blocks run out, the sequence
     that came last gives up its cache, and nothing is let in.
@@ -111,9 +111,13 @@ class FirstComeFirstServed(Policy):
     summary = "first come first served, within a budget of tokens; prompts in chunks (vLLM v1)"
     steady = True
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: ServerState) -> StepPlan:
         limits, free, budget = state.limits, state.free, state.limits.tokens
-        running, work, preempted = list(state.running), list[tuple[Live, int]](), list[Live]()
+        running, work, preempted = (
+            list(state.running),
+            list[tuple[LiveRequest, int]](),
+            list[LiveRequest](),
+        )
         place = 0
         while place < len(running) and budget:
             live = running[place]
@@ -131,7 +135,7 @@ class FirstComeFirstServed(Policy):
             free = None if free is None else free - needed
             place += 1
         if preempted:
-            return Plan(work, preempted)
+            return StepPlan(work, preempted)
         count = len(running)
         for live in state.waiting:
             tokens = min(live.left, budget)
@@ -142,14 +146,14 @@ class FirstComeFirstServed(Policy):
             budget -= tokens
             count += 1
             free = None if free is None else free - needed
-        return Plan(work)
+        return StepPlan(work)
 
 
 _BUILT_IN = (FirstComeFirstServed(),)
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in _BUILT_IN}
+POLICIES: dict[str, BatchingPolicy] = {policy.name: policy for policy in _BUILT_IN}
 
 
-def known_policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
+def known_policies(extra: Iterable[BatchingPolicy] = ()) -> dict[str, BatchingPolicy]:
     """The built-in policies and others. Raises `DiagnosticError` for a name used twice."""
     found = dict(POLICIES)
     for policy in extra:
@@ -162,7 +166,7 @@ def known_policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
     return found
 
 
-def find_policy(name: str, extra: Iterable[Policy] = ()) -> Policy:
+def find_policy(name: str, extra: Iterable[BatchingPolicy] = ()) -> BatchingPolicy:
     """The policy of a name. Raises `DiagnosticError` with the nearest name if there is none."""
     known = known_policies(extra)
     if name not in known:
@@ -173,6 +177,6 @@ def find_policy(name: str, extra: Iterable[Policy] = ()) -> Policy:
     return known[name]
 
 
-def policies_of(extras: Iterable[object]) -> list[Policy]:
+def policies_of(extras: Iterable[object]) -> list[BatchingPolicy]:
     """The policies among what plug-ins brought."""
-    return [extra for extra in extras if isinstance(extra, Policy)]
+    return [extra for extra in extras if isinstance(extra, BatchingPolicy)]

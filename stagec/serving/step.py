@@ -80,9 +80,7 @@ class Step:
     def pairs(self) -> int:
         """Pairs of a query and a key that it may see, under a causal mask and without a window:
         n*(q*c + q*(q + 1)/2), over all classes."""
-        return sum(
-            c.count * (c.new * c.cached + c.new * (c.new + 1) // 2) for c in self.classes
-        )
+        return sum(c.count * (c.new * c.cached + c.new * (c.new + 1) // 2) for c in self.classes)
 
     def later(self, steps: int) -> Step:
         """The step that is so many steps later, if each adds as many tokens to the same sequences;

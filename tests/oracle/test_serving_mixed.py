@@ -45,7 +45,9 @@ def module_of(job: JobOptions, step: Step, groups: int, *, apart: bool = False) 
         (only,) = step.classes
         builder.module.set_values({"B": groups * only.count, "S": only.new})
         mode = "decode" if only.sampled == only.new else "prefill"
-        text = re.sub('mode=mixed(.*?),classes=".*?"', rf"mode={mode},context={only.cached}\1", text)
+        text = re.sub(
+            'mode=mixed(.*?),classes=".*?"', rf"mode={mode},context={only.cached}\1", text
+        )
     pipeline = loaded().pipeline(text)
     end = [p.name for p in pipeline.passes].index(LAST) + 1
     PassManager(Pipeline(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)

@@ -114,9 +114,7 @@ def test_stages_send_what_they_sample(options: dict[str, Any]) -> None:
     none for steps whose tokens no step takes."""
     job = job_of(LLAMA, **options)
     found, _ = classes_of(job)
-    sent, received = (
-        [n for n in found[i].program().nodes if is_token(n)] for i in (-1, 0)
-    )
+    sent, received = ([n for n in found[i].program().nodes if is_token(n)] for i in (-1, 0))
     sampled = [parse_step(STEPS[which]).sampled for which in ORDER[: len(ORDER) - job.pp]]
     assert [(n.kind, n.size, n.by) for n in sent] == [("send", 4 * n, 1) for n in sampled]
     assert [(n.kind, n.size, n.tag) for n in received] == [("recv", n.size, n.tag) for n in sent]

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from stagec.serving.arrivals import requests_of
 from stagec.serving.engine import Engine
-from stagec.serving.policy import Limits, Live, Plan, Policy, State, find_policy
+from stagec.serving.policy import (
+    BatchingPolicy,
+    LiveRequest,
+    ServerLimits,
+    ServerState,
+    StepPlan,
+    find_policy,
+)
 from stagec.serving.requests import Request, read_requests
 from stagec.serving.step import SequenceClass, Step, parse_step, step_of
 from stagec.support.diagnostics import DiagnosticError
@@ -26,7 +33,7 @@ FCFS = find_policy("fcfs")
 
 
 def served(
-    requests: Sequence[Request], limits: Limits, policy: Policy = FCFS, depth: int = 1
+    requests: Sequence[Request], limits: ServerLimits, policy: BatchingPolicy = FCFS, depth: int = 1
 ) -> tuple[list[Step], Engine]:
     """All steps of a server, one by one."""
     engine = Engine(requests, policy, limits, TICK, depth)
@@ -48,7 +55,9 @@ class _Slow:
     there: bool = True
 
 
-def slow_steps(requests: Sequence[Request], limits: Limits) -> list[Counter[tuple[int, int, int]]]:
+def slow_steps(
+    requests: Sequence[Request], limits: ServerLimits
+) -> list[Counter[tuple[int, int, int]]]:
     """First come first served as vLLM v1 says it, with a cache whose blocks are counted anew in
     each step, and time that passes tick by tick."""
     coming = [_Slow(r.arrival, r.prompt, r.prompt + r.output) for r in requests]
@@ -125,7 +134,7 @@ def test_steps_are_those_of_a_server_that_counts_tokens(
         at += gap
         requests.append(Request(at, prompt, output))
     most = max(-(-(r.prompt + r.output) // block) for r in requests)
-    limits = Limits(tokens, sequences, None if more is None else most + more, block)
+    limits = ServerLimits(tokens, sequences, None if more is None else most + more, block)
     steps, engine = served(requests, limits)
     expected = slow_steps(requests, limits)
     assert [_counter(s) for s in steps] == expected
@@ -142,7 +151,7 @@ def test_every_token_is_added_once_and_never_before_it_is_known(
     gaps: list[tuple[int, int, int]], depth: int
 ) -> None:
     requests = [Request(0, prompt, output) for _, prompt, output in gaps]
-    engine = Engine(requests, FCFS, Limits(32, 4), TICK, depth)
+    engine = Engine(requests, FCFS, ServerLimits(32, 4), TICK, depth)
     added = sampled = 0
     for stretch in engine.stretches(1_000_000):
         assert stretch.after <= depth
@@ -154,9 +163,9 @@ def test_every_token_is_added_once_and_never_before_it_is_known(
 
 def test_with_stages_a_sequence_waits_for_its_token() -> None:
     """One request on four stages: a step in four; four requests: each step has one of them."""
-    one, _ = served([Request(0, 8, 5)], Limits(8, 4), depth=4)
+    one, _ = served([Request(0, 8, 5)], ServerLimits(8, 4), depth=4)
     assert [str(s) for s in one] == ["prefill=1x8+0", *(f"decode=1x{8 + i}" for i in range(4))]
-    four, engine = served([Request(0, 8, 5)] * 4, Limits(8, 4), depth=4)
+    four, engine = served([Request(0, 8, 5)] * 4, ServerLimits(8, 4), depth=4)
     assert len(four) == 4 * 5
     assert engine.served[-1].last == (4 * 5 + 3) * TICK
 
@@ -170,7 +179,7 @@ def test_steady_load_has_the_mix_of_theory(prompt: int, output: int, running: in
     brings prompt/output tokens of prompts, and contexts are spread evenly: their mean over decodes
     is prompt + output/2 (positions prompt .. prompt + output - 2)."""
     requests = [Request(0, prompt, output)] * (running * 12)
-    steps, _ = served(requests, Limits(1 << 20, running))
+    steps, _ = served(requests, ServerLimits(1 << 20, running))
     # sequences begin together, and with the same lengths they would stay so
     decode = Counter[int]()
     total = prefill = 0
@@ -192,7 +201,7 @@ def test_steady_load_of_spread_arrivals_fills_each_step_alike() -> None:
     prompt, output, running = 512, 128, 32
     gap = output // running * TICK
     requests = [Request(i * gap, prompt, output) for i in range(running * 8)]
-    steps, _ = served(requests, Limits(1 << 20, running))
+    steps, _ = served(requests, ServerLimits(1 << 20, running))
     middle = steps[2 * output : 6 * output]
     decodes = [sum(c.count for c in s.classes if c.kind == "decode") for s in middle]
     prompts = sum(c.tokens for s in middle for c in s.classes if c.kind != "decode")
@@ -203,7 +212,7 @@ def test_steady_load_of_spread_arrivals_fills_each_step_alike() -> None:
 
 
 def test_budget_goes_to_decodes_first() -> None:
-    steps, _ = served([Request(0, 4, 9), Request(0, 20, 2)], Limits(8, 4))
+    steps, _ = served([Request(0, 4, 9), Request(0, 20, 2)], ServerLimits(8, 4))
     assert [str(s) for s in steps[:5]] == [
         "chunk=1x4+0,prefill=1x4+0",
         "decode=1x4,chunk=1x7+4",
@@ -214,7 +223,7 @@ def test_budget_goes_to_decodes_first() -> None:
 
 
 def test_stretches_are_events_not_tokens() -> None:
-    engine = Engine([Request(0, 8, 10_000)] * 3, FCFS, Limits(64, 8), TICK)
+    engine = Engine([Request(0, 8, 10_000)] * 3, FCFS, ServerLimits(64, 8), TICK)
     stretches = list(engine.stretches(1_000_000))
     assert [(str(s.step), s.count) for s in stretches] == [
         ("prefill=3x8+0", 1),
@@ -268,7 +277,9 @@ SIMULATOR = (
 OWN = "arrival, prompt, output\n0.25,10,2\n1.000000001,7,1\n"
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.csv", VIDUR), ("a.jsonl", SIMULATOR), ("b.csv", OWN)])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.csv", VIDUR), ("a.jsonl", SIMULATOR), ("b.csv", OWN)]
+)
 def test_three_forms_of_files_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     found = [(r.arrival, r.prompt, r.output) for r in read_requests(tmp_path / name)]
@@ -352,7 +363,7 @@ def test_what_is_no_process(text: str, message: str) -> None:
 # -- policies of others ----------------------------------------------------------------------------
 
 
-class _Chosen(Policy):
+class _Chosen(BatchingPolicy):
     """A policy that says what it is told."""
 
     name = "chosen"
@@ -361,38 +372,41 @@ class _Chosen(Policy):
     def __init__(self, choose: object) -> None:
         self._choose = choose
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: ServerState) -> StepPlan:
         assert callable(self._choose)
-        found: Plan = self._choose(state)
+        found: StepPlan = self._choose(state)
         return found
 
 
-def _first(state: State) -> Live:
+def _first(state: ServerState) -> LiveRequest:
     return [*state.running, *state.waiting][0]
 
 
 @pytest.mark.parametrize(
     ("choose", "message"),
     [
-        (lambda s: Plan([]), "never serves request 1, which waits since 0 s: 2 are left"),
+        (lambda s: StepPlan([]), "never serves request 1, which waits since 0 s: 2 are left"),
         (lambda s: [], "gives a list as a step"),
-        (lambda s: Plan([(_first(s), 99)]), "adds 99 tokens to request 1, which can add 8"),
-        (lambda s: Plan([(_first(s), 0)]), "adds 0 tokens"),
-        (lambda s: Plan([(_first(s), 1)] * 2), "twice in a step"),
-        (lambda s: Plan([], [_first(s)]), "gives up the cache of request 1, which does not run"),
-        (lambda s: Plan([(w, w.left) for w in s.waiting]), "fills step 1 with 16 tokens"),
-        (lambda s: Plan([(w, 1) for w in s.waiting]), "2 sequences, and there is room for 1"),
+        (lambda s: StepPlan([(_first(s), 99)]), "adds 99 tokens to request 1, which can add 8"),
+        (lambda s: StepPlan([(_first(s), 0)]), "adds 0 tokens"),
+        (lambda s: StepPlan([(_first(s), 1)] * 2), "twice in a step"),
+        (
+            lambda s: StepPlan([], [_first(s)]),
+            "gives up the cache of request 1, which does not run",
+        ),
+        (lambda s: StepPlan([(w, w.left) for w in s.waiting]), "fills step 1 with 16 tokens"),
+        (lambda s: StepPlan([(w, 1) for w in s.waiting]), "2 sequences, and there is room for 1"),
     ],
 )
 def test_a_policy_that_errs_is_named(choose: object, message: str) -> None:
-    limits = Limits(12, 1 if "sequences" in message else 2)
+    limits = ServerLimits(12, 1 if "sequences" in message else 2)
     with pytest.raises(DiagnosticError, match=message):
         served([Request(0, 8, 2), Request(0, 8, 2)], limits, _Chosen(choose))
 
 
 def test_a_request_that_never_fits_is_refused() -> None:
     with pytest.raises(DiagnosticError, match="request 2 takes 4 blocks of 16 tokens"):
-        served([Request(0, 1, 1), Request(0, 40, 20)], Limits(64, 2, 3))
+        served([Request(0, 1, 1), Request(0, 40, 20)], ServerLimits(64, 2, 3))
 
 
 def test_no_policy_of_that_name() -> None:
