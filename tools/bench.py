@@ -53,7 +53,7 @@ TIMED: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: ("", {"preset": name}) for name in PLANNED},
 }
 #: Formats that are written beside Chakra's.
-FORMATS = ("simai", "goal", "goal{binary}")
+FORMATS = ("simai", "goal", "goal{binary}", "kineto{ranks=all}", "pytorch-et")
 #: Bytes that are written at once where files are large.
 _BLOCK = 1 << 24
 
@@ -320,9 +320,10 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
         lowered = time.perf_counter()
         (format_to,) = asked_formats(format_)
         seconds = Durations(load_machine("h100-sxm")) if format_to.needs else None
-        written = emit_module(
-            module, "job", folder / "job", {}, durations=seconds, format_=format_to
-        )
+        how: dict[str, Any] = {"durations": seconds, "format_": format_to}
+        if seconds is not None:
+            how["machine"] = seconds.machine
+        written = emit_module(module, "job", folder / "job", {}, **how)
         done = time.perf_counter()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         plain = _plain_write(folder, list(written.files.values()))
