@@ -24,6 +24,7 @@ from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
+    VALUES,
     WHOLE,
     core_flops,
     core_kernel,
@@ -35,6 +36,7 @@ from stagec.ir_spec.ops.attention_core import (
     local_pairs,
     scores_of,
     seen_keys,
+    unread_bytes,
 )
 
 
@@ -49,7 +51,12 @@ class AttentionParts(OpDef):
     name = "stg.attention_parts"
     operands = ("q", "k", "v*")
     results = ("result", "lse")
-    params = (*SCORES, *WHOLE, Param("over", "axes", "the axes that split the keys", required=True))
+    params = (
+        *SCORES,
+        *WHOLE,
+        VALUES,
+        Param("over", "axes", "the axes that split the keys", required=True),
+    )
     example = (
         "%p, %l = stg.attention_parts[causal, over = cp](%q, %k, %v) : "
         "(f32[cp, B, S, H, K], f32[B, H, S, cp])"
@@ -61,8 +68,6 @@ class AttentionParts(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from core_misfits(op, 1)
-        if op.flag("selected"):
-            yield "takes no selected keys: they may be on any rank"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return ["f32", "f32"]
@@ -74,6 +79,9 @@ class AttentionParts(OpDef):
         ranks = axis_size(op.names("over"))
         return core_flops(n, n["s"] * call("ceildiv", [seen_keys(op, 0), ranks]), 1, 1)
 
+    def bytes_touched(self, op: Operation) -> Expr:
+        return super().bytes_touched(op) - unread_bytes(op)
+
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         rows, keys = key_rows(op, 0)
         left = call("ceildiv", [self._left(op), rows.local])
@@ -84,7 +92,7 @@ class AttentionParts(OpDef):
         return local_pairs(op, 0, {"s": rows.local, "t": keys.local})
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x = given(op, args)
+        x = given(op, args, ctx)
         scores = scores_of(op, ctx, ctx, 0, x)
         if "sinks" in x.more and any(ctx.coords.get(a, 0) for a in op.names("over")):
             x.more = {name: v for name, v in x.more.items() if name != "sinks"}

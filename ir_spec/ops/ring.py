@@ -109,7 +109,7 @@ class AttentionBlock(_Step):
         return _kernel(op, "attention", n)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x = given(op, args)
+        x = given(op, args, ctx)
         return forward(x, scores_of(op, ctx, _source(op, ctx), 0, x))
 
 
@@ -145,7 +145,7 @@ class AttentionBlockGrad(_Step):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, lse, *rest = args
-        x = given(op, rest)
+        x = given(op, rest, ctx)
         return backward(x, scores_of(op, ctx, _source(op, ctx), 3, x), dy, y, lse)
 
 

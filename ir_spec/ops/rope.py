@@ -94,7 +94,7 @@ class Rope(OpDef):
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,), (x, *positions) = grads, op.operands
-        attrs = {k: v for k, v in op.attrs.items() if k not in ("inverse", "phase")}
+        attrs = {k: v for k, v in op.attrs.items() if k not in ("inverse", "phase", "cached")}
         if not op.flag("inverse"):
             attrs["inverse"] = True
         operands = [dy, *positions] if dy is not None else []

@@ -74,7 +74,6 @@ class Wkv7(_Wkv7, Scan):
     """
 
     name = "stg.wkv7"
-    operands = (*_INPUTS, "start*")
     example = "%y = stg.wkv7(%q, %w, %k, %v, %kappa, %a) : bf16[B, S, H, K]"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:

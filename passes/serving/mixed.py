@@ -39,10 +39,11 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.core import substitute_attr
 from stagec.ir.expr import ONE, ZERO, substitute
+from stagec.ir.latent import is_cached
 from stagec.ir.serving import ServingStep
 from stagec.serving.step import Step, parse_step
 
-BATCH, SEQUENCE = "B", "S"
+BATCH = "B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +68,19 @@ def parsed_classes(classes: Sequence[str]) -> Step:
 @dataclass(slots=True)
 class Mixed:
     """Serves the ops of a mixed step. `step` is that of all tokens. `parts` are what values are for
-    each class, where a region has used them."""
+    each class, where a region has used them, `latent` those that follow from cached ones."""
 
     step: ServingStep
     classes: Sequence[_Class]
     parts: dict[tuple[Value, Region], Sequence[Value]] = field(
         default_factory=dict[tuple[Value, Region], Sequence[Value]]
     )
+    latent: set[Value] = field(default_factory=set[Value])
 
     @classmethod
     def of(cls, module: Module, step: ServingStep, given: Step) -> Mixed:
         """The classes of a step, whose sizes become symbols of the module."""
-        declared, tokens = module.ops("stg.symbols")[0], symbol(SEQUENCE)
+        declared, tokens = module.ops("stg.symbols")[0], step.new
         found: list[_Class] = []
         for i, each in enumerate(given.classes):
             last = i + 1 == len(given.classes)
@@ -112,15 +114,21 @@ class Mixed:
             self.parts[result, region] = values
             found.append(self._joined(result, values) if self._has_tokens(result) else result)
             self.parts[found[-1], region] = values
+        if op.flag("cached") or any(v in self.latent or is_cached(v) for v in op.operands):
+            self.latent.update(found)
         return found
 
     def _apart(self, op: Operation) -> bool:
         """Whether each class has the op by itself: it has a form that serves, or it takes what
-        depends on positions."""
+        depends on positions, or what follows from a value that is cached in its place."""
         known = any(self._is_parts(v) for v in op.operands)
         own = type(op.definition).serve is not OpDef.serve and not self._by_token(op)
         sizes = (size for v in (*op.operands, *op.results) for size in v.tensor.shape)
-        return known or (own and any(SEQUENCE in size.symbols for size in sizes))
+        latent = any(v in self.latent or is_cached(v) for v in op.operands)
+        return known or latent or (own and any(self._in_tokens(size) for size in sizes))
+
+    def _in_tokens(self, size: Expr) -> bool:
+        return bool(size.symbols & self.step.new.symbols)
 
     def _by_token(self, op: Operation) -> bool:
         """Whether an op treats each token by itself, wherever it is."""
@@ -140,7 +148,7 @@ class Mixed:
         """The results of the op for one class."""
         mine, b = self.classes[number], self.step.b
         operands = [self._part(op, v, number) for v in op.operands]
-        values = {SEQUENCE: mine.new, BATCH: symbol(BATCH) * mine.count}
+        values = {str(self.step.new): mine.new, BATCH: symbol(BATCH) * mine.count}
         attrs = {n: substitute_attr(v, values) for n, v in op.attrs.items() if n != "past"}
         names = [f"{r.name}_{number}" for r in op.results]
         types = [_resized(r.tensor, values) for r in op.results]
@@ -164,8 +172,11 @@ class Mixed:
     # -- values ------------------------------------------------------------------------------------
 
     def _has_tokens(self, value: Value) -> bool:
+        """Whether a value is [B, S, ...], and nothing else of it depends on the tokens."""
         shape = value.tensor.shape
-        return len(shape) > 1 and shape[0] == symbol(BATCH) and shape[1] == symbol(SEQUENCE)
+        if any(map(self._in_tokens, shape[2:])):
+            return False
+        return len(shape) > 1 and shape[0] == symbol(BATCH) and self.step.is_tokens(shape[1])
 
     def _part(self, op: Operation, value: Value, number: int) -> Value:
         """What a value is for one class."""
@@ -177,7 +188,7 @@ class Mixed:
             found = self.parts[value, b.region] = [self._split(part, c) for part, c in cut]
         if found is not None:
             return found[number]
-        if any(SEQUENCE in size.symbols for size in value.tensor.shape):
+        if any(map(self._in_tokens, value.tensor.shape)):
             raise error(
                 f"'{op.name}' takes %{value.name}: {value.type}, of which classes of a mixed step "
                 "have no parts: expected [B, S, ...]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from stagec.api import (
     Builder,
@@ -34,8 +35,6 @@ from stagec.ir.serving import MIXED, MODES, PAST, ServingStep
 from stagec.ir.traits import Terminates
 from stagec.passes.serving.mixed import Mixed, parsed_classes
 from stagec.support.suggest import did_you_mean
-
-SEQUENCE = "S"
 
 
 @dataclass(frozen=True)
@@ -104,10 +103,12 @@ def to_serving(module: Module, given: ToServing) -> None:
     plain = given.context == 0 or mode == MIXED
     past = ZERO if plain else _declare(module, PAST, given.context)
     body = module.main.body
-    _return_logits(module, body)
+    used = [a for a in body.args if a.uses]
+    new = _return_logits(module, body)
+    _erase(body, used)
     _freeze(body)
-    new, b = symbol(SEQUENCE), Builder(module.registry, body)
-    parts = ONE if past == ZERO and mode != MIXED else _parts(module)
+    b = Builder(module.registry, body)
+    parts = ONE if past == ZERO and mode != MIXED else _parts(module, new)
     step = ServingStep(
         module.registry, body, module.env, mode, new, past, b, given.kv_dtype, given.page, parts
     )
@@ -117,18 +118,19 @@ def to_serving(module: Module, given: ToServing) -> None:
     logits = body.terminator.operands
     if mixed is not None:
         chosen = logits if mixed.samples else ()
-        logits = tuple(_last(module, value, mixed.sampled) for value in chosen)
+        logits = tuple(_last(step, value, mixed.sampled) for value in chosen)
     elif mode == "prefill":
-        logits = tuple(_last(module, value, _last_row) for value in logits)
+        last = partial(_last_row, step)
+        logits = tuple(_last(step, value, last) for value in logits)
     body.terminator.set_operands([*logits, *step.hand_out()])
-    erase_unused(body)
+    _erase(body, used)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 
-def _parts(module: Module) -> Expr:
+def _parts(module: Module, new: Expr) -> Expr:
     """Over how many ranks the strategy splits what is cached along its tokens."""
     splits = read_strategy(module).splits if module.ops("stg.strategy") else ()
-    cached = [r for r in splits if {PAST, SEQUENCE} & set(r.dims) and not r.rest]
+    cached = [r for r in splits if {PAST, *new.symbols} & set(r.dims) and not r.rest]
     over = axis_size(dict.fromkeys(a for rule in cached for a in rule.over))
     return const(evaluate(over, module.env)) if over.symbols <= module.env.keys() else over
 
@@ -150,9 +152,10 @@ def _declare(module: Module, name: str, value: int) -> Expr:
 # -- what the step returns -------------------------------------------------------------------------
 
 
-def _return_logits(module: Module, body: Region) -> None:
-    """Return the logits that losses judge, and drop what only the losses need. Logits that are made
-    of labels, such as those of tokens further on, are not there when tokens are chosen."""
+def _return_logits(module: Module, body: Region) -> Expr:
+    """Return the logits that losses judge, and drop what only the losses need; the size of their
+    dimension of tokens, a symbol: that of the decoder's, where there is an encoder. Logits that are
+    made of labels, such as those of tokens further on, are not there when tokens are chosen."""
     losses = [op for op in body.walk() if op.definition.logits(op) is not None]
     labels = {v for op in losses for v in op.operands if v is not op.definition.logits(op)}
     judged = [v for op in losses if (v := op.definition.logits(op)) is not None]
@@ -163,11 +166,23 @@ def _return_logits(module: Module, body: Region) -> None:
             module.main.loc,
             remedy="serve a language model: one whose loss is stg.cross_entropy",
         )
-    args = [a for a in body.args if a.uses]
     body.terminator.set_operands(chosen)
+    size = chosen[0].tensor.shape[1]
+    if size.symbol_name is None:
+        raise error(
+            f"a step has another number of tokens, but that of %{chosen[0].name} is {size}",
+            chosen[0].loc,
+            remedy="declare a symbol for the tokens of a sequence, such as S",
+        )
+    return size
+
+
+def _erase(body: Region, used: Sequence[Value]) -> None:
+    """Erase what the step does not compute, and arguments that it alone used: labels, and in decode
+    an encoder with its weights and inputs."""
     while erase_unused(body):
         pass
-    body.args = [a for a in body.args if a.uses or a not in args]
+    body.args = [a for a in body.args if a.uses or a not in used]
     for index, arg in enumerate(body.args):
         arg.index = index
 
@@ -196,57 +211,56 @@ def _freeze(body: Region) -> None:
             arg.type = replace(arg.tensor, role="frozen")
 
 
-def _last(module: Module, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:
+def _last(step: ServingStep, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:
     """The rows of a value [B, S, ...] that are chosen: of what it is made of, as far as each token
     is computed by itself."""
     op = value.producer
-    if op is not None and _is_apart(op):
-        operands = [_last(module, v, choose) if _has_tokens(v) else v for v in op.operands]
-        b = Builder.after(module.registry, op, loc=op.loc)
+    if op is not None and _is_apart(step, op):
+        operands = [_last(step, v, choose) if _has_tokens(step, v) else v for v in op.operands]
+        b = Builder.after(step.registry, op, loc=op.loc)
         return b.value(op.name, operands, op.attrs, hint=value.name)
     region = value.region
     made = made_by(ToServing.name, value.loc)
     b = (
-        Builder.after(module.registry, op, loc=made)
+        Builder.after(step.registry, op, loc=made)
         if op is not None
-        else Builder(module.registry, region, 0, loc=made)
+        else Builder(step.registry, region, 0, loc=made)
     )
     return choose(value, b)
 
 
-def _last_row(value: Value, b: Builder) -> Value:
+def _last_row(step: ServingStep, value: Value, b: Builder) -> Value:
     row = letters(value.tensor.rank)
-    at = {"at": symbol(SEQUENCE) - 1}
+    at = {"at": step.new - 1}
     taken = b.value("stg.take", [value], at, hint=f"{value.name}_last")
     spec = Quoted(f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}")
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}
     return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")
 
 
-def _has_tokens(value: Value) -> bool:
+def _has_tokens(step: ServingStep, value: Value) -> bool:
     dims = value.tensor.dims
-    return len(dims) > 1 and dims[1].size == symbol(SEQUENCE)
+    return len(dims) > 1 and step.is_tokens(dims[1].size)
 
 
-def _is_apart(op: Operation) -> bool:
+def _is_apart(step: ServingStep, op: Operation) -> bool:
     """Whether an op computes a row of dimension 1 from the same rows of operands, whatever their
     positions and number."""
     if op.region is not None or len(op.results) != 1 or "past" in op.definition.params_by_name:
         return False
     rule = op.definition.rule(op)
-    if rule is None or not _has_tokens(op.result):
+    if rule is None or not _has_tokens(step, op.result):
         return False
-    sizes = any(isinstance(v, Expr) and SEQUENCE in v.symbols for v in op.attrs.values())
+    sizes = any(isinstance(v, Expr) and step.new.symbols & v.symbols for v in op.attrs.values())
     factor = rule.results[0][1]
     if sizes or len(factor) != 1 or factor[0] in rule.whole | rule.special | rule.exchanged:
         return False
     places = [(i, d) for i, d in rule.occurrences(factor[0])]
-    along = [i for i, v in enumerate(op.operands) if _tokens_in(v)]
+    tokens = step.new.symbols
+    along = [
+        i for i, v in enumerate(op.operands) if any(tokens & s.symbols for s in v.tensor.shape)
+    ]
     return [i for i, _ in places] == along and all(d == 1 for _, d in places)
-
-
-def _tokens_in(value: Value) -> bool:
-    return any(SEQUENCE in s.symbols for s in value.tensor.shape)
 
 
 # -- tables of positions ---------------------------------------------------------------------------

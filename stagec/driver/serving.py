@@ -11,6 +11,7 @@ import click
 from stagec.ir.expr import ZERO, Expr, const, evaluate, symbol
 from stagec.ir.loads import planned_env
 from stagec.ir.serving import MIXED, MODES, PAST
+from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.statement import Statement
 from stagec.serving.step import Step, parse_step
 from stagec.support.diagnostics import Diagnostic, error
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from stagec.driver.options import JobOptions
     from stagec.ir.module import Module
 
-SEQUENCE, BATCH = "S", "B"
+BATCH = "B"
 #: Element types of caches, as servers call them.
 KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
 _COUNT = click.IntRange(min=1)
@@ -106,9 +107,11 @@ _OF = {
 @dataclass(frozen=True)
 class Serving:
     """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
-    `longest` are the positions that the model was trained for, 0 if they are not known."""
+    `sequence` is the dimension of tokens, `longest` are the positions that the model was trained
+    for, 0 if they are not known."""
 
     mode: str
+    sequence: str
     new: int | None
     past: int | None
     batch: int | None
@@ -120,7 +123,7 @@ class Serving:
     @property
     def sizes(self) -> Mapping[str, int]:
         """The values of the symbols."""
-        given = {SEQUENCE: self.new, BATCH: self.batch}
+        given = {self.sequence: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
 
     def declare(self, module: Module) -> None:
@@ -142,7 +145,7 @@ class Serving:
         """The tokens that are cached of each sequence: before a step of decode, after one of
         prefill."""
         past = symbol(PAST) if self.past != 0 else ZERO
-        return past if self.mode == "decode" else past + symbol(SEQUENCE)
+        return past if self.mode == "decode" else past + symbol(self.sequence)
 
     @property
     def passes(self) -> str:
@@ -153,14 +156,15 @@ class Serving:
         given |= {"page": self.page} if self.page > 1 else {}
         given |= {"kv-dtype": self.kv_dtype} if self.kv_dtype else {}
         options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
-        return f"inline,infer-shapes,to-serving{{{options}}},serve-step"
+        absorb = "absorb-latent," if self.mode == "decode" else ""
+        if self.step is not None:  # in the classes that decode, or verify drafts
+            few = max((c.new for c in self.step.classes if c.new == c.sampled), default=0)
+            absorb = f"absorb-latent{{queries={few}}}," if few else ""
+        return f"inline,infer-shapes,to-serving{{{options}}},{absorb}serve-step"
 
 
-def read_serving(
-    options: JobOptions, symbols: Mapping[str, int | None], *, symbolic: bool = False
-) -> Serving | None:
-    """What options ask for, of a model with these symbols; None without --serve. Raises
-    `DiagnosticError`."""
+def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False) -> Serving | None:
+    """What options ask for, of a parsed model; None without --serve. Raises `DiagnosticError`."""
     given = [name for name in STEP if getattr(options, name) is not None]
     if not options.serve:
         if given:
@@ -175,8 +179,14 @@ def read_serving(
             "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
             remedy="look at one pod: --serve prefill, or --serve decode",
         )
-    _check_step(options, symbols, given, symbolic=symbolic)
-    longest = symbols[SEQUENCE] or 0
+    sequence = sequence_of(module)
+    _check_step(options, module, sequence, given)
+    if mode == "decode" and options.context is None and not symbolic:
+        raise error(
+            "--serve decode expects --context: the tokens of each sequence that are cached",
+            remedy="give --context 4096",
+        )
+    longest = module.symbols[sequence] or 0
     new = options.chunk or options.prompt or (longest or None)
     past: int | None = options.context or 0
     if mode == "decode":
@@ -186,43 +196,40 @@ def read_serving(
         step = mixed_step(options)
         new, past, batch = step.tokens, 0, None
     dtype = KV_TYPES.get(options.kv_dtype or "", "")
-    return Serving(mode, new, past, batch, longest, options.page, dtype, step)
+    return Serving(mode, sequence, new, past, batch, longest, options.page, dtype, step)
 
 
-def _check_step(
-    options: JobOptions,
-    symbols: Mapping[str, int | None],
-    given: Sequence[str],
-    *,
-    symbolic: bool,
-) -> None:
+def _check_step(options: JobOptions, module: Module, sequence: str, given: Sequence[str]) -> None:
     """Refuse options that say nothing of such a step, or too much. Raises `DiagnosticError`."""
     mode = options.serve
     for name in given:
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
-    if SEQUENCE not in symbols:
+    if sequence not in module.symbols:
         raise error(
-            f"--serve: the model has no sequence of tokens (no dimension {SEQUENCE})",
+            "--serve: the model has no sequence of tokens (no labels [batch, tokens])",
             remedy="serve a language model",
         )
-    if SEQUENCE in options.sizes or (BATCH in options.sizes and options.batch is not None):
-        name = SEQUENCE if SEQUENCE in options.sizes else BATCH
+    if sequence in options.sizes or (BATCH in options.sizes and options.batch is not None):
+        name = sequence if sequence in options.sizes else BATCH
         instead = "--batch" if name == BATCH else "--prompt, --chunk or --speculative"
         raise error(
             f"--set {name} and --serve both give the sizes of the step",
             remedy=f"give {instead} instead",
-        )
-    if mode == "decode" and options.context is None and not symbolic:
-        raise error(
-            "--serve decode expects --context: the tokens of each sequence that are cached",
-            remedy="give --context 4096",
         )
     if mode == "decode" and options.context == 0 and options.cp > 1:
         raise error(
             "--cp splits the tokens that are cached, and --context 0 caches none",
             remedy="leave --cp out, or give --context 4096",
         )
+
+
+def sequence_of(module: Module) -> str:
+    """The dimension of the tokens that a model chooses: that of its labels, the last integers of
+    the batch; empty if there are none. An encoder's tokens are another dimension."""
+    types = [a.type for a in module.main.body.args if isinstance(a.type, TensorType)]
+    names = [t.shape[1].symbol_name or "" for t in types if t.dtype[0] in "iu" and t.rank == 2]
+    return names[-1] if names else ""
 
 
 def mixed_step(options: JobOptions) -> Step:

@@ -93,8 +93,9 @@ def assert_mixed_is_apart(
 
 
 def _of_class(name: str, number: int, held: Sequence[str]) -> str:
-    """The cache of a class: `layers/k_cache` is `layers/k_1_cache`."""
-    (found,) = [h for h in held if h.replace(f"_{number}_cache", "_cache") == name and h != name]
+    """The cache of a class: `layers/k_cache` is `layers/k_1_cache`, of a state likewise."""
+    stem, _, kind = name.rpartition("_")
+    (found,) = [h for h in held if h == f"{stem}_{number}_{kind}"]
     return found
 
 
