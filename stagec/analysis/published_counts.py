@@ -1,5 +1,5 @@
-"""Parameters, FLOPs and caches of models that were counted in PyTorch, beside those of the library's
-texts.
+"""Parameters, FLOPs and caches of models that were counted in PyTorch, beside those of the texts
+of the library.
 
 The figures are those of the reference implementation without weights: its parameters, tied ones
 once, and the forward FLOPs of one sequence as `torch.utils.flop_counter` counts them, masks

@@ -39,8 +39,7 @@ STEP = {
         "--prompt",
         type=_COUNT,
         metavar="N",
-        help="Of prefill: new tokens of each sequence. Of mixed: the prompt that --chunk is the "
-        "end of.",
+        help="New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.",
     ),
     "context": click.option(
         "--context",
