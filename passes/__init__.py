@@ -26,6 +26,7 @@ from stagec.passes.partition.reshard_parameters import ReshardParameters
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
+from stagec.passes.serving.absorb_latent import AbsorbLatent
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
 from stagec.passes.serving.to_serving import ToServing
@@ -51,6 +52,7 @@ PLUGIN = Plugin(
         Inline,
         InferShapes,
         ToServing,
+        AbsorbLatent,
         NormalizeStrategy,
         AddLora,
         SetElementTypes,
@@ -104,7 +106,7 @@ PLUGIN = Plugin(
         "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "forward": "inline,infer-shapes,apply-strategy,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
-        "serve": "inline,infer-shapes,to-serving,serve-step",
+        "serve": "inline,infer-shapes,to-serving,absorb-latent,serve-step",
         "serve-step": "apply-strategy,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",
     },

@@ -44,6 +44,14 @@ from stagec.pipeline.verify import verify_module
 from stagec.program.nodes import Program
 from stagec.schedule.action import Action, Placement, StageChunk
 from stagec.schedule.base import Schedule
+from stagec.serving.policy import (
+    BatchingPolicy,
+    LiveRequest,
+    ServerLimits,
+    ServerState,
+    StepPlan,
+)
+from stagec.serving.requests import Request
 from stagec.sharding.local import place_from_operands
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error, note
@@ -62,6 +70,7 @@ __all__ = [
     "Array",
     "Attr",
     "AxisUse",
+    "BatchingPolicy",
     "Body",
     "Builder",
     "Config",
@@ -80,6 +89,7 @@ __all__ = [
     "Instrument",
     "JobFormat",
     "Layout",
+    "LiveRequest",
     "Load",
     "Loaded",
     "Loc",
@@ -107,12 +117,16 @@ __all__ = [
     "Region",
     "Registry",
     "Relation",
+    "Request",
     "Rule",
     "Schedule",
+    "ServerLimits",
+    "ServerState",
     "Sizes",
     "Source",
     "StageChunk",
     "Statement",
+    "StepPlan",
     "Strategy",
     "SymbolRef",
     "TensorType",

@@ -121,10 +121,11 @@ SCANS: Mapping[str, Keys] = {
     "falcon_mamba": {**_BASE, "state_size": 2, "conv_kernel": 3, "time_step_rank": 2},
     "mamba2": {
         **_BASE,
-        "num_heads": 4,
+        "hidden_size": 32,
+        "num_heads": 8,
         "head_dim": 8,
         "n_groups": 4,
-        "state_size": 2,
+        "state_size": 4,
         "conv_kernel": 3,
         "chunk_size": 4,
     },
@@ -210,6 +211,7 @@ SCANS: Mapping[str, Keys] = {
         "attn_type_list": [0, 0, 1, 0],
         "layernorm_linear_attention_alpha": 1.5,
     },
+    "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {
         **_BASE,
         "num_hidden_layers": 5,
@@ -330,6 +332,10 @@ FEATURED = [
 ]
 
 
+#: Families whose experts have so few tokens of a short sequence.
+LONGER = ("grok", "grok-1", "grok1", "llama4", "llama4_text")
+
+
 def small(model_type: str, **more: Any) -> dict[str, Any]:
     """A small configuration of a family."""
     name = ALIASES.get(model_type, model_type)
@@ -345,8 +351,10 @@ def small(model_type: str, **more: Any) -> dict[str, Any]:
 
 
 def sizes_of(model_type: str, batch: int, length: int) -> dict[str, int]:
-    """The sizes of a small job; models of `TOWERS` have sequences of their own."""
+    """The sizes of a small job; models of `TOWERS` have sequences of their own, and few tokens of
+    experts have to divide over many ranks."""
     name = ALIASES.get(model_type, model_type)
+    length *= 2 if model_type in LONGER else 1
     own = TOWER_SIZES.get(name, {}) if name in TOWERS else {"S": length}
     return {"B": batch, **own}
 

@@ -302,6 +302,23 @@ def before(x: Array) -> Array:
     return np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
 
 
+def rwkv6_time(x: Array, p: Params) -> Array:
+    """Time mixing of RWKV-6 (arXiv 2404.05892, section 4), token by token."""
+    step = before(x) - x
+    low = np.tanh(np.tensordot(x + step * p["token_mix/mix"], p["m1"], 1))
+    shares = np.einsum("bszr,zrd->zbsd", low, p["m2"]) + p["mix"][:, None, None]
+    w, k, v, r, g = (x + step * share for share in shares)
+    r, k, v, g = (heads_of(y, p[f"w_{n}"]) for n, y in zip("rkvg", (r, k, v, g), strict=True))
+    rate = np.exp(p["w0"] + np.tensordot(np.tanh(w @ p["w1"]), p["w2"], 1))
+    y, state = np.zeros_like(v), np.zeros((*v.shape[:1], *k.shape[2:], v.shape[3]))
+    for t in range(x.shape[1]):
+        kv = k[:, t, :, :, None] * v[:, t, :, None, :]
+        y[:, t] = (r[:, t, :, :, None] * (state + p["now"][..., None] * kv)).sum(2)
+        state = state * np.exp(-rate[:, t])[..., None] + kv
+    y = layer_norm(y, p["norm_w"], p["norm_b"], 64e-5)
+    return merged(y * g * sigmoid(g), p["w_o"])
+
+
 def rwkv7_time(x: Array, p: Params, v: Array) -> Array:
     """Time mixing of RWKV-7 (arXiv 2503.14456, section 4) with given values."""
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
+from stagec.driver.serving import sequence_of
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.interp.pipeline import run_named
@@ -21,10 +22,15 @@ from stagec.pipeline.spec import Pipeline
 from tests.support import loaded, run_passes
 
 
+def tokens_of(job: JobOptions) -> str:
+    """The dimension of the tokens that a model chooses."""
+    return sequence_of(JobBuilder(JobOptions(job.model)).module)
+
+
 def step_modules(job: JobOptions, mode: str, new: int, past: int) -> tuple[Module, Module]:
     """A step of serving of a job whose sizes are those of training: as it is stated, and as ranks
     run it."""
-    sizes = {n: v for n, v in job.sizes.items() if n not in ("S", "B")}
+    sizes = {n: v for n, v in job.sizes.items() if n not in (tokens_of(job), "B")}
     counts = {"prompt": new} if mode == "prefill" else {"speculative": new - 1}
     step = job.changed(serve=mode, sizes=sizes, batch=job.sizes["B"], context=past, **counts)
     return _until(step, "to-serving"), _until(step, "plan-memory")
@@ -41,7 +47,7 @@ def _until(job: JobOptions, last: str) -> Module:
 def whole_logits(job: JobOptions, tokens: int, seed: int = 1) -> tuple[dict[str, Array], Array]:
     """Random inputs, and the logits of the training forward of so many tokens: what its first loss
     judges. Dropout is left out, as in inference."""
-    plain = JobOptions(job.model, sizes={**job.sizes, "S": tokens})
+    plain = JobOptions(job.model, sizes={**job.sizes, tokens_of(job): tokens})
     module = run_passes(JobBuilder(plain).module, "inline,infer-shapes")
     for op in list(module.walk()):
         if op.name == "stg.dropout":
@@ -92,21 +98,20 @@ class Server:
         return np.take(value, range(self.past, self.past + new), axis=along)
 
     def _held(self, arg: Value, fresh: Array, new: int) -> Array:
-        """What is cached, in the rows that the step has for it; all other rows are noise."""
+        """What is cached, in the rows that the step has for it; all other rows are noise, which no
+        query may see. States are 0 before the first token."""
         old, along = self.caches.get(arg.name), _along(arg)
         if old is None:
-            return fresh
+            return np.zeros_like(fresh) if arg.tensor.role == "recurrent" else fresh
         if along is None:
             return old
-        first = [
+        before, after = (
             max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))
-        ]
-        wanted = range(first[1], self.past)
-        assert first[0] <= first[1], "rows that the step needs are cached no more"
+        )
         rows = np.moveaxis(fresh.copy(), along, 0)
         source = np.moveaxis(old, along, 0)
-        for position in wanted:
-            rows[position - first[1]] = source[position - first[0]]
+        for position in range(max(before, after), self.past):
+            rows[position - after] = source[position - before]
         return np.moveaxis(rows, 0, along)
 
 

@@ -117,8 +117,8 @@ def clone(module: Module) -> Module:
 
 
 def tiny_options(model: str, **options: Any) -> JobOptions:
-    """Options of a job on tiny sizes; `sizes` overrides single ones."""
-    sizes = {**{**TINY, **TINY_CLICKS}[model], **options.pop("sizes", {})}
+    """Options of a job on tiny sizes; `sizes` overrides single ones, and gives those of a file."""
+    sizes = {**{**TINY, **TINY_CLICKS}.get(model, {}), **options.pop("sizes", {})}
     return replace(JobOptions(model, sizes=sizes), **options)
 
 

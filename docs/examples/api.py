@@ -342,6 +342,7 @@ Names().suffix, Names().patched
 # -- PatchedEncoder, Variant: See `stagec/formats/chakra`.
 PatchedEncoder.__name__, [field for field in Variant.__dataclass_fields__][:3]
 
+
 # -- JobFormat, TraceJob, Estimate, all_ranks
 class Classes(JobFormat):
     name = "classes"
@@ -380,3 +381,26 @@ def read_double(config: Config) -> ModelText:
 
 double = ModelFamily("Double", ("double",), read_double, "a sum")
 Plugin(name="double", families=(double,)).families[0].model_types
+
+# == Serving: Requests to a server, and policies that say which of them each step serves.
+
+# -- Request
+Request(arrival=1_000_000_000, prompt=512, output=128).prompt
+
+
+# -- BatchingPolicy, ServerState, StepPlan
+class OneByOne(BatchingPolicy):
+    name = "one-by-one"
+    summary = "a request at a time, in one chunk"
+
+    def plan(self, state: ServerState) -> StepPlan:
+        chosen = [*state.running, *state.waiting][:1]
+        return StepPlan([(live, min(live.left, state.limits.tokens)) for live in chosen])
+
+
+Plugin(name="mine", policies=(OneByOne(),)).policies[0].name
+
+# -- LiveRequest, ServerLimits
+limits = ServerLimits(tokens=2048, sequences=8, blocks=1000, block=16)
+state = ServerState([], [LiveRequest(Request(0, 512, 128), 1)], limits, limits.blocks)
+[(live.number, tokens) for live, tokens in OneByOne().plan(state).work], limits.blocks_for(512)

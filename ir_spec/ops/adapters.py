@@ -45,6 +45,7 @@ class LoraOp(Statement):
     """
 
     name, record = "stg.lora", LoraRule
+    training = "servers add trained adapters to the weights"
     example = "stg.lora[targets = (wq, wv), rank = 16]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr
 from stagec.ir.kernel import KernelShape
+from stagec.ir.latent import rows_of_latent
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
@@ -16,6 +17,7 @@ from stagec.ir.serving import ServingStep
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
+    VALUES,
     WHOLE,
     all_pairs,
     backward,
@@ -30,6 +32,7 @@ from stagec.ir_spec.ops.attention_core import (
     local_pairs,
     scores_of,
     seen_keys,
+    unread_bytes,
 )
 from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import need_result
@@ -75,10 +78,12 @@ class Attention(OpDef):
     included.
 
     Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
-    of their own, as in multi-head latent attention (arXiv 2405.04434). Operands that flags name
-    follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than the
-    queries: cross attention. With `documents` a sequence is packed of several, and a token sees its
-    own. The second result, the row log-sum-exp in fp32, is there if backward needs it.
+    of their own, as in multi-head latent attention (arXiv 2405.04434). With `values` there are q
+    and k alone: the first so many columns of the keys are the values too, and are read once, as in
+    the absorbed form of latent attention (arXiv 2405.04434, section 2.1.2). Operands that flags
+    name follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than
+    the queries: cross attention. With `documents` a sequence is packed of several, and a token sees
+    its own. The second result, the row log-sum-exp in fp32, is there if backward needs it.
 
     FLOPs are those of the two products over the pairs that the mask leaves, exactly: S(S+1)/2 when
     causal, m(m+1)/2 + (S-m)W with m = min(S, W) in a window of W. The softmax inside the kernel is
@@ -89,7 +94,7 @@ class Attention(OpDef):
     name = "stg.attention"
     operands = ("q", "k", "v*")
     results = ("result", "lse?")
-    params = _PARAMS
+    params = (*_PARAMS, VALUES)
     example = "%a = stg.attention[causal](%q, %k, %v) : bf16[B, S, H, K]"
 
     def rule(self, op: Operation) -> Rule:
@@ -110,12 +115,17 @@ class Attention(OpDef):
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return core_flops(n, _computed(op, 0, n), 1, 1)
 
+    def bytes_touched(self, op: Operation) -> Expr:
+        return super().bytes_touched(op) - unread_bytes(op)
+
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, "attention", 0, n)
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
+        if "values" in op.attrs:
+            return super().grad(b, op, grads)
         dy = grads[0]
         if dy is None:
             return [None] * len(op.operands)
@@ -128,8 +138,14 @@ class Attention(OpDef):
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Keys and values of the tokens before are cached, of a window or of blocks as many as the
-        queries may see."""
+        queries may see. Those of another sequence, such as an encoder's, are cached once; of those
+        that follow from a latent it is the latent."""
         q, keys = key_rows(op, 0)
+        count = len(op.operands) - 1 - len(further(op))
+        if step.is_tokens(q.size) and not step.is_tokens(keys.size):
+            for index in range(1, 1 + count):
+                op.set_operand(index, step.once(op.operands[index]))
+            return op.results
         if not step.is_tokens(q.size) or not step.is_tokens(keys.size):
             return None
         if not op.flag("causal"):
@@ -139,10 +155,12 @@ class Attention(OpDef):
                 remedy="serve a causal model",
             )
         span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)
-        count = len(op.operands) - 1 - len(further(op))
-        for index in range(1, 1 + count):
-            rows = step.append(op.operands[index], dim=2 if count == 1 else 1, span=span)
-            op.set_operand(index, rows)
+        rows = rows_of_latent(step, op.operands[1 : 1 + count]) or [
+            step.append(v, dim=2 if count == 1 else 1, span=span)
+            for v in op.operands[1 : 1 + count]
+        ]
+        for index, value in enumerate(rows, start=1):
+            op.set_operand(index, value)
         op.attrs |= step.past_attr()
         return op.results
 
@@ -151,12 +169,12 @@ class Attention(OpDef):
     ) -> Sequence[Value]:
         if "s" in special:
             return ring_forward(b, op, special["s"])
-        if "past" in op.attrs and not op.flag("selected"):
+        if "past" in op.attrs:
             return merge_parts(b, op, special["t"])
         return super().partition(b, op, special)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x = given(op, args)
+        x = given(op, args, ctx)
         return forward(x, scores_of(op, ctx, ctx, 0, x))
 
 
@@ -214,7 +232,7 @@ class AttentionGrad(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, lse, *rest = args
-        x = given(op, rest)
+        x = given(op, rest, ctx)
         return backward(x, scores_of(op, ctx, ctx, 3, x), dy, y, lse)
 
 

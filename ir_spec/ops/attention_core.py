@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, call, evaluate, expand, fraction, product, same
+from stagec.ir.expr import ZERO, Expr, call, evaluate, expand, fraction, product, same, total
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.types import Dim
+from stagec.ir.types import Dim, axis_size
 from stagec.ir_spec.ops.masks import (
     CAUSAL,
     DOCUMENTS,
@@ -49,6 +49,8 @@ SCORES = (
     Param("alibi", "flag", "bias by distance, with the slopes of arXiv 2108.12409"),
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
+#: Of attention that is not differentiated.
+VALUES = Param("values", "size", "so many first columns of the keys are the values")
 WHOLE = (
     DOCUMENTS,
     PAST,
@@ -66,10 +68,11 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
     """What is wrong with the operands and parameters, with `before` operands before the keys."""
     more = further(op)
     found = len(op.operands) - before - len(more)
+    packed = found == 1 and "values" not in op.attrs
     if found not in (1, 2):
         rest = "".join(f", then {name}" for name in more)
         yield f"expects q and kv, or q, k and v{rest}"
-    elif found == 1 and op.operands[before].tensor.shape[1] != 2:
+    elif packed and op.operands[before].tensor.shape[1] != 2:
         kv = op.operands[before].type
         yield f"dimension 1 of kv holds keys and values, so it must be 2: {kv}"
     if "ring" in op.attrs and (whole := [p.name for p in WHOLE if p.name in op.attrs]):
@@ -94,16 +97,17 @@ def core_rule(
     """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
     of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
     values are one packed operand after `before` others, or two, of which the values may have a head
-    size of their own."""
-    more = further(op)
-    packed = len(op.operands) == before + 1 + len(more)
-    kv = f"bz{factor}gk" if packed else f"b{factor}gk,b{factor}gv"
+    size of their own, or the values are columns of the keys."""
+    more, within = further(op), "values" in op.attrs
+    packed = len(op.operands) == before + 1 + len(more) and not within
+    kv = f"bz{factor}gk" if packed else f"b{factor}gk" if within else f"b{factor}gk,b{factor}gv"
     keys = factor if "t" in factor else "t"
     shapes = {name: "," + _FURTHER[name].replace("t", keys) for name in more}
     grads = "".join(s for name, s in shapes.items() if name != "selected")
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)
-    return make_rule(filled, whole="zkvn", special=special, sizes=sizes)
+    known = {**(sizes or {}), **({"v": op.expr("values")} if within else {})}
+    return make_rule(filled, whole="zkvn", special=special, sizes=known)
 
 
 # -- work ------------------------------------------------------------------------------------------
@@ -122,11 +126,28 @@ def all_pairs(n: Sizes) -> Expr:
 
 
 def seen_keys(op: Operation, q: int) -> Expr:
-    """The keys of a sequence: what a cache has more rows than that is empty."""
+    """The keys of a sequence that kernels meet: what a cache has more rows than that is empty, and
+    of those that are selected only so many are read."""
     rows, columns = key_rows(op, q)
-    if "past" not in op.attrs or same(columns.size, op.expr("past") + rows.size):
+    most = [op.operands[-1].tensor.shape[-1]] if op.flag("selected") else []
+    if "past" not in op.attrs:
         return columns.size
-    return call("min", [columns.size, op.expr("past") + rows.size])
+    if not same(columns.size, op.expr("past") + rows.size):
+        most.append(op.expr("past") + rows.size)
+    return call("min", [columns.size, *most]) if most else columns.size
+
+
+def unread_bytes(op: Operation) -> Expr:
+    """Bytes of cached keys and values on a rank that are not read: of those that queries select no
+    more than these are, in the mean over the ranks that have a part of the keys each."""
+    if "past" not in op.attrs or not op.flag("selected"):
+        return ZERO
+    rows, keys = key_rows(op, 0)
+    chosen = rows.local * op.operands[-1].tensor.shape[-1]
+    read = call("min", [keys.local, call("ceildiv", [chosen, axis_size(keys.axes)])])
+    count = len(op.operands) - 1 - len(further(op))
+    held = total(v.tensor.local_bytes for v in op.operands[1 : 1 + count])
+    return held - held * read / keys.local
 
 
 def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
@@ -193,11 +214,13 @@ class Given:
         return x.reshape(*x.shape[:2], *self.heads, x.shape[-1])
 
 
-def given(op: Operation, args: Sequence[Array]) -> Given:
-    """q, keys and values of either form, and further operands."""
+def given(op: Operation, args: Sequence[Array], ctx: NumericContext) -> Given:
+    """q, keys and values of any form, and further operands."""
     names = further(op)
     count = len(args) - len(names)
     more = dict(zip(names, args[count:], strict=True))
+    if "values" in op.attrs:
+        return Given(args[0], args[1], args[1][..., : ctx.size(op.expr("values"))], False, more)
     if count == 2:
         return Given(args[0], args[1][:, 0], args[1][:, 1], True, more)
     return Given(args[0], args[1], args[2], False, more)
@@ -221,6 +244,19 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
         past = past_of(op)
         first = ctx.size(first_key(past, rows.size, columns.size))
         at, of = [p + ctx.size(past) for p in at], [p + first for p in of]
+    return scores_between(op, ctx, at, of, op.operands[q].tensor.dims[2], x)
+
+
+def scores_between(
+    op: Operation,
+    ctx: NumericContext,
+    at: Sequence[int],
+    of: Sequence[int],
+    heads: Dim,
+    x: Given,
+) -> Scores:
+    """The scores of queries at some positions and keys at others; `heads` is the dimension of the
+    queries' heads."""
     size = fraction_of(op, "rsqrt", ctx) if "rsqrt" in op.attrs else x.q.shape[-1]
     divisor = float(np.sqrt(float(size)))
     found = np.einsum("bsgrk,btgk->bgrst", x.by_group(x.q), x.k) / divisor
@@ -231,7 +267,7 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
         found, slope = cap * part, 1 - part * part
     if op.flag("alibi"):
         distance = np.asarray(at)[:, None] - np.asarray(of)[None, :]
-        slopes = alibi_slopes(op, ctx, q).reshape(*x.heads, 1, 1)
+        slopes = alibi_slopes(ctx, heads).reshape(*x.heads, 1, 1)
         found = found - slopes * np.abs(distance)
     if "bias" in x.more:
         found = found + x.more["bias"].reshape(*x.heads, *found.shape[-2:])
@@ -248,9 +284,8 @@ def fraction_of(op: Operation, name: str, ctx: NumericContext) -> float:
     return float(evaluate(value, ctx.env)) if value.symbols else float(fraction(value))
 
 
-def alibi_slopes(op: Operation, ctx: NumericContext, q: int) -> Array:
+def alibi_slopes(ctx: NumericContext, heads: Dim) -> Array:
     """2^(-8 h / H) for heads h from 1 to H, of those that the rank has."""
-    heads = op.operands[q].tensor.dims[2]
     return 2.0 ** (-8 * (np.asarray(ctx.positions(heads)) + 1) / ctx.size(heads.size))
 
 

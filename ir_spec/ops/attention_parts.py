@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, call, product
 from stagec.ir.kernel import KernelShape
@@ -24,6 +24,7 @@ from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_core import (
     SCORES,
+    VALUES,
     WHOLE,
     core_flops,
     core_kernel,
@@ -35,6 +36,7 @@ from stagec.ir_spec.ops.attention_core import (
     local_pairs,
     scores_of,
     seen_keys,
+    unread_bytes,
 )
 
 
@@ -49,7 +51,12 @@ class AttentionParts(OpDef):
     name = "stg.attention_parts"
     operands = ("q", "k", "v*")
     results = ("result", "lse")
-    params = (*SCORES, *WHOLE, Param("over", "axes", "the axes that split the keys", required=True))
+    params = (
+        *SCORES,
+        *WHOLE,
+        VALUES,
+        Param("over", "axes", "the axes that split the keys", required=True),
+    )
     example = (
         "%p, %l = stg.attention_parts[causal, over = cp](%q, %k, %v) : "
         "(f32[cp, B, S, H, K], f32[B, H, S, cp])"
@@ -61,8 +68,6 @@ class AttentionParts(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from core_misfits(op, 1)
-        if op.flag("selected"):
-            yield "takes no selected keys: they may be on any rank"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return ["f32", "f32"]
@@ -74,6 +79,9 @@ class AttentionParts(OpDef):
         ranks = axis_size(op.names("over"))
         return core_flops(n, n["s"] * call("ceildiv", [seen_keys(op, 0), ranks]), 1, 1)
 
+    def bytes_touched(self, op: Operation) -> Expr:
+        return super().bytes_touched(op) - unread_bytes(op)
+
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         rows, keys = key_rows(op, 0)
         left = call("ceildiv", [self._left(op), rows.local])
@@ -84,7 +92,7 @@ class AttentionParts(OpDef):
         return local_pairs(op, 0, {"s": rows.local, "t": keys.local})
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x = given(op, args)
+        x = given(op, args, ctx)
         scores = scores_of(op, ctx, ctx, 0, x)
         if "sinks" in x.more and any(ctx.coords.get(a, 0) for a in op.names("over")):
             x.more = {name: v for name, v in x.more.items() if name != "sinks"}
@@ -117,7 +125,7 @@ def merge_parts(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
     attrs = {k: v for k, v in op.attrs.items() if k != "phase"} | {"over": axes}
     names = [f"{name}_parts", f"{name}_lse"]
     parts, lse = b.op("stg.attention_parts", op.operands, attrs, names=names).results
-    along = {"dim": (3,), "over": axes}
+    along: dict[str, RawAttr] = {"dim": (3,), "over": axes}
     whole = b.value("stg.all_gather", [lse], along, hint=f"{name}_lses")
     shares = b.value("stg.softmax", [whole], hint=f"{name}_shares")
     own = b.value("stg.all_slice", [shares], along, hint=f"{name}_share")

@@ -11,8 +11,25 @@ from stagec.ir.opdef import OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import Fusible, Trait
+from stagec.support.diagnostics import error
 
 SPEC = Param("spec", "str", 'the index rule, such as "bsd,dhk->bshk"', positional=True)
+
+STATE = Param(
+    "state",
+    "flag",
+    "a last operand is what is kept of the tokens before; what is kept of these too is a result",
+)
+
+
+def no_gradient(op: Operation) -> None:
+    """Refuse the gradient of an op that goes on from what is kept of the tokens before."""
+    if op.flag("state"):
+        raise error(
+            f"'{op.name}' with a state has no gradient",
+            op.loc,
+            remedy="leave out 'state': a training step sees whole sequences",
+        )
 
 
 def pointwise(

@@ -7,16 +7,20 @@ it needs the first K-1 gradients of the rank behind it. Both are one message to 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, product
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import ONE, Expr, product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.serving import ServingStep
+from stagec.ir.types import Dim, TensorType
+from stagec.ir_spec.ops.base import STATE, no_gradient
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.scan_base import from_parts, to_parts
 
@@ -27,7 +31,7 @@ class _Conv(OpDef):
     """What the convolution and its gradient share. `w` has the channels and then the K taps; parts
     of a split sequence have a dimension more, and halos."""
 
-    params = (_SILU,)
+    params: ClassVar[tuple[Param, ...]] = (_SILU,)
 
     def letters(self, op: Operation, x: int) -> tuple[str, str]:
         """The letters of batch and channels; `x` is the operand that is convolved."""
@@ -55,8 +59,8 @@ class _Conv(OpDef):
         return rest[0] if rest else None
 
     def padded(self, op: Operation, n: Sizes) -> Expr:
-        """2 K C (S + K - 1)."""
-        rows = n["s"] + n["k"] - 1
+        """2 K C (S + K - 1); from a state 2 K C S."""
+        rows = n["s"] if op.flag("state") else n["s"] + n["k"] - 1
         return product(v for f, v in n.items() if f not in "sh") * rows * 2
 
 
@@ -68,21 +72,46 @@ class CausalConv(_Conv):
     as PyTorch counts a padded convolution; no matrix products. Its inputs are stashed. Over a split
     sequence, each rank sends its last K-1 inputs to the next one (over several axes all gather
     them); a part has at least so many tokens.
+
+    With `state` the last operand holds the K inputs before ([B, K, channels...], as transformers
+    holds them), the second result the last K of these and of `x`, in its place. Nothing is padded
+    then: FLOPs are 2 K C S. A part of a split sequence has at least K tokens then.
     """
 
     name = "stg.causal_conv"
     operands = ("x", "w", "bias*")
+    results = ("result", "last?")
+    params = (_SILU, STATE)
     example = "%y = stg.causal_conv[silu](%x, %w, %b) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
-        return self.made(op, 0, "", "{b}s{c}", 1)
+        if not op.flag("state"):
+            return self.made(op, 0, "", "{b}s{c}", 1)
+        b, c = self.letters(op, 0)
+        bias = f"{c}," * (len(op.operands) - 3)
+        text = f"{b}s{c},{c}k,{bias}{b}k{c}->{b}s{c},{b}k{c}"
+        return make_rule(text, whole="ks" if b == "bz" else "k", special="s" if b == "b" else "")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        last = op.operands[-1].tensor.dtype
+        return [op.operands[0].tensor.dtype, last][: 1 + op.flag("state")]
 
     def verify(self, op: Operation) -> Iterator[str]:
         b, c = self.letters(op, 0)
-        if len(op.operands) > 3 + (b == "bz"):
+        if len(op.operands) > 3 + (b == "bz" or op.flag("state")):
             yield f"expects x, w and a bias, found {len(op.operands)} operands"
         elif op.operands[0].tensor.rank < len(c) + 2:
             yield f"expects x with batch, sequence and the channels of w: {op.operands[0].type}"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """The last K inputs are kept, in the element type of the inputs."""
+        x = op.operands[0].tensor
+        if not step.is_tokens(x.shape[1]):
+            return None
+        return step.carry(op, TensorType(x.dtype, (x.dims[0], Dim(self.taps(op)), *x.dims[2:])))
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return len(op.operands) - 1 if result == 1 else None
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return self.padded(op, n)
@@ -90,7 +119,8 @@ class CausalConv(_Conv):
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        (dy,) = grads
+        no_gradient(op)
+        dy = grads[0]
         if dy is None:
             return [None] * len(op.operands)
         names = [v.prefixed("d_") for v in op.operands]
@@ -100,7 +130,13 @@ class CausalConv(_Conv):
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
     ) -> Sequence[Value]:
         over, (_, c) = special["s"], self.letters(op, 0)
-        (x, *rest), y = op.operands, op.result.name
+        if op.flag("state"):
+            x, before, kept = parts_from_state(b, op, self.taps(op), over)
+            operands = [x, *op.operands[1:-1], before]
+            names = [f"{r.name}_parts" for r in op.results]
+            found = b.op(op.name, operands, {**_how(op), "state": True}, names=names).results[0]
+            return [from_parts(b, found, f"bs{c}", op.results[0].name), kept]
+        (x, *rest), y = op.operands, op.results[0].name
         parts = to_parts(b, x, f"bs{c}", over)
         before = halo(b, parts, self.taps(op), over, 1)
         found = b.value(op.name, [parts, *rest, before], _how(op), hint=f"{y}_parts")
@@ -112,10 +148,17 @@ class CausalConv(_Conv):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         b, c = self.letters(op, 0)
-        before = inner_halo(op, ctx, 0, args[-1], first=True) if b == "bz" else None
-        bias = args[2] if self.bias(op, 0, 1) is not None else 0
-        y = _convolved(args[0], args[1], before, len(c)) + bias
-        return [y * sigmoid(y) if op.flag("silu") else y]
+        x, w, *rest = args
+        before, last = None, list[Array]()
+        if op.flag("state"):
+            kept, place = rest.pop(), len(b)
+            rows = np.concatenate([kept, x], place)
+            before = rows[(slice(None),) * place + (slice(1, w.shape[-1]),)]
+            last = [rows[(slice(None),) * place + (slice(-w.shape[-1], None),)]]
+        elif b == "bz":
+            before = inner_halo(op, ctx, 0, rest.pop(), first=True)
+        y = _convolved(x, w, before, len(c)) + (rest[0] if rest else 0)
+        return [y * sigmoid(y) if op.flag("silu") else y, *last]
 
 
 class CausalConvGrad(_Conv):
@@ -195,6 +238,9 @@ class ConvHalo(OpDef):
         c = "cdefg"[: op.operands[0].tensor.rank - 3]
         return make_rule(f"bzs{c}->bzh{c}", whole="sh", sizes={"h": op.expr("rows")})
 
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.result.tensor.local_bytes * 2
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         rows = ctx.size(op.expr("rows"))
         return [args[0][:, :, :rows] if op.flag("first") else args[0][:, :, -rows:]]
@@ -234,6 +280,27 @@ def halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Valu
     every = b.value("stg.all_gather", [own], along, hint=f"{x.name}_edges")
     moved = b.value("stg.roll_parts", [every], move, hint=f"{x.name}_rolled")
     return b.value("stg.all_slice", [moved], along, hint=f"{x.name}_halo")
+
+
+def parts_from_state(
+    b: Builder, op: Operation, rows: Expr, over: Sequence[str]
+) -> tuple[Value, Value, Value]:
+    """The parts of operand 0 of an op with a state of so many tokens, the state before each part,
+    which are the last tokens of the part before it, and the state behind the last part."""
+    x, state, end = op.operands[0], op.operands[-1], op.results[1].name
+    c = "cdefg"[: x.tensor.rank - 2]
+    parts = to_parts(b, x, f"bs{c}", over)
+    edge = b.value("stg.conv_halo", [parts], {"rows": rows}, hint=f"{x.name}_edge")
+    along: dict[str, RawAttr] = {"dim": 1, "over": tuple(over)}
+    edges = b.value("stg.all_gather", [edge], along, hint=f"{x.name}_edges")
+    one: dict[str, RawAttr] = {"factors": ("z",), "sizes": (ONE,)}
+    spec: dict[str, RawAttr] = {"spec": Quoted(f"b(zk){c}->bzk{c}")}
+    first = b.value("stg.reshape", [state], {**spec, **one}, hint=f"{state.name}_first")
+    names = [f"{x.name}_before", f"{end}_last"]
+    before, last = b.op("stg.shift", [edges, first], {"state": True}, names=names).results
+    mine = b.value("stg.all_slice", [before], along, hint=f"{x.name}_start")
+    spec = {"spec": Quoted(f"bzk{c}->b(zk){c}")}
+    return parts, mine, b.value("stg.reshape", [last], spec, hint=end)
 
 
 def inner_halo(op: Operation, ctx: NumericContext, x: int, halo: Array, *, first: bool) -> Array:

@@ -8,11 +8,12 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, call, product
+from stagec.ir.expr import Expr, call, product, substitute
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.types import FLOATS, axis_size
 from stagec.ir_spec.ops.base import SPEC, work
 from stagec.ir_spec.ops.contraction import broadcast
@@ -222,6 +223,15 @@ class TopK(OpDef):
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in letters(op.operands[0].tensor.rank))
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """Of the scores of keys, k may be as many as there are keys, those cached included."""
+        shape = op.operands[0].tensor.shape
+        if len(shape) < 3 or not step.is_tokens(shape[1]):
+            return super().serve(step, op)
+        if not step.is_tokens(shape[-1]):
+            op.attrs["k"] = substitute(op.expr("k"), {step.new.symbol_name or "": shape[-1]})
+        return op.results
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]

@@ -15,7 +15,9 @@ from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.rule import Rule, make_rule
+from stagec.ir.serving import ServingStep
 from stagec.ir_spec.ops.masks import CAUSAL, pairs
+from stagec.ir_spec.ops.serving import PAST, past_of
 
 
 def _seen(op: Operation, q: int, n: Sizes) -> Expr:
@@ -25,6 +27,8 @@ def _seen(op: Operation, q: int, n: Sizes) -> Expr:
     if op.flag("causal") and same(rows.size, columns.size):
         return n["s"] * (rows.size + 1) / 2
     whole, ranks = pairs(op, rows.size, columns.size), rows.size / n["s"]
+    if "past" in op.attrs:
+        ranks = ranks * columns.size / n["t"]
     return whole if ranks == 1 else call("ceildiv", [whole, ranks])
 
 
@@ -37,23 +41,31 @@ def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
     """Attention with one key for all heads and values of one element: the sum over heads costs what
     these would."""
     extents = (n["b"], n["h"], ONE, n["s"], n["t"], n["k"], ONE)
-    return KernelShape(kind, op.operands[q].tensor.dtype, extents, op.flag("causal"))
+    masked = op.flag("causal") and "past" not in op.attrs
+    return KernelShape(kind, op.operands[q].tensor.dtype, extents, masked)
 
 
 class IndexScores(OpDef):
     """The sum over heads h of w[h] relu(q[h] . k), with one key for all heads; -inf where a causal
-    mask hides the key. 2 H K + 2 H FLOPs a pair that the mask leaves."""
+    mask hides the key. 2 H K + 2 H FLOPs a pair that the mask leaves. Serving caches the keys."""
 
     name = "stg.index_scores"
     operands = ("q", "k", "w")
-    params = (CAUSAL,)
+    params = (CAUSAL, PAST)
     example = "%scores = stg.index_scores[causal](%q, %k, %weights) : f32[B, S, S]"
 
     def rule(self, op: Operation) -> Rule:
-        return make_rule("bshk,btk,bsh->bst", whole="kt")
+        return make_rule("bshk,btk,bsh->bst", whole="k" if "past" in op.attrs else "kt")
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return ["f32"]
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        if op.flag("causal") and all(step.is_tokens(v.tensor.shape[1]) for v in op.operands):
+            op.set_operand(1, step.append(op.operands[1]))
+            op.attrs |= step.past_attr()
+            return op.results
+        return super().serve(step, op)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _each(n, 1, 1) * _seen(op, 0, n)
@@ -123,7 +135,8 @@ def _dots(q: Array, k: Array) -> Array:
 
 def _visible(op: Operation, ctx: NumericContext, q: int) -> Array:
     rows, columns = op.operands[q].tensor.dims[1], op.operands[q + 1].tensor.dims[1]
-    at, of = np.asarray(ctx.positions(rows)), np.asarray(ctx.positions(columns))
+    at = np.asarray(ctx.positions(rows)) + ctx.size(past_of(op))
+    of = np.asarray(ctx.positions(columns))
     return (at[:, None] >= of) | (not op.flag("causal"))
 
 

@@ -100,16 +100,19 @@ class LinearAttention(_Linear, Scan):
     The decay is a number for each head ([H]: lightning attention of MiniMax-01, arXiv 2501.08313,
     RetNet), for each token and head ([B, S, H]), or for each key element too ([B, S, H, K]: gated
     linear attention, arXiv 2312.06635). FLOPs are those of its products in chunks of C tokens:
-    2 S H C (K + V) inside of chunks and 4 S H K V with states. Its inputs alone are stashed. Over a
-    split sequence, ranks gather H K V fp32 elements of a state from each other, and decays.
+    2 S H C (K + V) inside of chunks and 4 S H K V with states; of one token from a state 5 H K V:
+    it fades, the outer product of k and v is added, q reads it. Its inputs alone are stashed. Over
+    a split sequence, ranks gather H K V fp32 elements of a state from each other, and decays.
     """
 
     name = "stg.linear_attention"
-    operands = (*_QKV, "start*")
     example = "%a = stg.linear_attention[chunk = 256](%q, %k, %v, %decay) : bf16[B, S, H, K]"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _linear_flops(op, n)
+        return self.counted(op, n, _linear_flops(op, n))
+
+    def one(self, n: Sizes) -> Expr:
+        return count(n, "r", "k", "v") * 5
 
 
 class LinearAttentionGrad(_Linear, ScanGrad):
@@ -240,20 +243,23 @@ class GatedDeltaRule(_Delta, Scan):
     gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`;
     q and k have length 1 each, q is divided by sqrt(K). There may be fewer heads of q and k. FLOPs
     for H heads of values and chunks of C tokens are those of its products, S H (4 C K + 2 C V +
-    6 K V), and of a triangular system in each chunk, S H C (K + V). Its inputs alone are stashed.
-    Over a split sequence, ranks gather a state of H K V and a matrix of H K K fp32 elements from
-    each other.
+    6 K V), and of a triangular system in each chunk, S H C (K + V); of one token from a state
+    7 H K V: it fades, k reads it, an outer product is added, q reads it. Its inputs alone are
+    stashed. Over a split sequence, ranks gather a state of H K V and a matrix of H K K fp32
+    elements from each other.
     """
 
     name = "stg.gated_delta_rule"
-    operands = (*_DELTA, "start*")
     example = (
         "%y = stg.gated_delta_rule[chunk = 64](%q, %k, %v, %gate, %beta, %A_log, %dt_bias) : "
         "bf16[B, S, H, K]"
     )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _products(op, n) + _solved(op, n)
+        return self.counted(op, n, _products(op, n) + _solved(op, n))
+
+    def one(self, n: Sizes) -> Expr:
+        return count(n, "g", "r", "k", "v") * 7
 
 
 class GatedDeltaRuleGrad(_Delta, ScanGrad):

@@ -266,6 +266,7 @@ class BucketOp(Statement):
     """
 
     name, record = "stg.bucket", BucketRule
+    training = "there are no gradients to reduce"
     example = "stg.bucket[bytes = 26214400]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -321,6 +322,7 @@ class RecomputeOp(Statement):
     """
 
     name, record = "stg.recompute", RecomputeRule
+    training = "there is no backward to compute again for"
     example = "stg.recompute[full, layers = 4]"
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -394,6 +396,7 @@ class OffloadOp(Statement):
     """
 
     name, record = "stg.offload", OffloadRule
+    training = "nothing waits for a backward"
     example = "stg.offload[optimizer]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -420,6 +423,7 @@ class OptimizerOp(Statement):
     """The optimizer: AdamW with clipping of the gradient norm to `clip` (0: no clipping)."""
 
     name, record = "stg.optimizer", OptimizerRule
+    training = "there is no optimizer"
     example = "stg.optimizer[adamw, clip = 1]"
 
     def from_flags(self, request: Request) -> Iterator[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ A head keeps a state of K x V. Token t changes it, and reads it:
 | lightning attention  | constant, a number | none             | head size   | head size |
 | gated delta rule     | one number         | -beta k, exp(w)k | key size    | value size|
 | RWKV-7               | each element       | yes              | head size   | head size |
+| RWKV-6               | each element       | none; `delayed`  | head size   | head size |
 """
 
 from __future__ import annotations
@@ -35,6 +36,22 @@ class Tokens:
     v: Array = None
     a: Array = None
     b: Array = None
+
+
+def delayed(x: Tokens) -> Tokens:
+    """The tokens of a recurrence that reads the state before each of them: what changes it comes
+    one token later, and one more token reads nothing."""
+    first = [_padded(v, (1, 0)) for v in (x.w, x.k, x.v)]
+    return replace(x, w=first[0], k=first[1], v=first[2], q=_padded(x.q, (0, 1)))
+
+
+def on_time(d: Tokens) -> Tokens:
+    """The gradients of tokens from those of `delayed` ones."""
+    return replace(d, w=d.w[:, 1:], k=d.k[:, 1:], v=d.v[:, 1:], q=d.q[:, :-1])
+
+
+def _padded(x: Array, ends: tuple[int, int]) -> Array:
+    return np.pad(x, [(0, 0), ends, *[(0, 0)] * (x.ndim - 2)])
 
 
 def run(x: Tokens, start: Array = None) -> tuple[Array, list[Array]]:
@@ -78,12 +95,13 @@ def transition(x: Tokens) -> Array:
     return matrix
 
 
-def into_start(x: Tokens, dy: Array) -> Array:
-    """The gradient of the first state, from that of y alone."""
+def into_start(x: Tokens, dy: Array, *, late: bool = False) -> Array:
+    """The gradient of the first state, from that of y alone; `late`: a token reads the state before
+    it."""
     d_state = np.zeros((*x.q[:, 0].shape, dy.shape[-1]))
     for t in reversed(range(dy.shape[1])):
-        d_state += x.q[:, t, :, :, None] * dy[:, t, :, None, :]
-        d_state = _step_back(x, t, d_state)
+        read = x.q[:, t, :, :, None] * dy[:, t, :, None, :]
+        d_state = _step_back(x, t, d_state) + read if late else _step_back(x, t, d_state + read)
     return d_state
 
 

@@ -94,7 +94,7 @@ class Rope(OpDef):
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         (dy,), (x, *positions) = grads, op.operands
-        attrs = {k: v for k, v in op.attrs.items() if k not in ("inverse", "phase")}
+        attrs = {k: v for k, v in op.attrs.items() if k not in ("inverse", "phase", "cached")}
         if not op.flag("inverse"):
             attrs["inverse"] = True
         operands = [dy, *positions] if dy is not None else []
@@ -248,7 +248,7 @@ class RelativeBiasGrad(OpDef):
 def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]) -> Array:
     """The bucket of each pair of a query and a key, [s, t]."""
     most = ctx.size(op.expr("most")) if "most" in op.attrs else 128
-    back = at[0][:, None] - at[1][None, :]
+    back: Array = at[0][:, None] - at[1][None, :]
     start: Array = 0
     if op.flag("causal"):
         distance = np.maximum(back, 0)

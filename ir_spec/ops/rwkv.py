@@ -1,4 +1,4 @@
-"""The recurrence of RWKV-7."""
+"""The recurrences of RWKV-6 and RWKV-7."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ class Wkv7(_Wkv7, Scan):
     """
 
     name = "stg.wkv7"
-    operands = (*_INPUTS, "start*")
     example = "%y = stg.wkv7(%q, %w, %k, %v, %kappa, %a) : bf16[B, S, H, K]"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -124,4 +123,100 @@ class Wkv7StateGrad(_Wkv7, ScanStateGrad):
         return count(n, "s", "r", "k") * (n["k"] + n["v"]) * 7
 
 
-OPS = (Wkv7(), Wkv7Grad(), Wkv7State(), Wkv7StateGrad())
+# -- RWKV-6 ----------------------------------------------------------------------------------------
+
+
+class _Wkv6(ScanKind):
+    stem = "stg.wkv6"
+    inputs, carried, seen = ("r", "w", "k", "v", "now"), ("w", "k", "v"), ("r", "w")
+    late = True
+
+    def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
+        return {
+            **dict.fromkeys(("r", "w", "k"), "{b}srk"),
+            **dict.fromkeys("vy", "{b}srv"),
+            "now": "rk",
+            "state": "{b}rkv",
+            "keep": "{b}rk",
+        }
+
+    def steps(self, op: Operation) -> tuple[str, str]:
+        return "bzhkv,bzhk->bzhkv", "bzhkv,bzhk->bzhkv"
+
+    def tokens(self, x: Named) -> Tokens:
+        return Tokens(w=-np.exp(x["w"]), q=x.get("r"), k=x.get("k"), v=x.get("v"))
+
+    def skip(self, x: Named) -> Array:
+        return (x["r"] * x["now"] * x["k"]).sum(-1, keepdims=True) * x["v"]
+
+    def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
+        own = (x["r"] * x["now"] * x["k"]).sum(-1, keepdims=True)
+        d_own = (dy * x["v"]).sum(-1, keepdims=True)
+        return {
+            "r": d.q + d_own * x["now"] * x["k"],
+            "w": -d.w * np.exp(x["w"]),
+            "k": d.k + d_own * x["now"] * x["r"],
+            "v": d.v + own * dy,
+            "now": (d_own * x["r"] * x["k"]).sum((0, 1)),
+        }
+
+
+class Wkv6(_Wkv6, Scan):
+    """The recurrence of RWKV-6 (Finch, arXiv 2404.05892, section 4): a state of K x V for each
+    head, whose decay `exp(-exp(w_t))` is one for each token and row.
+
+    `y_t = r_t^T (h_(t-1) + diag(now) k_t v_t^T)`, `h_t = diag(exp(-exp(w_t))) h_(t-1) + k_t v_t^T`.
+    FLOPs are 7 S H K V: the product k v^T, two more for what is read and two for its sum, two for
+    the state; there are no matrix products. Its inputs alone are stashed. Over a split sequence,
+    ranks gather a state of H K V fp32 elements and H K decays from each other.
+    """
+
+    name = "stg.wkv6"
+    operands = ("r", "w", "k", "v", "now", "start*")
+    example = "%y = stg.wkv6(%q, %w, %k, %v, %now) : bf16[B, S, H, K]"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _work(n, 7)
+
+
+class Wkv6Grad(_Wkv6, ScanGrad):
+    """Gradient of `stg.wkv6`, three times its FLOPs: the states again, and their gradients."""
+
+    name = "stg.wkv6_grad"
+    example = (
+        "%dq, %dw, %dk, %dv, %dnow = stg.wkv6_grad(%dy, %q, %w, %k, %v, %now) : "
+        "(bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[H, K])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _work(n, 21)
+
+
+class Wkv6State(_Wkv6, ScanState):
+    """What a part of the sequence adds to the states of `stg.wkv6`, and what it leaves of them; 3
+    FLOPs per token and element."""
+
+    name = "stg.wkv6_state"
+    example = "%h, %keep = stg.wkv6_state(%w, %k, %v) : (f32[B, 4, H, K, K], f32[B, 4, H, K])"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _work(n, 3)
+
+
+class Wkv6StateGrad(_Wkv6, ScanStateGrad):
+    """The gradient of the states before a part of the sequence of `stg.wkv6`, and what the part
+    leaves of the gradient behind it; 3 FLOPs per token and element."""
+
+    name = "stg.wkv6_state_grad"
+    example = (
+        "%dh, %keep = stg.wkv6_state_grad(%dy, %q, %w) : (f32[B, 4, H, K, K], f32[B, 4, H, K])"
+    )
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return _work(n, 3)
+
+
+OPS = (
+    *(Wkv6(), Wkv6Grad(), Wkv6State(), Wkv6StateGrad()),
+    *(Wkv7(), Wkv7Grad(), Wkv7State(), Wkv7StateGrad()),
+)

@@ -14,26 +14,38 @@ each works on its part, and states pass between ranks:
 
 Backward does this again, and the same from the last part to the first with the gradients of the
 states. An all_gather moves n pairs of B*H*K*V fp32 elements (and what is kept of them), whatever S.
+
+With `state` a scan goes on from a state that is given, and gives the one behind its last token, in
+place of it: what serving keeps of the tokens before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import ONE, Expr, product
+from stagec.ir.expr import ONE, Expr, call, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.opdef import Array, OpDef, Sizes, factor_sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule, parse_rule
-from stagec.ir.types import axis_size
-from stagec.ir_spec.ops.recurrence import Tokens, back, into_start, run, transition
+from stagec.ir.serving import ServingStep
+from stagec.ir.types import Dim, TensorType, axis_size
+from stagec.ir_spec.ops.base import STATE, no_gradient
+from stagec.ir_spec.ops.recurrence import (
+    Tokens,
+    back,
+    delayed,
+    into_start,
+    on_time,
+    run,
+    transition,
+)
 
 Named = Mapping[str, Array]
 
@@ -51,6 +63,7 @@ class ScanKind(OpDef):
     rank: ClassVar[int] = 4  # of the first operand of each of its ops, without parts
     stem: ClassVar[str] = ""  # the name of the op that computes y
     whole: ClassVar[str] = ""  # factors that must not be split
+    late: ClassVar[bool] = False  # a token reads the state before it
 
     def shapes(self, op: Operation, given: Mapping[str, Value]) -> Mapping[str, str]:
         """The shape of each input, of `y`, `state` and `keep`."""
@@ -108,20 +121,65 @@ class ScanKind(OpDef):
 
 def _bare(name: str) -> str:
     """What a name is the shape of: a gradient has that of its value."""
-    table = {"dy": "y", "start": "state", "d_end": "state"}
+    table = {"dy": "y", "start": "state", "d_end": "state", "end": "state"}
     return table.get(name, name.removeprefix("d_"))
 
 
 class Scan(ScanKind):
-    """Base of the op that computes y. Its last operand may be the state before the first token."""
+    """Base of the op that computes y. Its last operand may be the state before the first token;
+    with `state` the one behind the last token is a result, in fp32, in its place."""
+
+    results = ("result", "end?")
+
+    def __init_subclass__(cls) -> None:
+        cls.operands = (*cls.inputs, "start*")
+        cls.params = (*cls.params, STATE)
+        super().__init_subclass__()
 
     def made(self, op: Operation) -> tuple[str, ...]:
-        return ("y",)
+        return ("y", "end") if op.flag("state") else ("y",)
+
+    def rule(self, op: Operation) -> Rule:
+        return replace(super().rule(op), summed=frozenset())
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[0].tensor.dtype, "f32"][: len(self.made(op))]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.flag("state") and len(op.operands) == len(self.inputs):
+            yield f"expects with 'state' the one before the first token, behind {self.inputs[-1]}"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """The state behind the tokens before is kept, in fp32."""
+        if not step.is_tokens(op.operands[0].tensor.shape[1]):
+            return None
+        text = self.texts(op)["state"]
+        (shape,), _ = parse_rule(f"{text}->{text}")
+        sizes = factor_sizes(op, self.rule(op))
+        dims = tuple(Dim(product(sizes[f] for f in group)) for group in shape)
+        return step.carry(op, TensorType("f32", dims))
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return len(op.operands) - 1 if result == 1 else None
+
+    def one(self, n: Sizes) -> Expr | None:
+        """FLOPs of one token from a state, where the recurrence has other ones than chunks."""
+        return None
+
+    def counted(self, op: Operation, n: Sizes, chunks: Expr) -> Expr:
+        """FLOPs: those of chunks, whose states already go into each chunk, the first one included;
+        those of the recurrence for one token from a state."""
+        one = self.one(n) if op.flag("state") else None
+        if one is None:
+            return chunks
+        alone = call("max", [ONE * 2 - n["s"], ONE * 0])  # 1 for one token, 0 for more
+        return one * alone + chunks * (ONE - alone)
 
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        (dy,) = grads
+        no_gradient(op)
+        dy = grads[0]
         if dy is None:
             return [None] * len(op.operands)
         names = [v.prefixed("d_") for v in op.operands]
@@ -131,17 +189,22 @@ class Scan(ScanKind):
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
     ) -> Sequence[Value]:
         over, texts = special["s"], self.texts(op)
-        parts = {n: to_parts(b, v, texts[_bare(n)], over) for n, v in self.given(op).items()}
-        start = _starts(b, self, op, parts, over)
-        y = b.value(op.name, [*parts.values(), start], _attrs(op), hint=f"{op.result.name}_parts")
-        return [from_parts(b, y, texts["y"], op.result.name)]
+        given = dict(self.given(op))
+        first = [given.pop("start")] if op.flag("state") else []
+        parts = {n: to_parts(b, v, texts[_bare(n)], over) for n, v in given.items()}
+        start, *end = _starts(b, self, op, parts, over, first)
+        name = f"{op.results[0].name}_parts"
+        y = b.value(op.name, [*parts.values(), start], _attrs(op), hint=name)
+        return [from_parts(b, y, texts["y"], op.results[0].name), *end]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x = self.named(op, args)
         start = x.pop("start", None)
-        tokens = self.tokens(x)
-        y, _ = run(tokens, None if start is None else _full(start, tokens))
-        return [(y + self.skip(x)).reshape(_shape(ctx, op.result))]
+        tokens = delayed(self.tokens(x)) if self.late else self.tokens(x)
+        y, states = run(tokens, None if start is None else _full(start, tokens))
+        y = y[:, :-1] if self.late else y
+        both = zip((y + self.skip(x), states[-1]), op.results, strict=False)
+        return [v.reshape(_shape(ctx, r)) for v, r in both]
 
 
 class ScanGrad(ScanKind):
@@ -172,8 +235,8 @@ class ScanGrad(ScanKind):
     ) -> Sequence[Value]:
         over, texts = special["s"], self.texts(op)
         parts = {n: to_parts(b, v, texts[_bare(n)], over) for n, v in self.given(op).items()}
-        start = _starts(b, self, op, parts, over)
-        ends = _ends(b, self, op, parts, over)
+        (start,) = _starts(b, self, op, parts, over)
+        (ends,) = _ends(b, self, op, parts, over)
         names = [f"{r.name}_parts" for r in op.results]
         found = b.op(op.name, [*parts.values(), start, ends], _attrs(op), names=names).results
         return [
@@ -187,7 +250,12 @@ class ScanGrad(ScanKind):
         tokens = self.tokens(x)
         flat = dy.reshape(tokens.v.shape)
         states = [None if v is None else _full(v, tokens) for v in (start, d_end)]
-        found = self.pull(x, back(tokens, flat, *states), flat)
+        if self.late:
+            more = np.concatenate([flat, np.zeros_like(flat[:, :1])], 1)
+            grads = on_time(back(delayed(tokens), more, *states))
+        else:
+            grads = back(tokens, flat, *states)
+        found = self.pull(x, grads, flat)
         return [
             found[n].reshape(_shape(ctx, r)) for n, r in zip(self.inputs, op.results, strict=True)
         ]
@@ -242,7 +310,8 @@ class ScanStateGrad(ScanKind):
         x = self.named(op, args)
         dy = x.pop("dy")
         tokens = self.tokens(x)
-        both = (into_start(tokens, dy.reshape(*tokens.q.shape[:3], -1)), transition(tokens))
+        flat = dy.reshape(*tokens.q.shape[:3], -1)
+        both = (into_start(tokens, flat, late=self.late), transition(tokens))
         return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
 
 
@@ -250,15 +319,17 @@ class CarryStates(OpDef):
     """The states before each part of a sequence, from what the parts add and what they leave.
 
     The rule is one step from a part to the next one, `z` counts parts; before the first one the
-    state is 0. With `reverse` it goes from the last part to the first one. FLOPs are those of n
-    steps.
+    state is 0, or with `state` the last operand, and then the one behind the last part is a result
+    too. With `reverse` it goes from the last part to the first one. FLOPs are those of n steps.
     """
 
     name = "stg.carry_states"
-    operands = ("states", "keeps")
+    operands = ("states", "keeps", "first*")
+    results = ("result", "end?")
     params = (
         Param("spec", "str", "a step", required=True, positional=True),
         Param("reverse", "flag", "from the last part to the first"),
+        STATE,
     )
     example = '%h0 = stg.carry_states["bzhkv,bzh->bzhkv"](%hs, %keeps) : f32[B, 4, H, K, K]'
 
@@ -267,29 +338,38 @@ class CarryStates(OpDef):
         inner = rule.contracted(0)
         out = {f for g in rule.results[0] for f in g}
         had = {f for g in rule.operands[0] for f in g}
-        return make_rule(op.text("spec"), whole="".join({"z", *inner, *(out - had)}))
+        text, whole = op.text("spec"), "".join({"z", *inner, *(out - had)})
+        if op.flag("state"):
+            left, _, right = text.partition("->")
+            text = f"{left},{left.split(',')[0].replace('z', '')}->{right},{right.replace('z', '')}"
+        return make_rule(text, whole=whole)
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[0].tensor.dtype] * (1 + op.flag("state"))
 
     def verify(self, op: Operation) -> Iterator[str]:
         (states, keeps), _ = parse_rule(op.text("spec"))
         if any(("z",) not in shape for shape in (states, keeps)):
             yield f"goes from part to part along 'z', found '{op.text('spec')}'"
-        elif op.result.tensor.shape != op.operands[0].tensor.shape:
+        elif op.results[0].tensor.shape != op.operands[0].tensor.shape:
             yield f"a step keeps the shape of a state, found '{op.text('spec')}'"
+        elif op.flag("state") and op.flag("reverse"):
+            yield "expects 'state' or 'reverse', found both"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n.values()) * 2
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        states, keeps = args
+        states, keeps, *first = args
         spec = op.text("spec").replace("z", "")
         place = op.text("spec").index("z")
-        out = np.zeros_like(states)
-        count = states.shape[place]
-        order = range(count)[::-1] if op.flag("reverse") else range(count)
-        for last, i in pairwise(order):
-            at, before = (slice(None),) * place + (i,), (slice(None),) * place + (last,)
-            out[at] = np.einsum(spec, out[before], keeps[before]) + states[before]
-        return [out]
+        before = first[0] if first else np.zeros_like(states.take(0, place))
+        out, count = list[Array](), states.shape[place]
+        for i in range(count)[::-1] if op.flag("reverse") else range(count):
+            out.append(before)
+            before = np.einsum(spec, before, keeps.take(i, place)) + states.take(i, place)
+        starts = np.stack(out[::-1] if op.flag("reverse") else out, place)
+        return [starts, before][: len(op.results)]
 
 
 def to_parts(b: Builder, v: Value, text: str, over: Sequence[str]) -> Value:
@@ -319,41 +399,56 @@ def _plain(spec: str) -> str:
 
 
 def _starts(
-    b: Builder, kind: ScanKind, op: Operation, parts: Mapping[str, Value], over: Sequence[str]
-) -> Value:
-    """The state before each part."""
+    b: Builder,
+    kind: ScanKind,
+    op: Operation,
+    parts: Mapping[str, Value],
+    over: Sequence[str],
+    first: Sequence[Value] = (),
+) -> list[Value]:
+    """The state before each part; with that before the first one also that behind the last."""
     y = op.results[0].name
     operands = [parts[n] for n in kind.carried]
     names = [f"{y}_state", f"{y}_keep"]
     own = b.op(f"{kind.stem}_state", operands, _attrs(op), names=names).results
-    return _carry(b, own, kind.steps(op)[0], over, f"{y}_start", reverse=False)
+    how: dict[str, RawAttr] = {"spec": Quoted(kind.steps(op)[0])}
+    end = [op.results[1].name] if first else []
+    return _carry(b, [*own, *first], how, over, [f"{y}_start", *end])
 
 
 def _ends(
     b: Builder, kind: ScanKind, op: Operation, parts: Mapping[str, Value], over: Sequence[str]
-) -> Value:
+) -> list[Value]:
     """The gradient of the state behind each part."""
     y = op.results[0].name
     operands = [parts["dy"], *(parts[n] for n in kind.seen)]
     names = [f"{y}_dstate", f"{y}_dkeep"]
     own = b.op(f"{kind.stem}_state_grad", operands, _attrs(op), names=names).results
-    return _carry(b, own, kind.steps(op)[1], over, f"{y}_end", reverse=True)
+    how: dict[str, RawAttr] = {"spec": Quoted(kind.steps(op)[1]), "reverse": True}
+    return _carry(b, own, how, over, [f"{y}_end"])
 
 
 def _carry(
-    b: Builder, own: Sequence[Value], step: str, over: Sequence[str], name: str, *, reverse: bool
-) -> Value:
+    b: Builder,
+    own: Sequence[Value],
+    how: Mapping[str, RawAttr],
+    over: Sequence[str],
+    names: Sequence[str],
+) -> list[Value]:
+    """What each part gets, of states and what parts keep of them; a third one is the first state,
+    then the last one is a result too."""
     along: dict[str, RawAttr] = {"dim": 1, "over": tuple(over)}
-    every = b.op("stg.all_gather", own, along, names=[f"{v.name}s" for v in own]).results
-    spec: dict[str, RawAttr] = {"spec": Quoted(step)}
-    if reverse:
-        spec["reverse"] = True
-    carried = b.value("stg.carry_states", every, spec, hint=f"{name}s")
-    return b.value("stg.all_slice", [carried], along, hint=name)
+    both, first = own[:2], own[2:]
+    every = b.op("stg.all_gather", both, along, names=[f"{v.name}s" for v in both]).results
+    state: dict[str, RawAttr] = {"state": True} if first else {}
+    given = [*every, *first]
+    found = b.op("stg.carry_states", given, {**how, **state}, names=[f"{names[0]}s", *names[1:]])
+    mine = b.value("stg.all_slice", found.results[:1], along, hint=names[0])
+    return [mine, *found.results[1:]]
 
 
 def _attrs(op: Operation) -> dict[str, RawAttr]:
-    return {k: v for k, v in op.attrs.items() if k not in ("phase", "fused")}
+    return {k: v for k, v in op.attrs.items() if k not in ("phase", "fused", "state")}
 
 
 def _whole_sequence(rule: Rule) -> Rule:

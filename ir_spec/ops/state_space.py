@@ -112,7 +112,6 @@ class SelectiveScan(_Selective, Scan):
     """
 
     name = "stg.selective_scan"
-    operands = (*_INPUTS, "start*")
     example = "%y = stg.selective_scan(%x, %dt, %A_log, %b, %c, %skip, %dt_bias) : bf16[B, S, F]"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -241,18 +240,23 @@ class Ssd(_Ssd, Scan):
     dt_bias)` and `A = -exp(A_log)`, all in one kernel. B and C are those of groups of heads
     ([B, S, G, N]), or of all heads ([B, S, N]). FLOPs are those of its products in chunks of Q
     tokens: 2 S Q N G and 2 S Q P H inside of chunks, 2 S N P H each for states and what is read of
-    them, 2 N P H from chunk to chunk. Its inputs alone are stashed. Over a split sequence, ranks
+    them, 2 N P H from chunk to chunk; of one token from a state 5 N P H + 2 P H, as
+    selective_state_update of mamba_ssm computes it: the state fades, the outer product of dt B and
+    x is added, C reads it, D x is added. Its inputs alone are stashed. Over a split sequence, ranks
     gather H N P fp32 elements of a state from each other, and H decays.
     """
 
     name = "stg.ssd"
-    operands = (*_INPUTS, "start*")
     example = (
         "%y = stg.ssd[chunk = 256](%x, %dt, %A_log, %b, %c, %skip, %dt_bias) : bf16[B, S, H, K]"
     )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _scores(op, n) + _inside(op, n) + _states(n) * 2 + _passed(op, n)
+        chunks = _scores(op, n) + _inside(op, n) + _states(n) * 2 + _passed(op, n)
+        return self.counted(op, n, chunks)
+
+    def one(self, n: Sizes) -> Expr:
+        return count(n, "p", "g", "r") * (n["n"] * 5 + 2)
 
 
 class SsdGrad(_Ssd, ScanGrad):

@@ -244,6 +244,7 @@ class Statement(Declaration):
     record: ClassVar[type[Record]] = Record
     flags: ClassVar[tuple[Flag, ...]] = ()
     repeats: ClassVar[bool] = False  # it may stand several times
+    training: ClassVar[str] = ""  # why a step of serving has no use for it; empty if it has
     _fields: ClassVar[tuple[_Field, ...]] = ()
 
     def __init_subclass__(cls) -> None:

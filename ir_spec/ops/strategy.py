@@ -277,6 +277,7 @@ class ShardParamsOp(Statement):
     """
 
     name, record = "stg.shard_params", ShardParamsRule
+    training = "it shards what training keeps of parameters; --tp, --pp and --ep split them"
     example = "stg.shard_params[over = dp, zero = 3, reshard = last]"
 
     def verify(self, op: Operation) -> Iterator[str]:

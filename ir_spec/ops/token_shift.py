@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import const
+from stagec.ir.expr import ONE, const
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir_spec.ops.causal_conv import halo, inner_halo
+from stagec.ir.serving import ServingStep
+from stagec.ir.types import Dim, TensorType
+from stagec.ir_spec.ops.base import STATE, no_gradient
+from stagec.ir_spec.ops.causal_conv import halo, inner_halo, parts_from_state
 from stagec.ir_spec.ops.scan_base import from_parts, to_parts
 
 
@@ -21,25 +24,53 @@ class Shift(OpDef):
     """The value of the token before, 0 for the first one; with `reverse` of the one behind.
 
     A copy, no FLOPs. Over a split sequence, each rank sends its last token to the next one; then
-    the second operand is that token, of each part.
+    the second operand is that token, of each part. With `state` it is the token before the first
+    one ([B, 1, channels...]), and the last token is a result in its place.
     """
 
     name = "stg.shift"
     operands = ("x", "edge*")
-    params = (Param("reverse", "flag", "the token behind"),)
+    results = ("result", "last?")
+    params = (
+        Param("reverse", "flag", "the token behind"),
+        STATE,
+        Param("parts", "flag", "with 'state': tokens stand behind the parts of a sequence"),
+    )
     example = "%p = stg.shift(%x) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
-        if len(op.operands) == 1:
+        if op.flag("state") or len(op.operands) == 1:
             c = "cdefg"[: op.operands[0].tensor.rank - 2]
+            if op.flag("parts"):
+                return make_rule(f"bzs{c[1:]},bzo{c[1:]}->bzs{c[1:]},bzo{c[1:]}", whole="so")
+            if op.flag("state"):
+                return make_rule(f"bs{c},bo{c}->bs{c},bo{c}", special="s", whole="o")
             return make_rule(f"bs{c}->bs{c}", special="s", linear=[0])
         c = "cdefg"[: op.operands[0].tensor.rank - 3]
         return make_rule(f"bzs{c},bzh{c}->bzs{c}", whole="sh")
 
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.flag("state") and op.flag("reverse"):
+            yield "expects 'state' or 'reverse', found both"
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in op.operands][: 1 + op.flag("state")]
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """The last token is kept, in fp32."""
+        x = op.operands[0].tensor
+        if op.flag("reverse") or not step.is_tokens(x.shape[1]):
+            return super().serve(step, op)
+        return step.carry(op, TensorType("f32", (x.dims[0], Dim(ONE), *x.dims[2:])))
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return 1 if result == 1 else None
+
     def grad(
         self, b: Builder, op: Operation, grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        (dy,) = grads
+        no_gradient(op)
+        dy = grads[0]
         attrs: dict[str, RawAttr] = {} if op.flag("reverse") else {"reverse": True}
         return [dy and b.value("stg.shift", [dy], attrs, hint=op.operands[0].prefixed("d_"))]
 
@@ -47,6 +78,11 @@ class Shift(OpDef):
         self, b: Builder, op: Operation, special: Mapping[str, tuple[str, ...]]
     ) -> Sequence[Value]:
         text = "bs" + "cdefg"[: op.operands[0].tensor.rank - 2]
+        if op.flag("state"):
+            x, before, kept = parts_from_state(b, op, ONE, special["s"])
+            names, how = [f"{r.name}_parts" for r in op.results], {"state": True, "parts": True}
+            found = b.op(op.name, [x, before], how, names=names).results[0]
+            return [from_parts(b, found, text, op.results[0].name), kept]
         x = to_parts(b, op.operands[0], text, special["s"])
         edge = halo(b, x, const(2), special["s"], -1 if op.flag("reverse") else 1)
         attrs: dict[str, RawAttr] = {"reverse": True} if op.flag("reverse") else {}
@@ -55,6 +91,10 @@ class Shift(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, back = args[0], op.flag("reverse")
+        if op.flag("state"):
+            place = 2 if op.flag("parts") else 1
+            rows = np.concatenate([args[1], x], place)
+            return np.split(rows, [x.shape[place]], place)
         axis = len(args)  # parts stand before the sequence
         edge = np.zeros_like(np.take(x, [0], axis))
         if len(args) == 2:

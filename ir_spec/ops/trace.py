@@ -152,6 +152,8 @@ class GraphOp(Declaration):
         Param("trainable", "size", "those that are trained, if others are frozen"),
         Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
+        Param("caches", "ints", "of serving: arguments that are the last results after the step"),
+        Param("inputs", "ints", "of serving: arguments by which tokens come in"),
     )
     example = "et.graph @step[ranks = dp*tp] (%x: node) -> node {\n  et.return(%x)\n}"
 

@@ -32,7 +32,7 @@ from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
-from stagec.ir.types import NODE
+from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.ir_spec.ops.pods import Crossing, message_bytes
@@ -84,10 +84,20 @@ def _lower(module: Module, func: Operation) -> None:
     attrs |= {n: func.attrs[n] for n in ("parameters", "trainable") if n in func.attrs}
     if "parameters" not in attrs:
         attrs |= module.parameter_counts()
+    if any(a.tensor.role in CACHED for f in module.functions for a in f.body.args):
+        attrs |= _served(func)
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     _Lowering(module).function(func.body, graph.make_region())
     func.erase()
+
+
+def _served(func: Operation) -> dict[str, RawAttr]:
+    """Which arguments of a step of serving are caches, and which ones its tokens."""
+    roles = [a.tensor.role for a in func.body.args]
+    caches = tuple(i for i, role in enumerate(roles) if role in CACHED)
+    inputs = tuple(i for i, role in enumerate(roles) if not role)
+    return {n: found for n, found in (("caches", caches), ("inputs", inputs)) if found}
 
 
 #: Phases whose collectives move activations and their gradients.
@@ -150,6 +160,7 @@ class _Lowering:
         """A user of a view depends on the value that is viewed."""
         for result in op.results if op.operands else ():
             viewed = op.operands[min(result.index, len(op.operands) - 1)]
+            self._nodes.pop(result, None)  # of an iteration in which the rank did work
             if viewed in self._nodes:
                 self._nodes[result] = self._nodes[viewed]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 from stagec.api import (
     Builder,
@@ -28,6 +29,8 @@ from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.ops.quantized import FORMATS, WeightFormat, WeightsRule
 
 PASS = "quantize-weights"
+#: Blocks get no smaller than this part of what the format has.
+_SMALLEST = 8
 _LETTERS = "wvuzyxtsrqponmlkjihgfedcba"
 
 
@@ -38,7 +41,7 @@ class QuantizeWeights(Pass):
     `stg.weights[format = ...]` of a strategy asks for it, or the option. It takes the parameters
     that one product inside of a repeat uses. Routers, embeddings, the head and norms keep their
     type. A block does not reach over the dimensions of a weight: along heads of 64 it has 64
-    elements.
+    elements, along 192 as well.
 
     Before:
         stg.strategy @s {
@@ -206,21 +209,22 @@ class _Blocks:
         self.spec = f"{opened(x)},{opened(weight)}{more}->{opened(out)}"
 
     def _block(self, size: Expr, block: int) -> Expr:
-        """The elements of a block along a dimension: all, where it has fewer. Where the size has no
-        value, blocks are assumed to be whole.
+        """The elements of a block along a dimension: all, where it has fewer, and 64 along 192, so
+        that blocks are whole. Where the size has no value, it is assumed that they are.
 
-        Raises `DiagnosticError` if a size is not a multiple of the block.
+        Raises `DiagnosticError` for blocks of less than an eighth of what the format has.
         """
         env = self._module.env
         if size.symbols <= env.keys():
             number = evaluate(size, env)
-            if number % min(block, number):
+            whole = gcd(number, block)
+            if number > block and whole * _SMALLEST < block:
                 raise error(
                     f"dimension {size} = {number} of a weight has no whole blocks of {block}",
                     self._op.loc,
                     remedy="choose another size of blocks, or a format with other blocks",
                 )
-            block = min(block, number)
+            block = whole if number > block else number
         if size.symbols:
             self._assume(Relation(size, "==", const(0), const(block)))
         return const(block)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from stagec.api import (
     Builder,
@@ -30,11 +31,10 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import MODES, PAST, ServingStep
+from stagec.ir.serving import MIXED, MODES, PAST, ServingStep
 from stagec.ir.traits import Terminates
+from stagec.passes.serving.mixed import Mixed, parsed_classes
 from stagec.support.suggest import did_you_mean
-
-SEQUENCE = "S"
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,21 @@ class ToServing(Pass):
           stg.return(%l)
         }
     After:
+        stg.symbols[B, S, D, H, K, V, past]
+        stg.func @f(%x: bf16[B, S, H, K], %w: bf16[H, K, V | frozen],
+            %x_cache: bf16[B, S + past, H, K | cache]) ->
+            (bf16[B, S, V], bf16[B, S + past, H, K]) {
+          %x_rows = stg.append[dim = 1, past = past](%x_cache, %x) : bf16[B, S + past, H, K]
+          %a = stg.attention[causal, past = past](%x, %x_rows, %x_rows) : bf16[B, S, H, K]
+          %z = stg.einsum["bshk,hkv->bsv"](%a, %w) : bf16[B, S, V]
+          stg.return(%z, %x_rows)
+        }
     """
 
     name = "to-serving"
     needs = Phase.SHAPED
 
-    mode: str = field(default="decode", metadata={"help": "prefill or decode"})
+    mode: str = field(default="decode", metadata={"help": "prefill, decode or mixed"})
     context: int = field(
         default=-1,
         metadata={"help": "tokens that are cached before the step (default: open, `past`)"},
@@ -72,6 +81,11 @@ class ToServing(Pass):
     longest: int = field(
         default=0,
         metadata={"help": "positions that tables of S rows have (default: open, `positions`)"},
+    )
+
+    classes: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "of mixed: the classes of sequences, decode=64x4096, prefill=1x2048+0"},
     )
 
     def run(self, module: Module) -> None:
@@ -90,29 +104,42 @@ def to_serving(module: Module, given: ToServing) -> None:
             f"'{mode}' is no step of serving",
             remedy=did_you_mean(mode, MODES) or f"choose among {', '.join(MODES)}",
         )
-    past = ZERO if given.context == 0 else _declare(module, PAST, given.context)
+    if (mode == MIXED) != bool(given.classes):
+        raise error(
+            "a mixed step has classes of sequences, and no other step has",
+            remedy='write to-serving{mode=mixed, classes=("decode=64x4096", "prefill=1x2048+0")}',
+        )
+    plain = given.context == 0 or mode == MIXED
+    past = ZERO if plain else _declare(module, PAST, given.context)
     body = module.main.body
-    _return_logits(module, body)
+    used = [a for a in body.args if a.uses]
+    new = _return_logits(module, body)
+    _erase(body, used)
     _freeze(body)
-    new, b = symbol(SEQUENCE), Builder(module.registry, body)
-    parts = _parts(module) if past != ZERO else ONE
+    b = Builder(module.registry, body)
+    parts = ONE if past == ZERO and mode != MIXED else _parts(module, new)
     step = ServingStep(
         module.registry, body, module.env, mode, new, past, b, given.kv_dtype, given.page, parts
     )
+    mixed = Mixed.of(module, step, parsed_classes(given.classes)) if given.classes else None
     _cut_tables(module, step, given.longest)
-    _serve_region(step, body)
+    _serve_region(step, body, mixed)
     logits = body.terminator.operands
-    if mode == "prefill":
-        logits = tuple(_last(module, value) for value in logits)
+    if mixed is not None:
+        chosen = logits if mixed.samples else ()
+        logits = tuple(_last(step, value, mixed.sampled) for value in chosen)
+    elif mode == "prefill":
+        last = partial(_last_row, step)
+        logits = tuple(_last(step, value, last) for value in logits)
     body.terminator.set_operands([*logits, *step.hand_out()])
-    erase_unused(body)
+    _erase(body, used)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 
-def _parts(module: Module) -> Expr:
+def _parts(module: Module, new: Expr) -> Expr:
     """Over how many ranks the strategy splits what is cached along its tokens."""
     splits = read_strategy(module).splits if module.ops("stg.strategy") else ()
-    cached = [r for r in splits if {PAST, SEQUENCE} & set(r.dims) and not r.rest]
+    cached = [r for r in splits if {PAST, *new.symbols} & set(r.dims) and not r.rest]
     over = axis_size(dict.fromkeys(a for rule in cached for a in rule.over))
     return const(evaluate(over, module.env)) if over.symbols <= module.env.keys() else over
 
@@ -134,9 +161,10 @@ def _declare(module: Module, name: str, value: int) -> Expr:
 # -- what the step returns -------------------------------------------------------------------------
 
 
-def _return_logits(module: Module, body: Region) -> None:
-    """Return the logits that losses judge, and drop what only the losses need. Logits that are made
-    of labels, such as those of tokens further on, are not there when tokens are chosen."""
+def _return_logits(module: Module, body: Region) -> Expr:
+    """Return the logits that losses judge, and drop what only the losses need; the size of their
+    dimension of tokens, a symbol: that of the decoder's, where there is an encoder. Logits that are
+    made of labels, such as those of tokens further on, are not there when tokens are chosen."""
     losses = [op for op in body.walk() if op.definition.logits(op) is not None]
     labels = {v for op in losses for v in op.operands if v is not op.definition.logits(op)}
     judged = [v for op in losses if (v := op.definition.logits(op)) is not None]
@@ -147,11 +175,23 @@ def _return_logits(module: Module, body: Region) -> None:
             module.main.loc,
             remedy="serve a language model: one whose loss is stg.cross_entropy",
         )
-    args = [a for a in body.args if a.uses]
     body.terminator.set_operands(chosen)
+    size = chosen[0].tensor.shape[1]
+    if size.symbol_name is None:
+        raise error(
+            f"a step has another number of tokens, but that of %{chosen[0].name} is {size}",
+            chosen[0].loc,
+            remedy="declare a symbol for the tokens of a sequence, such as S",
+        )
+    return size
+
+
+def _erase(body: Region, used: Sequence[Value]) -> None:
+    """Erase what the step does not compute, and arguments that it alone used: labels, and in decode
+    an encoder with its weights and inputs."""
     while erase_unused(body):
         pass
-    body.args = [a for a in body.args if a.uses or a not in args]
+    body.args = [a for a in body.args if a.uses or a not in used]
     for index, arg in enumerate(body.args):
         arg.index = index
 
@@ -180,52 +220,56 @@ def _freeze(body: Region) -> None:
             arg.type = replace(arg.tensor, role="frozen")
 
 
-def _last(module: Module, value: Value) -> Value:
-    """The last position of a value [B, S, ...]: of what it is made of, as far as each token is
-    computed by itself."""
+def _last(step: ServingStep, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:
+    """The rows of a value [B, S, ...] that are chosen: of what it is made of, as far as each token
+    is computed by itself."""
     op = value.producer
-    if op is not None and _is_apart(op):
-        operands = [_last(module, v) if _has_tokens(v) else v for v in op.operands]
-        b = Builder.after(module.registry, op, loc=op.loc)
+    if op is not None and _is_apart(step, op):
+        operands = [_last(step, v, choose) if _has_tokens(step, v) else v for v in op.operands]
+        b = Builder.after(step.registry, op, loc=op.loc)
         return b.value(op.name, operands, op.attrs, hint=value.name)
     region = value.region
     made = made_by(ToServing.name, value.loc)
     b = (
-        Builder.after(module.registry, op, loc=made)
+        Builder.after(step.registry, op, loc=made)
         if op is not None
-        else Builder(module.registry, region, 0, loc=made)
+        else Builder(step.registry, region, 0, loc=made)
     )
+    return choose(value, b)
+
+
+def _last_row(step: ServingStep, value: Value, b: Builder) -> Value:
     row = letters(value.tensor.rank)
-    taken = b.value("stg.take", [value], {"at": symbol(SEQUENCE) - 1}, hint=f"{value.name}_last")
+    at = {"at": step.new - 1}
+    taken = b.value("stg.take", [value], at, hint=f"{value.name}_last")
     spec = Quoted(f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}")
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}
     return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")
 
 
-def _has_tokens(value: Value) -> bool:
+def _has_tokens(step: ServingStep, value: Value) -> bool:
     dims = value.tensor.dims
-    return len(dims) > 1 and dims[1].size == symbol(SEQUENCE)
+    return len(dims) > 1 and step.is_tokens(dims[1].size)
 
 
-def _is_apart(op: Operation) -> bool:
+def _is_apart(step: ServingStep, op: Operation) -> bool:
     """Whether an op computes a row of dimension 1 from the same rows of operands, whatever their
     positions and number."""
     if op.region is not None or len(op.results) != 1 or "past" in op.definition.params_by_name:
         return False
     rule = op.definition.rule(op)
-    if rule is None or not _has_tokens(op.result):
+    if rule is None or not _has_tokens(step, op.result):
         return False
-    sizes = any(isinstance(v, Expr) and SEQUENCE in v.symbols for v in op.attrs.values())
+    sizes = any(isinstance(v, Expr) and step.new.symbols & v.symbols for v in op.attrs.values())
     factor = rule.results[0][1]
     if sizes or len(factor) != 1 or factor[0] in rule.whole | rule.special | rule.exchanged:
         return False
     places = [(i, d) for i, d in rule.occurrences(factor[0])]
-    along = [i for i, v in enumerate(op.operands) if _tokens_in(v)]
+    tokens = step.new.symbols
+    along = [
+        i for i, v in enumerate(op.operands) if any(tokens & s.symbols for s in v.tensor.shape)
+    ]
     return [i for i, _ in places] == along and all(d == 1 for _, d in places)
-
-
-def _tokens_in(value: Value) -> bool:
-    return any(SEQUENCE in s.symbols for s in value.tensor.shape)
 
 
 # -- tables of positions ---------------------------------------------------------------------------
@@ -258,20 +302,20 @@ def _symbol_once(module: Module, name: str) -> Expr:
 # -- the walk --------------------------------------------------------------------------------------
 
 
-def _serve_region(step: ServingStep, region: Region) -> None:
+def _serve_region(step: ServingStep, region: Region, mixed: Mixed | None) -> None:
     """Serve the ops of a region, in order; types follow."""
     for op in list(region.ops):
         if op.region is not None:
             _set_types(op.region.args, op.definition.region_args(op) or ())
-            _serve_region(step, op.region)
+            _serve_region(step, op.region, mixed)
             _set_types(op.results, op.definition.infer(op))
         elif not op.has(Terminates):
-            _serve(step, op)
+            _serve(step, op, mixed)
 
 
-def _serve(step: ServingStep, op: Operation) -> None:
+def _serve(step: ServingStep, op: Operation, mixed: Mixed | None) -> None:
     step.b = Builder.before(step.registry, op, loc=made_by(ToServing.name, op.loc))
-    values = op.definition.serve(step, op)
+    values = op.definition.serve(step, op) if mixed is None else mixed.serve(op)
     if values is None or list(values) == op.results:
         _set_types(op.results, op.definition.infer(op))
         return

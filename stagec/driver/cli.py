@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),
     "show": ("stagec.driver.show", "Print an execution trace."),
     "convert": ("stagec.driver.convert", "Convert traces, also of other tools, between formats."),
+    "scale": ("stagec.driver.scale", "Extend traces to more replicas."),
     "diff": ("stagec.driver.diff", "Tell what differs between two traces or jobs."),
     "measure": ("stagec.driver.measure", "Read times of kernels from profiler traces."),
     "fit": ("stagec.driver.fit", "Fit the constants of a machine to measured kernels."),

@@ -15,10 +15,18 @@ from stagec.ir_spec.ops.axes import AXES as ALL_AXES
 from stagec.ir_spec.ops.axes import SHARDING
 from stagec.ir_spec.ops.statement import Flag, Need, Request, Statement
 from stagec.ir_spec.ops.strategy import microbatches
+from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import Diagnostic, error
 
 #: Axes that flags give a size, slowest first; expert parallelism is a part of data parallelism.
 AXES = tuple(a for a in ALL_AXES if a != "ep")
+#: Flags about training of statements that serving has, too.
+TRAINING = {
+    "grad_dtype": "there are no gradients",
+    "reduce_dtype": "there are no gradients",
+    "master_dtype": "there is no optimizer",
+    "tp_inputs": "there is no backward to keep inputs for",
+}
 #: The dimension that context and sequence parallelism split.
 SEQUENCE = "S"
 
@@ -225,6 +233,31 @@ def lacking(request: Request, given: Flag) -> Need | None:
     return next((need for need in needed if not _is_met(request, need)), None)
 
 
+def _serving(request: Request) -> Iterator[Diagnostic]:
+    """What is about training has no place in a step of serving, and the other way round."""
+    serve = request.flags.get("serve")
+    if not serve:
+        if request["dp_attention"]:
+            yield _error("--dp-attention is about a step of serving", "add --serve, or use --sp")
+        return
+    for statement in STATEMENTS:
+        for given in statement.flags:
+            reason = statement.training or TRAINING.get(given.name, "")
+            if reason and not given.is_default(request[given.name]):
+                yield _error(f"{given.option} is about training: {reason}", "leave it out")
+    schedule = SCHEDULES.get(request["schedule"])
+    if schedule is not None and schedule.splits_weight_gradient:
+        yield _error(
+            f"--schedule {request['schedule']} is about training: it splits backward",
+            "choose gpipe, 1f1b or interleaved",
+        )
+    if serve == "decode" and request["sp"]:
+        yield _error(
+            "--sp splits the tokens of a sequence, of which a step of decode has few",
+            "leave it out, or split the sequences: --dp-attention",
+        )
+
+
 def idle(request: Request) -> Iterator[tuple[Flag, Need]]:
     """The flags that are given without what they need, and what that is."""
     for given in FLAGS.values():
@@ -267,6 +300,7 @@ RULES: tuple[Rule, ...] = (
     _ulysses,
     _pipeline,
     _recompute,
+    _serving,
     *map(_refused_by, STATEMENTS),
     without_effect,
 )

@@ -15,11 +15,12 @@ from stagec.driver.emission import emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
 from stagec.driver.measurements import measured_options, measurements
-from stagec.driver.options import job_options, take_options
+from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import Planned
 from stagec.driver.pods import compile_pods
 from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, rated_machine
+from stagec.driver.serve_steps import has_steps, steps_options
 from stagec.driver.serving import DISAGGREGATED
 from stagec.driver.streams import tell
 from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     help="Write one compact file instead, for stagec materialize and check.",
 )
 @emission_options
+@steps_options
 @click.option("--name", metavar="NAME", help="Name of the files (default: the model's).")
 @click.option("--dry-run", is_flag=True, help="Compile and print the summary, write nothing.")
 @click.option(
@@ -100,11 +102,21 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
-    output: Path | None = given["output"]
-    archive: Path | None = given["archive"]
-    _check_outputs(output, archive, given, writes=not options.print_strategy)
+    writes = not options.print_strategy
+    _check_outputs(given["output"], given["archive"], given, writes=writes)
     if options.serve == DISAGGREGATED:
         return compile_pods(options, given)
+    if has_steps(options, given):
+        from stagec.driver.compile_steps import compile_steps
+
+        return compile_steps(options, given, _durations(given))
+    return _compile_one(options, given)
+
+
+def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
+    """Compile one step, of training or of serving."""
+    output: Path | None = given["output"]
+    archive: Path | None = given["archive"]
     durations = _durations(given)
     began = time.perf_counter()
     builder = JobBuilder(options)
@@ -138,7 +150,7 @@ def command(**given: Any) -> int:
                 lambda each: replace(job, format=each), formats, output, about, given
             )
         if archive is not None:
-            _archive(job, archive, about, quiet=given["quiet"])
+            write_one_archive(job, archive, about, quiet=given["quiet"])
     if not given["quiet"]:
         from stagec.driver.tables import print_analysis
 
@@ -232,7 +244,8 @@ def _job(
     return replace(make_job(builder.module, name, *how, format_, machine), measured=measured)
 
 
-def _archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
+def write_one_archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
+    """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
     from stagec.job.archive import write_archive
 
     began = time.perf_counter()

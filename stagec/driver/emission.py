@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from stagec.job.cluster import Run
     from stagec.job.emit import Job
     from stagec.job.pods import PodsJob
+    from stagec.job.recorded import RecordedJob
     from stagec.job.writer import Emission, Progress, Written
+
+    Source = Job | PodsJob | Archive | RecordedJob
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,17 +88,18 @@ def workers(given: Mapping[str, Any]) -> Generator[Run]:
 
 
 def emit(
-    source: Job | PodsJob | Archive,
+    source: Source,
     directory: Path,
     about: Mapping[str, object],
     given: Mapping[str, Any],
 ) -> Written:
     """Write the traces of a job as asked for. Raises `DiagnosticError`."""
-    from stagec.job.pods import PodsJob
+    from stagec.job.archive import Archive
+    from stagec.job.emit import Job
     from stagec.job.writer import write_source
 
     with _emission(given) as how:
-        if given["scheduler"] is None or isinstance(source, PodsJob):
+        if given["scheduler"] is None or not isinstance(source, Job | Archive):
             return write_source(source, directory, about, how)
         from stagec.job.remote import written_by
 

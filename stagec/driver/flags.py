@@ -69,7 +69,9 @@ def words(name: str, value: object) -> Iterator[str]:
 
 def strategy_text(request: Request) -> str:
     """The strategy that flags stand for, as the text that could have been given instead."""
-    lines = (line for statement in STATEMENTS for line in statement.text(request))
+    serves = bool(request.flags.get("serve"))
+    said = (statement for statement in STATEMENTS if not (serves and statement.training))
+    lines = (line for statement in said for line in statement.text(request))
     body = "".join(f"  {line}\n" for line in lines)
     return f"stg.strategy @shorthand[mesh = @pod] {{\n{body}}}"
 

@@ -21,7 +21,7 @@ from stagec.driver.experts import check_experts, folded_axes
 from stagec.driver.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.driver.instruments import instruments
 from stagec.driver.options import JobOptions, request
-from stagec.driver.serving import Serving, beyond, read_serving
+from stagec.driver.serving import Serving, beyond, read_serving, refuse_training
 from stagec.importers.library import model_source
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
@@ -49,8 +49,8 @@ class JobBuilder:
 
     def __init__(self, options: JobOptions, *, symbolic: bool = False) -> None:
         self._preset = find_preset(options) if options.preset else None
-        if self._preset is not None and not options.model:
-            options = options.changed(model=self._preset.model)
+        if self._preset is not None:
+            options = _of_preset(options, self._preset)
         self.options, self._symbolic = complete(options), symbolic
         self._kv_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
@@ -87,6 +87,8 @@ class JobBuilder:
             check_sequence(options, module.symbols)
         self._check_options(module)
         self._add_strategy(module)
+        if self.serving is not None:
+            refuse_training(module)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
         self._default_batch(module)
@@ -94,7 +96,7 @@ class JobBuilder:
 
     def _serving(self, module: Module) -> Serving | None:
         """The step of serving that options ask for, whose sizes the module gets."""
-        found = read_serving(self.options, module.symbols, symbolic=self._symbolic)
+        found = read_serving(self.options, module, symbolic=self._symbolic)
         if found is not None:
             warning = beyond(found)
             if warning is not None:
@@ -291,6 +293,12 @@ def mesh_axes(options: JobOptions) -> dict[str, int | None]:
     if options.mesh is not None:
         return dict(options.mesh)
     return {a: n for a, n in folded_axes(options, AXES).items() if n > 1}
+
+
+def _of_preset(options: JobOptions, preset: Preset) -> JobOptions:
+    """The options with the model of a preset and the step that it serves, where none are given."""
+    step = {n: v for n, v in preset.step.items() if n not in options.explicit}
+    return options.changed(model=options.model or preset.model, **step)
 
 
 def find_preset(options: JobOptions) -> Preset:

@@ -76,6 +76,7 @@ class _Job:
     context: int | None = None
     chunk: int | None = None
     speculative: int | None = None
+    step: str | None = None
     prefill: str | None = None
     decode: str | None = None
     page: int = 1

@@ -31,7 +31,13 @@ def command(name: str | None, as_json: bool) -> None:
         write_output(known[name].text, None)
     elif as_json:
         rows = [
-            {"name": p.name, "title": p.title, "model": p.model, "sizes": dict(p.values)}
+            {
+                "name": p.name,
+                "title": p.title,
+                "model": p.model,
+                "sizes": dict(p.values),
+                "step": dict(p.step),
+            }
             for p in known.values()
         ]
         write_output(json.dumps(rows, indent=1) + "\n", None)
@@ -44,7 +50,7 @@ def _print_table(known: Mapping[str, Preset]) -> None:
 
     rows = table("Presets", "name", "run", "model", "sizes", text_columns=4)
     for p in known.values():
-        sizes = ", ".join(f"{n} = {v}" for n, v in p.values.items())
+        sizes = ", ".join(f"{n} = {v}" for n, v in {**p.values, **p.step}.items())
         rows.add_row(p.name, p.title, p.model, sizes)
     console(sys.stdout, 150).print(rows)
     tell(

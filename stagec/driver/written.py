@@ -12,11 +12,9 @@ from stagec.driver.streams import tell
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
+    from stagec.driver.emission import Source
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
-    from stagec.job.archive import Archive
-    from stagec.job.emit import Job
-    from stagec.job.pods import PodsJob
     from stagec.job.writer import Written
 
 
@@ -58,7 +56,7 @@ def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, A
 
 
 def write_formats(
-    source: Callable[[Format], Job | PodsJob | Archive],
+    source: Callable[[Format], Source],
     formats: Sequence[Format],
     output: Path,
     about: Mapping[str, object],
@@ -84,7 +82,7 @@ def write_formats(
     return found
 
 
-def _announce(sources: Sequence[Job | PodsJob | Archive], given: Mapping[str, Any]) -> None:
+def _announce(sources: Sequence[Source], given: Mapping[str, Any]) -> None:
     """What large files hold and how large they get, before they are written."""
     from stagec.driver.tables import bytes_text
     from stagec.formats.base import JobFormat

@@ -64,7 +64,8 @@ class Rope:
     """Rotary positions: the symbol of their base, and how many first elements of a head are
     rotated, or last ones; pairs are the two halves of these, or neighbours. `scaling` are the
     static parameters that stretch the frequencies. With `sections`, static parameters too, the
-    positions are data, an operand `%places` of the block."""
+    positions are data, an operand `%places` of the block. What is rotated may be `cached` in place
+    of what follows from it."""
 
     base: str = "theta"
     part: str | None = None
@@ -72,6 +73,7 @@ class Rope:
     scaling: str = ""
     last: bool = False
     sections: str = ""
+    cached: bool = False
 
     def step(self) -> str:
         """The operation, on `{}`."""
@@ -79,6 +81,7 @@ class Rope:
         if self.part:
             words.append(f"{'last' if self.last else 'first'} = {self.part}")
         words += ["interleaved"] if self.interleaved else []
+        words += ["cached"] if self.cached else []
         words += [word for word in (self.scaling, self.sections) if word]
         places = ", %places" if self.sections else ""
         return f"stg.rope[{', '.join(words)}]({{}}{places})"

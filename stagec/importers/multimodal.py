@@ -11,6 +11,7 @@ from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.idle import Idle, clip, gates, read_idle, siglip
 from stagec.importers.images import read_qwen2_5_vl_images
+from stagec.importers.images_llama import read_mllama_images
 from stagec.importers.kin import Kin, Sizes
 from stagec.importers.llama import FAMILIES as LANGUAGES
 from stagec.importers.llama import read_qwen2
@@ -215,7 +216,13 @@ FAMILIES: Sequence[ModelFamily] = (
         read_images=read_qwen2_5_vl_images,
     ),
     ModelFamily("Qwen2-VL", ("qwen2_vl",), read_qwen2_vl, "Qwen2; tower of ViT, 2 x 2 merger"),
-    ModelFamily("Llama 3.2 Vision", ("mllama",), read_mllama, "gated cross attention, tiles"),
+    ModelFamily(
+        "Llama 3.2 Vision",
+        ("mllama",),
+        read_mllama,
+        "gated cross attention, tiles",
+        read_images=read_mllama_images,
+    ),
     ModelFamily(
         "LLaVA", ("llava", "llava_next"), read_llava, "Llama's kin; tower of CLIP or SigLIP"
     ),

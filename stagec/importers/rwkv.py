@@ -6,7 +6,7 @@ from stagec.importers.blocks import LAYER
 from stagec.importers.common import read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
-from stagec.importers.stack import Decoder, arguments
+from stagec.importers.stack import Decoder, Layer, Part, arguments
 from stagec.importers.state_space import begin_scans
 from stagec.importers.text import Body, ModelText
 
@@ -53,8 +53,8 @@ def read_rwkv7(config: Config) -> ModelText:
 def _rwkv7_layer(value: str, name: str) -> Body:
     body = Body()
     n1 = LAYER.write(body, "n1", "%h", "time_norm")
-    step = body.let("step", f"stg.call @rwkv7_step({n1})")
-    body.let("x_v", f"stg.call @rwkv7_mix[as = v]({n1}, {step})")
+    step = body.let("step", f"stg.call @token_step({n1})")
+    body.let("x_v", f"stg.call @token_mix[as = v]({n1}, {step})")
     v = body.let("v", value)
     t = body.let("t", f"stg.call @rwkv7_time({n1}, {step}, {v})")
     r1 = body.let("r1", f"stg.add(%h, {t})")
@@ -65,4 +65,33 @@ def _rwkv7_layer(value: str, name: str) -> Body:
     return body
 
 
-FAMILIES = (ModelFamily("RWKV-7", ("rwkv7",), read_rwkv7, "token shift, generalised delta rule"),)
+# -- RWKV-6 ----------------------------------------------------------------------------------------
+
+
+def read_rwkv6(config: Config) -> ModelText:
+    """RWKV-6, Finch (arXiv 2404.05892), by the keys of RWKV/rwkv-6-world; ranks are those of its
+    code, which no key states."""
+    text, count = begin_scans(config, "RWKV-6", 4096, 32, 65536)
+    d = text.symbols["D"].value or 1
+    config.only("attention_hidden_size", d)
+    config.skip("num_attention_heads", "context_length", "rescale_every")
+    config.only("head_size_divisor", 8)
+    p = read_size(config, text, "P", "head_size", default=64)
+    if d % p:
+        raise config.refuse("head_size", f"is {p}, which does not divide {d}")
+    text.symbol("H_m", d // p, "hidden_size / head_size")
+    read_size(config, text, "F", "intermediate_size", default=int(d * 3.5) // 32 * 32)
+    wide = d >= 4096
+    text.symbol("R_m", 64 if wide else 32, "of the mixture: 64 from a width of 4096 on")
+    text.symbol("R_w", 128 if wide else 64, "of the decay: 128 from a width of 4096 on")
+    text.use("rwkv6", "D H_m P R_m R_w F")
+    layer = Layer([Part("rwkv6_time", "time", LAYER), Part("rwkv6_channel", "channel", LAYER)])
+    tied = config.flag("tie_word_embeddings", default=False)
+    decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)
+    return decoder.write(text, {"layers": layer}, ["layers"] * count)
+
+
+FAMILIES = (
+    ModelFamily("RWKV-6", ("rwkv6",), read_rwkv6, "token shift by data, decays of each element"),
+    ModelFamily("RWKV-7", ("rwkv7",), read_rwkv7, "token shift, generalised delta rule"),
+)

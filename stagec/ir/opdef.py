@@ -33,6 +33,7 @@ _K = TypeVar("_K")
 _COMMON = (
     Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES),
     Param("fused", "int", "computations of a region with the same number are one kernel"),
+    Param("cached", "flag", "serving caches this value, not what follows from it"),
 )
 
 
@@ -185,9 +186,9 @@ class OpDef:
     # -- serving -----------------------------------------------------------------------------------
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """Build what the op becomes in a step of serving, before it; returns the values that replace
-        its results, `op.results` for an op that is changed and stays. None: nothing changes, as for
-        an op that treats each token by itself.
+        """Build what the op becomes in a step of serving, before it; returns the values that
+        replace its results, `op.results` for an op that is changed and stays. None: nothing
+        changes, as for an op that treats each token by itself.
 
         State that it keeps comes from `step`. Raises `DiagnosticError` if there is no such form.
         """

@@ -24,8 +24,9 @@ from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim, TensorType
 
 #: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.
-MODES = ("prefill", "decode")
-#: The symbol of the tokens that are cached before a step.
+MIXED = "mixed"
+MODES = ("prefill", "decode", MIXED)
+#: The symbol of the tokens of each sequence that are cached before a step.
 PAST = "past"
 
 
@@ -49,6 +50,9 @@ class ServingStep:
     page: int = 1
     parts: Expr = ONE
     kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+    _appended: dict[tuple[Value, int, Expr | None], Value] = field(
+        default_factory=dict[tuple[Value, int, "Expr | None"], Value]
+    )
 
     @property
     def seen(self) -> Expr:
@@ -84,10 +88,13 @@ class ServingStep:
     def append(self, new: Value, *, dim: int = 1, span: Expr | None = None) -> Value:
         """Cache a value that has the new tokens along a dimension: the rows that the queries of the
         step may see, [.., T, ..] with T = past + S, or min(past + S, span - 1 + S) where a query
-        sees only `span` keys up to its own."""
-        rows = self._rows(span)
-        if self.dtype and new.tensor.dtype != self.dtype:
-            new = self.b.value("stg.cast", [new], {"to": self.dtype}, hint=new.name)
+        sees only `span` keys up to its own. A value is cached once."""
+        if (new, dim, span) not in self._appended:
+            self._appended[new, dim, span] = self._append(new, dim, span)
+        return self._appended[new, dim, span]
+
+    def _append(self, new: Value, dim: int, span: Expr | None) -> Value:
+        rows, new = self._rows(span), self._typed(new)
         dims = list(new.tensor.dims)
         dims[dim] = Dim(rows)
         cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, tuple(dims)))
@@ -102,6 +109,12 @@ class ServingStep:
         self.keep(cache, updated)
         return updated
 
+    def _typed(self, new: Value) -> Value:
+        """What is cached, in the element type of caches."""
+        if not self.dtype or new.tensor.dtype == self.dtype:
+            return new
+        return self.b.value("stg.cast", [new], {"to": self.dtype}, hint=new.name)
+
     def _rows(self, span: Expr | None) -> Expr:
         """The rows of a cache, whole pages on each of the ranks that split it."""
         rows, unit = self.seen, self.parts * self.page
@@ -114,13 +127,23 @@ class ServingStep:
 
     def once(self, value: Value) -> Value:
         """Cache a value that is the same in all steps of a sequence, such as keys of an encoder:
-        prefill computes and keeps it, decode has it as an argument alone."""
-        cache = self.cache(value.name + "_cache", value.tensor)
-        held = cache
-        if self.mode != "decode":
+        a prefill of the first tokens computes and keeps it, all others have it as an argument."""
+        value = self._typed(value)
+        held = cache = self.cache(value.name + "_cache", value.tensor)
+        if self.mode != "decode" and self.past == ZERO:
             held = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
         self.keep(cache, held)
         return held
+
+    def carry(self, op: Operation, type_: TensorType) -> list[Value]:
+        """The op with its flag `state`: the last operand is a state of this type, the last result
+        what becomes of it. Returns the other results."""
+        name = op.results[0].name
+        cache = self.state(f"{name}_state", type_)
+        names = [*(r.name for r in op.results), f"{name}_next"]
+        made = self.b.op(op.name, [*op.operands, cache], {**op.attrs, "state": True}, names=names)
+        self.keep(cache, made.results[-1])
+        return made.results[:-1]
 
     def state(self, name: str, type_: TensorType) -> Value:
         """State of a size that does not grow with the context, such as that of a scan: as `cache`,

@@ -21,15 +21,16 @@ from stagec.formats.chakra.nodes import (
     TraceError,
     TraceNode,
     decode_node,
-    varint,
+    prefixed,
 )
-from stagec.program.groups import GroupAxes
+from stagec.program.groups import NO_GROUP, GroupAxes
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.support.diagnostics import error
 
 _COPIES = {NodeKind.MEM_LOAD: ("load", "device"), NodeKind.MEM_STORE: ("store", "host")}
 _ENDS = {NodeKind.SEND: "send", NodeKind.RECV: "recv"}
-_Way = tuple[str, int]
+#: An axis, and the coordinate of the other end of a message less one's own.
+Way = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,12 +46,10 @@ def stored_seconds(node: Node) -> float:
 
 
 @dataclass
-class _Read:
-    """The columns of a program, as far as they are read."""
+class ProgramReader:
+    """The columns of a program, as far as they are read from the records of a rank."""
 
     mesh: Mapping[str, int]
-    groups: Mapping[int, GroupAxes]
-    ways: Mapping[int, _Way]
     known: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
     prototypes: list[Node] = field(default_factory=list[Node])
     prototype: list[int] = field(default_factory=list[int])
@@ -61,14 +60,14 @@ class _Read:
     alloc: list[int] = field(default_factory=list[int])
     free: list[int] = field(default_factory=list[int])
 
-    def take(self, node: TraceNode, end: int) -> None:
-        """Take in the next node, whose record ends with the byte `end`. Raises ValueError for one
-        that is numbered otherwise, or that waits for a later one."""
+    def take(self, node: TraceNode, axes: GroupAxes = NO_GROUP, way: Way = ("", 0)) -> None:
+        """Take in the next node: a collective over `axes`, or an end of a message along a way.
+        Raises ValueError for one that is numbered otherwise, or that waits for a later one."""
         if node.id != len(self.starts):
             raise ValueError(f"{node.label}: expected node {len(self.starts)}")
         if not all(0 < other < node.id for other in (*node.data_deps, *node.ctrl_deps)):
             raise ValueError(f"{node.label} waits for no earlier node")
-        found = self._node(node, end)
+        found = self._node(node, axes, way)
         what = found.kind, found.name, found.size, found.flops, found.seconds
         facts = *what, found.group, found.over, found.by
         if facts not in self.known:
@@ -82,15 +81,15 @@ class _Read:
         self.alloc.append(_integer(node, "alloc_bytes"))
         self.free.append(_integer(node, "free_bytes"))
 
-    def _node(self, node: TraceNode, end: int) -> StoredNode:
+    def _node(self, node: TraceNode, axes: GroupAxes, way: Way) -> StoredNode:
         phase = node.name.partition("/")[0]
         if node.kind == NodeKind.COLL:
-            kind, axes = CollKind(_integer(node, "comm_type")).label, self.groups[end]
+            kind = CollKind(_integer(node, "comm_type")).label
             size = _integer(node, "comm_size")
             full = size * axes.size(self.mesh) if kind == "all_gather" else size
             return StoredNode(kind, node.name, phase, full, group=axes)
         if node.kind in _ENDS:
-            kind, (over, towards) = _ENDS[NodeKind(node.kind)], self.ways[end]
+            kind, (over, towards) = _ENDS[NodeKind(node.kind)], way
             by = towards if kind == "send" else -towards
             return StoredNode(kind, node.name, phase, _integer(node, "comm_size"), over=over, by=by)
         size = _integer(node, "tensor_size")
@@ -124,11 +123,12 @@ def stored_program(
     memory events. Raises `DiagnosticError` for records that are none of stagec's."""
     groups = {int(end): axes for axes, ends in variant.ends.items() for end in ends}
     ways = {int(end): way for way, ends in variant.peers.items() for end in ends}
-    read = _Read(mesh, groups, ways)
+    read = ProgramReader(mesh)
     try:
         for offset, raw in split_records(path, variant.data.tobytes()):
-            node = decode_node(path, offset, raw)
-            read.take(node, offset + len(varint(len(raw))) + len(raw) - 1)
+            node, end = decode_node(path, offset, raw), offset + len(prefixed(raw)) - 1
+            axes = groups[end] if node.kind == NodeKind.COLL else NO_GROUP
+            read.take(node, axes, ways[end] if node.kind in _ENDS else ("", 0))
         return read.program(name, _static(memory))
     except (TraceError, KeyError, OverflowError, ValueError) as problem:
         raise error(

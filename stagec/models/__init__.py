@@ -42,13 +42,15 @@ class LibraryModel:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A published run: a model of the library, sizes, and the text of a mesh and a strategy."""
+    """A published run: a model of the library, sizes, and the text of a mesh and a strategy; of a
+    server the options of its step too, by their names on the command line."""
 
     name: str
     title: str
     model: str
     strategy_name: str
     values: Mapping[str, int]
+    step: Mapping[str, str | int]
 
     @property
     def text(self) -> str:
@@ -61,7 +63,8 @@ def presets() -> Mapping[str, Preset]:
     """All presets, by name."""
     catalog = tomllib.loads(library_text("presets.toml"))
     return {
-        n: Preset(n, e["title"], e["model"], e["strategy"], e["set"]) for n, e in catalog.items()
+        n: Preset(n, e["title"], e["model"], e["strategy"], e.get("set", {}), e.get("step", {}))
+        for n, e in catalog.items()
     }
 
 

@@ -18,6 +18,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.phases import Phase
 from stagec.schedule.base import Schedule
+from stagec.serving.policy import BatchingPolicy
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
@@ -198,7 +199,8 @@ def option_text(value: object) -> str:
 @dataclass(frozen=True)
 class Plugin:
     """What a package or file brings: passes, ops, named pipelines (their text by name), schedules
-    of pipeline stages, formats of traces, and families of models whose configurations are read."""
+    of pipeline stages, formats of traces, families of models whose configurations are read, and
+    batching policies of servers."""
 
     name: str = "plugin"
     passes: tuple[type[Pass], ...] = ()
@@ -207,3 +209,4 @@ class Plugin:
     schedules: tuple[Schedule, ...] = ()
     formats: tuple[Format, ...] = ()
     families: tuple[ModelFamily, ...] = ()
+    policies: tuple[BatchingPolicy, ...] = ()

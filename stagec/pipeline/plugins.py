@@ -25,6 +25,7 @@ from stagec.pipeline.spec import Pipeline, parse_pipeline, parse_specs
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.registry import known_schedules
+from stagec.serving.policy import BatchingPolicy, known_policies, policies_of
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.source import UNKNOWN, FileLoc, Loc
 
@@ -65,6 +66,7 @@ class Loaded:
         steps += [partial(self._add_schedule, s, plugin.name) for s in plugin.schedules]
         steps += [partial(self._add_format, f, plugin.name) for f in plugin.formats]
         steps += [partial(self._add_family, f, plugin.name) for f in plugin.families]
+        steps += [partial(self._add_policy, p, plugin.name) for p in plugin.policies]
         for step in steps:
             try:
                 step()
@@ -117,6 +119,18 @@ class Loaded:
             )
         known_families([*families_of(self.registry.extras), family])
         self.registry.extras.append(family)
+
+    def _add_policy(self, policy: object, origin: str) -> None:
+        if not isinstance(policy, BatchingPolicy) or not isinstance(
+            getattr(policy, "name", None), str
+        ):
+            raise error(
+                f"plug-in '{origin}' brings {policy!r} as a batching policy",
+                remedy='bring instances of stagec.api.BatchingPolicy with name = "mine"',
+            )
+        known_policies([*policies_of(self.registry.extras), policy])
+        self._claim(f"policy {policy.name}", origin)
+        self.registry.extras.append(policy)
 
     def _claim(self, name: str, origin: str) -> None:
         taken = self.origins.get(name)

@@ -66,13 +66,13 @@ class RankClass:
     def program(self) -> Program:
         """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
         many."""
-        return unroll(self.graph, self.name, *self._given())
+        return unroll(self.graph, self.name, *self.given())
 
     def issued(self) -> list[Run]:
         """The same nodes in runs, see `Stepper.runs`. Raises `DiagnosticError` for far too many."""
-        return unrolled(self.graph, *self._given()).runs()
+        return unrolled(self.graph, *self.given()).runs()
 
-    def _given(self) -> _Given:
+    def given(self) -> _Given:
         where = self.module, self.graph, self.stage
         joined = joined_axis(self.module, self.graph)
         order = Order(actions_of(*where), receives_of(*where), joined)
@@ -130,7 +130,7 @@ def rank_classes(module: Module) -> list[RankClass]:
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
             if isinstance(env, Watched):
-                given = Watched(given, env.decisions)
+                given = Watched(given, env.decisions, inner)
             sizes = tuple(i for a, i in coords.items() if loads or a in indices)
             templates = shared.setdefault(sizes, {})
             found.append(RankClass(module, graph, coords, given, inner, channels, loads, templates))

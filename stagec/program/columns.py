@@ -84,7 +84,7 @@ class Columns:
         place[issued] = np.arange(1, len(issued) + 1)
         prototype = facts.prototype[issued]
         sources, targets, control = facts.edges()
-        streams = _streams(self._prototypes, prototype)
+        streams = stream_edges(self._prototypes, prototype)
         starts, middle, edges = sorted_edges(
             len(issued),
             np.concatenate([place[sources], streams[0]]),
@@ -185,7 +185,7 @@ def cut_buckets(
                 yield node.id, None if ready is None else ready.id
 
 
-def _streams(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
+def stream_edges(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
     """The edges, by final identifiers, that keep each stream in order: first those of blocking
     collectives, from and to computations."""
     ways: dict[tuple[str, str, int], int] = {}

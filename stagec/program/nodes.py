@@ -20,6 +20,9 @@ Ints = npt.NDArray[np.int64]
 NODE_KINDS = ("comp", "coll", "send", "recv", "store", "load")
 
 
+#: The kind of a node that stands for what another step makes.
+OUTSIDE = "outside"
+
 #: The names of record types in Chakra's schema.
 _RECORDS: Mapping[str, str] = {
     "comp": "COMP_NODE",
@@ -102,7 +105,7 @@ class Node:
     @property
     def is_computation(self) -> bool:
         """Whether it computes."""
-        return not (self.group or self.over or self.to)
+        return not (self.group.axes or self.over or self.to)
 
 
 @dataclass(slots=True)

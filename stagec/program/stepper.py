@@ -6,8 +6,9 @@ computed right before; what it was when it was first seen is its template.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
@@ -18,7 +19,7 @@ import numpy as np
 from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
 from stagec.program.groups import Channel
-from stagec.program.nodes import MICROBATCH, Ints, Node, Program, Ref
+from stagec.program.nodes import MICROBATCH, OUTSIDE, Ints, Node, Program, Ref
 from stagec.program.runs import Run, issued_runs
 from stagec.program.sizes import Layered
 from stagec.program.stamp import (
@@ -34,6 +35,7 @@ from stagec.program.stamp import (
     build,
     flat,
     front_of,
+    leaves,
     make_template,
 )
 from stagec.program.unroller import Unroller, handle_of
@@ -77,6 +79,28 @@ class Stepper(Unroller):
     ) -> None:
         super().__init__(env, channels, loads, order.joined)
         self._steps, self._templates = order, templates
+        self.returned: list[Ref] = []
+
+    def take(self, value: Value, name: str, shape: Shape) -> list[str]:
+        """Let nodes stand for a value of this shape that comes from an earlier step; their
+        names."""
+        names: list[str] = []
+        self._refs[value] = build(shape, self._outside(name, names))
+        return names
+
+    def leave(self, name: str, ref: Ref) -> list[str]:
+        """Let nodes stand for what a later step takes of a value; their names."""
+        names: list[str] = []
+        for made, node in zip(leaves(ref), self._outside(name, names), strict=False):
+            node.deps.append(made)
+        return names
+
+    def _outside(self, name: str, names: list[str]) -> Iterator[Node]:
+        for i in itertools.count():
+            names.append(f"{name}/{i}")
+            node = Node(OUTSIDE, names[-1], "", 0)
+            self._issue(node)
+            yield node
 
     def finish(self, name: str) -> Program:
         """All nodes in their final order, with identifiers and control dependencies."""

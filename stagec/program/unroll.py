@@ -7,13 +7,15 @@ collectives, and the messages of each ordered pair of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from stagec.ir.core import Operation, Region
 from stagec.ir.decisions import NumberOf, ask
 from stagec.program.groups import Channel
+from stagec.program.join import StepProgram
 from stagec.program.nodes import Program
 from stagec.program.sizes import Layered
+from stagec.program.stamp import NODE, shape_of
 from stagec.program.stepper import Order, Stepper, Templates
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_ITERATIONS
@@ -72,8 +74,38 @@ def unrolled(
     found = Stepper(
         env, order or Order(), channels or {}, loads, {} if templates is None else templates
     )
-    found.region(graph.body)
+    found.returned = found.region(graph.body)
     return found
+
+
+def unroll_step(
+    graph: Operation,
+    name: str,
+    env: Mapping[str, int],
+    order: Order,
+    channels: Mapping[Channel, int],
+    loads: Layered | None,
+    templates: Templates,
+    takes: Mapping[str, str],
+    leaves: Sequence[str | None],
+) -> StepProgram:
+    """Unroll an et.graph that is one step of several: `takes` are names of what its arguments take
+    from earlier steps, by argument, `leaves` those of what its results leave, or None.
+
+    A stacked value has the shape of what is left by its name, so a graph is unrolled once to know
+    it. Raises `DiagnosticError` as `unroll` does.
+    """
+    given = env, order, channels, loads, templates
+    named = [(v, takes[v.name]) for v in graph.body.args if v.name in takes]
+    ends = unrolled(graph, *given).returned
+    shapes = {n: shape_of(r) for n, r in zip(leaves, ends, strict=True) if n is not None}
+    found = Stepper(*given)
+    heads = [h for v, n in named for h in found.take(v, n, shapes.get(n, NODE))]
+    ends = found.region(graph.body)
+    tails = [
+        t for n, r in zip(leaves, ends, strict=True) if n is not None for t in found.leave(n, r)
+    ]
+    return StepProgram(found.finish(name), heads, tails, channels)
 
 
 def _count(region: Region, env: Mapping[str, int]) -> int:

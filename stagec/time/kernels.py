@@ -56,13 +56,24 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 
 
 def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
-    """The same on a device that has been at work for long, with `efficiency.sustained`."""
+    """The same on a device that has been at work for long, with `efficiency.sustained`: of products
+    and attention. Those that mostly wait for memory, as in decode, heat it less: they keep their
+    speed."""
     seconds = kernel_seconds(machine, kernels)
     efficiency = machine.efficiency
     if efficiency.kernels == "roofline":
         return seconds
-    products = np.array([k.kind != "memory" for k in kernels], dtype=bool)
+    products = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
     return np.where(products, seconds / efficiency.sustained.products, seconds)
+
+
+def _is_bound_by_units(machine: Machine, kernel: Kernel) -> bool:
+    """Whether a product or attention multiplies for more than a quarter of the time that it moves
+    bytes, both at their peaks."""
+    if kernel.kind == "memory":
+        return False
+    moving = kernel.bytes / machine.memory.bandwidth.value
+    return 4 * kernel.flops / peak(machine, kernel.dtype) >= moving
 
 
 def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel]) -> Floats:

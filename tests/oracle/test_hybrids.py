@@ -21,7 +21,13 @@ from stagec.ir.opdef import Array
 from tests.configurations import SCANS, small
 from tests.support import PLACE, STEP, each_value, inputs_of, pairwise, run_numeric, run_passes
 
-RINGS = {"mamba", "falcon_mamba", "mamba2", "rwkv7"}  # without attention no order is to be chosen
+RINGS = {
+    "mamba",
+    "falcon_mamba",
+    "mamba2",
+    "rwkv6",
+    "rwkv7",
+}  # without attention no order is to be chosen
 FACTORS: Mapping[str, Sequence[Any]] = {
     "axes": (
         {"tp": 2},

@@ -63,7 +63,7 @@ JOINT = ("FluxTransformer2DModel",)
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
-ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv7")
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv6", "rwkv7")
 SCANNED = (*(name for name in SCANS if name not in ALONE), "minimax", "minimax_text_01")
 
 

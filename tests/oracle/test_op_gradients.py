@@ -100,6 +100,12 @@ CASES = {
         "B, S, H, N",
     ),
     "shift": Case(X, "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "B, S, D"),
+    "wkv6": Case(
+        ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k"))
+        + ", %v: f32[B, S, H, N | param], %now: f32[H, E | param]",
+        "%y = stg.wkv6(%r, %w, %k, %v, %now)",
+        "B, S, H, N",
+    ),
     "wkv7": Case(
         ", ".join(f"%{n}: f32[B, S, H, E | param]" for n in ("r", "w", "k", "v", "kappa", "a")),
         "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",

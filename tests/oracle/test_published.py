@@ -180,10 +180,24 @@ def minimax(p: Params) -> float:
     return language_loss(stack(p["embed"][p["tokens"]], p, layers, order), p)
 
 
-def rwkv7(p: Params) -> float:
-    def normed(x: Array, p: Params, name: str) -> Array:
-        return nn.layer_norm(x, p[f"{name}_w"], p[f"{name}_b"])
+def normed(x: Array, p: Params, name: str) -> Array:
+    """LayerNorm with the parameters of this name."""
+    return nn.layer_norm(x, p[f"{name}_w"], p[f"{name}_b"])
 
+
+def rwkv6(p: Params) -> float:
+    def layer(x: Array, p: Params) -> Array:
+        x = x + nn.rwkv6_time(normed(x, p, "time_norm"), under(p, "rwkv6_time"))
+        n, own = normed(x, p, "channel_norm"), under(p, "rwkv6_channel")
+        k, r = (n + (nn.before(n) - n) * own[f"{name}/mix"] for name in "kr")
+        return x + nn.sigmoid(r @ own["w_r"]) * (np.maximum(k @ own["w_k"], 0) ** 2 @ own["w_v"])
+
+    x = normed(p["embed"][p["tokens"]], p, "embed_norm")
+    x = stack(x, p, {"layers": layer}, " ".join(["layers"] * 4))
+    return loss(normed(x, p, "norm") @ p["head"], p["labels"])
+
+
+def rwkv7(p: Params) -> float:
     def layer(x: Array, p: Params, first: Array | None) -> tuple[Array, Array]:
         n = normed(x, p, "time_norm")
         x_v = n + (nn.before(n) - n) * p["v/mix"]
@@ -196,7 +210,7 @@ def rwkv7(p: Params) -> float:
             v = v + (first - v) * share
         x = x + nn.rwkv7_time(n, under(p, "rwkv7_time"), v)
         n, own = normed(x, p, "channel_norm"), under(p, "rwkv7_channel")
-        mixed = n + (nn.before(n) - n) * own["rwkv7_mix/mix"]
+        mixed = n + (nn.before(n) - n) * own["token_mix/mix"]
         return x + np.maximum(mixed @ own["w_k"], 0) ** 2 @ own["w_v"], v
 
     x = normed(p["embed"][p["tokens"]], p, "embed_norm")
@@ -217,9 +231,10 @@ MODELS: Mapping[str, tuple[dict[str, Any], Model]] = {
     "mamba2": ({"n_groups": 2}, partial(state_space, "mamba2", nn.mamba2)),
     "qwen3_next": ({"num_key_value_heads": 2}, qwen3_next),
     "minimax_m1": ({}, minimax),
+    "rwkv6": ({}, rwkv6),
     "rwkv7": ({}, rwkv7),
 }
-QUICK = ("llama", "deepseek_v3", "mamba2", "qwen3_next", "rwkv7")
+QUICK = ("llama", "deepseek_v3", "mamba2", "qwen3_next", "rwkv6", "rwkv7")
 
 
 @pytest.mark.parametrize(

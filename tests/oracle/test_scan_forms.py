@@ -157,6 +157,19 @@ def wkv(x: Mapping[str, Array], n: Counter) -> Array:
     return y
 
 
+def wkv6(x: Mapping[str, Array], n: Counter) -> Array:
+    """arXiv 2404.05892, the kernel of section 4, element by element: seven operations each."""
+    y = np.zeros_like(x["v"])
+    for b, h, i, j in np.ndindex(SIZES["B"], SIZES["H"], SIZES["K"], SIZES["V"]):
+        state = 0.0
+        for t in range(SIZES["S"]):
+            kv = x["k"][b, t, h, i] * x["v"][b, t, h, j]
+            y[b, t, h, j] += x["r"][b, t, h, i] * (x["now"][h, i] * kv + state)
+            state = np.exp(-np.exp(x["w"][b, t, h, i])) * state + kv
+            n.flops += 7
+    return y
+
+
 def conv(x: Mapping[str, Array], n: Counter) -> Array:
     """Each channel alone; the products of the padded sequence."""
     y = np.zeros_like(x["x"])
@@ -198,6 +211,11 @@ FORMS = {
         "stg.selective_scan(%x, %dt, %A, %b, %c, %sk, %bias)",
         {"x": "B, S, V", "dt": "B, S, V", **_MAMBA1},
         selective,
+    ),
+    "wkv6": Form(
+        "stg.wkv6(%r, %w, %k, %v, %now)",
+        {**dict.fromkeys("rwk", "B, S, H, K"), "v": "B, S, H, V", "now": "H, K"},
+        wkv6,
     ),
     "wkv7": Form(
         "stg.wkv7(%r, %w, %k, %v, %kappa, %a)",

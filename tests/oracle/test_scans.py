@@ -89,6 +89,11 @@ OPS = {
         "%y0 = stg.shift[reverse](%x)\n    %y = stg.mul(%x, %y0)",
         "bshk",
     ),
+    "wkv6": (
+        params(**dict.fromkeys(("r", "w", "k", "v"), HEADS), now="H, K"),
+        "%y = stg.wkv6(%r, %w, %k, %v, %now)",
+        "bshk",
+    ),
     "wkv7": (
         params(**dict.fromkeys(("r", "w", "k", "v", "kappa", "a"), HEADS)),
         "%y = stg.wkv7(%r, %w, %k, %v, %kappa, %a)",

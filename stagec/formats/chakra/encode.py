@@ -124,7 +124,11 @@ def micros(seconds: float) -> int:
 
 def _serialise(program: Program, writer: TraceWriter, widths: Mapping[GroupAxes, int]) -> Variant:
     metadata = np.frombuffer(encode_metadata(SCHEMA_VERSION), dtype=np.uint8)
-    alike = _same_layout(program) if writer.tensors is None else _alone(program)
+    alike = (
+        _same_layout(program, timed=writer.durations is not None)
+        if writer.tensors is None
+        else _alone(program)
+    )
     kinds = list(alike)
     records = [
         _serialise_like(
@@ -164,8 +168,8 @@ def _alone(program: Program) -> Iterator[Ints]:
     return iter(np.arange(len(program), dtype=np.int64).reshape(-1, 1))
 
 
-def _same_layout(program: Program) -> Iterator[Ints]:
-    """The nodes (from 0) of each layout."""
+def _same_layout(program: Program, *, timed: bool) -> Iterator[Ints]:
+    """The nodes (from 0) of each layout; kernels matter where they are `timed`."""
     count = len(program)
     numbers = np.diff(program.starts)
     inner = np.arange(len(program.edges)) - np.repeat(program.starts[:-1], numbers)
@@ -173,7 +177,7 @@ def _same_layout(program: Program) -> Iterator[Ints]:
     weights = (_varint_width(program.edges) - 1) << shift
     total = np.concatenate([[0], np.cumsum(weights)])
     edges = total[program.starts[1:]] - total[program.starts[:-1]]
-    alike = _alike(program.prototypes)[program.prototype]
+    alike = _alike(program.prototypes, timed=timed)[program.prototype]
     marked = alike[:, 2] >= 0
     digits = np.where(marked, decimal_width(program.microbatch), 0)
     single = np.where(numbers > _MOST_EDGES, np.arange(1, count + 1), 0)
@@ -191,13 +195,13 @@ def _same_layout(program: Program) -> Iterator[Ints]:
     yield from np.split(order, np.flatnonzero(differs)[1:])
 
 
-def _alike(prototypes: Sequence[Node]) -> Ints:
+def _alike(prototypes: Sequence[Node], *, timed: bool) -> Ints:
     """For each prototype: a number for all of it but its name, the length of that without the
     number of a microbatch, and where that number is in it, or -1."""
     known: dict[tuple[object, ...], int] = {}
     rows: list[tuple[int, int, int]] = []
     for n in prototypes:
-        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by, n.to, n.kernels)
+        facts = (n.kind, n.phase, n.size, n.flops, n.group, n.over, n.by, n.to, timed and n.kernels)
         mark = marker_of(n.name)
         at = len(n.name.partition(mark)[0].encode()) if mark else -1
         rows.append((known.setdefault(facts, len(known)), len(n.name.encode()) - len(mark), at))

@@ -221,8 +221,12 @@ def record_of_json(value: Mapping[str, object], *, metadata: bool = False) -> by
     try:
         ParseDict(cast("dict[str, object]", value), message, ignore_unknown_fields=True)
         return message.SerializeToString(deterministic=True)
-    except (ParseError, AttributeError, KeyError, RecursionError, TypeError) as error:
+    except _NOT_JSON as error:
         raise ValueError(f"{error}") from error
+
+
+#: What protobuf raises for JSON of another shape: a SystemError for half of a surrogate pair.
+_NOT_JSON = ParseError, AttributeError, KeyError, RecursionError, SystemError, TypeError
 
 
 def prefixed(record: bytes) -> bytes:

@@ -1,0 +1,265 @@
+"""Mixed steps: what `to-serving` does where the sequences of a step are of several classes.
+
+B counts groups of sequences that step together, S the new tokens of a group: those of the first
+class, sequence by sequence, then those of the next. Ops that treat each token by itself go over all
+of them. Any other op works on each class apart: a plain step of B*n sequences, q new tokens of each
+behind c cached ones:
+
+    %q                                            [B, S, H, K], all tokens
+    %q_0, %q_1 = stg.cut(%q)                      [B, n*q, H, K], of each class
+    stg.reshape["a(bc)de->(ab)cde"](%q_0)         [B*n, q, H, K], a plain step
+    ...                                           the op, with a cache of this class
+    stg.reshape["(ab)cde->a(bc)de"], stg.concat   [B, S, H, K], all tokens
+
+Class i has the symbols `count<i>`, `new<i>` and `past<i>`. The count of the last one is what makes
+up S, so that the parts of S add up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stagec.api import (
+    Builder,
+    Expr,
+    Module,
+    OpDef,
+    Operation,
+    Quoted,
+    Region,
+    TensorType,
+    Value,
+    const,
+    error,
+    factor_sizes,
+    letters,
+    symbol,
+)
+from stagec.ir.builder import RawAttr
+from stagec.ir.core import substitute_attr
+from stagec.ir.expr import ONE, ZERO, substitute
+from stagec.ir.latent import is_cached
+from stagec.ir.serving import ServingStep
+from stagec.serving.step import Step, parse_step
+
+BATCH = "B"
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """A class of a step: sequences of a group, new tokens of each and those cached before; `tokens`
+    are its new tokens of a group. The last new token is sampled, or `all_` are, or (`none`) no
+    one."""
+
+    count: Expr
+    new: Expr
+    past: Expr
+    tokens: Expr
+    all_: bool
+    none: bool
+
+
+def parsed_classes(classes: Sequence[str]) -> Step:
+    """The step that the option `classes` says. Raises `DiagnosticError`."""
+    return parse_step(",".join(classes))
+
+
+@dataclass(slots=True)
+class Mixed:
+    """Serves the ops of a mixed step. `step` is that of all tokens. `parts` are what values are for
+    each class, where a region has used them, `latent` those that follow from cached ones."""
+
+    step: ServingStep
+    classes: Sequence[_Class]
+    parts: dict[tuple[Value, Region], Sequence[Value]] = field(
+        default_factory=dict[tuple[Value, Region], Sequence[Value]]
+    )
+    latent: set[Value] = field(default_factory=set[Value])
+
+    @classmethod
+    def of(cls, module: Module, step: ServingStep, given: Step) -> Mixed:
+        """The classes of a step, whose sizes become symbols of the module."""
+        declared, tokens = module.ops("stg.symbols")[0], step.new
+        found: list[_Class] = []
+        for i, each in enumerate(given.classes):
+            last = i + 1 == len(given.classes)
+            sizes = {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
+            if taken := [name for name in sizes if name in module.symbols]:
+                raise error(
+                    f"the model has a symbol '{taken[0]}' of its own",
+                    module.root.loc,
+                    remedy="rename it: it is a size of a mixed step",
+                )
+            used = {n: v for n, v in sizes.items() if v and not (last and n.startswith("count"))}
+            declared.attrs.update({name: const(v) for name, v in used.items()})
+            new, past = symbol(f"new{i}"), symbol(f"past{i}") if each.cached else ZERO
+            left = tokens - sum((c.tokens for c in found), ZERO)
+            count = left / new if last else symbol(f"count{i}")
+            own = left if last else count * new
+            found.append(_Class(count, new, past, own, each.sampled == each.new, not each.sampled))
+        step.env = module.env
+        return cls(step, found)
+
+    # -- ops ---------------------------------------------------------------------------------------
+
+    def serve(self, op: Operation) -> Sequence[Value] | None:
+        """Build what an op becomes, see `OpDef.serve`."""
+        region = self.step.b.region
+        if not self._apart(op):
+            return op.definition.serve(self.step, op)
+        made = [self._of_class(op, i) for i in range(len(self.classes))]
+        found: list[Value] = []
+        for result, values in zip(op.results, zip(*made, strict=True), strict=False):
+            self.parts[result, region] = values
+            found.append(self._joined(result, values) if self._has_tokens(result) else result)
+            self.parts[found[-1], region] = values
+        if op.flag("cached") or any(v in self.latent or is_cached(v) for v in op.operands):
+            self.latent.update(found)
+        return found
+
+    def _apart(self, op: Operation) -> bool:
+        """Whether each class has the op by itself: it has a form that serves, or it takes what
+        depends on positions, or what follows from a value that is cached in its place."""
+        known = any(self._is_parts(v) for v in op.operands)
+        own = type(op.definition).serve is not OpDef.serve and not self._by_token(op)
+        sizes = (size for v in (*op.operands, *op.results) for size in v.tensor.shape)
+        latent = any(v in self.latent or is_cached(v) for v in op.operands)
+        return known or latent or (own and any(self._in_tokens(size) for size in sizes))
+
+    def _in_tokens(self, size: Expr) -> bool:
+        return bool(size.symbols & self.step.new.symbols)
+
+    def _by_token(self, op: Operation) -> bool:
+        """Whether an op treats each token by itself, wherever it is."""
+        rule = op.definition.rule(op)
+        if rule is None or "past" in op.definition.params_by_name:
+            return False
+        sizes = factor_sizes(op, rule)
+        tokens = {f for f, size in sizes.items() if self.step.is_tokens(size)}
+        taken = {f for shape in rule.operands for group in shape for f in group}
+        return len(tokens) < 2 and tokens <= taken and not self.step.mixes(op)
+
+    def _is_parts(self, value: Value) -> bool:
+        """Whether there is nothing of the value but what it is for each class."""
+        return (value, value.region) in self.parts and not self._has_tokens(value)
+
+    def _of_class(self, op: Operation, number: int) -> Sequence[Value]:
+        """The results of the op for one class."""
+        mine, b = self.classes[number], self.step.b
+        operands = [self._part(op, v, number) for v in op.operands]
+        values = {str(self.step.new): mine.new, BATCH: symbol(BATCH) * mine.count}
+        attrs = {n: substitute_attr(v, values) for n, v in op.attrs.items() if n != "past"}
+        names = [f"{r.name}_{number}" for r in op.results]
+        types = [_resized(r.tensor, values) for r in op.results]
+        made = b.op(op.name, operands, attrs, types=types, names=names)
+        step = replace(
+            self.step,
+            mode="decode" if mine.all_ else "prefill",
+            new=mine.new,
+            past=mine.past,
+            b=Builder.before(b.registry, made, loc=made.loc),
+            parts=ONE if mine.past == ZERO else self.step.parts,
+        )
+        found = made.definition.serve(step, made)
+        if found is None or list(found) == made.results:
+            for result, type_ in zip(made.results, made.definition.infer(made), strict=False):
+                result.type = type_
+            return made.results
+        made.erase()
+        return found
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def _has_tokens(self, value: Value) -> bool:
+        """Whether a value is [B, S, ...], and nothing else of it depends on the tokens."""
+        shape = value.tensor.shape
+        if any(map(self._in_tokens, shape[2:])):
+            return False
+        return len(shape) > 1 and shape[0] == symbol(BATCH) and self.step.is_tokens(shape[1])
+
+    def _part(self, op: Operation, value: Value, number: int) -> Value:
+        """What a value is for one class."""
+        b = self.step.b
+        made = self.parts.get((value, value.region)) if self._is_parts(value) else None
+        found = made or self.parts.get((value, b.region))
+        if found is None and self._has_tokens(value):
+            cut = zip(self._cut(value), self.classes, strict=True)
+            found = self.parts[value, b.region] = [self._split(part, c) for part, c in cut]
+        if found is not None:
+            return found[number]
+        if any(map(self._in_tokens, value.tensor.shape)):
+            raise error(
+                f"'{op.name}' takes %{value.name}: {value.type}, of which classes of a mixed step "
+                "have no parts: expected [B, S, ...]",
+                op.loc,
+                remedy="serve the model in steps of one class: --serve prefill, --serve decode",
+            )
+        return value
+
+    def _cut(self, value: Value) -> Sequence[Value]:
+        """The tokens of each class, [B, n*q, ...]."""
+        names = [f"{value.name}_{i}" for i in range(len(self.classes))]
+        sizes = tuple(c.tokens for c in self.classes)
+        return self.step.b.op("stg.cut", [value], {"sizes": sizes, "dim": 1}, names=names).results
+
+    def _split(self, part: Value, mine: _Class) -> Value:
+        """[B, n*q, ...] as [B*n, q, ...]."""
+        one, all_ = _specs(part)
+        attrs: dict[str, RawAttr] = {
+            "spec": Quoted(f"{one}->{all_}"),
+            "factors": ("c",),
+            "sizes": (mine.new,),
+        }
+        return self.step.b.value("stg.reshape", [part], attrs, hint=part.name)
+
+    def _whole(self, part: Value) -> Value:
+        """[B*n, q, ...] as [B, n*q, ...]."""
+        one, all_ = _specs(part)
+        return self._by_group(part, f"{all_}->{one}")
+
+    def _by_group(self, part: Value, spec: str) -> Value:
+        attrs: dict[str, RawAttr] = {
+            "spec": Quoted(spec),
+            "factors": ("a",),
+            "sizes": (symbol(BATCH),),
+        }
+        return self.step.b.value("stg.reshape", [part], attrs, hint=part.name)
+
+    def _joined(self, result: Value, values: Sequence[Value]) -> Value:
+        parts = [self._whole(value) for value in values]
+        if len(parts) == 1:
+            return parts[0]
+        return self.step.b.value("stg.concat", parts, {"dim": const(1)}, hint=result.name)
+
+    def sampled(self, value: Value, b: Builder) -> Value:
+        """The rows of [B, S, ...] that are sampled, [B, R, ...]."""
+        self.step.b = b
+        found: list[Value] = []
+        for part, mine in zip(self._cut(value), self.classes, strict=True):
+            if mine.all_:
+                found.append(part)
+            elif not mine.none:
+                at, own = {"at": mine.new - 1}, self._split(part, mine)
+                rows = b.value("stg.take", [own], at, hint=f"{part.name}_last")
+                rest = letters(rows.tensor.rank + 1)[2:]
+                found.append(self._by_group(rows, f"(ab){rest}->ab{rest}"))
+        if len(found) == 1:
+            return found[0]
+        return b.value("stg.concat", found, {"dim": const(1)}, hint=f"{value.name}_sampled")
+
+    @property
+    def samples(self) -> bool:
+        """Whether any token is sampled."""
+        return not all(c.none for c in self.classes)
+
+
+def _resized(type_: TensorType, values: Mapping[str, Expr]) -> TensorType:
+    """A type with other sizes of dimensions."""
+    dims = (replace(d, size=substitute(d.size, values)) for d in type_.unplaced().dims)
+    return replace(type_.unplaced(), dims=tuple(dims))
+
+
+def _specs(value: Value) -> tuple[str, str]:
+    rest = letters(value.tensor.rank + 1)[3:]
+    return f"a(bc){rest}", f"(ab)c{rest}"

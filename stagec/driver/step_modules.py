@@ -1,0 +1,117 @@
+"""Distinct steps of serving, compiled: once for all that are decided alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stagec.driver.common import kept_reports, report
+from stagec.driver.flags import FLAGS
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.ir.decisions import Decisions
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+from stagec.ir.serving import MIXED
+from stagec.ir.types import axis_size
+from stagec.pipeline.instrument import Hooks, Verification
+from stagec.pipeline.passes import Pass
+from stagec.program.classes import RankClass, rank_classes
+from stagec.serving.step import SequenceClass, Step
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
+
+_ANY = Step((SequenceClass(1, 1, 1),))
+#: What tells the modules of two steps apart, whatever their sizes.
+_Structure = tuple[tuple[int, bool, bool], ...]
+
+
+class _Watch(Hooks):
+    """Watches what passes read."""
+
+    def __init__(self) -> None:
+        self.decisions = Decisions()
+
+    def before_pass(self, pass_: Pass, module: Module) -> None:
+        module.decisions = self.decisions
+
+    def after_pass(self, pass_: Pass, module: Module) -> None:
+        module.decisions = None
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    structure: _Structure
+    decisions: Decisions
+    module: Module
+
+
+class StepModules:
+    """Compiles the steps of a job. `builder` knows its model, sizes and strategy; the step that it
+    would compile is no one's. On pipeline stages a step is one microbatch."""
+
+    def __init__(self, options: JobOptions) -> None:
+        count = FLAGS["microbatches"]
+        if options.pp > 1 and count.is_default(options.microbatches):
+            options = options.changed(microbatches=1)
+        elif options.pp > 1 and options.microbatches != 1:
+            raise error(
+                "steps that follow each other are the microbatches of a pipeline",
+                remedy="leave out --microbatches",
+            )
+        self._options = options
+        with kept_reports() as told:
+            self.builder = self._builder(_ANY)
+        for warning in (d for d in told if d.severity != "remark"):
+            report(warning)
+        self._made: list[_Compiled] = []
+
+    def _builder(self, step: Step) -> JobBuilder:
+        plain = dict.fromkeys(("batch", "prompt", "context", "chunk", "speculative"))
+        return JobBuilder(self._options.changed(serve=MIXED, step=str(step), **plain))
+
+    @property
+    def compiles(self) -> int:
+        """How many compiles there were."""
+        return len(self._made)
+
+    @property
+    def local_groups(self) -> int:
+        """The groups of sequences on a rank: those that are not split over ranks."""
+        module = self.builder.module
+        strategy = read_strategy(module)
+        over = [a for r in strategy.splits if strategy.batch in r.dims for a in r.over]
+        return module.env[strategy.batch] // evaluate(axis_size(over), module.env)
+
+    def classes(self, step: Step) -> Sequence[RankClass]:
+        """The rank classes of a step. Raises `DiagnosticError`."""
+        structure, values = _structure(step), self._values(step)
+        for found in self._made:
+            if found.structure == structure:
+                every = {**found.module.env, **values}
+                if found.decisions.same(every):
+                    found.module.set_values(values)
+                    return rank_classes(found.module)
+        watch = _Watch()
+        with kept_reports() as told:
+            module = self._builder(step).lower(watching=[watch, Verification()], verify=False)
+        for warning in (d for d in told if d.severity != "remark" and not self._made):
+            report(warning)
+        self._made.append(_Compiled(structure, watch.decisions, module))
+        return rank_classes(module)
+
+    def _values(self, step: Step) -> Mapping[str, int]:
+        """The sizes of a step, by the symbols of `stagec.passes.serving.mixed`."""
+        serving = self.builder.serving
+        found = {serving.sequence if serving is not None else "S": step.tokens}
+        for i, each in enumerate(step.classes):
+            found |= {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
+        return found
+
+
+def _structure(step: Step) -> _Structure:
+    """Of each class: its tokens if all are sampled (latents are absorbed for so few of them), else
+    0; whether some are sampled, and whether some are cached."""
+    return tuple(
+        (c.new if c.sampled == c.new else 0, bool(c.sampled), bool(c.cached)) for c in step.classes
+    )

@@ -1,0 +1,105 @@
+"""Values that serving caches in place of what follows from them: the flag `cached` of an op.
+
+The keys and values of latent attention are made of a latent and of a rotated key that all heads
+share. Of these, flagged `cached`, the step packs the new rows in one, appends them to what is
+cached, and makes the rows of keys and values again from all that are there:
+
+    %latent_c_parts = stg.concat(%c, %kr1)                             // [B, S, C + R]
+    %latent_c = stg.reshape["bs(zc)->bszc", ...](%latent_c_parts)      // [B, S, 1, C + R]
+    %latent_c_rows = stg.append[past = past](%latent_c_cache, %latent_c)      // [B, past + S, ...]
+    %c_rows, %kr1_rows = stg.cut[sizes = (C, R)](...)
+    %kn_rows = stg.einsum["bsc,chk->bshk"](%c_rows, %wk_b)             // [B, past + S, H, K]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagec.ir.builder import RawAttr
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import ONE
+from stagec.ir.serving import ServingStep
+from stagec.ir.traits import View
+from stagec.support.diagnostics import error
+
+
+def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | None:
+    """All rows of values that are made of `cached` ones, each token by itself; None if they are
+    not.
+
+    Raises `DiagnosticError` for values of which only a part follows from what is cached.
+    """
+    sources, between, others = list[Value](), set[Operation](), list[Value]()
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        op = value.producer
+        if is_cached(value):
+            sources += [value] if value not in sources else []
+        elif op is None or op.region is not None or step.mixes(op):
+            others.append(value)
+        elif op not in between:
+            between.add(op)
+            made_of = [v for v in op.operands if any(map(step.is_tokens, v.tensor.shape))]
+            todo += made_of
+            others += [] if made_of else [value]
+    if not sources:
+        return None
+    if others:
+        raise error(
+            f"%{values[0].name} is made of %{sources[0].name}, which is cached, and of "
+            f"%{others[0].name}, which is not",
+            others[0].loc,
+            remedy="flag all of them 'cached', or none",
+        )
+    region = values[0].region
+    place = {op: i for i, op in enumerate(region.ops)}
+    flags = {v: op for v in sources if (op := _flagged(v)) is not None}
+    sources.sort(key=lambda v: place[flags[v]])  # the same in every step
+    known = dict(zip(sources, _cached(step, sources), strict=True))
+    for op in sorted(between, key=lambda o: place[o]):
+        operands = [known.get(v, v) for v in op.operands]
+        names = [f"{r.name}_rows" for r in op.results]
+        again = step.b.op(op.name, operands, op.attrs, names=names)
+        known |= dict(zip(op.results, again.results, strict=True))
+    return [known[v] for v in values]
+
+
+def is_cached(value: Value) -> bool:
+    """Whether serving caches a value, or what it is a view of, not what follows from it."""
+    return _flagged(value) is not None
+
+
+def _flagged(value: Value) -> Operation | None:
+    op = value.producer
+    while op is not None and op.has(View) and not op.flag("cached"):
+        op = op.operands[0].producer
+    return op if op is not None and op.flag("cached") else None
+
+
+def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
+    """The rows of values [B, S, C] that lie together in one cache [B, T, 1, C + ...], as keys of a
+    single head do."""
+    for value in sources:
+        if value.tensor.rank != 3:
+            raise error(
+                f"%{value.name} is to be cached, but is {value.type}",
+                value.loc,
+                remedy="flag values of a batch, positions and one dimension more 'cached'",
+            )
+    b, packed = step.b, sources[0]
+    name = packed.prefixed("latent_")
+    if len(sources) > 1:
+        packed = b.value("stg.concat", sources, hint=f"{name}_parts")
+    one: dict[str, RawAttr] = {"factors": ("z",), "sizes": (ONE,)}
+    row = {"spec": Quoted("bs(zc)->bszc"), **one}
+    rows = step.append(b.value("stg.reshape", [packed], row, hint=name))
+    flat = {"spec": Quoted("bszc->bs(zc)")}
+    whole = b.value("stg.reshape", [rows], flat, hint=f"{name}_all")
+    if whole.tensor.dtype != packed.tensor.dtype:
+        whole = b.value("stg.cast", [whole], {"to": packed.tensor.dtype}, hint=whole.name)
+    if len(sources) == 1:
+        return [whole]
+    sizes = tuple(v.tensor.shape[2] for v in sources)
+    names = [f"{v.name}_rows" for v in sources]
+    return b.op("stg.cut", [whole], {"sizes": sizes}, names=names).results

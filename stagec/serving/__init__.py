@@ -1,0 +1,1 @@
+"""Serving as pure functions: requests, batching policies, and the steps that follow from both."""

@@ -1,0 +1,136 @@
+"""Requests drawn at random, the same ones for the same seed: a Poisson process and lengths.
+
+    poisson:rate=4,count=1000,prompt=512,output=64..256,seed=7
+    poisson:rate=4,count=1000,lengths=trace.csv
+
+`rate` is in requests per second, so gaps are exponential with mean 1/rate, each rounded to a
+nanosecond. A length is a number, `A..B` (whole numbers from A to B, all equally likely) or `~M`
+(geometric with mean M: P(n) = (1 - 1/M)^(n-1) / M). `lengths` names a file of requests, of which
+one is drawn each time, prompt and output together.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+
+from stagec.serving.requests import (
+    MAX_LENGTH,
+    MAX_REQUESTS,
+    MAX_TIME,
+    SECOND,
+    Request,
+    read_lengths,
+    read_requests,
+)
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.suggest import did_you_mean
+
+PREFIX = "poisson:"
+_EXAMPLE = "poisson:rate=4,count=100,prompt=512,output=64..256,seed=7"
+_NAMES = ("rate", "count", "prompt", "output", "lengths", "seed")
+_LONGEST = 20
+_MAX_RATE = 10**9
+
+_Draw = Callable[[], int]
+
+
+def requests_of(text: str) -> list[Request]:
+    """The requests of a text: a file, or `poisson:...`, see above. Raises `DiagnosticError`,
+    `OSError`."""
+    if text.startswith(PREFIX):
+        return poisson(text.removeprefix(PREFIX))
+    return read_requests(Path(text))
+
+
+def poisson(text: str) -> list[Request]:
+    """The requests of a Poisson process. Raises `DiagnosticError`, `OSError`."""
+    given = _options(text)
+    rate = _rate(given)
+    count = _whole(given, "count", 1, MAX_REQUESTS)
+    source = random.Random(_whole(given, "seed", 0, MAX_LENGTH, default="0"))
+    lengths = _lengths(given, source)
+    found: list[Request] = []
+    at = 0
+    for _ in range(count):
+        gap = -math.log(1.0 - source.random())
+        at += round(Fraction(gap) * SECOND / rate)
+        if at > MAX_TIME:
+            raise error(f"request {len(found) + 1} arrives in more than a century", remedy=_EXAMPLE)
+        found.append(Request(at, *lengths()))
+    return found
+
+
+def _options(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, value = (p.strip() for p in part.partition("="))
+        if not equals or name not in _NAMES or name in found:
+            what = "given twice" if name in found else "no option of poisson"
+            raise error(
+                f"'{part:.60}' is {what}",
+                remedy=did_you_mean(name, _NAMES) or f"for example {_EXAMPLE}",
+            )
+        found[name] = value
+    both = "lengths" in found and ("prompt" in found or "output" in found)
+    if both or not ("lengths" in found or {"prompt", "output"} <= found.keys()):
+        raise error("poisson expects prompt and output, or lengths=FILE", remedy=_EXAMPLE)
+    return found
+
+
+def _rate(given: Mapping[str, str]) -> Fraction:
+    text = given.get("rate", "")
+    try:
+        rate = Fraction(text) if len(text) <= _LONGEST and "e" not in text.lower() else Fraction(0)
+    except (ValueError, ZeroDivisionError):
+        rate = Fraction(0)
+    if not 0 < rate <= _MAX_RATE:
+        raise _wrong("rate", text, "requests per second, more than 0")
+    return rate
+
+
+def _whole(given: Mapping[str, str], name: str, least: int, most: int, default: str = "") -> int:
+    found = _integer(given.get(name, default))
+    if found is None or not least <= found <= most:
+        raise _wrong(name, given.get(name, default), f"a whole number from {least} to {most:,}")
+    return found
+
+
+def _integer(text: str) -> int | None:
+    plain = text.isascii() and text.isdigit() and len(text) <= _LONGEST
+    return int(text) if plain else None
+
+
+def _lengths(given: Mapping[str, str], source: random.Random) -> Callable[[], tuple[int, int]]:
+    """Draws a prompt and an output."""
+    if "lengths" in given:
+        known = read_lengths(Path(given["lengths"]))
+        return lambda: known[source.randrange(len(known))]
+    prompt, output = (_length(name, given[name], source) for name in ("prompt", "output"))
+    return lambda: (prompt(), output())
+
+
+def _length(name: str, text: str, source: random.Random) -> _Draw:
+    low, dots, high = text.partition("..")
+    mean = _integer(text.removeprefix("~")) if text.startswith("~") else None
+    if mean is not None and 1 <= mean <= MAX_LENGTH:
+        return lambda: _geometric(mean, source)
+    ends = _integer(low), _integer(high if dots else low)
+    if ends[0] is None or ends[1] is None or not 1 <= ends[0] <= ends[1] <= MAX_LENGTH:
+        raise _wrong(name, text, "tokens: 512, or 64..256, or ~128 for a mean")
+    first, last = ends[0], ends[1]
+    return lambda: source.randint(first, last)
+
+
+def _geometric(mean: int, source: random.Random) -> int:
+    if mean == 1:
+        return 1
+    drawn = math.log(1.0 - source.random()) / math.log1p(-1.0 / mean)
+    return min(MAX_LENGTH, 1 + int(drawn))
+
+
+def _wrong(name: str, found: str, expected: str) -> DiagnosticError:
+    return error(f"poisson: {name} is '{found:.40}', expected {expected}", remedy=_EXAMPLE)

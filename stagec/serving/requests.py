@@ -1,0 +1,215 @@
+"""Requests to a server: when each arrives, how long its prompt is, how many tokens it gets.
+
+Three forms of files are read, told apart by the names of their columns or members:
+
+    arrived_at,num_prefill_tokens,num_decode_tokens              CSV of Vidur, seconds
+    {"arrival_time_ns": 0, "input_toks": 512, "output_toks": 9}  JSONL of LLMServingSim, nanoseconds
+    arrival,prompt,output                                        either form, seconds
+
+Vidur: microsoft/vidur, `data/processed_traces`; LLMServingSim: casys-kaist/LLMServingSim,
+`dataset`. Other columns and members are not looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.source import UNKNOWN, FileLoc, Loc
+
+#: Most requests of a list, and bytes of a line.
+MAX_REQUESTS = 1_000_000
+_LONGEST_LINE = 1 << 20
+#: Longest prompt or output, and latest arrival: a century in nanoseconds is below 2^62.
+MAX_LENGTH = 1 << 31
+MAX_TIME = 1 << 62
+SECOND = 10**9
+
+#: Names of a column: those of time with nanoseconds in one of their units.
+_ARRIVAL: Mapping[str, int] = {"arrival": SECOND, "arrived_at": SECOND, "arrival_time_ns": 1}
+_PROMPT = ("prompt", "num_prefill_tokens", "input_toks")
+_OUTPUT = ("output", "num_decode_tokens", "output_toks")
+_REMEDY = "give each request arrival (seconds), prompt and output (tokens), in order of arrival"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: `arrival` in nanoseconds from the start, tokens of the prompt, tokens of the
+    answer; `loc` is where it stands."""
+
+    arrival: int
+    prompt: int
+    output: int
+    loc: Loc = UNKNOWN
+
+
+def read_requests(path: Path) -> list[Request]:
+    """The requests in a file, `.csv` or `.jsonl`. Raises `DiagnosticError` with the line for what
+    is no list of requests in order of arrival, and `OSError`."""
+    return checked(_rows(path, timed=True))
+
+
+def read_lengths(path: Path) -> list[tuple[int, int]]:
+    """Prompts and outputs in such a file, which need not say when. Raises as `read_requests`."""
+    found = [(r.prompt, r.output) for r in _rows(path, timed=False)]
+    if not found:
+        raise error(f"{path} holds no requests", remedy=_REMEDY)
+    return found
+
+
+def checked(requests: Iterator[Request] | Sequence[Request]) -> list[Request]:
+    """The requests, if there are some and they are in order. Raises `DiagnosticError`."""
+    found: list[Request] = []
+    for request in requests:
+        if found and request.arrival < found[-1].arrival:
+            raise error(
+                f"request {len(found) + 1} arrives at {seconds_text(request.arrival)}, before the "
+                f"one above it at {seconds_text(found[-1].arrival)}",
+                request.loc,
+                remedy="sort the requests by arrival",
+            )
+        found.append(request)
+        if len(found) > MAX_REQUESTS:
+            raise error(
+                f"there are more than {MAX_REQUESTS:,} requests",
+                request.loc,
+                remedy="give a part of them",
+            )
+    if not found:
+        raise error("there are no requests", remedy=_REMEDY)
+    return found
+
+
+def seconds_text(nanoseconds: int) -> str:
+    """A time in seconds, exactly: `0.25 s`."""
+    whole, rest = divmod(nanoseconds, SECOND)
+    digits = f"{rest:09d}".rstrip("0")
+    return f"{whole}.{digits} s" if digits else f"{whole} s"
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _rows(path: Path, *, timed: bool) -> Iterator[Request]:
+    readers: Mapping[str, Callable[[Iterator[tuple[Loc, str]]], Iterator[_Row]]] = {
+        ".csv": _csv_rows,
+        ".jsonl": _json_rows,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise error(
+            f"'{path}' is neither a .csv nor a .jsonl file",
+            remedy="name the file after what it holds, or write poisson:rate=4,count=100,"
+            "prompt=512,output=128",
+        )
+    with path.open("rb") as file:
+        for loc, row in reader(_lines(file, str(path))):
+            yield _request(loc, row, timed=timed)
+
+
+_Row = tuple[Loc, Mapping[str, object]]
+
+
+def _lines(file: BinaryIO, name: str) -> Iterator[tuple[Loc, str]]:
+    number = 0
+    while line := file.readline(_LONGEST_LINE + 1):
+        number += 1
+        loc = FileLoc(name, number, 1)
+        if len(line) > _LONGEST_LINE:
+            raise error(f"the line is longer than {_LONGEST_LINE:,} bytes", loc, remedy=_REMEDY)
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as problem:
+            raise error(f"the line is no UTF-8 ({problem.reason})", loc, remedy=_REMEDY) from None
+        if text:
+            yield loc, text
+
+
+def _csv_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
+    names: list[str] | None = None
+    for loc, line in lines:
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line], strict=True))]
+        except csv.Error as problem:
+            raise error(f"the line is no CSV ({problem})", loc, remedy=_REMEDY) from None
+        if names is None:
+            names = cells
+        elif len(cells) != len(names):
+            raise error(
+                f"the line has {len(cells)} cells, the first line {len(names)}", loc, remedy=_REMEDY
+            )
+        else:
+            yield loc, dict(zip(names, cells, strict=True))
+
+
+def _json_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
+    for loc, line in lines:
+        try:
+            found = json.loads(line, parse_float=str, parse_int=str, parse_constant=str)
+        except (ValueError, RecursionError) as problem:
+            raise error(f"the line is no JSON ({problem})", loc, remedy=_REMEDY) from None
+        if not isinstance(found, dict):
+            raise error("the line is no JSON object", loc, remedy=_REMEDY)
+        yield loc, cast("dict[str, object]", found)
+
+
+def _request(loc: Loc, row: Mapping[str, object], *, timed: bool) -> Request:
+    times = [name for name in _ARRIVAL if name in row]
+    if timed and not times:
+        raise _missing(loc, "when it arrives", _ARRIVAL)
+    arrival = _time(loc, times[0], row[times[0]]) if timed else 0
+    prompt, output = _length(loc, row, "prompt", _PROMPT), _length(loc, row, "output", _OUTPUT)
+    return Request(arrival, prompt, output, loc)
+
+
+def _length(loc: Loc, row: Mapping[str, object], what: str, names: Sequence[str]) -> int:
+    name = next((n for n in names if n in row), None)
+    if name is None:
+        raise _missing(loc, f"the tokens of its {what}", names)
+    found = _decimal(row[name])
+    if found is None or found != found.to_integral_value() or not 1 <= found <= MAX_LENGTH:
+        raise error(
+            f"the {what} ({name}) is {_shown(row[name])}, expected a whole number of 1 or more "
+            "tokens",
+            loc,
+            remedy="leave out requests without a prompt or an answer",
+        )
+    return int(found)
+
+
+def _time(loc: Loc, name: str, value: object) -> int:
+    """Nanoseconds, rounded to the nearest where a file says it finer."""
+    found = _decimal(value)
+    if found is None or not 0 <= found * _ARRIVAL[name] <= MAX_TIME:
+        raise error(
+            f"the arrival ({name}) is {_shown(value)}, expected a time of 0 or more",
+            loc,
+            remedy=_REMEDY,
+        )
+    return round(found * _ARRIVAL[name])
+
+
+def _decimal(value: object) -> Decimal | None:
+    """A finite number of moderate size and length, exactly."""
+    text = value if isinstance(value, str) else ""
+    if not text.isascii() or len(text) > 40 or "_" in text:
+        return None
+    try:
+        found = Decimal(text)
+    except InvalidOperation:
+        return None
+    return found if found.is_finite() and -40 <= found.adjusted() <= 40 else None
+
+
+def _shown(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) and len(value) <= 40 else repr(value)[:40]
+
+
+def _missing(loc: Loc, what: str, names: Sequence[str] | Mapping[str, object]) -> DiagnosticError:
+    return error(f"the request does not say {what}: {' or '.join(names)}", loc, remedy=_REMEDY)

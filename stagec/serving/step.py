@@ -1,0 +1,158 @@
+"""What a step of a server holds: classes of sequences that are alike, and their text.
+
+A class is `count` sequences that add `new` tokens each after `cached` ones. Of these new tokens the
+last `sampled` ones get logits. The text names the four kinds that occur:
+
+    decode=64x4096        64 sequences add one token each after 4096, and sample
+    prefill=1x2048+512    one sequence adds the last 2048 tokens of its prompt, after 512; samples
+    chunk=2x512+1024      two sequences add 512 tokens each after 1024, and sample nothing yet
+    verify=8x3+4096       8 sequences add three tokens each after 4096, and all three are sampled
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from stagec.support.diagnostics import error
+
+#: Most classes that one step may have: each is an op of its own in every layer.
+MAX_CLASSES = 1024
+#: Largest number in a class.
+MAX_TOKENS = 1 << 40
+
+_EXAMPLE = "write classes as decode=64x4096,prefill=1x2048+0"
+_CLASS = re.compile(r"(?P<kind>[a-z]+)=(?P<count>[0-9]+)x(?P<first>[0-9]+)(\+(?P<cached>[0-9]+))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SequenceClass:
+    """`count` sequences of a step that are alike: tokens added, tokens cached before, tokens
+    sampled, of each."""
+
+    new: int
+    cached: int
+    sampled: int
+    count: int = 1
+
+    @property
+    def kind(self) -> str:
+        """Its word in a text, see above."""
+        if self.new == self.sampled:
+            return "decode" if self.new == 1 else "verify"
+        return "prefill" if self.sampled else "chunk"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it adds to the step."""
+        return self.count * self.new
+
+    def __str__(self) -> str:
+        if self.kind == "decode":
+            return f"decode={self.count}x{self.cached}"
+        return f"{self.kind}={self.count}x{self.new}+{self.cached}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step: its classes, each once, in order of tokens added and cached."""
+
+    classes: tuple[SequenceClass, ...]
+
+    @property
+    def tokens(self) -> int:
+        """All new tokens: what products, norms and collectives go over."""
+        return sum(c.tokens for c in self.classes)
+
+    @property
+    def sampled(self) -> int:
+        """All tokens that get logits."""
+        return sum(c.count * c.sampled for c in self.classes)
+
+    @property
+    def sequences(self) -> int:
+        """All sequences."""
+        return sum(c.count for c in self.classes)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it may see, under a causal mask and without a window:
+        n*(q*c + q*(q + 1)/2), over all classes."""
+        return sum(c.count * (c.new * c.cached + c.new * (c.new + 1) // 2) for c in self.classes)
+
+    def later(self, steps: int) -> Step:
+        """The step that is so many steps later, if each adds as many tokens to the same sequences;
+        a prompt that ends is followed by others like it."""
+        if not steps:
+            return self
+        grown = (c.kind != "prefill" for c in self.classes)
+        return step_of(
+            replace(c, cached=c.cached + steps * c.new * more)
+            for c, more in zip(self.classes, grown, strict=True)
+        )
+
+    def rounded(self, bucket: int) -> Step:
+        """The step with all cached tokens rounded up to a multiple of `bucket`: an approximation,
+        by which steps become equal, and classes one."""
+        if bucket == 1:
+            return self
+        return step_of(replace(c, cached=-(-c.cached // bucket) * bucket) for c in self.classes)
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.classes))
+
+
+def step_of(classes: Iterable[SequenceClass]) -> Step:
+    """The step of these classes; those that differ in their count only are one."""
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for each in classes:
+        counts[each.new, each.cached, each.sampled] += each.count
+    return Step(tuple(SequenceClass(*key, n) for key, n in sorted(counts.items())))
+
+
+def parse_step(text: str) -> Step:
+    """The step of a text, see above. Raises `DiagnosticError`."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise error("a step without sequences", remedy=_EXAMPLE)
+    if len(parts) > MAX_CLASSES:
+        raise error(
+            f"a step of {len(parts):,} classes, expected at most {MAX_CLASSES:,}",
+            remedy="round contexts up, so that sequences are alike",
+        )
+    return step_of(map(_parse_class, parts))
+
+
+def _parse_class(text: str) -> SequenceClass:
+    found = _CLASS.fullmatch(text)
+    if found is None or found["kind"] not in ("decode", "prefill", "chunk", "verify"):
+        raise error(
+            f"'{text:.60}' is no class of sequences", remedy=f"{_EXAMPLE}; or chunk=, verify="
+        )
+    kind = found["kind"]
+    if (found["cached"] is None) != (kind == "decode"):
+        expected = "decode=COUNTxCONTEXT" if kind == "decode" else f"{kind}=COUNTxNEW+CACHED"
+        raise error(f"'{text:.60}' is no class of sequences: expected {expected}", remedy=_EXAMPLE)
+    numbers = [_number(text, found[name] or "0") for name in ("count", "first", "cached")]
+    count, first, cached = numbers
+    new, cached = (1, first) if kind == "decode" else (first, cached)
+    if not count or not new:
+        what = "sequences" if not count else "new tokens"
+        raise error(f"'{text:.60}' has no {what}", remedy="leave it out, or give at least 1")
+    sampled = {"chunk": 0, "verify": new}.get(kind, 1)
+    return SequenceClass(new, cached, sampled, count)
+
+
+def _number(text: str, digits: str) -> int:
+    if len(digits) > len(str(MAX_TOKENS)) or int(digits) > MAX_TOKENS:
+        raise error(
+            f"a number of '{text:.60}' is larger than {MAX_TOKENS:,}", remedy="choose a smaller one"
+        )
+    return int(digits)
+
+
+def kinds_of(steps: Sequence[Step]) -> tuple[str, ...]:
+    """The kinds of classes that occur, in order of first use."""
+    return tuple(dict.fromkeys(c.kind for step in steps for c in step.classes))

@@ -1,0 +1,158 @@
+"""Jobs of several steps of serving: each step has the nodes of a compile of its own, and takes
+caches and tokens from the steps before."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.driver.options import JobOptions
+from stagec.driver.step_modules import StepModules
+from stagec.program.nodes import Node, Program
+from stagec.program.steps import Sequel, SteppedClass, stepped_classes
+from stagec.serving.step import parse_step
+from tests.support import LLAMA, MIXTRAL, stagec, tiny_options
+
+#: Steps of three structures; those of one structure differ in all sizes.
+STEPS = (
+    "prefill=1x4+0,prefill=1x6+0",
+    "decode=1x4,decode=1x6,chunk=1x8+0",
+    "decode=2x9,decode=3x7,chunk=1x5+0",
+    "decode=1x5",
+    "decode=4x11",
+)
+ORDER = (0, 1, 2, 2, 3, 4, 3, 1)
+ONE = {"tp": 2}, {"dp": 2, "tp": 2}, {"pp": 2}, {"pp": 4, "tp": 2}
+
+
+def job_of(model: str, **options: Any) -> JobOptions:
+    job = tiny_options(model, **options)
+    sizes = {n: v for n, v in job.sizes.items() if n not in ("S", "B")}
+    return job.changed(serve="mixed", sizes=sizes)
+
+
+def classes_of(job: JobOptions) -> tuple[list[SteppedClass], StepModules]:
+    """The classes of a job of the steps above, on stages as many under way as there are."""
+    modules = StepModules(job)
+    steps = [parse_step(text) for text in STEPS]
+    after = [min(i, job.pp) if i >= job.pp else 0 for i in range(len(ORDER))]
+    classes = [modules.classes(step) for step in steps]
+    sequel = Sequel(ORDER, after, [modules.local_groups * s.sampled for s in steps])
+    return stepped_classes(classes, sequel), modules
+
+
+def by_step(program: Program) -> dict[int, list[Node]]:
+    """The nodes of a program by the number of the step in their names, which is taken off."""
+    found: defaultdict[int, list[Node]] = defaultdict(list)
+    for node in program.nodes:
+        step, _, name = node.name.partition("/")
+        found[int(step.removeprefix("s"))].append(replace(node, name=name))
+    return found
+
+
+def is_token(node: Node) -> bool:
+    """Whether it is an end of a message of sampled tokens."""
+    return node.is_message and "/sampled" in node.name
+
+
+def work(nodes: Sequence[Node]) -> list[tuple[object, ...]]:
+    return [
+        (n.name, n.kind, n.size, n.flops, n.matmul, n.out, n.kernel, n.group, n.over, n.by)
+        for n in nodes
+    ]
+
+
+@pytest.mark.parametrize("options", [*ONE, {"dp": 2, "ep": 2}], ids=str)
+def test_each_step_is_a_compile_of_its_own(options: dict[str, Any]) -> None:
+    job = job_of(MIXTRAL if "ep" in options else LLAMA, **options)
+    found, modules = classes_of(job)
+    assert modules.compiles == 3
+    own = [StepModules(job).classes(parse_step(text)) for text in STEPS]
+    for number, each in enumerate(found):
+        steps = by_step(each.program())
+        for place, which in enumerate(ORDER):
+            nodes = [n for n in steps[place] if not is_token(n)]
+            assert work(nodes) == work(own[which][number].program().nodes)
+
+
+@pytest.mark.parametrize("options", ONE, ids=str)
+def test_steps_take_caches_and_tokens_from_those_before(options: dict[str, Any]) -> None:
+    """An append waits for the appends of the step before in the same layer, and what takes tokens
+    in for what has sampled them, on stages for the message with them."""
+    job = job_of(LLAMA, **options)
+    for each in classes_of(job)[0]:
+        program = each.program()
+        step = {n.id: int(n.name.partition("/")[0].removeprefix("s")) for n in program.nodes}
+        layer = {n.id: n.name.split("layers/")[0].partition("/")[2] for n in program.nodes}
+        for node in program.nodes:
+            earlier = [d for d in node.deps if step[d.id] < step[node.id]]
+            if node.kind == "append":
+                assert [d.kind for d in earlier] == ["append"] * (step[node.id] > 0)
+                assert all(layer[d.id] == layer[node.id] for d in earlier)
+                assert all(step[d.id] == step[node.id] - 1 for d in earlier)
+            elif node.kind == "embedding" and step[node.id] >= job.pp:
+                (maker,) = earlier
+                assert step[maker.id] == step[node.id] - job.pp
+                assert maker.kind == ("recv" if job.pp > 1 else maker.kind)
+                assert job.pp > 1 or maker.name.endswith("logits")
+            else:
+                assert not earlier
+
+
+@pytest.mark.parametrize("options", [{"pp": 2}, {"pp": 4, "tp": 2}], ids=str)
+def test_stages_send_what_they_sample(options: dict[str, Any]) -> None:
+    """A message a step, of four bytes for each token of a group, from the last stage to the first;
+    none for steps whose tokens no step takes."""
+    job = job_of(LLAMA, **options)
+    found, _ = classes_of(job)
+    sent, received = ([n for n in found[i].program().nodes if is_token(n)] for i in (-1, 0))
+    sampled = [parse_step(STEPS[which]).sampled for which in ORDER[: len(ORDER) - job.pp]]
+    assert [(n.kind, n.size, n.by) for n in sent] == [("send", 4 * n, 1) for n in sampled]
+    assert [(n.kind, n.size, n.tag) for n in received] == [("recv", n.size, n.tag) for n in sent]
+    ends: Counter[tuple[str, int]] = Counter()
+    for each in found:
+        for node in each.program().nodes:
+            if node.is_message:
+                ends[node.over, node.tag] += 1 if node.kind == "send" else -1
+    assert not any(ends.values())
+
+
+def test_traces_are_whole(tmp_path: Path) -> None:
+    """The command writes traces that pass the check, and says in the manifest what each step
+    holds."""
+    folder = tmp_path / "job"
+    requests = tmp_path / "r.csv"
+    requests.write_text("arrival,prompt,output\n0,5,3\n0.01,9,2\n0.015,2,4\n")
+    sizes = ",".join(f"{n}={v}" for n, v in job_of(LLAMA).sizes.items())
+    line = f"compile {LLAMA} --set {sizes} --pp 2 --tp 2 --serve mixed --chunk 8"
+    done = stagec(*line.split(), "--requests", requests, "-o", folder)
+    assert done.code == 0, done.err
+    checked = stagec("check", folder)
+    assert (checked.code, "0 errors, 0 warnings" in checked.out) == (0, True), checked
+    serving = json.loads((folder / "manifest.json").read_text())["serving"]
+    order = [number for number, count in serving["steps"] for _ in range(count)]
+    steps = [parse_step(serving["compositions"][number]) for number in order]
+    assert sum(s.tokens for s in steps) == (5 + 3 - 1) + (9 + 2 - 1) + (2 + 4 - 1)
+    assert sum(s.sampled for s in steps) == 3 + 2 + 4
+    assert max(s.tokens for s in steps) <= 8
+    assert (serving["policy"], serving["requests"], serving["served"]) == ("fcfs", 3, 3)
+
+
+def test_equal_steps_are_compiled_once() -> None:
+    """With contexts rounded up, 200 steps of decode are few distinct ones of one compile."""
+    modules = StepModules(job_of(LLAMA, tp=2))
+    steps = [parse_step("decode=4x100").later(i).rounded(64) for i in range(200)]
+    distinct = list(dict.fromkeys(steps))
+    assert [str(s) for s in distinct] == [f"decode=4x{n}" for n in (128, 192, 256, 320)]
+    classes = [modules.classes(step) for step in distinct]
+    assert modules.compiles == 1
+    order = [distinct.index(s) for s in steps]
+    (found,) = stepped_classes(classes, Sequel(order, [0, *[1] * 199], [4] * len(distinct)))
+    assert len(found.program()) == 200 * len(classes[0][0].program())
+    assert len(found.program().prototypes) == len(distinct) * len(classes[0][0].program())

@@ -1,0 +1,416 @@
+"""Requests, the batching policy, and the steps that follow: against a server that counts tokens one
+by one, and against what a steady load must look like."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagec.serving.arrivals import requests_of
+from stagec.serving.engine import Engine
+from stagec.serving.policy import (
+    BatchingPolicy,
+    LiveRequest,
+    ServerLimits,
+    ServerState,
+    StepPlan,
+    find_policy,
+)
+from stagec.serving.requests import Request, read_requests
+from stagec.serving.step import SequenceClass, Step, parse_step, step_of
+from stagec.support.diagnostics import DiagnosticError
+from tests.support import examples
+
+TICK = 1000
+FCFS = find_policy("fcfs")
+
+
+def served(
+    requests: Sequence[Request], limits: ServerLimits, policy: BatchingPolicy = FCFS, depth: int = 1
+) -> tuple[list[Step], Engine]:
+    """All steps of a server, one by one."""
+    engine = Engine(requests, policy, limits, TICK, depth)
+    steps = [step for stretch in engine.stretches(1_000_000) for step in stretch.steps]
+    return steps, engine
+
+
+# -- a server that counts tokens one by one --------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Slow:
+    """One request of the slow server."""
+
+    arrival: int
+    known: int
+    last: int
+    cached: int = 0
+
+
+class _SlowServer:
+    """First come first served as vLLM v1 says it, with a cache whose blocks are counted anew each
+    time, and time that passes tick by tick."""
+
+    def __init__(self, requests: Sequence[Request], limits: ServerLimits) -> None:
+        self.coming = [_Slow(r.arrival, r.prompt, r.prompt + r.output) for r in requests]
+        self.limits, self.now = limits, 0
+        self.waiting: list[_Slow] = []
+        self.running: list[_Slow] = []
+
+    def steps(self) -> list[Counter[tuple[int, int, int]]]:
+        found: list[Counter[tuple[int, int, int]]] = []
+        while self.coming or self.waiting or self.running:
+            while self.coming and self.coming[0].arrival <= self.now:
+                self.waiting.append(self.coming.pop(0))
+            if not self.waiting and not self.running:
+                self.now = self.coming[0].arrival
+                continue
+            found.append(Counter(self._step()))
+            self.now += TICK
+        return found
+
+    def _step(self) -> list[tuple[int, int, int]]:
+        added: list[tuple[_Slow, tuple[int, int, int]]] = []
+        budget, i, gave_up = self.limits.tokens, 0, False
+        while i < len(self.running) and budget > 0:
+            one = self.running[i]
+            add = min(one.known - one.cached, budget)
+            while not self._fits(one, add):
+                victim = self.running.pop()
+                victim.cached, gave_up = 0, True
+                self.waiting.insert(0, victim)
+                if victim is one:
+                    break
+            if i < len(self.running):
+                added.append((one, (add, one.cached, int(add == one.known - one.cached))))
+                one.cached += add
+                budget -= add
+            i += 1
+        while not gave_up and self.waiting and budget > 0 and self._lets_in(budget):
+            one = self.waiting.pop(0)
+            self.running.append(one)
+            one.cached = min(one.known, budget)
+            added.append((one, (one.cached, 0, int(one.cached == one.known))))
+            budget -= one.cached
+        for one, (_, _, sampled) in added:
+            one.known += sampled
+        self.running = [r for r in self.running if r.known < r.last]
+        return [about for _, about in added]
+
+    def _fits(self, one: _Slow, add: int) -> bool:
+        """Whether the blocks are there for more tokens of a sequence, which runs or is let in."""
+        held = {r: r.cached for r in self.running} | {one: one.cached + add}
+        blocks = sum(-(-tokens // self.limits.block) for tokens in held.values())
+        return self.limits.blocks is None or blocks <= self.limits.blocks
+
+    def _lets_in(self, budget: int) -> bool:
+        one = self.waiting[0]
+        return len(self.running) < self.limits.sequences and self._fits(one, min(one.known, budget))
+
+
+_REQUEST = st.tuples(st.integers(0, 4 * TICK), st.integers(1, 40), st.integers(1, 12))
+
+
+@given(
+    gaps=st.lists(_REQUEST, min_size=1, max_size=8),
+    tokens=st.integers(1, 48),
+    sequences=st.integers(1, 6),
+    block=st.sampled_from([1, 4, 16]),
+    more=st.none() | st.integers(0, 12),
+)
+@examples(150)
+def test_steps_are_those_of_a_server_that_counts_tokens(
+    gaps: list[tuple[int, int, int]], tokens: int, sequences: int, block: int, more: int | None
+) -> None:
+    at, requests = 0, list[Request]()
+    for gap, prompt, output in gaps:
+        at += gap
+        requests.append(Request(at, prompt, output))
+    most = max(-(-(r.prompt + r.output) // block) for r in requests)
+    limits = ServerLimits(tokens, sequences, None if more is None else most + more, block)
+    steps, engine = served(requests, limits)
+    expected = _SlowServer(requests, limits).steps()
+    assert [_counter(s) for s in steps] == expected
+    assert len(engine.served) == len(requests)
+
+
+def _counter(step: Step) -> Counter[tuple[int, int, int]]:
+    return Counter({(c.new, c.cached, c.sampled): c.count for c in step.classes})
+
+
+@given(gaps=st.lists(_REQUEST, min_size=1, max_size=8), depth=st.integers(1, 4))
+@examples(60)
+def test_every_token_is_added_once_and_never_before_it_is_known(
+    gaps: list[tuple[int, int, int]], depth: int
+) -> None:
+    requests = [Request(0, prompt, output) for _, prompt, output in gaps]
+    engine = Engine(requests, FCFS, ServerLimits(32, 4), TICK, depth)
+    added = sampled = 0
+    for stretch in engine.stretches(1_000_000):
+        assert stretch.after <= depth
+        added += sum(s.tokens for s in stretch.steps)
+        sampled += sum(s.sampled for s in stretch.steps)
+    assert added == sum(r.prompt + r.output - 1 for r in requests)
+    assert sampled == sum(r.output for r in requests)
+
+
+def test_with_stages_a_sequence_waits_for_its_token() -> None:
+    """One request on four stages: a step in four; four requests: each step has one of them."""
+    one, _ = served([Request(0, 8, 5)], ServerLimits(8, 4), depth=4)
+    assert [str(s) for s in one] == ["prefill=1x8+0", *(f"decode=1x{8 + i}" for i in range(4))]
+    four, engine = served([Request(0, 8, 5)] * 4, ServerLimits(8, 4), depth=4)
+    assert len(four) == 4 * 5
+    assert engine.served[-1].last == (4 * 5 + 3) * TICK
+
+
+# -- steady load: facts of a mix -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prompt", "output", "running"), [(512, 128, 32), (100, 300, 50)])
+def test_steady_load_has_the_mix_of_theory(prompt: int, output: int, running: int) -> None:
+    """With `running` requests always there and a budget that is never full, each decode token
+    brings prompt/output tokens of prompts, and contexts are spread evenly: their mean over decodes
+    is prompt + output/2 (positions prompt .. prompt + output - 2)."""
+    requests = [Request(0, prompt, output)] * (running * 12)
+    steps, _ = served(requests, ServerLimits(1 << 20, running))
+    # sequences begin together, and with the same lengths they would stay so
+    decode = Counter[int]()
+    total = prefill = 0
+    for step in steps:
+        for c in step.classes:
+            if c.kind == "decode":
+                decode[c.cached] += c.count
+            total, prefill = total + c.tokens, prefill + c.tokens * (c.kind != "decode")
+    assert Fraction(prefill, total - prefill) == Fraction(prompt, output - 1)
+    assert set(decode) == set(range(prompt, prompt + output - 1))
+    assert len(set(decode.values())) == 1
+    mean = Fraction(sum(c * n for c, n in decode.items()), sum(decode.values()))
+    assert mean == prompt + Fraction(output - 2, 2)
+
+
+def test_steady_load_of_spread_arrivals_fills_each_step_alike() -> None:
+    """A request every `output / running` steps: each step has its running - 1 or so decodes, and
+    prompt * running / output tokens of prompts in the mean; in the middle of the run exactly."""
+    prompt, output, running = 512, 128, 32
+    gap = output // running * TICK
+    requests = [Request(i * gap, prompt, output) for i in range(running * 8)]
+    steps, _ = served(requests, ServerLimits(1 << 20, running))
+    middle = steps[2 * output : 6 * output]
+    decodes = [sum(c.count for c in s.classes if c.kind == "decode") for s in middle]
+    prompts = sum(c.tokens for s in middle for c in s.classes if c.kind != "decode")
+    assert prompts == len(middle) * prompt * running // output
+    assert Fraction(sum(decodes), len(middle)) == Fraction(running * (output - 1), output)
+    contexts = sum(c.count * c.cached for s in middle for c in s.classes if c.kind == "decode")
+    assert Fraction(contexts, sum(decodes)) == prompt + Fraction(output - 2, 2)
+
+
+def test_budget_goes_to_decodes_first() -> None:
+    steps, _ = served([Request(0, 4, 9), Request(0, 20, 2)], ServerLimits(8, 4))
+    assert [str(s) for s in steps[:5]] == [
+        "chunk=1x4+0,prefill=1x4+0",
+        "decode=1x4,chunk=1x7+4",
+        "decode=1x5,chunk=1x7+11",
+        "decode=1x6,prefill=1x2+18",
+        "decode=1x7,decode=1x20",
+    ]
+
+
+def test_stretches_are_events_not_tokens() -> None:
+    engine = Engine([Request(0, 8, 10_000)] * 3, FCFS, ServerLimits(64, 8), TICK)
+    stretches = list(engine.stretches(1_000_000))
+    assert [(str(s.step), s.count) for s in stretches] == [
+        ("prefill=3x8+0", 1),
+        ("decode=3x8", 9_999),
+    ]
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def test_a_step_says_what_is_in_it() -> None:
+    step = parse_step("decode=64x4096, prefill=1x2048+512, chunk=2x16+0, verify=8x3+100")
+    assert parse_step(str(step)) == step
+    assert (step.tokens, step.sampled, step.sequences) == (64 + 2048 + 32 + 24, 64 + 1 + 24, 75)
+    pairs = 64 * 4097 + sum(512 + i for i in range(1, 2049)) + 2 * 136 + 8 * (101 + 102 + 103)
+    assert step.pairs == pairs
+
+
+def test_rounding_makes_classes_one() -> None:
+    step = step_of([SequenceClass(1, c, 1) for c in (1, 15, 16, 17)])
+    assert str(step.rounded(16)) == "decode=3x16,decode=1x32"
+    assert step.rounded(1) is step
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a step without sequences"),
+        ("decode=4", "is no class of sequences"),
+        ("decode=4x8+2", "expected decode=COUNTxCONTEXT"),
+        ("prefill=1x8", r"expected prefill=COUNTxNEW\+CACHED"),
+        ("decode=0x8", "has no sequences"),
+        ("chunk=1x0+8", "has no new tokens"),
+        ("think=1x8+0", "is no class of sequences"),
+        (f"decode=1x{10**30}", "is larger than"),
+        (",".join(["decode=1x1"] * 2000), "2,000 classes"),
+    ],
+)
+def test_what_is_no_step(text: str, message: str) -> None:
+    with pytest.raises(DiagnosticError, match=message):
+        parse_step(text)
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens,pd_ratio\n0.25,10,2,5\n1.000000001,7,1,7\n"
+SIMULATOR = (
+    '{"input_toks": 10, "output_toks": 2, "arrival_time_ns": 250000000, "ids": [1]}\n\n'
+    '{"input_toks": 7, "output_toks": 1, "arrival_time_ns": 1000000001}\n'
+)
+OWN = "arrival, prompt, output\n0.25,10,2\n1.000000001,7,1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.csv", VIDUR), ("a.jsonl", SIMULATOR), ("b.csv", OWN)]
+)
+def test_three_forms_of_files_say_the_same(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    found = [(r.arrival, r.prompt, r.output) for r in read_requests(tmp_path / name)]
+    assert found == [(250_000_000, 10, 2), (1_000_000_001, 7, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "", "there are no requests"),
+        ("a.csv", "arrival,prompt,output\n", "there are no requests"),
+        ("a.csv", "arrival,prompt,output\n1,2,3\n0.5,2,3\n", "before the one above it"),
+        ("a.csv", "arrival,prompt,output\n1,2,0\n", "the output .* is '0'"),
+        ("a.csv", "arrival,prompt,output\n1,2.5,1\n", "the prompt .* is '2.5'"),
+        ("a.csv", "arrival,prompt,output\n-1,2,1\n", "the arrival .* is '-1'"),
+        ("a.csv", "arrival,prompt,output\nnan,2,1\n", "the arrival .* is 'nan'"),
+        ("a.csv", "arrival,prompt,output\n1e999999999,2,1\n", "the arrival .* is '1e999999999'"),
+        ("a.csv", "arrival,prompt,output\n1,1e30,1\n", "the prompt .* is '1e30'"),
+        ("a.csv", "arrival,prompt,output\n1,2\n", "2 cells"),
+        ("a.csv", "prompt,output\n1,2\n", "does not say when it arrives"),
+        ("a.csv", "arrival,prompt\n1,2\n", "does not say the tokens of its output"),
+        ("a.csv", 'arrival,prompt,output\n1,"2,3\n', "no CSV"),
+        ("a.csv", b"arrival,prompt,output\n\xff,1,1\n", "no UTF-8"),
+        ("a.csv", "x" * (1 << 21), "longer than"),
+        ("a.jsonl", "[1]\n", "no JSON object"),
+        ("a.jsonl", "{", "no JSON"),
+        ("a.jsonl", "[" * 100_000, "no JSON"),
+        ("a.jsonl", '{"arrival": NaN, "prompt": 1, "output": 1}', "the arrival"),
+        ("a.jsonl", '{"arrival": 0, "prompt": true, "output": 1}', "the prompt .* is True"),
+        ("a.jsonl", '{"arrival": 0, "prompt": [1], "output": 1}', "the prompt"),
+        ("a.txt", "1 2 3", "neither a .csv nor a .jsonl"),
+    ],
+)
+def test_what_is_no_list_of_requests(
+    tmp_path: Path, name: str, text: str | bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DiagnosticError, match=message):
+        read_requests(tmp_path / name)
+
+
+def test_poisson_is_the_same_for_a_seed_and_has_its_rate(tmp_path: Path) -> None:
+    text = "poisson:rate=8,count=4000,prompt=~300,output=64..256,seed=3"
+    found = requests_of(text)
+    again = requests_of(text)
+    assert [(r.arrival, r.prompt, r.output) for r in found] == [
+        (r.arrival, r.prompt, r.output) for r in again
+    ]
+    # the mean of 4000 gaps has a deviation of 1/sqrt(4000) = 1.6%
+    assert abs(found[-1].arrival / 1e9 - 500) < 500 * 0.08
+    assert abs(sum(r.prompt for r in found) / 4000 - 300) < 300 * 0.08
+    assert {r.output for r in found} == set(range(64, 257))
+    assert requests_of(text.replace("seed=3", "seed=4"))[0].arrival != found[0].arrival
+    (tmp_path / "l.csv").write_text("prompt,output\n5,6\n7,8\n")
+    drawn = requests_of(f"poisson:rate=1/2,count=50,lengths={tmp_path / 'l.csv'}")
+    assert {(r.prompt, r.output) for r in drawn} == {(5, 6), (7, 8)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rate=0,count=1,prompt=1,output=1", "rate is '0'"),
+        ("rate=1e9999,count=1,prompt=1,output=1", "rate is"),
+        ("count=1,prompt=1,output=1", "rate is ''"),
+        ("rate=1,count=0,prompt=1,output=1", "count is '0'"),
+        ("rate=1,count=99999999,prompt=1,output=1", "count is"),
+        ("rate=1,count=1,prompt=0,output=1", "prompt is '0'"),
+        ("rate=1,count=1,prompt=9..3,output=1", "prompt is '9..3'"),
+        ("rate=1,count=1,prompt=1", "expects prompt and output"),
+        ("rate=1,count=1,prompt=1,output=1,lengths=x.csv", "expects prompt and output"),
+        ("rate=1,rate=2", "given twice"),
+        ("speed=1", "no option of poisson"),
+        ("rate=1/99999999999,count=9999,prompt=1,output=1", "more than a century"),
+    ],
+)
+def test_what_is_no_process(text: str, message: str) -> None:
+    with pytest.raises(DiagnosticError, match=message):
+        requests_of(f"poisson:{text}")
+
+
+# -- policies of others ----------------------------------------------------------------------------
+
+
+class _Chosen(BatchingPolicy):
+    """A policy that says what it is told."""
+
+    name = "chosen"
+    summary = "for tests"
+
+    def __init__(self, choose: Callable[[ServerState], StepPlan]) -> None:
+        self._choose = choose
+
+    def plan(self, state: ServerState) -> StepPlan:
+        return self._choose(state)
+
+
+def _first(state: ServerState) -> LiveRequest:
+    return [*state.running, *state.waiting][0]
+
+
+def _no_plan(state: ServerState) -> StepPlan:
+    return cast("StepPlan", [])
+
+
+_WRONG: list[tuple[Callable[[ServerState], StepPlan], str]] = [
+    (lambda s: StepPlan([]), "never serves request 1, which waits since 0 s: 2 are left"),
+    (_no_plan, "gives a list as a step"),
+    (lambda s: StepPlan([(_first(s), 99)]), "adds 99 tokens to request 1, which can add 8"),
+    (lambda s: StepPlan([(_first(s), 0)]), "adds 0 tokens"),
+    (lambda s: StepPlan([(_first(s), 1)] * 2), "twice in a step"),
+    (lambda s: StepPlan([], [_first(s)]), "gives up the cache of request 1, which does not run"),
+    (lambda s: StepPlan([(w, w.left) for w in s.waiting]), "fills step 1 with 16 tokens"),
+    (lambda s: StepPlan([(w, 1) for w in s.waiting]), "2 sequences, and there is room for 1"),
+]
+
+
+@pytest.mark.parametrize(("choose", "message"), _WRONG)
+def test_a_policy_that_errs_is_named(
+    choose: Callable[[ServerState], StepPlan], message: str
+) -> None:
+    limits = ServerLimits(12, 1 if "sequences" in message else 2)
+    with pytest.raises(DiagnosticError, match=message):
+        served([Request(0, 8, 2), Request(0, 8, 2)], limits, _Chosen(choose))
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    with pytest.raises(DiagnosticError, match="request 2 takes 4 blocks of 16 tokens"):
+        served([Request(0, 1, 1), Request(0, 40, 20)], ServerLimits(64, 2, 3))
+
+
+def test_no_policy_of_that_name() -> None:
+    with pytest.raises(DiagnosticError, match="no batching policy 'fcfz'"):
+        find_policy("fcfz")
