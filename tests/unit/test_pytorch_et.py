@@ -108,6 +108,8 @@ def _call(node: Any, attrs: dict[str, Any], ranks: list[int], values: Any) -> Ca
     peer: int = ranks[place]
     if kind in ("send", "recv"):
         return Call(kind, (), "", into, out, peer)
+    gathers, scatters = kind == "all_gather", kind == "reduce_scatter"
+    assert into * (len(ranks) if gathers else 1) == out * (len(ranks) if scatters else 1)
     return Call(kind, tuple(ranks), attrs["pg_desc"], into, out, -1)
 
 
