@@ -23,9 +23,9 @@ from stagec import api
 from tools.markup import markdown, page, paragraphs
 
 _INTRO = (
-    "What authors of passes, ops, schedules, formats and policies import, all from `stagec.api`; it changes "
-    "only with a major version. The guides are [writing-a-pass.md](writing-a-pass.md) and "
-    "[writing-an-op.md](writing-an-op.md). The examples are one session that starts with "
+    "What authors of passes, ops, schedules, formats and policies import, all from `stagec.api`; "
+    "it changes only with a major version. The guides are [writing-a-pass.md](writing-a-pass.md) "
+    "and [writing-an-op.md](writing-an-op.md). The examples are one session that starts with "
     "`from stagec.api import *`; `#>` marks what they print."
 )
 _PART = re.compile(r"^# == (?P<title>[^:]+): (?P<text>.*)$")

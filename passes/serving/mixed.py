@@ -24,19 +24,22 @@ from stagec.api import (
     Builder,
     Expr,
     Module,
+    OpDef,
     Operation,
+    Quoted,
+    Region,
     TensorType,
     Value,
     const,
     error,
     factor_sizes,
+    letters,
     symbol,
 )
-from stagec.ir.core import Quoted, Region, substitute_attr
+from stagec.ir.builder import RawAttr
+from stagec.ir.core import substitute_attr
 from stagec.ir.expr import ONE, ZERO, substitute
 from stagec.ir.latent import is_cached
-from stagec.ir.opdef import OpDef
-from stagec.ir.rule import letters
 from stagec.ir.serving import ServingStep
 from stagec.serving.step import Step, parse_step
 
@@ -187,8 +190,8 @@ class Mixed:
             return found[number]
         if any(map(self._in_tokens, value.tensor.shape)):
             raise error(
-                f"'{op.name}' takes %{value.name}: {value.type}, which no class of a mixed step has "
-                "a part of: expected [B, S, ...]",
+                f"'{op.name}' takes %{value.name}: {value.type}, of which classes of a mixed step "
+                "have no parts: expected [B, S, ...]",
                 op.loc,
                 remedy="serve the model in steps of one class: --serve prefill, --serve decode",
             )
@@ -203,7 +206,11 @@ class Mixed:
     def _split(self, part: Value, mine: _Class) -> Value:
         """[B, n*q, ...] as [B*n, q, ...]."""
         one, all_ = _specs(part)
-        attrs = {"spec": Quoted(f"{one}->{all_}"), "factors": ("c",), "sizes": (mine.new,)}
+        attrs: dict[str, RawAttr] = {
+            "spec": Quoted(f"{one}->{all_}"),
+            "factors": ("c",),
+            "sizes": (mine.new,),
+        }
         return self.step.b.value("stg.reshape", [part], attrs, hint=part.name)
 
     def _whole(self, part: Value) -> Value:
@@ -212,7 +219,11 @@ class Mixed:
         return self._by_group(part, f"{all_}->{one}")
 
     def _by_group(self, part: Value, spec: str) -> Value:
-        attrs = {"spec": Quoted(spec), "factors": ("a",), "sizes": (symbol(BATCH),)}
+        attrs: dict[str, RawAttr] = {
+            "spec": Quoted(spec),
+            "factors": ("a",),
+            "sizes": (symbol(BATCH),),
+        }
         return self.step.b.value("stg.reshape", [part], attrs, hint=part.name)
 
     def _joined(self, result: Value, values: Sequence[Value]) -> Value:

@@ -3,7 +3,7 @@ that fits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class Served:
     state: Expr
     weights: Expr
 
-    def shown(self, show: Any) -> dict[str, Any]:
+    def shown(self, show: Callable[[Expr], Any]) -> dict[str, Any]:
         """By name, without the batch."""
         each = (self.per_token, self.caches, self.state, self.weights)
         return dict(zip(FIGURES, (show(expand(e)) for e in each), strict=False))

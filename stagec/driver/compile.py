@@ -15,7 +15,7 @@ from stagec.driver.emission import emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
 from stagec.driver.measurements import measured_options, measurements
-from stagec.driver.options import job_options, take_options
+from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import Planned
 from stagec.driver.pods import compile_pods
 from stagec.driver.provenance import provenance
@@ -102,17 +102,23 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
-    output: Path | None = given["output"]
-    archive: Path | None = given["archive"]
-    _check_outputs(output, archive, given, writes=not options.print_strategy)
+    writes = not options.print_strategy
+    _check_outputs(given["output"], given["archive"], given, writes=writes)
     if options.serve == DISAGGREGATED:
         return compile_pods(options, given)
-    durations = _durations(given)
-    began = time.perf_counter()
     if has_steps(options, given):
         from stagec.driver.compile_steps import compile_steps
 
-        return compile_steps(options, given, durations)
+        return compile_steps(options, given, _durations(given))
+    return _compile_one(options, given)
+
+
+def _compile_one(options: JobOptions, given: dict[str, Any]) -> int:
+    """Compile one step, of training or of serving."""
+    output: Path | None = given["output"]
+    archive: Path | None = given["archive"]
+    durations = _durations(given)
+    began = time.perf_counter()
     builder = JobBuilder(options)
     if options.print_strategy:
         sys.stdout.write(builder.strategy())

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from stagec.driver.options import JobOptions
@@ -38,8 +39,9 @@ def compile_steps(options: JobOptions, given: dict[str, Any], durations: Duratio
     formats = formats_asked(given["format"], builder.module.registry, given)
     if given["memory_events"] or given["tensor_names"]:
         raise error("memory events are those of one step", remedy="write one step, without --steps")
-    if given["output"] is not None and not given["dry_run"]:
-        check_targets(formats, given["output"], given)
+    folder: Path | None = given["output"]
+    if folder is not None and not given["dry_run"]:
+        check_targets(formats, folder, given)
     classes = [modules.classes(step) for step in steps.distinct]
     groups = modules.local_groups
     sequel = Sequel(steps.order, steps.after, [groups * s.sampled for s in steps.distinct])
@@ -57,13 +59,12 @@ def compile_steps(options: JobOptions, given: dict[str, Any], durations: Duratio
             replace(job, format=formats[0]), given["archive"], about, quiet=given["quiet"]
         )
         return 0
-    written = write_formats(
-        lambda each: replace(job, format=each), formats, given["output"], about, given
-    )
+    output: Path = given["output"]
+    written = write_formats(lambda each: replace(job, format=each), formats, output, about, given)
     if not given["quiet"]:
         wrote = time.perf_counter() - began - compiled
         times = f"(compiled in {compiled:.2f} s, wrote in {wrote:.2f} s)"
-        tell_written(written, given["output"], times)
+        tell_written(written, output, times)
     return 0
 
 

@@ -64,9 +64,9 @@ _OPTIONS = (
     click.option(
         "--requests",
         metavar="FILE|poisson:...",
-        help="With --serve mixed: the requests that a server gets, a CSV or JSONL file of arrivals, "
-        "prompts and outputs, or poisson:rate=4,count=100,prompt=512,output=64..256,seed=7. Each "
-        "group of ranks that has requests of its own gets these.",
+        help="With --serve mixed: the requests that a server gets, a CSV or JSONL file of "
+        "arrivals, prompts and outputs, or poisson:rate=4,count=100,prompt=512,output=64..256,"
+        "seed=7. Each group of ranks that has requests of its own gets these.",
     ),
     click.option(
         "--policy",

@@ -39,7 +39,7 @@ STEP = {
         "--prompt",
         type=_COUNT,
         metavar="N",
-        help="Of prefill: new tokens of each sequence. Of mixed: the prompt that --chunk is the end of.",
+        help="New tokens of each sequence of prefill; of mixed, the prompt that --chunk ends.",
     ),
     "context": click.option(
         "--context",
@@ -174,15 +174,32 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
             )
         return None
     mode = options.serve
+    sequence = sequence_of(module)
+    _check(options, module, sequence, symbolic=symbolic)
+    longest = module.symbols[sequence] or 0
+    new = options.chunk or options.prompt or (longest or None)
+    past: int | None = options.context or 0
+    if mode == "decode":
+        new, past = 1 + (options.speculative or 0), options.context
+    batch, step = options.batch, None
+    if mode == MIXED:
+        step = mixed_step(options)
+        new, past, batch = step.tokens, 0, None
+    dtype = KV_TYPES.get(options.kv_dtype or "", "")
+    return Serving(mode, sequence, new, past, batch, longest, options.page, dtype, step)
+
+
+def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool) -> None:
+    """Refuse options that make no step. Raises `DiagnosticError`."""
+    mode = options.serve
     if mode == DISAGGREGATED:
         raise error(
             "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
             remedy="look at one pod: --serve prefill, or --serve decode",
         )
-    for name in given:
+    for name in (n for n in STEP if getattr(options, n) is not None):
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
-    sequence = sequence_of(module)
     if sequence not in module.symbols:
         raise error(
             "--serve: the model has no sequence of tokens (no labels [batch, tokens])",
@@ -195,27 +212,21 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
             f"--set {name} and --serve both give the sizes of the step",
             remedy=f"give {instead} instead",
         )
-    if mode == "decode" and options.context is None and not symbolic:
+    if mode == "decode":
+        _check_context(options, symbolic=symbolic)
+
+
+def _check_context(options: JobOptions, *, symbolic: bool) -> None:
+    if options.context is None and not symbolic:
         raise error(
             "--serve decode expects --context: the tokens of each sequence that are cached",
             remedy="give --context 4096",
         )
-    if mode == "decode" and options.context == 0 and options.cp > 1:
+    if options.context == 0 and options.cp > 1:
         raise error(
             "--cp splits the tokens that are cached, and --context 0 caches none",
             remedy="leave --cp out, or give --context 4096",
         )
-    longest = module.symbols[sequence] or 0
-    new = options.chunk or options.prompt or (longest or None)
-    past: int | None = options.context or 0
-    if mode == "decode":
-        new, past = 1 + (options.speculative or 0), options.context
-    batch, step = options.batch, None
-    if mode == MIXED:
-        step = mixed_step(options)
-        new, past, batch = step.tokens, 0, None
-    dtype = KV_TYPES.get(options.kv_dtype or "", "")
-    return Serving(mode, sequence, new, past, batch, longest, options.page, dtype, step)
 
 
 def sequence_of(module: Module) -> str:
@@ -289,7 +300,11 @@ def serving_figures(
     if symbolic:
         return {**next(iter(stages.values())).shown(str), FIGURES[-1]: None}
     env = planned_env(module)
-    each = [found.shown(lambda e: evaluate(e, env)) for found in stages.values()]
+
+    def number(size: Expr) -> int:
+        return evaluate(size, env)
+
+    each = [found.shown(number) for found in stages.values()]
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
     return {**most, FIGURES[-1]: None if limit is None else _largest(module, serving, limit)}
 

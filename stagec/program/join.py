@@ -1,8 +1,9 @@
 """Programs of steps, one after the other, as one program.
 
 Each distinct step is unrolled once, between nodes that stand for what it takes from earlier steps
-(heads) and for what it leaves to later ones (tails). Joining copies its columns as often as the step
-runs: heads become edges to the nodes that made the value last, and streams go on from step to step.
+(heads) and for what it leaves to later ones (tails). Joining copies its columns as often as the
+step runs: heads become edges to the nodes that made the value last, and streams go on from step to
+step.
 
     step A:  [sampled] [cache] | embed append attend head | [cache] [sampled]
     A, A:    embed append attend head  embed append attend head
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 
@@ -56,11 +56,11 @@ class SizedStep:
 
 @dataclass(frozen=True)
 class _Part:
-    """A step without heads and tails, its nodes counted from 0. `nodes` are its prototypes, of which
-    `prototype` are numbers. `data` are its edges of data and `order` those of order, each two rows:
-    from, to. `takes` are nodes and the names that they take. `leaves` are names, and the nodes that
-    make them, or below 0, as `-1 - name`, what is handed on. `streams` are the numbers of streams of
-    messages, -1 of other nodes."""
+    """A step without heads and tails, its nodes counted from 0. `nodes` are its prototypes, of
+    which `prototype` are numbers. `data` are its edges of data and `order` those of order, each two
+    rows: from, to. `takes` are nodes and the names that they take. `leaves` are names, and the
+    nodes that make them, or below 0, as `-1 - name`, what is handed on. `streams` are the numbers
+    of streams of messages, -1 of other nodes."""
 
     nodes: Sequence[Node]
     prototype: Ints
@@ -90,12 +90,17 @@ def joined(name: str, steps: Sequence[SizedStep], order: Sequence[tuple[int, int
     known = list(dict.fromkeys(n for form in forms for n in (*form.heads, *form.tails)))
     places = {n: i for i, n in enumerate(known)}, {c: i for i, c in enumerate(channels)}
     parts = {form: _part(form, *places) for form in forms}
-    in_sizes = cache(lambda form: Resizable(parts[form].nodes))
+    in_sizes: dict[StepProgram, Resizable] = {}
     prototypes: list[Node] = []
     firsts: list[int] = []
     for form, values in ((step.form, step.values) for step in steps):
         firsts.append(len(prototypes))
-        prototypes += parts[form].nodes if values is None else in_sizes(form).at(values)
+        if values is None:
+            prototypes += parts[form].nodes
+            continue
+        if form not in in_sizes:
+            in_sizes[form] = Resizable(parts[form].nodes)
+        prototypes += in_sizes[form].at(values)
     made = np.full(len(known), _NOTHING, dtype=np.int64)
     sent = np.zeros(max(1, 2 * len(channels)), dtype=np.int64)
     columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
@@ -155,7 +160,8 @@ def _prototypes(program: Program, given: slice) -> tuple[list[Node], Ints]:
     pairs = np.stack([which, np.where(marked, numbers, 0)], axis=1)
     used, inverse = np.unique(pairs, axis=0, return_inverse=True)
     found: list[Node] = []
-    for number, microbatch in used.tolist():
+    rows: list[tuple[int, int]] = used.tolist()
+    for number, microbatch in rows:
         node = program.prototypes[number]
         mark = marker_of(node.name)
         names = (n.replace(mark, str(microbatch)) if mark else n for n in (node.name, node.scope))

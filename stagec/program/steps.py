@@ -2,8 +2,8 @@
 
 A step is a lowered module of its own. Its caches are those of the step before, and its tokens are
 those that the step before has sampled. With pipeline stages the last stage sends them to the first
-one, a message a step, and a step begins before the one before it is through: it waits for the tokens
-of `after` steps before.
+one, a message a step, and a step begins before the one before it is through: it waits for the
+tokens of `after` steps before.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from stagec.ir.core import Operation
 from stagec.ir.decisions import Decisions, Watched, plain
 from stagec.ir.expr import const
 from stagec.program.classes import RankClass
 from stagec.program.columns import Columns
-from stagec.program.groups import GroupAxes, coordinate
+from stagec.program.groups import GroupAxes
 from stagec.program.join import SizedStep, StepProgram, joined
-from stagec.program.nodes import OUTSIDE, Ints, Node, Program
+from stagec.program.nodes import OUTSIDE, Node, Program
 from stagec.program.unroll import unroll_step
 from stagec.support.diagnostics import error
 
@@ -54,35 +52,20 @@ class Sequel:
 
 
 @dataclass(frozen=True, eq=False)
-class SteppedClass:
+class SteppedClass(RankClass):
     """The ranks at these coordinates run steps: each of the distinct `steps` as the class of its
-    module that these ranks are in. `sequel` is their order, `stages` are the stage that samples and
-    the one that takes tokens in, on an axis of so many."""
+    module that these ranks are in; the fields of a class are those of the first one. `sequel` is
+    their order, `stages` are the stage that samples and the one that takes tokens in, on an axis of
+    so many."""
 
-    coords: Mapping[str, int]
     steps: Sequence[RankClass]
     sequel: Sequel
-    stages: tuple[int, int, int] = (0, 0, 1)
-
-    @property
-    def name(self) -> str:
-        """`stage0`, or with further coordinates `stage0-cp1`."""
-        axis = self.steps[0].graph.text("over")
-        rest = [f"{a}{i}" for a, i in self.coords.items() if a != axis]
-        return "-".join((f"stage{self.steps[0].stage}", *rest))
+    stages: tuple[int, int, int]
 
     @cached_property
     def groups(self) -> list[GroupAxes]:
         """The axes over which its collectives go."""
         return list(dict.fromkeys(g for step in self.steps for g in step.groups))
-
-    def members(self, mesh: Mapping[str, int]) -> Ints:
-        """Its ranks, in order."""
-        ranks = np.arange(int(np.prod(list(mesh.values()), dtype=np.int64)), dtype=np.int64)
-        inside = np.ones(ranks.size, dtype=bool)
-        for axis, index in self.coords.items():
-            inside &= coordinate(mesh, axis, ranks) == index
-        return ranks[inside]
 
     def program(self) -> Program:
         """The nodes of one of its ranks. Raises `DiagnosticError` for far too many."""
@@ -90,8 +73,8 @@ class SteppedClass:
         sampler, taker, count = self.stages
         if sampler == taker:
             return joined(self.name, units, [(n, i) for i, n in enumerate(self.sequel.order)])
-        mine = self.steps[0].stage
-        axis = self.steps[0].graph.text("over")
+        mine = self.stage
+        axis = self.graph.text("over")
         by = (taker - sampler) % count
         sizes = list(dict.fromkeys(_TOKEN * n for n in self.sequel.sampled))
         first = {kind: len(units) + i * len(sizes) for i, kind in enumerate(("send", "recv"))}
@@ -180,7 +163,18 @@ def stepped_classes(modules: Sequence[Sequence[RankClass]], sequel: Sequel) -> l
             if all(c.coords.get(a, i) == i for a, i in coords.items())
         ]
     stages = _stages(c for classes in modules for c in classes)
-    return [SteppedClass(coords, steps, sequel, stages) for coords, steps in found]
+    return [_stepped(coords, steps, sequel, stages) for coords, steps in found]
+
+
+def _stepped(
+    coords: Mapping[str, int],
+    steps: Sequence[RankClass],
+    sequel: Sequel,
+    stages: tuple[int, int, int],
+) -> SteppedClass:
+    c = steps[0]
+    own = c.module, c.graph, coords, c.env, c.inner, c.channels, c.loads, c.templates
+    return SteppedClass(*own, steps, sequel, stages)
 
 
 def _stages(classes: Iterable[RankClass]) -> tuple[int, int, int]:

@@ -5,8 +5,8 @@
 
 `rate` is in requests per second, so gaps are exponential with mean 1/rate, each rounded to a
 nanosecond. A length is a number, `A..B` (whole numbers from A to B, all equally likely) or `~M`
-(geometric with mean M: P(n) = (1 - 1/M)^(n-1) / M). `lengths` names a file of requests, of which one
-is drawn each time, prompt and output together.
+(geometric with mean M: P(n) = (1 - 1/M)^(n-1) / M). `lengths` names a file of requests, of which
+one is drawn each time, prompt and output together.
 """
 
 from __future__ import annotations

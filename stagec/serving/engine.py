@@ -270,8 +270,8 @@ def _check(requests: Sequence[Request], limits: ServerLimits) -> None:
         needed = limits.blocks_for(request.prompt + request.output - 1)
         if needed > limits.blocks:
             raise error(
-                f"request {number} takes {needed:,} blocks of {limits.block} tokens at its end, and "
-                f"the cache has {limits.blocks:,}",
+                f"request {number} takes {needed:,} blocks of {limits.block} tokens at its end, "
+                f"and the cache has {limits.blocks:,}",
                 request.loc,
                 remedy=f"give at least {needed:,} blocks, or leave the request out",
             )

@@ -6,8 +6,8 @@ Three forms of files are read, told apart by the names of their columns or membe
     {"arrival_time_ns": 0, "input_toks": 512, "output_toks": 9}  JSONL of LLMServingSim, nanoseconds
     arrival,prompt,output                                        either form, seconds
 
-Vidur: microsoft/vidur, `data/processed_traces`; LLMServingSim: casys-kaist/LLMServingSim, `dataset`.
-Other columns and members are not looked at.
+Vidur: microsoft/vidur, `data/processed_traces`; LLMServingSim: casys-kaist/LLMServingSim,
+`dataset`. Other columns and members are not looked at.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A class is `count` sequences that add `new` tokens each after `cached` ones. Of 
 last `sampled` ones get logits. The text names the four kinds that occur:
 
     decode=64x4096        64 sequences add one token each after 4096, and sample
-    prefill=1x2048+512    one sequence adds the last 2048 tokens of its prompt after 512, and samples
+    prefill=1x2048+512    one sequence adds the last 2048 tokens of its prompt, after 512; samples
     chunk=2x512+1024      two sequences add 512 tokens each after 1024, and sample nothing yet
     verify=8x3+4096       8 sequences add three tokens each after 4096, and all three are sampled
 """

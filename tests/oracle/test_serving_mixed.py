@@ -80,8 +80,8 @@ def assert_mixed_is_apart(
                 cut = inputs[name][:, at : at + mine.tokens]
                 given[arg.name] = cut.reshape(groups * mine.count, mine.new, *cut.shape[2:])
         expected = run_module(module, module.env, given)
-        for arg, value in zip(names, expected[len(expected) - len(names) :], strict=True):
-            np.testing.assert_allclose(caches[names[arg]], value, rtol=1e-9, atol=1e-9)
+        for name, value in zip(names.values(), expected[-len(names) :], strict=True):
+            np.testing.assert_allclose(caches[name], value, rtol=1e-9, atol=1e-9)
         rows = mine.count * mine.sampled
         if rows:
             apart = expected[0].reshape(groups, rows, -1)

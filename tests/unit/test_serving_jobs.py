@@ -90,10 +90,7 @@ def test_steps_take_caches_and_tokens_from_those_before(options: dict[str, Any])
         program = each.program()
         step = {n.id: int(n.name.partition("/")[0].removeprefix("s")) for n in program.nodes}
         layer = {n.id: n.name.split("layers/")[0].partition("/")[2] for n in program.nodes}
-        first, last = {}, {}
         for node in program.nodes:
-            first.setdefault(step[node.id], node)
-            last[step[node.id]] = node
             earlier = [d for d in node.deps if step[d.id] < step[node.id]]
             if node.kind == "append":
                 assert [d.kind for d in earlier] == ["append"] * (step[node.id] > 0)

@@ -4,10 +4,11 @@ by one, and against what a steady load must look like."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -41,10 +42,10 @@ def served(
     return steps, engine
 
 
-# -- a server that counts tokens one by one ---------------------------------------------------------
+# -- a server that counts tokens one by one --------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slow:
     """One request of the slow server."""
 
@@ -52,67 +53,67 @@ class _Slow:
     known: int
     last: int
     cached: int = 0
-    there: bool = True
 
 
-def slow_steps(
-    requests: Sequence[Request], limits: ServerLimits
-) -> list[Counter[tuple[int, int, int]]]:
-    """First come first served as vLLM v1 says it, with a cache whose blocks are counted anew in
-    each step, and time that passes tick by tick."""
-    coming = [_Slow(r.arrival, r.prompt, r.prompt + r.output) for r in requests]
-    waiting: list[_Slow] = []
-    running: list[_Slow] = []
-    steps: list[Counter[tuple[int, int, int]]] = []
-    now = 0
+class _SlowServer:
+    """First come first served as vLLM v1 says it, with a cache whose blocks are counted anew each
+    time, and time that passes tick by tick."""
 
-    def used() -> int:
-        return sum(-(-r.cached // limits.block) for r in running)
+    def __init__(self, requests: Sequence[Request], limits: ServerLimits) -> None:
+        self.coming = [_Slow(r.arrival, r.prompt, r.prompt + r.output) for r in requests]
+        self.limits, self.now = limits, 0
+        self.waiting: list[_Slow] = []
+        self.running: list[_Slow] = []
 
-    while coming or waiting or running:
-        while coming and coming[0].arrival <= now:
-            waiting.append(coming.pop(0))
-        if not waiting and not running:
-            now = coming[0].arrival
-            continue
-        budget, step, sampled, gave_up = limits.tokens, list[tuple[int, int, int]](), [], False
-        i = 0
-        while i < len(running) and budget > 0:
-            one = running[i]
+    def steps(self) -> list[Counter[tuple[int, int, int]]]:
+        found: list[Counter[tuple[int, int, int]]] = []
+        while self.coming or self.waiting or self.running:
+            while self.coming and self.coming[0].arrival <= self.now:
+                self.waiting.append(self.coming.pop(0))
+            if not self.waiting and not self.running:
+                self.now = self.coming[0].arrival
+                continue
+            found.append(Counter(self._step()))
+            self.now += TICK
+        return found
+
+    def _step(self) -> list[tuple[int, int, int]]:
+        added: list[tuple[_Slow, tuple[int, int, int]]] = []
+        budget, i, gave_up = self.limits.tokens, 0, False
+        while i < len(self.running) and budget > 0:
+            one = self.running[i]
             add = min(one.known - one.cached, budget)
-            while limits.blocks is not None:
-                others = used() - -(-one.cached // limits.block)
-                if others + -(-(one.cached + add) // limits.block) <= limits.blocks:
-                    break
-                victim = running.pop()
+            while not self._fits(one, add):
+                victim = self.running.pop()
                 victim.cached, gave_up = 0, True
-                waiting.insert(0, victim)
+                self.waiting.insert(0, victim)
                 if victim is one:
                     break
-            if i >= len(running):
-                break
-            full = add == one.known - one.cached
-            step.append((add, one.cached, int(full)))
-            sampled += [one] if full else []
-            one.cached += add
-            budget -= add
+            if i < len(self.running):
+                added.append((one, (add, one.cached, int(add == one.known - one.cached))))
+                one.cached += add
+                budget -= add
             i += 1
-        while not gave_up and waiting and budget > 0 and len(running) < limits.sequences:
-            one = waiting[0]
-            add = min(one.known, budget)
-            if limits.blocks is not None and used() + -(-add // limits.block) > limits.blocks:
-                break
-            running.append(waiting.pop(0))
-            step.append((add, 0, int(add == one.known)))
-            sampled += [one] if add == one.known else []
-            one.cached = add
-            budget -= add
-        for one in sampled:
-            one.known += 1
-        running = [r for r in running if r.known < r.last]
-        steps.append(Counter(step))
-        now += TICK
-    return steps
+        while not gave_up and self.waiting and budget > 0 and self._lets_in(budget):
+            one = self.waiting.pop(0)
+            self.running.append(one)
+            one.cached = min(one.known, budget)
+            added.append((one, (one.cached, 0, int(one.cached == one.known))))
+            budget -= one.cached
+        for one, (_, _, sampled) in added:
+            one.known += sampled
+        self.running = [r for r in self.running if r.known < r.last]
+        return [about for _, about in added]
+
+    def _fits(self, one: _Slow, add: int) -> bool:
+        """Whether the blocks are there for more tokens of a sequence, which runs or is let in."""
+        held = {r: r.cached for r in self.running} | {one: one.cached + add}
+        blocks = sum(-(-tokens // self.limits.block) for tokens in held.values())
+        return self.limits.blocks is None or blocks <= self.limits.blocks
+
+    def _lets_in(self, budget: int) -> bool:
+        one = self.waiting[0]
+        return len(self.running) < self.limits.sequences and self._fits(one, min(one.known, budget))
 
 
 _REQUEST = st.tuples(st.integers(0, 4 * TICK), st.integers(1, 40), st.integers(1, 12))
@@ -136,7 +137,7 @@ def test_steps_are_those_of_a_server_that_counts_tokens(
     most = max(-(-(r.prompt + r.output) // block) for r in requests)
     limits = ServerLimits(tokens, sequences, None if more is None else most + more, block)
     steps, engine = served(requests, limits)
-    expected = slow_steps(requests, limits)
+    expected = _SlowServer(requests, limits).steps()
     assert [_counter(s) for s in steps] == expected
     assert len(engine.served) == len(requests)
 
@@ -170,7 +171,7 @@ def test_with_stages_a_sequence_waits_for_its_token() -> None:
     assert engine.served[-1].last == (4 * 5 + 3) * TICK
 
 
-# -- steady load: facts of a mix --------------------------------------------------------------------
+# -- steady load: facts of a mix -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("prompt", "output", "running"), [(512, 128, 32), (100, 300, 50)])
@@ -369,36 +370,37 @@ class _Chosen(BatchingPolicy):
     name = "chosen"
     summary = "for tests"
 
-    def __init__(self, choose: object) -> None:
+    def __init__(self, choose: Callable[[ServerState], StepPlan]) -> None:
         self._choose = choose
 
     def plan(self, state: ServerState) -> StepPlan:
-        assert callable(self._choose)
-        found: StepPlan = self._choose(state)
-        return found
+        return self._choose(state)
 
 
 def _first(state: ServerState) -> LiveRequest:
     return [*state.running, *state.waiting][0]
 
 
-@pytest.mark.parametrize(
-    ("choose", "message"),
-    [
-        (lambda s: StepPlan([]), "never serves request 1, which waits since 0 s: 2 are left"),
-        (lambda s: [], "gives a list as a step"),
-        (lambda s: StepPlan([(_first(s), 99)]), "adds 99 tokens to request 1, which can add 8"),
-        (lambda s: StepPlan([(_first(s), 0)]), "adds 0 tokens"),
-        (lambda s: StepPlan([(_first(s), 1)] * 2), "twice in a step"),
-        (
-            lambda s: StepPlan([], [_first(s)]),
-            "gives up the cache of request 1, which does not run",
-        ),
-        (lambda s: StepPlan([(w, w.left) for w in s.waiting]), "fills step 1 with 16 tokens"),
-        (lambda s: StepPlan([(w, 1) for w in s.waiting]), "2 sequences, and there is room for 1"),
-    ],
-)
-def test_a_policy_that_errs_is_named(choose: object, message: str) -> None:
+def _no_plan(state: ServerState) -> StepPlan:
+    return cast("StepPlan", [])
+
+
+_WRONG: list[tuple[Callable[[ServerState], StepPlan], str]] = [
+    (lambda s: StepPlan([]), "never serves request 1, which waits since 0 s: 2 are left"),
+    (_no_plan, "gives a list as a step"),
+    (lambda s: StepPlan([(_first(s), 99)]), "adds 99 tokens to request 1, which can add 8"),
+    (lambda s: StepPlan([(_first(s), 0)]), "adds 0 tokens"),
+    (lambda s: StepPlan([(_first(s), 1)] * 2), "twice in a step"),
+    (lambda s: StepPlan([], [_first(s)]), "gives up the cache of request 1, which does not run"),
+    (lambda s: StepPlan([(w, w.left) for w in s.waiting]), "fills step 1 with 16 tokens"),
+    (lambda s: StepPlan([(w, 1) for w in s.waiting]), "2 sequences, and there is room for 1"),
+]
+
+
+@pytest.mark.parametrize(("choose", "message"), _WRONG)
+def test_a_policy_that_errs_is_named(
+    choose: Callable[[ServerState], StepPlan], message: str
+) -> None:
     limits = ServerLimits(12, 1 if "sequences" in message else 2)
     with pytest.raises(DiagnosticError, match=message):
         served([Request(0, 8, 2), Request(0, 8, 2)], limits, _Chosen(choose))
