@@ -25,9 +25,15 @@ from tests.support import (
     tiny_module,
 )
 
-PREPARED = "inline,infer-shapes,apply-strategy"
+PLAIN = "inline,infer-shapes,apply-strategy"
 #: Parameters that no product in a block multiplies with, or whose product chooses.
 KEPT = ("embed", "head", "norm", "router", "bias")
+
+
+def prepared(format: str, block: int = 0) -> str:
+    """Up to the strategy, with weights in a format."""
+    quantized = f"quantize-weights{{format={format},block={block}}}"
+    return PLAIN.replace("apply-strategy", f"{quantized},apply-strategy")
 
 
 @crossed(
@@ -36,11 +42,10 @@ KEPT = ("embed", "head", "norm", "router", "bias")
     options=[{"tp": 2}, {"dp": 2, "tp": 2, "sp": True}, {"dp": 2, "pp": 2, "microbatches": 2}],
 )
 def test_all_ranks_compute_what_one_does(model: str, format: str, options: dict[str, Any]) -> None:
-    given = {"weight_dtype": format, "weight_block": 2, **options}
-    one = tiny_module(model, PREPARED, **given)
+    one = tiny_module(model, prepared(format, 2), **options)
     inputs = inputs_of(one)
     expected = run_one_device(one, inputs)[0]
-    placed = tiny_module(model, f"{PREPARED},partition", **given)
+    placed = tiny_module(model, f"{prepared(format, 2)},partition", **options)
     assert operations(placed, "stg.scaled_einsum")
     np.testing.assert_allclose(run_numeric(placed, inputs)[0], expected, rtol=1e-9)
 
@@ -49,8 +54,8 @@ def test_all_ranks_compute_what_one_does(model: str, format: str, options: dict[
 def test_a_product_multiplies_by_what_the_blocks_stand_for(format: str) -> None:
     """Scales of one and zero points of zero leave the step as it was; a scale of two of all weights
     is a step with doubled weights."""
-    module = tiny_module(LLAMA, PREPARED, weight_dtype=format, weight_block=2)
-    plain = tiny_module(LLAMA, PREPARED)
+    module = tiny_module(LLAMA, prepared(format, 2))
+    plain = tiny_module(LLAMA, PLAIN)
     inputs = inputs_of(module)
     for factor in (1.0, 2.0):
         weights = dict(inputs)
@@ -82,7 +87,7 @@ def test_bytes_of_the_weights(format: str, of_n: float, of_columns: int) -> None
     layers, d, f, kv = 32, 4096, 14336, 1024
     matrices = [(d, d), (d, kv), (d, kv), (d, d), (d, 2 * f), (f, d)]
     expected = layers * sum(of_n * r * c + of_columns * c for r, c in matrices)
-    module = run_passes(JobBuilder(JobOptions(LLAMA, weight_dtype=format)).module, PREPARED)
+    module = run_passes(JobBuilder(JobOptions(LLAMA)).module, prepared(format))
     params = [a for a in module.main.body.args if a.tensor.role in WEIGHTS]
     stored = [p for p in params if not any(p.name.endswith(k) for k in KEPT)]
     assert sum(evaluate(p.tensor.local_bytes, module.env) for p in stored) == expected
