@@ -258,7 +258,8 @@ def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]
     single = count // 2
     grown = np.log(np.maximum(distance, 1) / single) / np.log(most / single) * (count - single)
     far = np.minimum(single + grown.astype(int), count - 1)
-    return start + np.where(distance < single, distance, far)
+    found: Array = start + np.where(distance < single, distance, far)
+    return found
 
 
 OPS = (Rope(), Temperature(), RelativeBias(), RelativeBiasGrad())
