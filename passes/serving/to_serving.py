@@ -124,15 +124,17 @@ def to_serving(module: Module, given: ToServing) -> None:
     mixed = Mixed.of(module, step, parsed_classes(given.classes)) if given.classes else None
     _cut_tables(module, step, given.longest)
     _serve_region(step, body, mixed)
-    logits = body.terminator.operands
+    logits, kept = body.terminator.operands, step.hand_out()
+    body.terminator.set_operands([*logits, *kept])
+    _erase(body, used)
     if mixed is not None:
         chosen = logits if mixed.samples else ()
         logits = tuple(_last(step, value, mixed.sampled) for value in chosen)
     elif mode == "prefill":
         last = partial(_last_row, step)
         logits = tuple(_last(step, value, last) for value in logits)
-    body.terminator.set_operands([*logits, *step.hand_out()])
-    _erase(body, used)
+    body.terminator.set_operands([*logits, *kept])
+    erase_unused(body)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from chakra.src.jsonizer import jsonizer
 
+from stagec.formats.chakra import files
 from stagec.formats.chakra.files import read_all_records, read_trace
 from stagec.formats.chakra.nodes import TraceError, json_of_record
 from tests.support import stagec
@@ -35,6 +37,7 @@ def jsonized(trace: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_json_of_chakras_tool_is_read(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trace = text = job / "llama3-8b.0.et"
     for rank in range(4):
         trace = job / f"llama3-8b.{rank}.et"
         text = jsonized(trace, tmp_path / f"llama3-8b.{rank}.json", monkeypatch)
@@ -48,6 +51,7 @@ def test_json_of_chakras_tool_is_read(
 def test_a_folder_of_json_is_checked(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = tmp_path
     for rank in range(4):
         name = f"llama3-8b.{rank}"
         text = jsonized(job / f"{name}.et", tmp_path / f"{name}.json", monkeypatch)
@@ -77,7 +81,7 @@ def test_gzip_is_read(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_graph_of_the_feeder_is_read(tmp_path: Path) -> None:
     """As its source names things: Chakra's src/feeder/json_node.cpp."""
-    nodes = [
+    nodes: list[dict[str, object]] = [
         {"Id": 0, "Name": "a", "NodeType": 4, "is_cpu_op": True, "runtime": 5, "data_deps": []},
         {
             "Id": 1,
@@ -123,6 +127,29 @@ def test_texts_that_are_no_traces(text: str, told: str, tmp_path: Path) -> None:
     ran = stagec("show", path)
     assert (ran.code, told in ran.err) == (1, True), ran.err
     assert "line 1" in ran.err
+
+
+def test_memory_is_bounded_by_what_a_trace_may_hold(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much a packed file unpacks to."""
+    path = tmp_path / "a.0.json.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b'{"version": "')
+        for _ in range(400):
+            file.write(b"a" * (1 << 20))
+    assert path.stat().st_size < 4 << 20
+    tracemalloc.start()
+    ran = stagec("show", path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (ran.code, "error: " in ran.err) == (1, True)
+    assert peak < 250 << 20
+    monkeypatch.setattr(files, "MAX_NODES", 10)
+    trace = job / "llama3-8b.0.et"
+    for words in (("show", trace), ("diff", trace, trace)):
+        ran = stagec(*words)
+        assert (ran.code, "expected a trace of at most 10 nodes" in ran.err) == (1, True)
 
 
 def test_json_of_a_record_is_that_of_chakras_tool(

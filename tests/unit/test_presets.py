@@ -59,7 +59,6 @@ def test_a_preset_that_serves(name: str) -> None:
     found = served(name)
     assert found["ranks"] == ranks
     assert found["serving"]["cache_bytes_per_token"] == a_token
-    assert presets()[name].step["serve"] in name or name.endswith("decode")
     if name.endswith("decode"):
         longer = served(name, "--context", "1500")
         for a, b in zip(found["classes"], longer["classes"], strict=True):

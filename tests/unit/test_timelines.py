@@ -135,6 +135,9 @@ def test_kineto_has_what_analyze_counts(model: str, words: Sequence[str], tmp_pa
             size = max(args["In msg nelems"], args["Out msg nelems"]) * SIZE[args["dtype"]]
             over = "" if kind in ("send", "recv") else args["Process Group Description"]
             traffic.setdefault((kind, over), Counter()).update(calls=1, bytes=size)
+            into = args["In msg nelems"] * (args["Group size"] if kind == "all_gather" else 1)
+            scattered = args["Group size"] if kind == "reduce_scatter" else 1
+            assert into == args["Out msg nelems"] * scattered
             ranks = groups.get(args["Process Group Name"])
             assert args["Process Group Ranks"] == str(ranks) or kind in ("send", "recv")
             assert each["example_rank"] in json.loads(args["Process Group Ranks"])
@@ -199,9 +202,13 @@ def test_measured_times_win(tmp_path: Path) -> None:
     plain = read(compiled(tmp_path, "kineto", JOB) / "llama3-8b.0.json")
     sizes = {reduced(e) for e in kernels(plain)}
     table.write_text(f"kind,dtype,extents,microseconds\nall_reduce,,2x{max(sizes)},1000\n")
-    slow = read(compiled(tmp_path, "kineto", JOB, "--measured", str(table)) / "llama3-8b.0.json")
+    folder = compiled(tmp_path, "kineto", JOB, "--measured", str(table))
+    slow = read(folder / "llama3-8b.0.json")
     durations = {e["dur"] for e in kernels(slow) if reduced(e) == max(sizes)}
     assert durations == {Decimal(1000)}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert f"--measured {table}" in manifest["command"]
+    assert str(table) in manifest["inputs"]
 
 
 def reduced(event: Event) -> int:
