@@ -248,7 +248,7 @@ class RelativeBiasGrad(OpDef):
 def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]) -> Array:
     """The bucket of each pair of a query and a key, [s, t]."""
     most = ctx.size(op.expr("most")) if "most" in op.attrs else 128
-    back: Array = at[0][:, None] - at[1][None, :]
+    back = np.asarray(at[0])[:, None] - np.asarray(at[1])[None, :]
     start: Array = 0
     if op.flag("causal"):
         distance = np.maximum(back, 0)
@@ -258,8 +258,7 @@ def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]
     single = count // 2
     grown = np.log(np.maximum(distance, 1) / single) / np.log(most / single) * (count - single)
     far = np.minimum(single + grown.astype(int), count - 1)
-    found: Array = start + np.where(distance < single, distance, far)
-    return found
+    return start + np.where(distance < single, distance, far)
 
 
 OPS = (Rope(), Temperature(), RelativeBias(), RelativeBiasGrad())
