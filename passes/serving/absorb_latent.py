@@ -15,10 +15,11 @@ from stagec.api import (
     Quoted,
     Rule,
     Value,
-    evaluate,
+    const,
     made_by,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.decisions import IsPositive, ask
 from stagec.ir.expr import ONE
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.rule import shape_text
@@ -77,7 +78,7 @@ def absorb_latent(module: Module, queries: int = 0) -> int:
 def _few(module: Module, op: Operation, queries: int) -> bool:
     count = op.operands[0].tensor.shape[1]
     known = count.symbols <= module.env.keys()
-    return not queries or (known and evaluate(count, module.env) <= queries)
+    return not queries or (known and ask(IsPositive(const(queries + 1) - count), module.env))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,22 @@ that fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import (
     ONE,
+    ZERO,
     Expr,
     call,
     evaluate,
     expand,
     product,
     substitute,
+    symbol,
     total,
 )
 from stagec.ir.module import Module
@@ -29,6 +32,8 @@ from stagec.support.diagnostics import NotAnIntegerError
 FIGURES = ("cache_bytes_per_token", "cache_bytes", "state_bytes", "weight_bytes", "max_batch")
 BATCH = "B"
 _MOST = 1 << 40
+#: The class of a mixed step in the name of its cache.
+_CLASS = re.compile(r"_(\d+)_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +52,13 @@ class Served:
         return dict(zip(FIGURES, (show(expand(e)) for e in each), strict=False))
 
 
-def served(module: Module, tokens: Expr) -> dict[int, Served]:
-    """The figures of each stage of a planned step whose sequences hold so many tokens each."""
+def served(module: Module, tokens: Expr | None) -> dict[int, Served]:
+    """The figures of each stage of a planned step whose sequences hold so many tokens each; None of
+    a mixed step: each class holds its own after the step, and a further token is one of the first
+    class."""
     found: dict[int, Served] = {}
     for func in module.functions:
-        figures = _of_function(func, tokens)
+        figures = _of_function(func, tokens) if tokens is not None else _of_mixed(module, func)
         found |= dict.fromkeys(stages_of(func) or (0,), figures)
     return found
 
@@ -60,9 +67,26 @@ def _of_function(func: Operation, tokens: Expr) -> Served:
     args = func.body.args
     rows = [a for a in args if a.tensor.role == "cache"]
     one = total(_bytes(a, tokens + 1, one=True) - _bytes(a, tokens, one=True) for a in rows)
+    return _served(args, one, total(_bytes(a, tokens) for a in rows))
+
+
+def _of_mixed(module: Module, func: Operation) -> Served:
+    one, caches = ZERO, ZERO
+    for cache in (a for a in func.body.args if a.tensor.role == "cache"):
+        found = _CLASS.search(cache.name)
+        number = found[1] if found is not None else "0"
+        past = symbol(f"past{number}") if f"past{number}" in module.symbols else ZERO
+        tokens = past + symbol(f"new{number}")
+        caches += _bytes(cache, tokens)
+        if number == "0":
+            one += _bytes(cache, tokens + 1, one=True) - _bytes(cache, tokens, one=True)
+    return _served(func.body.args, one, caches)
+
+
+def _served(args: Sequence[Value], one: Expr, caches: Expr) -> Served:
     return Served(
         one,
-        total(_bytes(a, tokens) for a in rows),
+        caches,
         total(a.tensor.local_bytes for a in args if a.tensor.role in CACHED - {"cache"}),
         total(a.tensor.local_bytes for a in args if a.tensor.role in WEIGHTS | {"state"}),
     )
@@ -78,7 +102,8 @@ def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
             held = call("ceildiv", [held, axis_size(dim.axes)]) if dim.split else held
             sizes.append(held if one else along.paged(held))
         elif one and BATCH in dim.size.symbols:
-            sizes.append(substitute(dim.size, {BATCH: ONE}))
+            size = substitute(dim.size, {BATCH: ONE})
+            sizes.append(ONE if {"new0", "count0"} & size.symbols else size)
         else:
             sizes.append(dim.local)
     return bytes_of(product(sizes), cache.tensor.dtype)

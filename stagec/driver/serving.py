@@ -141,9 +141,11 @@ class Serving:
         module.set_values(self.sizes)
 
     @property
-    def held(self) -> Expr:
+    def held(self) -> Expr | None:
         """The tokens that are cached of each sequence: before a step of decode, after one of
-        prefill."""
+        prefill; None if they differ, in a mixed step."""
+        if self.step is not None:
+            return None
         past = symbol(PAST) if self.past != 0 else ZERO
         return past if self.mode == "decode" else past + symbol(self.sequence)
 
@@ -306,7 +308,9 @@ def serving_figures(
 
     each = [found.shown(number) for found in stages.values()]
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
-    return {**most, FIGURES[-1]: None if limit is None else _largest(module, serving, limit)}
+    if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
+        return {**most, FIGURES[-1]: None}
+    return {**most, FIGURES[-1]: _largest(module, serving, limit)}
 
 
 def _largest(module: Module, serving: Serving, limit: Limit) -> int:

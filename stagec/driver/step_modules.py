@@ -23,7 +23,7 @@ from stagec.support.diagnostics import error
 
 _ANY = Step((SequenceClass(1, 1, 1),))
 #: What tells the modules of two steps apart, whatever their sizes.
-_Structure = tuple[tuple[bool, bool, bool], ...]
+_Structure = tuple[tuple[int, bool, bool], ...]
 
 
 class _Watch(Hooks):
@@ -85,7 +85,7 @@ class StepModules:
 
     def classes(self, step: Step) -> Sequence[RankClass]:
         """The rank classes of a step. Raises `DiagnosticError`."""
-        structure, values = _structure(step), _values(step)
+        structure, values = _structure(step), self._values(step)
         for found in self._made:
             if found.structure == structure:
                 every = {**found.module.env, **values}
@@ -100,14 +100,18 @@ class StepModules:
         self._made.append(_Compiled(structure, watch.decisions, module))
         return rank_classes(module)
 
+    def _values(self, step: Step) -> Mapping[str, int]:
+        """The sizes of a step, by the symbols of `stagec.passes.serving.mixed`."""
+        serving = self.builder.serving
+        found = {serving.sequence if serving is not None else "S": step.tokens}
+        for i, each in enumerate(step.classes):
+            found |= {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
+        return found
+
 
 def _structure(step: Step) -> _Structure:
-    return tuple((c.sampled == c.new, bool(c.sampled), bool(c.cached)) for c in step.classes)
-
-
-def _values(step: Step) -> Mapping[str, int]:
-    """The sizes of a step, by the symbols of `stagec.passes.serving.mixed`."""
-    found = {"S": step.tokens}
-    for i, each in enumerate(step.classes):
-        found |= {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
-    return found
+    """Of each class: its tokens if all are sampled (latents are absorbed for so few of them), else
+    0; whether some are sampled, and whether some are cached."""
+    return tuple(
+        (c.new if c.sampled == c.new else 0, bool(c.sampled), bool(c.cached)) for c in step.classes
+    )

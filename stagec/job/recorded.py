@@ -28,7 +28,7 @@ from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceError, TraceNode
-from stagec.job.stored import ProgramReader, Way, stored_seconds
+from stagec.job.stored import ProgramReader, Way, static_bytes, stored_seconds
 from stagec.job.writer import DROPPED
 from stagec.machines import Machine
 from stagec.program.groups import GroupAxes, Groups, number_groups
@@ -145,7 +145,7 @@ class RecordedJob:
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
         each, ranks = self.classes[number], self.members[number]
-        counts = dict.fromkeys(NODE_KINDS, 0)
+        counts: dict[str, int] = dict.fromkeys(NODE_KINDS, 0)
         for node, count in zip(each.program.prototypes, each.program.counts.tolist(), strict=True):
             counts[node.record] += count
         entry = self.recording.entries.get(each.example, {})
@@ -279,10 +279,8 @@ class _Rank:
             raise error(
                 f"{self.path}: {problem}", remedy="'stagec scale' is for traces as stagec has them"
             ) from None
-        memory = entry.get("memory")
-        static = memory.get("static_bytes") if isinstance(memory, dict) else None
         name = str(entry.get("name", f"rank{self.rank}"))
-        return reader.program(name, static if isinstance(static, int) else None)
+        return reader.program(name, static_bytes(entry.get("memory")))
 
     def _group(self, node: TraceNode) -> GroupAxes:
         """The axes along which the members of a group differ."""

@@ -129,7 +129,7 @@ def stored_program(
             node, end = decode_node(path, offset, raw), offset + len(prefixed(raw)) - 1
             axes = groups[end] if node.kind == NodeKind.COLL else NO_GROUP
             read.take(node, axes, ways[end] if node.kind in _ENDS else ("", 0))
-        return read.program(name, _static(memory))
+        return read.program(name, static_bytes(memory))
     except (TraceError, KeyError, OverflowError, ValueError) as problem:
         raise error(
             f"'{path}' holds a record that is none of stagec's: {problem}",
@@ -144,7 +144,8 @@ def _integer(node: TraceNode, name: str) -> int:
     return value
 
 
-def _static(memory: object) -> int | None:
+def static_bytes(memory: object) -> int | None:
+    """What a manifest says that is held beside memory events, if it says so."""
     if not isinstance(memory, dict):
         return None
     found: object = cast("dict[str, object]", memory).get("static_bytes")

@@ -37,6 +37,7 @@ def jsonized(trace: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_json_of_chakras_tool_is_read(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trace = text = job / "llama3-8b.0.et"
     for rank in range(4):
         trace = job / f"llama3-8b.{rank}.et"
         text = jsonized(trace, tmp_path / f"llama3-8b.{rank}.json", monkeypatch)
@@ -50,6 +51,7 @@ def test_json_of_chakras_tool_is_read(
 def test_a_folder_of_json_is_checked(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = tmp_path
     for rank in range(4):
         name = f"llama3-8b.{rank}"
         text = jsonized(job / f"{name}.et", tmp_path / f"{name}.json", monkeypatch)
@@ -79,7 +81,7 @@ def test_gzip_is_read(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_graph_of_the_feeder_is_read(tmp_path: Path) -> None:
     """As its source names things: Chakra's src/feeder/json_node.cpp."""
-    nodes = [
+    nodes: list[dict[str, object]] = [
         {"Id": 0, "Name": "a", "NodeType": 4, "is_cpu_op": True, "runtime": 5, "data_deps": []},
         {
             "Id": 1,

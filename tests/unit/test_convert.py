@@ -68,7 +68,7 @@ def test_a_file_keeps_what_stagec_does_not_know(tmp_path: Path) -> None:
 
     metadata = GlobalMetadata(version="0.0.4")
     metadata.attr.add(name="schema", string_val="1.1.1-chakra.0.0.4")
-    node = Node(id=7, name="aten::mm", type=4, start_time_micros=3, duration_micros=4)
+    node = Node(id=7, name="aten::mm", type="COMP_NODE", start_time_micros=3, duration_micros=4)
     node.inputs.values = "[1]"
     node.attr.add(name="no value")
     parts = (m.SerializeToString() for m in (metadata, node))

@@ -59,7 +59,7 @@ def read(path: Path, rank: int, world: int) -> Trace:
     open_requests: set[tuple[str, int, bool]] = set()
     waited = 0
     for node in nodes:
-        attrs = {a["name"]: a["value"] for a in node["attrs"]}
+        attrs: dict[str, Any] = {a["name"]: a["value"] for a in node["attrs"]}
         assert {"rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "op_schema"} <= {*attrs}
         for side in ("inputs", "outputs"):
             assert len({len(values) for values in node[side].values()}) == 1
@@ -88,9 +88,9 @@ def read(path: Path, rank: int, world: int) -> Trace:
     return Trace(calls, waited)
 
 
-def _call(node: Any, attrs: Any, ranks: list[int], values: Any) -> Call:
+def _call(node: Any, attrs: dict[str, Any], ranks: list[int], values: Any) -> Call:
     kind = NAMES["".join(c for c in attrs["collective_name"].lower() if c.isalpha())]
-    place = values[3]
+    place: int = values[3]
     if kind not in ("send", "recv"):
         assert (
             ranks == [*range(ranks[0], ranks[-1] + 1, attrs["global_rank_stride"] or 1)]
@@ -101,11 +101,15 @@ def _call(node: Any, attrs: Any, ranks: list[int], values: Any) -> Call:
         for side in ("in", "out"):
             assert sum(json.loads(attrs[f"{side}_split_size"])) == attrs[f"{side}_msg_nelems"]
             assert len(json.loads(attrs[f"{side}_split_size"])) == len(ranks)
+    tensor: list[int]
     ((tensor,),) = node["inputs"]["values"][:1]
     assert tensor[3:5] == [attrs["in_msg_nelems"], width]
-    into, out = (attrs[f"{side}_msg_nelems"] * width for side in ("in", "out"))
+    into, out = (int(attrs[f"{side}_msg_nelems"]) * width for side in ("in", "out"))
+    peer: int = ranks[place]
     if kind in ("send", "recv"):
-        return Call(kind, (), "", into, out, ranks[place])
+        return Call(kind, (), "", into, out, peer)
+    gathers, scatters = kind == "all_gather", kind == "reduce_scatter"
+    assert into * (len(ranks) if gathers else 1) == out * (len(ranks) if scatters else 1)
     return Call(kind, tuple(ranks), attrs["pg_desc"], into, out, -1)
 
 
@@ -208,7 +212,7 @@ def test_an_archive_and_some_ranks(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_a_large_job_is_bounded(tmp_path: Path) -> None:
     """The trace of a rank grows with its own calls, not with ranks."""
-    sizes = []
+    sizes: list[int] = []
     for dp in (4, 64):
         words = tiny("llama3-8b", "--tp", "2", "--dp", str(dp), B=128)
         folder = compiled(tmp_path / str(dp), words, "--only-ranks", "0")

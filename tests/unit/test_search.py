@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.driver.combine import complete
 from stagec.driver.legal import checked
 from stagec.driver.machine import machine_of
 from stagec.driver.probes import Probe
@@ -36,6 +37,7 @@ from stagec.explore.space import Space
 from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.report import run_schedule
+from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, examples, stagec
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
 
@@ -294,6 +296,24 @@ def test_what_is_listed_is_legal_and_stands_once() -> None:
     assert all(job.tp > 1 for job in jobs if job.sp)
     for job in jobs[::7]:
         checked(job, question.sizes, question.layers.total)
+
+
+def test_rules_that_remember_refuse_what_rules_refuse() -> None:
+    """As many points as without remembering, for the same reasons."""
+    knobs = {n: v for n, v in WIDE.items() if n not in ("fp8", "fusion", "offload", "recompute")}
+    question = asked("mixtral-8x7b", "B=16,S=1024,L=5", 8, "h100-sxm", **{**knobs, "zero": (1,)})
+    base, sizes, total = question.base.changed(ranks=8), question.sizes, question.layers.total
+    found, refused = listed(question.space, base, sizes, total), 0
+    for point in question.space:
+        given = {n: v for n, v in point.items() if n != "microbatch_size"}
+        try:
+            job = complete(base.changed(**given))
+            count, rest = divmod(16, job.dp * point["microbatch_size"])
+            checked(job.changed(microbatches=count), sizes, total)
+            refused += bool(rest)
+        except DiagnosticError:
+            refused += 1
+    assert refused == sum(found.refused.values()) > 0
 
 
 def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:

@@ -156,3 +156,18 @@ def test_equal_steps_are_compiled_once() -> None:
     (found,) = stepped_classes(classes, Sequel(order, [0, *[1] * 199], [4] * len(distinct)))
     assert len(found.program()) == 200 * len(classes[0][0].program())
     assert len(found.program().prototypes) == len(distinct) * len(classes[0][0].program())
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_figures_of_a_mixed_step(pp: int) -> None:
+    """Caches hold all tokens after the step, by hand: 2 (K and V) x 2 bytes x G x K a layer."""
+    job = job_of(LLAMA, tp=2, pp=pp)
+    sizes = ",".join(f"{n}={v}" for n, v in job.sizes.items())
+    given = f"analyze {LLAMA} --set {sizes} --tp 2 --pp {pp} --serve mixed --json"
+    more = ("--microbatches", "1") if pp > 1 else ()
+    done = stagec(*given.split(), *more, "--step", "decode=3x7,chunk=1x4+0,prefill=2x5+6")
+    assert done.code == 0, done.err
+    token = 4 * (job.sizes["G"] or 0) * (job.sizes["K"] or 0) * (job.sizes["L"] or 0) // (2 * pp)
+    serving = json.loads(done.out)["serving"]
+    assert serving["cache_bytes_per_token"] == token
+    assert serving["cache_bytes"] == token * (3 * 8 + 4 + 2 * 11)

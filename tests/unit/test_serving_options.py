@@ -100,3 +100,11 @@ def test_caches_are_held_once(flags: str) -> None:
         assert found["caches"] == held
         assert found["gradients"] == found["optimizer"] == found["stash"] == 0
         assert rank["peak"] - found["parameters"] < 2 * held
+
+
+@pytest.mark.parametrize("flags", ["--tp 2", "--pp 2 --cp 2"])
+def test_passes_after_it_keep_what_a_step_computes(flags: str) -> None:
+    tiny = ("--set", "L=2,D=8,F=8,V=8,H=4,G=2,K=2,theta=100", "--check-numerics")
+    for job in (DECODE, PREFILL):
+        ran = stagec("analyze", job[0], *job[3:], *tiny, *flags.split())
+        assert ran.code == 0, ran.err

@@ -135,6 +135,9 @@ def test_kineto_has_what_analyze_counts(model: str, words: Sequence[str], tmp_pa
             size = max(args["In msg nelems"], args["Out msg nelems"]) * SIZE[args["dtype"]]
             over = "" if kind in ("send", "recv") else args["Process Group Description"]
             traffic.setdefault((kind, over), Counter()).update(calls=1, bytes=size)
+            into = args["In msg nelems"] * (args["Group size"] if kind == "all_gather" else 1)
+            scattered = args["Group size"] if kind == "reduce_scatter" else 1
+            assert into == args["Out msg nelems"] * scattered
             ranks = groups.get(args["Process Group Name"])
             assert args["Process Group Ranks"] == str(ranks) or kind in ("send", "recv")
             assert each["example_rank"] in json.loads(args["Process Group Ranks"])
