@@ -13,7 +13,7 @@ from stagec.sharding.stages import evenly
 from stagec.support.diagnostics import DiagnosticError
 
 #: Microbatches for each stage of which actions are looked at: of more, no more are in flight.
-_WARM = 3
+_WARM = 4
 
 
 class Layout(NamedTuple):
@@ -90,20 +90,16 @@ def laid_out(
     own = [0] * stages
     for number, home in enumerate(placement.homes):
         own[home.rank] += parts[number % depth]
+    kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
+    rank = max(range(stages), key=lambda r: (kept[r], own[r]))
+    holds = plain._replace(held=own[rank], stashes=kept[rank], most=max(own))
     if placement.copies > 1:  # each copy runs some of the microbatches
-        return plain._replace(busy=min(own), most=max(own))
+        return holds
     in_order = placement == round_robin(stages, chunks) and not schedule.splits_weight_gradient
     fills = [sum(parts[:rank]) if in_order else 0 for rank in range(stages)]
     busy = [count * mine + fill for mine, fill in zip(own, fills, strict=True)]
-    kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
-    rank = max(range(stages), key=lambda r: (kept[r], own[r]))
-    return plain._replace(
-        work=count * max(own),
-        busy=max(busy),
-        last=busy[placement.homes[depth - 1].rank],
-        held=own[rank],
-        stashes=kept[rank],
-        most=max(own),
+    return holds._replace(
+        work=count * max(own), busy=max(busy), last=busy[placement.homes[depth - 1].rank]
     )
 
 
@@ -120,7 +116,7 @@ def _kept(
     for rank in range(stages):
         held = most = 0
         for action in schedule.rank_actions(rank, stages, count, chunks):
-            size = parts[placement.stage(rank, action.chunk)]
+            size = parts[placement.stage(rank, action.chunk) % placement.depth]
             held += size if action.kind == "F" else -size if action.kind == "B" else 0
             most = max(most, held)
         found.append(most)
