@@ -84,10 +84,10 @@ def _unpacked(data: bytes) -> Rank:
     rows = [struct.unpack_from("<IBIQIBBIIII", data, 8 + 4 * roots + 39 * i) for i in range(nodes)]
     rest = data[8 + 4 * roots + 39 * nodes :]
     appendix = struct.unpack(f"<{len(rest) // 4}I", rest)
-    ops = [Op(WAYS[r[1]], r[3], r[2], r[4], r[5]) for r in rows]
+    ops: Rank = [Op(WAYS[r[1]], r[3], r[2], r[4], r[5]) for r in rows]
     for i, row in enumerate(rows):
         assert row[9] == 0
-        for waiting in appendix[row[8] : row[8] + row[7]]:
+        for waiting in map(int, appendix[row[8] : row[8] + row[7]]):
             ops[waiting].waits.append(i)
     assert [len(op.waits) for op in ops] == [row[0] for row in rows]
     assert [i for i, op in enumerate(ops) if not op.waits] == list(first)

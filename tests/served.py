@@ -98,22 +98,20 @@ class Server:
         return np.take(value, range(self.past, self.past + new), axis=along)
 
     def _held(self, arg: Value, fresh: Array, new: int) -> Array:
-        """What is cached, in the rows that the step has for it; all other rows are noise. States
-        are 0 before the first token."""
+        """What is cached, in the rows that the step has for it; all other rows are noise, which no
+        query may see. States are 0 before the first token."""
         old, along = self.caches.get(arg.name), _along(arg)
         if old is None:
             return np.zeros_like(fresh) if arg.tensor.role == "recurrent" else fresh
         if along is None:
             return old
-        first = [
+        before, after = (
             max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))
-        ]
-        wanted = range(first[1], self.past)
-        assert first[0] <= first[1], "rows that the step needs are cached no more"
+        )
         rows = np.moveaxis(fresh.copy(), along, 0)
         source = np.moveaxis(old, along, 0)
-        for position in wanted:
-            rows[position - first[1]] = source[position - first[0]]
+        for position in range(max(before, after), self.past):
+            rows[position - after] = source[position - before]
         return np.moveaxis(rows, 0, along)
 
 

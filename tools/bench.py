@@ -2,9 +2,9 @@
 bytes.
 
 `python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. `python tools/bench.py
-scale` measures emission at scale, `memory` planning, `search` searches of strategies. Every
-measured run is a process of its own, so that its peak memory is its own; both sides of a ratio are
-measured in the same run.
+scale` measures emission at scale, `memory` planning, `search` searches of strategies, `time`
+evaluations of the time of a step. Every measured run is a process of its own, so that its peak
+memory is its own; both sides of a ratio are measured in the same run.
 """
 
 from __future__ import annotations
@@ -20,20 +20,40 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 #: Published runs whose memory is planned.
 PLANNED = ("llama3-405b-8k", "llama3-405b-131k", "deepseek-v3", "megatron-gpt-1t")
-#: Models whose strategies are searched: ranks and sizes.
-SEARCHED: dict[str, tuple[int, str]] = {
-    "llama3-70b": (512, "B=1024,S=8192"),
-    "deepseek-v3": (256, "B=1024,S=4096"),
+#: Searches: the model, ranks, sizes, and what varies instead of the usual. The second space has
+#: about 10^5 points.
+SEARCHED: dict[str, tuple[str, ...]] = {
+    "llama3-70b": ("llama3-70b", "--ranks", "512", "--set", "B=1024,S=8192"),
+    "llama3-70b-wide": (
+        *("llama3-70b", "--ranks", "512", "--set", "B=1024,S=8192", "--tp", "1..16"),
+        *("--cp", "1..8", "--chunks", "0,2,4,5,8,10", "--microbatch-size", "1..16"),
+        *("--schedule", "1f1b,interleaved,zb-h1"),
+    ),
+    "deepseek-v3": ("deepseek-v3", "--ranks", "256", "--set", "B=1024,S=4096"),
 }
 STRATEGY: dict[str, Any] = {"sp": True, "zero": 3}
+#: Steps that are timed: a model and its flags.
+TIMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3-70b, 512 ranks, stages": (
+        "llama3-70b",
+        {"tp": 8, "pp": 4, "dp": 16, "sp": True, "zero": 1, "microbatches": 16},
+    ),
+    "llama3-70b, 512 ranks, sharded": ("llama3-70b", {"tp": 8, "dp": 64, **STRATEGY}),
+    "llama3-8b, 64 ranks, sharded": ("llama3-8b", {"tp": 8, "dp": 8, **STRATEGY}),
+    "deepseek-v3, 256 ranks": (
+        "deepseek-v3",
+        {"ep": 8, "pp": 8, "tp": 2, "dp": 16, "zero": 1, "microbatches": 16},
+    ),
+    **{name: ("", {"preset": name}) for name in PLANNED},
+}
 #: Formats that are written beside Chakra's.
-FORMATS = ("simai", "goal", "goal{binary}")
+FORMATS = ("simai", "goal", "goal{binary}", "kineto{ranks=all}", "pytorch-et")
 #: Bytes that are written at once where files are large.
 _BLOCK = 1 << 24
 
@@ -42,7 +62,7 @@ def main() -> None:
     """Run the benchmarks and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument(
-        "what", nargs="?", choices=["compiler", "scale", "memory", "search"], default="compiler"
+        "what", nargs="?", choices=["compiler", "scale", *ONE_EACH], default="compiler"
     )
     parser.add_argument("--folder", type=Path, default=Path("build"), help="scale: where to write")
     parser.add_argument("--limit", type=int, default=8 << 30, help="scale: bytes at a time")
@@ -59,12 +79,9 @@ def main() -> None:
         json.dump(found, sys.stdout, indent=1)
         print()
         return
-    if arguments.what == "memory":
-        json.dump({name: in_process(_planned, name) for name in PLANNED}, sys.stdout, indent=1)
-        print()
-        return
-    if arguments.what == "search":
-        json.dump({name: in_process(_searched, name) for name in SEARCHED}, sys.stdout, indent=1)
+    if arguments.what in ONE_EACH:
+        measure, names = ONE_EACH[arguments.what]
+        json.dump({name: in_process(measure, name) for name in names}, sys.stdout, indent=1)
         print()
         return
     data_parallel = (1, 8) if arguments.quick else (1, 8, 128)
@@ -114,9 +131,9 @@ def _planned(preset: str) -> dict[str, Any]:
     }
 
 
-def _searched(model: str) -> dict[str, Any]:
-    """A search of the default space by one process: its seconds, bounds a second, and evaluations
-    a second of jobs whose structures are compiled."""
+def _searched(name: str) -> dict[str, Any]:
+    """A search by one process: its seconds, bounds a second, and evaluations a second of jobs whose
+    structures are compiled."""
     from click import Context
 
     from stagec.driver.search import command
@@ -124,8 +141,7 @@ def _searched(model: str) -> dict[str, Any]:
     from stagec.driver.search_question import questions
     from stagec.driver.search_run import search
 
-    ranks, sizes = SEARCHED[model]
-    line = [model, "--ranks", str(ranks), "--machine", "h100-sxm", "--set", sizes]
+    line = [*SEARCHED[name], "--machine", "h100-sxm"]
     with Context(command) as context:
         command.parse_args(context, line)
         question = questions(context.params)[0]
@@ -148,6 +164,32 @@ def _searched(model: str) -> dict[str, Any]:
         "warm_evaluations_per_second": round(1 / each, 1),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
+
+
+def _timed(name: str) -> dict[str, Any]:
+    """CPU-seconds of the first evaluation of the time of a step, with its compile and without
+    imports; milliseconds of one in other sizes, once its structure is compiled; peak memory."""
+    from stagec.api import time_step
+
+    model, flags = TIMED[name]
+    batch = flags.get("dp", 1) * flags.get("microbatches", 1)
+    length = 4096
+
+    def once() -> float:
+        sizes = {} if "preset" in flags else {"B": batch, "S": length}
+        began = time.process_time()
+        time_step(model, "h100-sxm", **flags, sizes=sizes)
+        return time.process_time() - began
+
+    time_step("llama3-8b", "h100-sxm", tp=2, sizes={"L": 2})  # imports and the grammar
+    first = once()
+    later: list[float] = []
+    for _ in range(2 if "preset" in flags else 12):
+        length += 128
+        later.append(once())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    warm = round(1e3 * statistics.median(later), 1)
+    return {"first_seconds": round(first, 2), "warm_milliseconds": warm, "peak_mb": peak}
 
 
 def pipeline() -> dict[str, Any]:
@@ -278,9 +320,10 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
         lowered = time.perf_counter()
         (format_to,) = asked_formats(format_)
         seconds = Durations(load_machine("h100-sxm")) if format_to.needs else None
-        written = emit_module(
-            module, "job", folder / "job", {}, durations=seconds, format_=format_to
-        )
+        how: dict[str, Any] = {"durations": seconds, "format_": format_to}
+        if seconds is not None:
+            how["machine"] = seconds.machine
+        written = emit_module(module, "job", folder / "job", {}, **how)
         done = time.perf_counter()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         plain = _plain_write(folder, list(written.files.values()))
@@ -311,6 +354,13 @@ def _plain_write(folder: Path, sizes: list[int]) -> float:
                 file.write(block[: size - start])
     return time.perf_counter() - began
 
+
+#: What is measured by a function for each of some names.
+ONE_EACH: dict[str, tuple[Callable[[str], Any], Iterable[str]]] = {
+    "memory": (_planned, PLANNED),
+    "search": (_searched, SEARCHED),
+    "time": (_timed, TIMED),
+}
 
 if __name__ == "__main__":
     main()

@@ -244,6 +244,19 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
         past = past_of(op)
         first = ctx.size(first_key(past, rows.size, columns.size))
         at, of = [p + ctx.size(past) for p in at], [p + first for p in of]
+    return scores_between(op, ctx, at, of, op.operands[q].tensor.dims[2], x)
+
+
+def scores_between(
+    op: Operation,
+    ctx: NumericContext,
+    at: Sequence[int],
+    of: Sequence[int],
+    heads: Dim,
+    x: Given,
+) -> Scores:
+    """The scores of queries at some positions and keys at others; `heads` is the dimension of the
+    queries' heads."""
     size = fraction_of(op, "rsqrt", ctx) if "rsqrt" in op.attrs else x.q.shape[-1]
     divisor = float(np.sqrt(float(size)))
     found = np.einsum("bsgrk,btgk->bgrst", x.by_group(x.q), x.k) / divisor
@@ -254,7 +267,7 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
         found, slope = cap * part, 1 - part * part
     if op.flag("alibi"):
         distance = np.asarray(at)[:, None] - np.asarray(of)[None, :]
-        slopes = alibi_slopes(op, ctx, q).reshape(*x.heads, 1, 1)
+        slopes = alibi_slopes(ctx, heads).reshape(*x.heads, 1, 1)
         found = found - slopes * np.abs(distance)
     if "bias" in x.more:
         found = found + x.more["bias"].reshape(*x.heads, *found.shape[-2:])
@@ -271,9 +284,8 @@ def fraction_of(op: Operation, name: str, ctx: NumericContext) -> float:
     return float(evaluate(value, ctx.env)) if value.symbols else float(fraction(value))
 
 
-def alibi_slopes(op: Operation, ctx: NumericContext, q: int) -> Array:
+def alibi_slopes(ctx: NumericContext, heads: Dim) -> Array:
     """2^(-8 h / H) for heads h from 1 to H, of those that the rank has."""
-    heads = op.operands[q].tensor.dims[2]
     return 2.0 ** (-8 * (np.asarray(ctx.positions(heads)) + 1) / ctx.size(heads.size))
 
 

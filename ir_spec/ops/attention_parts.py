@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, call, product
 from stagec.ir.kernel import KernelShape
@@ -125,7 +125,7 @@ def merge_parts(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
     attrs = {k: v for k, v in op.attrs.items() if k != "phase"} | {"over": axes}
     names = [f"{name}_parts", f"{name}_lse"]
     parts, lse = b.op("stg.attention_parts", op.operands, attrs, names=names).results
-    along = {"dim": (3,), "over": axes}
+    along: dict[str, RawAttr] = {"dim": (3,), "over": axes}
     whole = b.value("stg.all_gather", [lse], along, hint=f"{name}_lses")
     shares = b.value("stg.softmax", [whole], hint=f"{name}_shares")
     own = b.value("stg.all_slice", [shares], along, hint=f"{name}_share")

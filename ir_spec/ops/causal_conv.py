@@ -238,6 +238,9 @@ class ConvHalo(OpDef):
         c = "cdefg"[: op.operands[0].tensor.rank - 3]
         return make_rule(f"bzs{c}->bzh{c}", whole="sh", sizes={"h": op.expr("rows")})
 
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.result.tensor.local_bytes * 2
+
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         rows = ctx.size(op.expr("rows"))
         return [args[0][:, :, :rows] if op.flag("first") else args[0][:, :, -rows:]]

@@ -393,8 +393,8 @@ class Softmax(RowOp):
             rows, columns = op.operands[0].tensor.dims[-2:]
             past = ctx.size(past_of(op))
             first = ctx.size(first_key(past_of(op), rows.size, columns.size))
-            at, of = (np.asarray(ctx.positions(d)) for d in (rows, columns))
-            seen = visible(at + past, of + first)
+            at, of = (ctx.positions(d) for d in (rows, columns))
+            seen = visible([p + past for p in at], [p + first for p in of])
         return [softmax(x * rsqrt_scale(op, ctx), seen)]
 
 

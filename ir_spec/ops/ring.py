@@ -8,7 +8,8 @@ again, and their gradients, summed up in fp32, along with them until they are ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +35,16 @@ from stagec.ir_spec.ops.attention_core import (
     scores_of,
 )
 from stagec.ir_spec.ops.masks import is_plain
-from stagec.ir_spec.ops.ring_work import active, computed_pairs, hops, seen_pairs
+from stagec.ir_spec.ops.ring_work import (
+    active,
+    computed_pairs,
+    edge_rows,
+    has_edge,
+    hops,
+    seen_pairs,
+    whole_hops,
+)
+from stagec.ir_spec.ops.scan_base import from_parts, to_parts
 from stagec.ir_spec.ops.strategy import ORDERS
 
 
@@ -198,7 +208,10 @@ def ring_forward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
         return [*moved, *merged.results]
 
     start = [*kv, _cast(b, first[0], "f32"), first[1]]
-    total, lse = _go_round(b, start, _hops(op, over), step)[-2:]
+    values = _go_round(b, start, _hops(op, over), step)
+    if has_edge(op, op.text("ring")):
+        values = edge_forward(b, op, over, q, values, attrs)
+    total, lse = values[-2:]
     return [_cast(b, total, q.tensor.dtype), lse]
 
 
@@ -223,7 +236,10 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
 
     start = [*kv, *(_cast(b, grad, "f32") for grad in first[:count])]
     steps = _hops(op, over)
-    dq, *dkv = _go_round(b, start, steps, step)[len(kv) :]
+    values = _go_round(b, start, steps, step)
+    if has_edge(op, op.text("ring")):
+        values = edge_backward(b, op, over, queries, values, attrs)
+    dq, *dkv = values[len(kv) :]
     dtypes = [r.tensor.dtype for r in op.results]
     back = [dq, *_home(b, dkv, steps, over)]
     whole = [_cast(b, grad, dtype) for grad, dtype in zip(back, dtypes, strict=False)]
@@ -246,9 +262,101 @@ def _attrs(op: Operation, over: Sequence[str]) -> tuple[dict[str, RawAttr], dict
 
 
 def _hops(op: Operation, over: Sequence[str]) -> Expr:
-    """How many steps there are after the first."""
-    rows = op.results[0].tensor.dims[1].size  # of the result or of the gradient of the queries
-    return hops(op, rows, axis_size(over), op.text("ring"))
+    """How many steps there are after the first in which whole blocks travel."""
+    return whole_hops(op, _rows(op), axis_size(over), op.text("ring"))
+
+
+def _rows(op: Operation) -> Expr:
+    """The whole sequence: of the result, or of the gradient of the queries."""
+    return op.results[0].tensor.dims[1].size
+
+
+# -- the last step under a window ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _EdgeStep:
+    """That step of an op: what of its keys and values travels, and how often: once or never."""
+
+    sent: Sequence[Value]
+    count: Expr
+    attrs: Mapping[str, RawAttr]
+
+
+def _edge_step(
+    b: Builder,
+    op: Operation,
+    over: Sequence[str],
+    kv: Sequence[Value],
+    attrs: Mapping[str, RawAttr],
+) -> _EdgeStep:
+    size, ranks = _rows(op), axis_size(over)
+    rows: dict[str, RawAttr] = {"rows": edge_rows(op, size, ranks)}
+    parts = [to_parts(b, v, "bshk", over) for v in kv]
+    sent = [b.value("stg.conv_halo", [v], rows, hint=f"{v.name}_edge") for v in parts]
+    known = {n: v for n, v in attrs.items() if n != "order"}
+    known["after"] = whole_hops(op, size, ranks, "plain")
+    return _EdgeStep(sent, call("min", [hops(op, size, ranks, "plain"), ONE]), known)
+
+
+def edge_forward(
+    b: Builder,
+    op: Operation,
+    over: Sequence[str],
+    q: Value,
+    values: Sequence[Value],
+    attrs: Mapping[str, RawAttr],
+) -> list[Value]:
+    """The step with the last keys that a window reaches, behind those with whole blocks: the result
+    and the log-sum-exp."""
+    *kv, total, lse = values
+    edge = _edge_step(b, op, over, kv, attrs)
+    names = [f"{op.results[0].name}_edge", f"{op.results[0].name}_edge_lse"]
+
+    def step(inner: Builder, values: list[Value]) -> list[Value]:
+        moved = _shift(inner, edge.sent, over)
+        operands = [to_parts(inner, q, "bshk", over), *moved]
+        y, m = inner.op("stg.attention_edge", operands, dict(edge.attrs), names=names).results
+        made = [from_parts(inner, y, "bshk", y.name), from_parts(inner, m, "bhs", m.name)]
+        return inner.op("stg.merge_attention", [*values, *made], names=names).results
+
+    return _go_round(b, [total, lse], edge.count, step)
+
+
+def edge_backward(
+    b: Builder,
+    op: Operation,
+    over: Sequence[str],
+    queries: Sequence[Value],
+    values: Sequence[Value],
+    attrs: Mapping[str, RawAttr],
+) -> list[Value]:
+    """The same backward: the gradients of these keys and values come back alone, and are added to
+    those of their block. A rank that does not work in this step sends zeros back."""
+    k, v, *grads = values
+    edge = _edge_step(b, op, over, [k, v], attrs)
+    texts = ("bshk", "bshk", "bhs", "bshk")
+    zeros = [b.value("stg.zeros_like", [x], hint=f"{x.name}_zero") for x in edge.sent]
+
+    def step(inner: Builder, values: list[Value]) -> list[Value]:
+        moved = _shift(inner, edge.sent, over)
+        operands = [to_parts(inner, x, t, over) for x, t in zip(queries, texts, strict=True)]
+        names = [f"{r.name}_edge" for r in op.results[:3]]
+        made = inner.op(
+            "stg.attention_edge_grad", [*operands, *moved], dict(edge.attrs), names=names
+        ).results
+        dq, *rest = values
+        own = from_parts(inner, made[0], "bshk", made[0].name)
+        sums = [inner.value("stg.add", [dq, own], {"into": True}, hint=dq.name)]
+        pairs = zip(zeros, made[1:], strict=True)
+        sent = [inner.value("stg.add", p, {"into": True}, hint=p[1].name) for p in pairs]
+        for total, back in zip(rest, _shift(inner, sent, over, -ONE), strict=True):
+            parts = to_parts(inner, total, "bshk", over)
+            found = inner.value("stg.add_edge", [parts, back], hint=f"{total.name}_edge")
+            sums.append(from_parts(inner, found, "bshk", total.name))
+        return sums
+
+    return [k, v, *_go_round(b, grads, edge.count, step)]
 
 
 def _named(names: Sequence[str], suffix: str) -> list[str]:

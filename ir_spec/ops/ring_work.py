@@ -9,20 +9,21 @@ order. Of the rest:
 | none                 | both   | n - 1                       | s^2                               |
 | causal               | plain  | n - 1, rank i works in i    | s^2                               |
 | causal               | zigzag | n - 1                       | s^2 / 2, in the first s(s+1)/2    |
-| causal, window of W  | plain  | h = min(n-1, ceil((W-1)/s)) | the mean of the steps of the rank |
+| causal, window of W  | plain  | h = min(n-1, ceil((W-1)/s)) | the mean of those but the last    |
 | causal, blocks of C  | plain  | min(n, ceil(C/s)) - 1       | s^2                               |
 | any other            | both   | n - 1; 0 if blocks of C lie | the mean over ranks and steps, in |
 |                      |        | in those of a rank          | zigzag order with the first one   |
 
 Means are rounded up. In plain order a window of W hides all but the last h ranks, so rank i works
-in the first min(i, h) steps; where h is 1, the usual case, nothing is a mean. Blocks of C must
-divide, or be divided by, the positions that lie together on a rank (`alignment`).
+in the first min(i, h) steps; the last of the h steps, with some keys of a block only, is exact
+(`ring_edge.py`), and where h is 1, the usual case, there is no other. Blocks of C must divide,
+or be divided by, the positions that lie together on a rank (`alignment`).
 """
 
 from __future__ import annotations
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Expr, call, const, expand
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, expand
 from stagec.ir.facts import Relation
 from stagec.ir.types import Dim, axis_index, axis_size
 from stagec.ir_spec.ops.masks import is_plain, pairs
@@ -41,6 +42,27 @@ def hops(op: Operation, size: Expr, ranks: Expr, order: str) -> Expr:
     return ranks - 1
 
 
+def whole_hops(op: Operation, size: Expr, ranks: Expr, order: str) -> Expr:
+    """The steps after the first in which whole blocks travel: all but the last one, if that sees
+    some keys of a block only (`stagec/ir_spec/ops/ring_edge.py`)."""
+    steps = hops(op, size, ranks, order)
+    return call("max", [steps - 1, ZERO]) if has_edge(op, order) else steps
+
+
+def has_edge(op: Operation, order: str) -> bool:
+    """Whether the last step of a ring sees some keys of a block only: under a causal window, in
+    plain order. Packed keys and values always travel whole."""
+    packed = any(v.tensor.rank == 5 for v in op.operands)
+    return "window" in op.attrs and op.flag("causal") and order == "plain" and not packed
+
+
+def edge_rows(op: Operation, size: Expr, ranks: Expr) -> Expr:
+    """How many keys of the last block these are; one where none is seen, and nothing is sent."""
+    near, window = size / ranks, op.expr("window")
+    whole = whole_hops(op, size, ranks, "plain")
+    return call("min", [near, call("max", [window - 1 - whole * near, ONE])])
+
+
 def active(op: Operation, rows: Dim) -> Expr | None:
     """In how many of the steps after the first a rank works, None for all: in plain order a causal
     mask hides all that comes from later ranks, so rank i works in i of them."""
@@ -52,7 +74,7 @@ def active(op: Operation, rows: Dim) -> Expr | None:
     if "chunk" in op.attrs:
         near = rows.size / axis_size(op.names("over"))
         return index % call("ceildiv", [op.expr("chunk"), near])
-    return call("min", [index, hops(op, rows.size, axis_size(op.names("over")), "plain")])
+    return call("min", [index, whole_hops(op, rows.size, axis_size(op.names("over")), "plain")])
 
 
 def alignment(op: Operation, size: Expr, ranks: Expr, order: str) -> Relation | None:
@@ -91,7 +113,7 @@ def seen_pairs(op: Operation, s: Expr) -> Expr:
         return s * s
     if "window" in op.attrs and op.flag("causal"):
         index = axis_index(op.names("over"))
-        far = call("min", [index, hops(op, s * n, n, "plain")])
+        far = call("min", [index, whole_hops(op, s * n, n, "plain")])
         rows = pairs(op, s * (far + 1), s * (far + 1)) - pairs(op, s * far, s * far)
         return call("ceildiv", [expand(rows - own), call("max", [far, const(1)])])
     return call("ceildiv", [expand(pairs(op, s * n, s * n) - own * n), n * (n - 1)])

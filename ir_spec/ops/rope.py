@@ -248,7 +248,7 @@ class RelativeBiasGrad(OpDef):
 def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]) -> Array:
     """The bucket of each pair of a query and a key, [s, t]."""
     most = ctx.size(op.expr("most")) if "most" in op.attrs else 128
-    back = at[0][:, None] - at[1][None, :]
+    back: Array = at[0][:, None] - at[1][None, :]
     start: Array = 0
     if op.flag("causal"):
         distance = np.maximum(back, 0)

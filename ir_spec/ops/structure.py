@@ -166,7 +166,9 @@ class OrderOp(Declaration):
 
 class FuncOp(Declaration):
     """A function. Arguments with the clause `param` are trained, those with `frozen` are parameters
-    without gradient and optimizer state, those with `state` are updated in place.
+    without gradient and optimizer state, those with `state` are updated in place. Those with
+    `cache` (rows of tokens) or `recurrent` (state of fixed size) are what a step of serving keeps:
+    the function returns what they become.
 
     A `private` function is a block that others call. It may leave out the types of all arguments.
     With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`

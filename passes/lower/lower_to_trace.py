@@ -160,6 +160,7 @@ class _Lowering:
         """A user of a view depends on the value that is viewed."""
         for result in op.results if op.operands else ():
             viewed = op.operands[min(result.index, len(op.operands) - 1)]
+            self._nodes.pop(result, None)  # of an iteration in which the rank did work
             if viewed in self._nodes:
                 self._nodes[result] = self._nodes[viewed]
 

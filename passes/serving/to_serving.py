@@ -55,6 +55,15 @@ class ToServing(Pass):
           stg.return(%l)
         }
     After:
+        stg.symbols[B, S, D, H, K, V, past]
+        stg.func @f(%x: bf16[B, S, H, K], %w: bf16[H, K, V | frozen],
+            %x_cache: bf16[B, S + past, H, K | cache]) ->
+            (bf16[B, S, V], bf16[B, S + past, H, K]) {
+          %x_rows = stg.append[dim = 1, past = past](%x_cache, %x) : bf16[B, S + past, H, K]
+          %a = stg.attention[causal, past = past](%x, %x_rows, %x_rows) : bf16[B, S, H, K]
+          %z = stg.einsum["bshk,hkv->bsv"](%a, %w) : bf16[B, S, V]
+          stg.return(%z, %x_rows)
+        }
     """
 
     name = "to-serving"

@@ -22,7 +22,7 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.expr import numerator_and_denominator
-from stagec.ir.traits import Repeats
+from stagec.ir.traits import InPlace, Repeats
 from stagec.ir.types import WEIGHTS
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
@@ -73,6 +73,7 @@ def place_values(module: Module, strategy: Strategy) -> None:
     if any(rule.rest for rule in strategy.splits):
         _place_carried(placer, body)
     _place_named(module, strategy, placer)
+    _place_appended(module)
     _divide_shares(module, strategy, assumptions)
     assumptions.check()
 
@@ -103,6 +104,38 @@ def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
             value.type = type_
         else:
             _pin(module.registry, value, type_, named[called])
+
+
+def _place_appended(module: Module) -> None:
+    """Pin what is written into caches to their placements: new rows are few, and move; a cache
+    stays where it is."""
+    for op in list(module.main.body.walk()):
+        if InPlace not in op.definition.kinds or not op.results:
+            continue
+        kept = op.definition.reuses(op, 0)
+        cache = _argument(op.operands[kept]) if kept is not None else None
+        rule = op.definition.rule(op)
+        if cache is None or kept is None or rule is None or cache.tensor.role != "cache":
+            continue
+        held = cache.tensor.dims[-op.operands[kept].tensor.rank :]
+        splits = dict(zip(rule.operands[kept], (d.axes for d in held), strict=True))
+        b = Builder.before(module.registry, op, loc=made_by(PlaceValues.name, op.loc))
+        for index, value in enumerate(op.operands):
+            if index != kept:
+                axes = [splits.get(group, ()) for group in rule.operands[index]]
+                type_ = value.tensor.unplaced().with_splits(axes)
+                pinned = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
+                op.set_operand(index, pinned)
+
+
+def _argument(value: Value) -> Value | None:
+    """The argument of the function that a value is, or a slice or a microbatch of."""
+    while value.producer is None:
+        owner = value.region.owner
+        if value.index >= len(owner.operands):
+            return value
+        value = owner.operands[value.index]
+    return None
 
 
 def _is_carried(arg: Value) -> bool:

@@ -1,4 +1,5 @@
-"""Parameters and FLOPs of models that were counted in PyTorch, beside those of the library's texts.
+"""Parameters, FLOPs and caches of models that were counted in PyTorch, beside those of the texts
+of the library.
 
 The figures are those of the reference implementation without weights: its parameters, tied ones
 once, and the forward FLOPs of one sequence as `torch.utils.flop_counter` counts them, masks
@@ -43,6 +44,45 @@ COUNTED = (
     Counted("glm-4.5-air", 106_852_245_504, 142_809_810_075_648),
     Counted("kimi-k2", 1_026_408_209_408, 301_491_134_922_752),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A model of the library: FLOPs of one more token behind 4,096 cached ones, and bytes of these
+    in caches, as `transformers` holds them in bf16."""
+
+    name: str
+    flops: int
+    cache: int
+    context: int = 4096
+
+
+DECODED = (
+    Decoded("llama3-8b", 17_157_324_800, 536_870_912),
+    Decoded("llama3.2-1b", 3_008_495_616, 134_217_728),
+    Decoded("mistral-7b", 16_368_271_360, 536_870_912),
+    Decoded("mixtral-8x7b", 27_645_181_952, 536_870_912),
+    Decoded("qwen2.5-7b", 15_785_140_224, 234_881_024),
+    Decoded("qwen3-8b", 17_552_703_488, 603_979_776),
+    Decoded("qwen3-30b-a3b", 9_305_325_568, 402_653_184),
+    Decoded("phi-4", 31_646_842_880, 838_860_800),
+    Decoded("glm-4.5-air", 34_867_937_280, 771_751_936),
+)
+
+
+def decoded_rows(compiled: CountsOf) -> Iterator[PublishedRow]:
+    """Two rows for each model, each from the counts of its step of decode."""
+    for model in DECODED:
+        counts, sizes = compiled(model.name, serve="decode")
+        env = {**sizes, "B": 1, "S": 1}
+        now, before = {**env, "past": model.context}, {**env, "past": model.context - 1}
+        found = {
+            "decode FLOPs": (model.flops, evaluate(counts.matmul["forward"], now)),
+            "cache bytes": (model.cache, evaluate(counts.memory["caches"], before)),
+        }
+        for what, (published, ours) in found.items():
+            row = f"{model.name} {what}, {model.context} cached"
+            yield PublishedRow(SOURCE, row, f"{published:,}", f"{ours:,}", published == ours)
 
 
 def counted_rows(compiled: CountsOf) -> Iterator[PublishedRow]:

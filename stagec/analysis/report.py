@@ -192,7 +192,8 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
 
 
 def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
-    return [
+    """What is sent and received; what has no calls at these sizes is left out."""
+    rows = [
         {
             "dir": key.dir,
             "over": key.over,
@@ -204,6 +205,7 @@ def _messages(counts: Counts, show: Show) -> list[dict[str, Any]]:
         }
         for key, found in counts.messages.items()
     ]
+    return [row for row in rows if row["count"] != 0]
 
 
 def _count_of(counts: Counts, direction: str) -> Expr:

@@ -4,7 +4,7 @@ that fits."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Served:
     state: Expr
     weights: Expr
 
-    def shown(self, show: Any) -> dict[str, Any]:
+    def shown(self, show: Callable[[Expr], Any]) -> dict[str, Any]:
         """By name, without the batch."""
         each = (self.per_token, self.caches, self.state, self.weights)
         return dict(zip(FIGURES, (show(expand(e)) for e in each), strict=False))

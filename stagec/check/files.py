@@ -91,7 +91,9 @@ def _check_ranks(
 ) -> None:
     missing = next((rank for rank in range(len(files)) if rank not in files), None)
     if missing is not None:
-        message = f"expected ranks 0 to {max(files)}, found no {name}.{missing}"
+        last = max(files)
+        end = files[last].name.removeprefix(f"{name}.{last}")
+        message = f"expected ranks 0 to {last}, found no {name}.{missing}{end}"
         report.error(directory, "missing-rank", message, "number the ranks from 0 without gaps")
 
 

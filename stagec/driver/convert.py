@@ -97,7 +97,7 @@ def _traces(source: Path) -> _Traces:
             *(Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in report.errors)
         )
     where = groups.path if groups is not None else None
-    members = groups.members if groups is not None else {}
+    members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
     return _Traces(name, source if source.is_dir() else None, paths, where, members)
 
 

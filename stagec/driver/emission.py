@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from stagec.job.archive import Archive
     from stagec.job.cluster import Run
-    from stagec.job.writer import Emission, Progress, TraceSource, Written
+    from stagec.job.emit import Job
+    from stagec.job.pods import PodsJob
+    from stagec.job.recorded import RecordedJob
+    from stagec.job.writer import Emission, Progress, Written
+
+    Source = Job | PodsJob | Archive | RecordedJob
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,7 +88,7 @@ def workers(given: Mapping[str, Any]) -> Generator[Run]:
 
 
 def emit(
-    source: TraceSource,
+    source: Source,
     directory: Path,
     about: Mapping[str, object],
     given: Mapping[str, Any],

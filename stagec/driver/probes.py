@@ -41,6 +41,8 @@ _OF_STEPS = (
     *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
     *("ddp_bucket", "recompute_layers", "recompute_every"),
 )
+#: What is moved to the host and back for each microbatch.
+_ACTIVATIONS = "activations"
 #: Those of them of which it matters whether they are given.
 RECOMPUTED = ("recompute_layers", "recompute_every")
 #: Flags of which a probe of the state of a job has the default.
@@ -81,6 +83,8 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
     if _recomputes_some(options):
         given["recompute"] = "none"  # the least time; nothing is said of what is kept
+    kept = [n.strip() for n in options.offload.split(",")]
+    given["offload"] = _ACTIVATIONS if _ACTIVATIONS in kept else ""  # the rest is once a step
     return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
 
 

@@ -30,6 +30,7 @@ _OF_TRACES: Mapping[str, object] = {
     "bucket": 1,
     "tick": 10 * 10**6,
     "machine": None,
+    "kernels_from": None,
     "peak_tflops": None,
     "memory_gbps": None,
 }
@@ -46,6 +47,8 @@ def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> 
     machine: str | None = given["machine"]
     for path in files_of(machine) if machine is not None else ():
         texts[path] = hashlib.sha256(file_text(Path(path)).encode()).hexdigest()
+    for table in given["measured"]:
+        texts[str(table)] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
     return {
         "model": builder.model_name,
         "command": shlex.join(_command(builder.options, given)),
@@ -59,6 +62,8 @@ def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> 
 def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
     """The words of the command line that gives the same traces."""
     yield from ("stagec", "compile", *job_words(options))
+    for table in given["measured"]:
+        yield from words("measured", table)
     for name, usual in _OF_TRACES.items():
         if given[name] != usual:
             yield from words(name, given[name])

@@ -94,7 +94,7 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> Recording:
                 remedy="give it, the axis of neighbouring ranks last: --from dp=2,tp=4",
             )
         mesh = cast("dict[str, int]", found)
-    members = groups.members if groups is not None else {}
+    members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
     return Recording(name, paths, members, mesh, _entries(manifest, mesh))
 
 

@@ -73,8 +73,9 @@ class JobBounds:
         group, first = jobs.alike(named, [self._batches])
         wanted = [work_probe(jobs[n].changed(**least), self._sizes) for n in first]
         probes = self._probed(wanted)
+        every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
-        found = self._of(np.arange(len(jobs)), probes, group, np.zeros(len(jobs)), keeps)
+        found = self._of(every, probes, group, np.zeros(len(jobs)), keeps)
         self.array_seconds = time.process_time() - began
         return found
 
@@ -101,14 +102,14 @@ class JobBounds:
         exchanging = {n: refined_probe(self._jobs[n], self._sizes) for n in of_stage[1]}
         last = {n: options for n, options in exchanging.items() if options is not None}
         works = self._probed(last.values())
-        self._work |= dict(zip(last, works, strict=True))
         self._ask(of_stage[0])
         for number in (*of_stage[0], *of_stage[1]):
             self._stage[number] += 1
-        changed = [*of_stage[0], *last]
-        if changed:
-            self._improve(changed)
-        return changed
+        self._improve({n: self._work[n] for n in of_stage[0]} | dict(zip(last, works, strict=True)))
+        for number in of_stage[0]:
+            if self._is_another(number):
+                self.held[number] = SAME
+        return [*of_stage[0], *last]
 
     def settle(self, numbers: Sequence[int]) -> None:
         """Make the bounds of some jobs as good as they get."""
@@ -124,17 +125,15 @@ class JobBounds:
         states = self._probed([state_probe(self._jobs[n]) for n in numbers], state=True)
         self._static |= {n: p.static for n, p in zip(numbers, states, strict=True)}
 
-    def _improve(self, numbers: Sequence[int]) -> None:
-        rows = np.array(numbers, dtype=np.int64)
-        works = [self._work[n] for n in numbers]
-        static = np.array([self._static[n] for n in numbers], dtype=np.float64)
-        own = np.arange(len(numbers))
-        seconds, held = self._of(rows, works, own, static, self._keeps[rows])
+    def _improve(self, works: Mapping[int, Probe]) -> None:
+        """Better bounds of jobs by these probes of their work."""
+        if not works:
+            return
+        rows, own = np.array([*works], dtype=np.int64), np.arange(len(works))
+        static = np.array([self._static[n] for n in works], dtype=np.float64)
+        seconds, held = self._of(rows, [*works.values()], own, static, self._keeps[rows])
         self.seconds[rows] = np.maximum(self.seconds[rows], seconds)
         self.held[rows] = np.maximum(self.held[rows], held)
-        for number in numbers:
-            if self._stage[number] == 1 and self._is_another(number):
-                self.held[number] = SAME
 
     def _is_another(self, number: int) -> bool:
         """Whether a job before this one differs from it in what is recomputed, and by its probe in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -176,18 +176,8 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
             )
         return None
     mode = options.serve
-    if mode == DISAGGREGATED:
-        raise error(
-            "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
-            remedy="look at one pod: --serve prefill, or --serve decode",
-        )
     sequence = sequence_of(module)
-    _check_step(options, module, sequence, given)
-    if mode == "decode" and options.context is None and not symbolic:
-        raise error(
-            "--serve decode expects --context: the tokens of each sequence that are cached",
-            remedy="give --context 4096",
-        )
+    _check(options, module, sequence, symbolic=symbolic)
     longest = module.symbols[sequence] or 0
     new = options.chunk or options.prompt or (longest or None)
     past: int | None = options.context or 0
@@ -201,10 +191,15 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
     return Serving(mode, sequence, new, past, batch, longest, options.page, dtype, step)
 
 
-def _check_step(options: JobOptions, module: Module, sequence: str, given: Sequence[str]) -> None:
-    """Refuse options that say nothing of such a step, or too much. Raises `DiagnosticError`."""
+def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool) -> None:
+    """Refuse options that make no step. Raises `DiagnosticError`."""
     mode = options.serve
-    for name in given:
+    if mode == DISAGGREGATED:
+        raise error(
+            "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
+            remedy="look at one pod: --serve prefill, or --serve decode",
+        )
+    for name in (n for n in STEP if getattr(options, n) is not None):
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
     if sequence not in module.symbols:
@@ -219,7 +214,17 @@ def _check_step(options: JobOptions, module: Module, sequence: str, given: Seque
             f"--set {name} and --serve both give the sizes of the step",
             remedy=f"give {instead} instead",
         )
-    if mode == "decode" and options.context == 0 and options.cp > 1:
+    if mode == "decode":
+        _check_context(options, symbolic=symbolic)
+
+
+def _check_context(options: JobOptions, *, symbolic: bool) -> None:
+    if options.context is None and not symbolic:
+        raise error(
+            "--serve decode expects --context: the tokens of each sequence that are cached",
+            remedy="give --context 4096",
+        )
+    if options.context == 0 and options.cp > 1:
         raise error(
             "--cp splits the tokens that are cached, and --context 0 caches none",
             remedy="leave --cp out, or give --context 4096",
@@ -297,7 +302,11 @@ def serving_figures(
     if symbolic:
         return {**next(iter(stages.values())).shown(str), FIGURES[-1]: None}
     env = planned_env(module)
-    each = [found.shown(lambda e: evaluate(e, env)) for found in stages.values()]
+
+    def number(size: Expr) -> int:
+        return evaluate(size, env)
+
+    each = [found.shown(number) for found in stages.values()]
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
     if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
         return {**most, FIGURES[-1]: None}

@@ -36,6 +36,18 @@ name = "workload"
 sinks = ["nodes"]
 level = "debug"
 """
+#: Ends of ranks go to the console in any case. Without a configuration ASTRA-sim writes lines of
+#: every node into a log, and waits for the thread that does.
+_NO_NODES = """\
+[[sink]]
+name = "none"
+type = "null_sink_st"
+
+[[logger]]
+name = "workload"
+sinks = ["none"]
+level = "info"
+"""
 
 
 @dataclass(frozen=True)
@@ -130,10 +142,8 @@ def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
         system = json.loads((folder / "system.json").read_bytes())
         system["trace-enabled"] = int(not totals)
         (where / "system.json").write_text(json.dumps(system))
+        (where / "logging.toml").write_text(_NO_NODES if totals else _LOGGING)
         words = _words(folder.resolve(), binary, name, where)
-        if not totals:
-            (where / "logging.toml").write_text(_LOGGING)
-            words.append(f"--logging-configuration={where / 'logging.toml'}")
         text = _run(words, where, ranks)
         ends = rank_ends(text)
         slowest = max(ends.values(), key=lambda each: (each.end, -each.rank))
@@ -216,6 +226,7 @@ def _words(folder: Path, binary: Path, name: str, where: Path) -> list[str]:
         f"--system-configuration={where / 'system.json'}",
         f"--network-configuration={folder / 'network.yml'}",
         f"--remote-memory-configuration={folder / 'memory.json'}",
+        f"--logging-configuration={where / 'logging.toml'}",
     ]
 
 

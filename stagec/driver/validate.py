@@ -38,13 +38,14 @@ def command(**given: Any) -> int:
     as_json: bool = given["as_json"]
     from stagec.analysis.published import rows
     from stagec.analysis.published_counters import counter_rows
-    from stagec.analysis.published_counts import counted_rows
+    from stagec.analysis.published_counts import counted_rows, decoded_rows
     from stagec.analysis.published_traffic import traffic_rows
 
     compiled = LibraryCounts()
     found = [
         *rows(compiled),
         *counted_rows(compiled),
+        *decoded_rows(compiled),
         *traffic_rows(compiled),
         *counter_rows(compiled),
     ]

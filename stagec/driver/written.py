@@ -12,9 +12,10 @@ from stagec.driver.streams import tell
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
+    from stagec.driver.emission import Source
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
-    from stagec.job.writer import TraceSource, Written
+    from stagec.job.writer import Written
 
 
 def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> list[Format]:
@@ -55,7 +56,7 @@ def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, A
 
 
 def write_formats(
-    source: Callable[[Format], TraceSource],
+    source: Callable[[Format], Source],
     formats: Sequence[Format],
     output: Path,
     about: Mapping[str, object],
@@ -81,7 +82,7 @@ def write_formats(
     return found
 
 
-def _announce(sources: Sequence[TraceSource], given: Mapping[str, Any]) -> None:
+def _announce(sources: Sequence[Source], given: Mapping[str, Any]) -> None:
     """What large files hold and how large they get, before they are written."""
     from stagec.driver.tables import bytes_text
     from stagec.formats.base import JobFormat

@@ -73,8 +73,11 @@ class HpccFormat(JobFormat):
 
     def _chosen(self, job: TraceJob) -> tuple[Node, Ints]:
         """The collective, and the ranks of all classes that have one of that name."""
-        first = job.program(0)
-        name = self.node or max(_collectives(first), key=lambda c: c[1].size, default=("", None))[0]
+        name = self.node
+        if not name:
+            name, largest = max(_collectives(job.program(0)), key=_size, default=("", None))
+            if largest is not None and not name:
+                raise error("nodes have no names", remedy="leave out --names none")
         if not name:
             raise error(
                 "the first rank class has no collectives, and the format 'hpcc' writes one",
@@ -92,6 +95,11 @@ class HpccFormat(JobFormat):
                 f"no collective '{name}' in the job",
                 remedy=did_you_mean(name, names) or "stagec show has the names of nodes",
             )
+        if found[0][0].group not in job.layout.groups.members:
+            raise error(
+                "the job has several pods, and a flow list is of one",
+                remedy="compile one of them: --serve prefill, for example",
+            )
         return found[0][0], np.concatenate([members for _, members in found])
 
 
@@ -105,6 +113,10 @@ def flows_of(kind: str, size: int, n: int, algorithm: str) -> Counter[tuple[int,
                 sent = max(1, size) if part is None else part_bytes(size, n, part)
                 found[here, other_end(end.other, here, n)] += sent
     return found
+
+
+def _size(pair: tuple[str, Node]) -> int:
+    return pair[1].size
 
 
 def _collectives(program: Program) -> Iterator[tuple[str, Node]]:

@@ -13,6 +13,7 @@ wait for them.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from stagec.time.torch_ops import SIZES
 #: The version of the schema, of those that comm_replay reads.
 _SCHEMA = "1.1.0-chakra.0.0.4"
 #: About how many bytes a communication takes, and its wait.
-_BYTES = 2600
+_BYTES = 2700
 #: The types of tensors by those of messages.
 _TENSORS = {
     "BFloat16": "c10::BFloat16",
@@ -73,9 +74,9 @@ class PytorchEtFormat(JobFormat):
         for number, members in enumerate(job.members):
             chosen = members if ranks is None else np.intersect1d(members, ranks)
             if len(chosen):
-                actions = [*_actions(job.program(number))]
+                writer = _Class(job.program(number), job.layout)
                 for rank in chosen.tolist():
-                    yield f"rank-{rank}.json", _Rank(job.layout, rank).trace(actions)
+                    yield f"rank-{rank}.json", writer.rank(rank)
 
 
 def _talks(node: Node) -> bool:
@@ -112,9 +113,9 @@ def _actions(program: Program) -> Iterator[_Action]:
             yield _Action(node(at), at, waits=True)
 
     # data only: what is ordered otherwise is so by the order of calls
-    starts, ends, edges = (c.tolist() for c in (program.starts, program.control, program.edges))
     for at in range(len(program)):
-        before = (needs[e - 1] for e in edges[starts[at] : ends[at]])
+        edges: list[int] = program.edges[program.starts[at] : program.control[at]].tolist()
+        before = [needs[e - 1] for e in edges]
         needed = frozenset[int]().union(*before) - done
         if not _talks(node(at)):
             needs.append(needed)
@@ -134,30 +135,73 @@ _EVERY = "0", "default_pg"
 
 
 class _Group(NamedTuple):
-    """A group as a rank sees it: its name, what it is of, its ranks, and the rank's place."""
+    """A group as a rank sees it: its name, what it is of, how many ranks it has, the first of them
+    and their distance, and the place of the rank, or of the peer. In the text of a class what ranks
+    differ in is the name of a value."""
 
     name: str
     text: str
-    ranks: Sequence[int]
-    place: int
+    size: int
+    start: int | str
+    stride: int | str
+    place: int | str
 
 
-@dataclass
-class _Rank:
-    """A rank: it names its own groups and peers."""
+class _Class:
+    """Writes the ranks of a class. What they do is one text with holes, `%(place0)d`, where they
+    differ: in groups and peers."""
 
-    layout: Layout
-    rank: int
+    def __init__(self, program: Program, layout: Layout) -> None:
+        self._layout = layout
+        self._axes: dict[GroupAxes, int] = {}
+        self._ways: dict[tuple[str, int], int] = {}
+        self._text = "".join(self._lines(program))
 
-    def trace(self, actions: Iterable[_Action]) -> Iterator[bytes]:
-        """The trace, in parts."""
+    def rank(self, rank: int) -> Iterator[bytes]:
+        """The trace of a rank, in parts."""
         head = {"schema": _SCHEMA, "pid": 1, "time": "", "start_ts": 0, "finish_ts": 0}
         yield json.dumps(head)[:-1].encode() + b', "nodes": [\n'
         roots = (json.dumps(_root(number, name)) for number, name in enumerate(_ROOTS, start=1))
-        yield ",\n".join((*roots, json.dumps(self._init()))).encode()
+        yield ",\n".join((*roots, json.dumps(self._init(rank)))).encode()
+        values: dict[str, int] = {}
+        for axes, i in self._axes.items():
+            name, ranks = self._own(axes, rank)
+            values |= {f"name{i}": name, f"start{i}": ranks[0], f"stride{i}": _stride(ranks)}
+            values[f"place{i}"] = ranks.index(rank)
+        for (over, by), i in self._ways.items():
+            values[f"peer{i}"] = self._layout.peer(rank, over, by)
+        yield (self._text % values).encode()
+        yield b"\n]}\n"
+
+    def _init(self, rank: int) -> dict[str, Any]:
+        """The node that says the groups of the rank."""
+        name, text = _EVERY
+        size = self._layout.groups.ranks
+        found: list[dict[str, Any]] = [
+            {"pg_name": name, "pg_desc": text, "ranks": [], "group_size": size}
+        ]
+        for axes in self._axes:
+            number, ranks = self._own(axes, rank)
+            about = {"pg_name": str(number), "pg_desc": "+".join(axes.words)}
+            found.append({**about, "ranks": ranks, "group_size": len(ranks)})
+        more = {"backend_config": "cuda:nccl", "group_count": len(found)}
+        values = [json.dumps([{**each, **more} for each in found])]
+        inputs: dict[str, list[Any]] = {"values": values, "shapes": [[]], "types": ["String"]}
+        made = {"inputs": inputs, "outputs": _NONE, "attrs": _attributes()}
+        return {"id": 3, "name": "## process_group:init ##", "ctrl_deps": 2, **made}
+
+    def _own(self, axes: GroupAxes, rank: int) -> tuple[int, list[int]]:
+        """The number and the ranks of a rank's group."""
+        groups = self._layout.groups
+        number = groups.of_rank(axes, rank)
+        ranks: list[int] = groups.members[axes][number - groups.first[axes]].tolist()
+        return number, ranks
+
+    def _lines(self, program: Program) -> Iterator[str]:
+        """What the class does, a line for each call and each wait."""
         calls: Counter[tuple[str, bool]] = Counter()
         requests: dict[int, list[Any]] = {}
-        for number, action in enumerate(actions, start=len(_ROOTS) + 2):
+        for number, action in enumerate(_actions(program), start=len(_ROOTS) + 2):
             node, group = action.node, self._group(action.node)
             if not action.waits:
                 stream = group.name, node.is_message
@@ -165,59 +209,28 @@ class _Rank:
                 calls[stream] += 1
             request = requests[action.number]
             made = _wait(group, request) if action.waits else self._issued(node, group, request)
-            yield (
-                b",\n" + json.dumps({"id": number, "name": _NAME, "ctrl_deps": 2, **made}).encode()
-            )
-        yield b"\n]}\n"
-
-    def _init(self) -> dict[str, Any]:
-        """The node that says the groups of the rank."""
-        name, text = _EVERY
-        every = {"pg_name": name, "pg_desc": text, "ranks": [], "group_size": self._ranks}
-        own = [self._own(axes) for axes in self.layout.groups.members]
-        others = [
-            {"pg_name": g.name, "pg_desc": g.text, "ranks": g.ranks, "group_size": len(g.ranks)}
-            for g in own
-            if g is not None
-        ]
-        more = {"backend_config": "cuda:nccl", "group_count": 1 + len(others)}
-        values = [json.dumps([{**each, **more} for each in (every, *others)])]
-        inputs = {"values": values, "shapes": [[]], "types": ["String"]}
-        attributes = {"inputs": inputs, "outputs": _NONE, "attrs": _attributes()}
-        return {"id": 3, "name": "## process_group:init ##", "ctrl_deps": 2, **attributes}
-
-    @property
-    def _ranks(self) -> int:
-        return self.layout.groups.ranks
+            line = json.dumps({"id": number, "name": _NAME, "ctrl_deps": 2, **made})
+            yield ",\n" + _HOLE.sub(r"\1", line)
 
     def _group(self, node: Node) -> _Group:
         """The group of a collective; of a message all ranks, and the place of the peer."""
         if node.is_message:
             towards = node.by if node.kind == "send" else -node.by
-            peer = self.layout.peer(self.rank, node.over, towards)
-            return _Group(*_EVERY, range(self._ranks), peer)
-        found = self._own(node.group)
-        if found is None:
-            raise ValueError(f"{node.name} is no collective of rank {self.rank}")
-        return found
-
-    def _own(self, axes: GroupAxes) -> _Group | None:
-        """The rank's group over axes, if it has one."""
-        groups = self.layout.groups
-        number = groups.of_rank(axes, self.rank)
-        if not number:
-            return None
-        ranks: list[int] = groups.members[axes][number - groups.first[axes]].tolist()
-        return _Group(str(number), "+".join(axes.words), ranks, ranks.index(self.rank))
+            at = self._ways.setdefault((node.over, towards), len(self._ways))
+            return _Group(*_EVERY, self._layout.groups.ranks, 0, 1, f"%(peer{at})d")
+        at = self._axes.setdefault(node.group, len(self._axes))
+        holes = (f"%({what}{at})d" for what in ("start", "stride", "place"))
+        size, text = node.group.size(self._layout.mesh), "+".join(node.group.words)
+        return _Group(f"%(name{at})s", text, size, *holes)
 
     def _issued(self, node: Node, group: _Group, request: list[Any]) -> dict[str, Any]:
         """A collective, or an end of a message."""
-        dtype, into, out = elements_of(node, self.layout.mesh)
+        dtype, into, out = elements_of(node, self._layout.mesh)
         if dtype not in _TENSORS:  # of 8 bits, which comm_replay does not know
             dtype = "Byte"
         kind, split = NCCL.get(node.kind, (node.kind, ""))[0], list[int]()
         if node.kind == "all_to_all":
-            split = [into // len(group.ranks)] * len(group.ranks)
+            split = [into // group.size] * group.size
             into = out = sum(split)
         width, kind_of = SIZES[dtype], f"GenericList[Tensor({_TENSORS[dtype]})]"
         tensors: list[dict[str, list[Any]]] = [
@@ -225,8 +238,7 @@ class _Rank:
             for n in (into, out)
         ]
         values = [request, [group.name, group.text], group.place, kind, split, split]
-        start, stride = group.ranks[0], _stride(group.ranks)
-        inputs = _joined(tensors[0], _listed([*values, start, stride, len(group.ranks)]))
+        inputs = _joined(tensors[0], _listed([*values, group.start, group.stride, group.size]))
         attributes = _attributes(
             collective_name=kind,
             dtype=dtype,
@@ -234,15 +246,17 @@ class _Rank:
             out_msg_nelems=out,
             in_split_size=str(split),
             out_split_size=str(split),
-            global_rank_start=start,
-            global_rank_stride=stride,
+            global_rank_start=group.start,
+            global_rank_stride=group.stride,
             pg_name=group.name,
             pg_desc=group.text,
-            pg_size=len(group.ranks),
+            pg_size=group.size,
         )
         return {"inputs": inputs, "outputs": tensors[1], "attrs": attributes}
 
 
+#: A hole for a number, which a text in quotes stands for.
+_HOLE = re.compile(r'"(%\(\w+\)d)"')
 _NAME = "record_param_comms"
 _ROOTS = (
     "[pytorch|profiler|execution_trace|process]",
@@ -267,7 +281,7 @@ def _wait(group: _Group, request: list[Any]) -> dict[str, Any]:
         out_split_size="[]",
         pg_name=group.name,
         pg_desc=group.text,
-        pg_size=len(group.ranks),
+        pg_size=group.size,
     )
     return {"inputs": _listed([*values, 1]), "outputs": _NONE, "attrs": attributes}
 
@@ -302,4 +316,4 @@ def _attributes(**more: int | str) -> list[dict[str, Any]]:
 
 
 def _type(value: int | str, number: str) -> str:
-    return "string" if isinstance(value, str) else number
+    return "string" if isinstance(value, str) and not value.endswith(")d") else number

@@ -260,10 +260,11 @@ class Workload:
         names = {tail: number for number, tail in enumerate(dict.fromkeys(tails))}
         tail = np.array([names[t] for t in tails], dtype=np.int64)[prototype[with_]]
         changes = (np.diff(tail) != 0) | (np.diff(microbatch) != 0)
-        starts = [0, *(1 + np.flatnonzero(changes)).tolist()] if len(prototype) else []
+        starts: list[int] = [0, *(1 + np.flatnonzero(changes)).tolist()][: len(prototype)]
+        ends = [*starts[1:], len(prototype)][: len(starts)]
         units: dict[tuple[int, str], int] = {}
         found: list[tuple[int, str, list[Record], int]] = []
-        for start, end in zip(starts, [*starts[1:], len(prototype)], strict=True):
+        for start, end in zip(starts, ends, strict=True):
             chunk, layer = tails[prototype[with_[start]]]
             number = int(microbatch[start])
             unit = units.setdefault((number, chunk), len(units))

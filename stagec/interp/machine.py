@@ -254,7 +254,8 @@ class Machine:
 
 
 def together(op: Operation, value: Value, parts: Sequence[Locals]) -> Locals:
-    """What microbatches yield: joined along the batch, or summed. Each has a value for each rank."""
+    """What microbatches yield, joined along the batch or summed; each has a value for each
+    rank."""
     d = joined_dim(op, value.tensor)
     if d is None:
         return [sum(mine[1:], start=mine[0]) for mine in zip(*parts, strict=True)]

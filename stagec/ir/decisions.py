@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from stagec.ir.expr import Env, Expr, UnboundError, evaluate
@@ -103,15 +104,37 @@ class Decisions:
             return False
 
 
-class Watched(Mapping[str, Value]):
-    """Values of symbols that note whoever reads them."""
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A question for some coordinates, which are no values of the job."""
 
-    def __init__(self, values: Mapping[str, Value], decisions: Decisions) -> None:
+    question: Question[object]
+    coordinates: tuple[tuple[str, int], ...]
+
+    def __call__(self, values: Mapping[str, int]) -> object:
+        return self.question({**values, **dict(self.coordinates)})
+
+
+class Watched(Mapping[str, Value]):
+    """Values of symbols that note whoever reads them; among them may be `coordinates`."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Value],
+        decisions: Decisions,
+        coordinates: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.values_, self.decisions = values, decisions
+        self._coordinates = tuple(coordinates.items())
+
+    def note(self, question: Question[object], answer: object) -> None:
+        """Keep the answer to a question."""
+        at = self._coordinates
+        self.decisions.answers[Where(question, at) if at else question] = answer
 
     def __getitem__(self, name: str) -> Value:
         value = self.values_[name]
-        self.decisions.answers[ValueOf(name)] = value
+        self.note(ValueOf(name), value)
         return value
 
     def __contains__(self, name: object) -> bool:
@@ -129,14 +152,14 @@ def ask(question: Callable[[Mapping[str, Any]], T_co], values: Mapping[str, Any]
     if not isinstance(values, Watched):
         return question(values)
     answer = question(plain(values))
-    values.decisions.answers[question] = answer
+    values.note(question, answer)
     return answer
 
 
 def note(question: Question[object], answer: object, values: Mapping[str, Any]) -> None:
     """Keep the answer to a question, if the values are watched."""
     if isinstance(values, Watched):
-        values.decisions.answers[question] = answer
+        values.note(question, answer)
 
 
 def plain(values: Mapping[str, Value]) -> Mapping[str, Value]:

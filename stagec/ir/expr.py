@@ -49,10 +49,11 @@ class UnboundError(Exception):
 class Expr:
     """An immutable symbolic integer; `/` is exact division (the caller has to know that it is)."""
 
-    __slots__ = ("node",)
+    __slots__ = ("_hash", "node")
 
     def __init__(self, node: Any) -> None:
         self.node = node
+        self._hash: int | None = None
 
     def __add__(self, other: Expr | int) -> Expr:
         return Expr(_distribute_terms(self.node + _node(other)))
@@ -87,7 +88,9 @@ class Expr:
         return isinstance(other, Expr) and bool(self.node == other.node)
 
     def __hash__(self) -> int:
-        return hash(self.node)
+        if self._hash is None:
+            self._hash = hash(self.node)
+        return self._hash
 
     def __str__(self) -> str:
         return _print(self.node)

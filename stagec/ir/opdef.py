@@ -186,9 +186,9 @@ class OpDef:
     # -- serving -----------------------------------------------------------------------------------
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """Build what the op becomes in a step of serving, before it; returns the values that replace
-        its results, `op.results` for an op that is changed and stays. None: nothing changes, as for
-        an op that treats each token by itself.
+        """Build what the op becomes in a step of serving, before it; returns the values that
+        replace its results, `op.results` for an op that is changed and stays. None: nothing
+        changes, as for an op that treats each token by itself.
 
         State that it keeps comes from `step`. Raises `DiagnosticError` if there is no such form.
         """

@@ -50,6 +50,9 @@ class ServingStep:
     page: int = 1
     parts: Expr = ONE
     kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+    _appended: dict[tuple[Value, int, Expr | None], Value] = field(
+        default_factory=dict[tuple[Value, int, "Expr | None"], Value]
+    )
 
     @property
     def seen(self) -> Expr:
@@ -85,7 +88,12 @@ class ServingStep:
     def append(self, new: Value, *, dim: int = 1, span: Expr | None = None) -> Value:
         """Cache a value that has the new tokens along a dimension: the rows that the queries of the
         step may see, [.., T, ..] with T = past + S, or min(past + S, span - 1 + S) where a query
-        sees only `span` keys up to its own."""
+        sees only `span` keys up to its own. A value is cached once."""
+        if (new, dim, span) not in self._appended:
+            self._appended[new, dim, span] = self._append(new, dim, span)
+        return self._appended[new, dim, span]
+
+    def _append(self, new: Value, dim: int, span: Expr | None) -> Value:
         rows, new = self._rows(span), self._typed(new)
         dims = list(new.tensor.dims)
         dims[dim] = Dim(rows)

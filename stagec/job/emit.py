@@ -145,6 +145,8 @@ def emit_module(
     durations: Durations | None = None,
     how: Emission | None = None,
     format_: Format = CHAKRA,
+    machine: Machine | None = None,
 ) -> Written:
     """Write the traces of a lowered module. Raises `DiagnosticError`."""
-    return write_job(make_job(module, name, durations, format_=format_), directory, about, how)
+    job = make_job(module, name, durations, format_=format_, machine=machine)
+    return write_job(job, directory, about, how)

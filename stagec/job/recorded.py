@@ -83,9 +83,18 @@ class RecordedJob:
         """The name of the files."""
         return self.recording.name
 
-    @cached_property
+    @property
     def members(self) -> Sequence[Ints]:
         """The ranks of each class."""
+        return self._members
+
+    @property
+    def groups(self) -> Groups:
+        """The groups, numbered in the order in which the recorded ones are."""
+        return self._groups
+
+    @cached_property
+    def _members(self) -> Sequence[Ints]:
         names = list(self.mesh)
         grid = np.indices([self.mesh[a] for a in names]).reshape(len(names), -1)
         found: list[Ints] = []
@@ -98,8 +107,7 @@ class RecordedJob:
         return found
 
     @cached_property
-    def groups(self) -> Groups:
-        """The groups, numbered in the order in which the recorded ones are."""
+    def _groups(self) -> Groups:
         first: dict[GroupAxes, int] = {}
         for each in self.classes:
             for axes, number in each.numbers.items():

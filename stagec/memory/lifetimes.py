@@ -247,6 +247,7 @@ class _Runner:
         ahead = max(map(_ahead, gathers))
         made: list[dict[int, list[Ref]]] = [{} for _ in members]
         ready: list[dict[Value, Ref]] = []
+        begun = [0] * len(members)
         pending: list[_Turn] = []
         for op, refs, order in zip(members, inputs, orders, strict=True):
             for arg, ref in zip(op.body.args[carry:], refs, strict=True):
@@ -258,8 +259,8 @@ class _Runner:
                 self._refs[arg] = _taken(ref, position, len(order))
             while len(ready) < min(turn + ahead + 1, len(turns)):
                 later = turns[len(ready)][0]
-                before = sum(other == later for other, _ in turns[: len(ready)])
-                ready.append(self._gather(gathers[later], len(ready), before))
+                ready.append(self._gather(gathers[later], len(ready), begun[later]))
+                begun[later] += 1
             self._refs.update(ready[turn])
             self._replays = replays(op, order[position].index)
             self._region(op.body, gathers[m])

@@ -130,7 +130,7 @@ def rank_classes(module: Module) -> list[RankClass]:
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
             if isinstance(env, Watched):
-                given = Watched(given, env.decisions)
+                given = Watched(given, env.decisions, inner)
             sizes = tuple(i for a, i in coords.items() if loads or a in indices)
             templates = shared.setdefault(sizes, {})
             found.append(RankClass(module, graph, coords, given, inner, channels, loads, templates))

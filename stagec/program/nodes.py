@@ -105,7 +105,7 @@ class Node:
     @property
     def is_computation(self) -> bool:
         """Whether it computes."""
-        return not (self.group or self.over or self.to)
+        return not (self.group.axes or self.over or self.to)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,19 @@ class Layered:
     slot: int
 
 
+class Work(NamedTuple):
+    """What a computation is: its kind and phase, bytes, FLOPs, those of matrix products, bytes of
+    its result, and its kernel."""
+
+    kind: str
+    phase: str
+    size: int
+    flops: int
+    matmul: int
+    out: int
+    kernel: Kernel
+
+
 class Sizes:
     """The numbers of operations for these values of all symbols; each is found once.
 
@@ -39,8 +52,8 @@ class Sizes:
     def __init__(self, env: Mapping[str, int], loads: Layered | None = None) -> None:
         self._env, self._loads = env, loads
         self._known: dict[tuple[Expr, int], int] = {}
-        self._kernels: dict[tuple[Operation, int], Kernel] = {}
         self._buckets: dict[Operation, list[int]] = {}
+        self._works: dict[tuple[Operation, int], Work] = {}
 
     def number(self, op: Operation, name: str, layer: int = 0) -> int:
         """What a parameter of an operation is in a layer; 0 if it is not stated."""
@@ -55,15 +68,21 @@ class Sizes:
             self._known[key] = evaluate(expr, env)
         return self._known[key]
 
-    def kernel(self, op: Operation, layer: int = 0) -> Kernel:
-        """The kernel of a computation in a layer."""
+    def work(self, op: Operation, layer: int = 0) -> Work:
+        """What a computation is in a layer."""
         key = op, layer if self._loads is not None else 0
-        if key not in self._kernels:
-            kind, dtype, names, what, causal = _about(op)
-            extents = tuple(self._extent(op, name, layer) for name in names)
-            flops, size = (self.number(op, name, layer) for name in ("flops", "bytes"))
-            self._kernels[key] = Kernel(kind, dtype, extents, flops, size, what, causal)
-        return self._kernels[key]
+        if key not in self._works:
+            names = "bytes", "flops", "matmul", "out"
+            size, flops, matmul, out = (self.number(op, name, layer) for name in names)
+            kernel = self._kernel(op, layer)
+            self._works[key] = Work(op.text("kind"), op.phase, size, flops, matmul, out, kernel)
+        return self._works[key]
+
+    def _kernel(self, op: Operation, layer: int) -> Kernel:
+        kind, dtype, names, what, causal = _about(op)
+        extents = tuple(self._extent(op, name, layer) for name in names)
+        flops, size = (self.number(op, name, layer) for name in ("flops", "bytes"))
+        return Kernel(kind, dtype, extents, flops, size, what, causal)
 
     def _extent(self, op: Operation, name: str, layer: int) -> int:
         """An extent of a kernel, rounded up: the rows of an expert are those of the mean one."""

@@ -248,16 +248,18 @@ class Unroller:
     def _computation(self, op: Operation) -> Node:
         if "matmul" in op.attrs:  # sends overlap with the last matrix product
             ask(IsPositive(op.expr("matmul")), self._env)
+        work = self._sizes.work(op, self._layer)
+        scope = f"{work.phase}/{self._prefix}"
         node = Node(
-            op.text("kind"),
-            self._name(op),
-            op.phase,
-            self._number(op, "bytes"),
-            self._number(op, "flops"),
-            self._number(op, "matmul"),
-            self._number(op, "out"),
-            self._sizes.kernel(op, self._layer),
-            scope=self._scope(op),
+            work.kind,
+            scope + op.result.name,
+            work.phase,
+            work.size,
+            work.flops,
+            work.matmul,
+            work.out,
+            work.kernel,
+            scope=scope,
             op=op,
             deps=self._deps(op),
             index=self._layer,

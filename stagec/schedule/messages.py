@@ -17,14 +17,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import Literal, TypeAlias
 
-from stagec.schedule.action import Action, Actions, Placement, RankActions, steps
+from stagec.schedule.action import Action, Actions, Kind, Placement, RankActions, steps
 from stagec.support.diagnostics import error
 
+Direction: TypeAlias = Literal["send", "recv"]
 Payload: TypeAlias = Literal["activation", "gradient"]
+#: The first fields of a message.
+_End: TypeAlias = tuple[Direction, Payload, int, int, int]
 #: sender, receiver
 Pair: TypeAlias = tuple[int, int]
 
@@ -38,7 +42,7 @@ class Message:
     F and all sends after its B.
     """
 
-    direction: Literal["send", "recv"]
+    direction: Direction
     payload: Payload
     peer: int
     source: int
@@ -134,33 +138,34 @@ def _steps(row: RankActions) -> Iterator[tuple[int, tuple[Action, ...]]]:
 
 
 def _sends(rank: int, row: RankActions, placement: Placement) -> list[Message]:
+    ends = cache(partial(_end, "send", rank, placement))
     return [
-        message
+        Message(*end, action.microbatch, start + len(step) - 1)
         for start, step in _steps(row)
         for action in step
-        for message in _end("send", rank, action, placement, start + len(step) - 1)
+        if (end := ends(action.kind, action.chunk)) is not None
     ]
 
 
 def _receives(rank: int, row: RankActions, placement: Placement) -> Iterator[tuple[Message, int]]:
     """The receives of a rank as its actions need them, each with the place of its action."""
+    ends = cache(partial(_end, "recv", rank, placement))
     for place, action in enumerate(row):
-        for message in _end("recv", rank, action, placement, place):
-            yield message, place
+        if (end := ends(action.kind, action.chunk)) is not None:
+            yield Message(*end, action.microbatch, place), place
 
 
-def _end(
-    direction: Literal["send", "recv"], rank: int, action: Action, at: Placement, position: int
-) -> Iterator[Message]:
-    """The message that an action sends or receives, if it does."""
-    if action.kind == "W":
-        return
-    stage, forward = at.stage(rank, action.chunk), action.kind == "F"
+def _end(direction: Direction, rank: int, at: Placement, kind: Kind, chunk: int) -> _End | None:
+    """The message that actions of a kind send or receive, if they do."""
+    if kind == "W":
+        return None
+    stage, forward = at.stage(rank, chunk), kind == "F"
     other = at.following(stage) if forward == (direction == "send") else at.previous(stage)
-    if other is not None and at[other].rank != rank:
-        payload: Payload = "activation" if forward else "gradient"
-        ends = (stage, other) if direction == "send" else (other, stage)
-        yield Message(direction, payload, at[other].rank, *ends, action.microbatch, position)
+    if other is None or at[other].rank == rank:
+        return None
+    payload: Payload = "activation" if forward else "gradient"
+    ends = (stage, other) if direction == "send" else (other, stage)
+    return direction, payload, at[other].rank, *ends
 
 
 def pairs(messages: tuple[RankMessages, ...]) -> dict[Pair, tuple[RankMessages, RankMessages]]:

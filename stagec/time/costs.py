@@ -96,8 +96,8 @@ class CostTable:
         self._crossed: dict[GroupAxes, tuple[Sequence[tuple[Span, ...]], Ints]] = {}
         self._peers: dict[tuple[str, int], Ints] = {}
 
-    def prepare(self, nodes: Iterable[Node]) -> None:
-        """Find the costs of all computations at once."""
+    def prepare(self, nodes: Sequence[Node]) -> dict[int, Cost]:
+        """Find the costs of all computations at once; by their numbers."""
         kernels = list({n.kernel for n in nodes if n.kernel is not None} - self._known.keys())
         seconds, ways = self._measured.kernels.seconds(kernels)
         modelled = ways == NOT_FOUND
@@ -106,6 +106,7 @@ class CostTable:
         for kernel, time in zip(kernels, seconds.tolist(), strict=True):
             self._known[kernel] = Cost(picoseconds(time), self._launch)
         self.ways.update(ways.tolist())
+        return {i: self._known[n.kernel] for i, n in enumerate(nodes) if n.is_computation}
 
     def of_class(
         self, ranks: Ints, groups: Groups, used: Iterable[GroupAxes], ways: Iterable[Way]

@@ -103,11 +103,16 @@ class _Run:
         before = Cause()  # the last computation
         for first, last, follows, used, calls in shape.chains:
             if follows and not self._busy:
-                times = [*accumulate(spans[first:last], initial=free[0])]
+                start, cause = free[0], before
+                if steps[first].inner or steps[first].inputs:
+                    start, cause = self._start(steps[first], before)
+                    if start > free[0]:
+                        self._waited(cause, start)
+                times = [*accumulate(spans[first:last], initial=start)]
                 free[0] = times[-1]
                 starts += times[:-1]
                 ends += times[1:]
-                causes.append(before)
+                causes.append(cause)
                 causes += at[first : last - 1]
                 before = at[last - 1]
                 for number, place in used:

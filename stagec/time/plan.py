@@ -49,7 +49,8 @@ class _Cut:
     outer: Sequence[Sequence[int]]
     places: Ints
     always: npt.NDArray[np.bool_]
-    beside_compute: Ints
+    beside_compute: npt.NDArray[np.bool_]
+    order: Ints
 
 
 class Planner:
@@ -108,7 +109,8 @@ class Planner:
             outer,
             np.array([*numbers], dtype=np.int64),
             np.array(always, dtype=bool),
-            np.flatnonzero(~np.array(computes, dtype=bool)),
+            ~np.array(computes, dtype=bool),
+            np.arange(len(items), dtype=np.int64),
         )
 
     def _streams(self, node: Node, joins: bool) -> tuple[Hashable, ...]:
@@ -148,7 +150,8 @@ class _ClassPlan:
         most = max((run.start + run.kind.last - run.kind.first for run in runs), default=0)
         #: By handle: the piece and the place of a node, whether it is beside the computations, and
         #: whether it joins classes.
-        self._at = np.zeros((most, 2), dtype=np.int64)
+        self._piece = np.zeros(most, dtype=np.int64)
+        self._place = np.zeros(most, dtype=np.int64)
         self._beside = np.zeros(most, dtype=bool)
         self._joined = np.zeros(most, dtype=bool)
         self._count = 0
@@ -173,9 +176,9 @@ class _ClassPlan:
                 once = []
             for cut in self._planner.cuts(kind, self._alone):
                 first = run.start + cut.first
-                own = np.arange(first, first + len(cut.nodes), dtype=np.int64)
                 table = None if run.instance is None else run.instance.table
-                yield self._planned(cut, own, cut.places if table is None else table[cut.places])
+                handles = cut.places if table is None else table[cut.places]
+                yield self._planned(cut, slice(first, first + len(cut.nodes)), handles)
         if once:
             yield self._together(once)
 
@@ -184,16 +187,21 @@ class _ClassPlan:
         own = np.array([handle for _, handle, _ in items], dtype=np.int64)
         return self._planned(cut, own, cut.places)
 
-    def _planned(self, cut: _Cut, own: Ints, handles: Ints) -> Planned:
+    def _planned(self, cut: _Cut, own: slice | Ints, handles: Ints) -> Planned:
         """The piece of nodes with their `own` handles, that wait for others."""
-        wanted = np.flatnonzero(cut.always | self._beside[handles])
-        inputs = [tuple(at) for at in self._at[handles[wanted]].tolist()]
-        self._beside[own[cut.beside_compute]] = True
-        self._joined[own] = cut.joins
-        self._at[own, 0] = self._count
-        self._at[own, 1] = np.arange(len(own))
+        used: tuple[int, ...] = ()
+        inputs: tuple[At, ...] = ()
+        if len(handles):
+            wanted = (cut.always | self._beside[handles]).nonzero()[0]
+            used, needed = tuple(wanted.tolist()), handles[wanted]
+            pieces, places = self._piece[needed].tolist(), self._place[needed].tolist()
+            inputs = tuple(zip(pieces, places, strict=True))
+        self._beside[own] = cut.beside_compute
+        self._piece[own], self._place[own] = self._count, cut.order
+        if cut.joins:
+            self._joined[own] = True
         self._count += 1
-        return Planned(self._planner.shape(cut, tuple(wanted.tolist())), tuple(inputs))
+        return Planned(self._planner.shape(cut, used), inputs)
 
 
 def _items(run: Run) -> Iterator[_Item]:

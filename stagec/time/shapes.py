@@ -44,10 +44,11 @@ class Step:
 class Chain(NamedTuple):
     """The steps `first`, ..., `last` - 1 of a piece.
 
-    If it `follows`, each starts when the one before it ends: computations that wait for nothing
-    else, and calls between them. `used` are the numbers of the other streams that they are on, each
-    with its last place; `calls` are the places of what is not on the stream of computations, by
-    what it counts as. Else it is one step that may wait for something else.
+    If it `follows`, each but the first starts when the one before it ends: computations that wait
+    for nothing else, and calls between them. The first is a computation that may wait for something
+    else, or starts when the computation before it ends. `used` are the numbers of the other streams
+    that they are on, each with its last place; `calls` are the places of what is not on the stream
+    of computations, by what it counts as. Else it is one step that may wait for something else.
     """
 
     first: int
@@ -120,7 +121,7 @@ def make_shape(
     sends = ((i, n) for i, n in enumerate(nodes) if n.is_message and n.kind == "send")
     return Shape(
         steps,
-        _chains(steps, order.follows),
+        _chains(steps, order),
         joins,
         first is not None,
         first.inputs if first is not None else (),
@@ -136,11 +137,13 @@ class _Order:
     """What is done when the computations of a piece so far are: some of its inputs, and the nodes
     on other streams up to a place.
 
-    `follows` tells the steps that start when the one before it ends, whatever they cost.
+    `follows` tells the steps that start when the one before it ends, whatever they cost; `leads`
+    those that may be the first of such.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.follows: list[bool] = []
+        self.leads: list[bool] = []
         self._steps, self._computed, self._call = steps, -1, -1
         self._inputs: set[int] = set()
         self._done: dict[Stream, int] = {}
@@ -164,13 +167,15 @@ class _Order:
             if free and late and not inputs and self._computed in inner:
                 self._call = place  # it starts when the computation before it ends
             self.follows.append(False)
+            self.leads.append(False)
             return tuple(inner), tuple(inputs)
         own = tuple(j for j in inner if not steps[j].computes and not self._is_done(j))
         given = tuple(number for number in inputs if number not in self._inputs)
         after_call = own == (place - 1,) == (self._call,)
         self.follows.append(free and not given and (not own or after_call))
+        self.leads.append(free)
         if self.follows[place] and after_call:
-            self.follows[place - 1] = True
+            self.follows[place - 1] = self.leads[place - 1] = True
         self._computed = place
         self._inputs.update(given)
         self._done.update(dict.fromkeys(streams, place))
@@ -183,11 +188,12 @@ class _Order:
         return all(self._done.get(stream, -1) >= place for stream in self._steps[place].streams)
 
 
-def _chains(steps: Sequence[Step], follows: Sequence[bool]) -> Sequence[Chain]:
+def _chains(steps: Sequence[Step], order: _Order) -> Sequence[Chain]:
+    follows, leads = order.follows, order.leads
     found: list[Chain] = []
     first = 0
     for last in range(1, len(steps) + 1):
-        if last < len(steps) and follows[first] and follows[last]:
+        if last < len(steps) and leads[first] and follows[last]:
             continue
         inside = range(first, last)
         used = {number: i for i in inside for number in steps[i].on if number}
@@ -196,7 +202,7 @@ def _chains(steps: Sequence[Step], follows: Sequence[bool]) -> Sequence[Chain]:
             if not steps[i].computes:
                 calls.setdefault(steps[i].part, []).append(i)
         by_part = tuple((part, tuple(places)) for part, places in calls.items())
-        found.append(Chain(first, last, follows[first], tuple(used.items()), by_part))
+        found.append(Chain(first, last, leads[first], tuple(used.items()), by_part))
         first = last
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from stagec.ir.decisions import Decisions, Watched
@@ -144,10 +145,12 @@ class Issued:
         """The runs of each class."""
         return self._programs.runs
 
-    def each(self, of: Callable[[Node], T]) -> Callable[[Shape], list[T]]:
+    def each(
+        self, of: Callable[[Node], T], known: Mapping[int, T] = MappingProxyType({})
+    ) -> Callable[[Shape], list[T]]:
         """What a function finds of the nodes of a shape, in the sizes of the job; found once for
-        nodes that are alike."""
-        found: dict[int, T] = {}
+        nodes that are alike. Of the samples of some numbers it is `known`."""
+        found = {**known}
 
         def of_shape(shape: Shape) -> list[T]:
             numbers = self._programs.numbers(shape)
@@ -226,12 +229,12 @@ def step_time(
     table = CostTable(
         machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
     )
-    table.prepare(issued.samples)
+    computations = table.prepare(issued.samples)
     costs: list[ClassCosts] = []
     known: dict[int, ShapeCosts] = {}
     for each, ranks in zip(issued.classes, issued.members, strict=True):
         key, cost = table.of_class(ranks, issued.groups, each.groups, each.ways)
-        costs.append((key, known.setdefault(key, issued.each(cost))))
+        costs.append((key, known.setdefault(key, issued.each(cost, computations))))
     efficiency = machine.efficiency
     slowdown = round(efficiency.interference.computations * 1024)
     one_stream = efficiency.streams == "one"

@@ -128,6 +128,27 @@ def visible(variant: str) -> int:
     return count
 
 
+@pytest.mark.parametrize("window", [1, 2, 5, 6, 7, 8, 12, 13, 14, 19, 20, 24, 30])
+@pytest.mark.parametrize("strategy", ["plain", "plain-2"])
+def test_a_ring_sends_the_keys_that_a_window_reaches(strategy: str, window: int) -> None:
+    """Of each rank W - 1 keys before its own, at most all others: keys and values forward and
+    again backward, and their gradients in fp32 back home."""
+    pipeline = "infer-shapes,apply-strategy,differentiate,partition,units,plan,lower-to-trace"
+    module = compiled(text(f"causal, window = {window}", strategy), pipeline)
+    found = analysis(module, "m")["classes"]
+    sent = [m for c in found for m in c["p2p"] if m["dir"] == "send"]
+    ranks, tp = (4, 1) if strategy == "plain" else (2, 2)
+    rows, row = 24 // ranks, 2 * (4 // tp) * 2 * 4 * 2  # batch, heads, K, fp32, keys and values
+    keys = min(window - 1, 24 - rows)
+    by_phase = {
+        p: sum(m["bytes"] for m in sent if m["phase"] == p) for p in ("forward", "backward")
+    }
+    home = -(-keys // rows) - 1  # blocks that have gone round, and one more message that ends it
+    assert by_phase["forward"] == len(found) * keys * row
+    blocks = max(home, 0) * rows
+    assert by_phase["backward"] == len(found) * row * (2 * keys + (rows if blocks else 0))
+
+
 @crossed(strategy=["", *STRATEGIES], variant=list(VARIANTS))
 def test_flops_are_those_of_the_pairs_seen(strategy: str, variant: str) -> None:
     """All ranks together: 8 FLOPs for a head of 2 elements and a pair, that is 4 K."""

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -252,6 +253,23 @@ def test_totals_need_no_log_of_nodes(tmp_path: Path) -> None:
     every, totals = simulated(folder, binary), simulated(folder, binary, "--totals")
     assert totals == {key: every[key] for key in totals}
     assert "communication" not in totals
+
+
+def test_totals_ask_for_no_lines_of_nodes(tmp_path: Path) -> None:
+    """ASTRA-sim logs every node unless it is told otherwise."""
+    folder, binary = written(tmp_path, *tiny("llama3-8b", "--dp", "2")), stub(tmp_path)
+    seen, asks = tmp_path / "seen.toml", tmp_path / "asks"
+    asks.write_text(
+        f'#!/bin/sh\nfor w; do case "$w" in --logging-configuration=*) cp "${{w#*=}}" "{seen}";; '
+        f'esac; done\nexec "{binary}" "$@"\n'
+    )
+    asks.chmod(0o755)
+    levels: list[str] = []
+    for more in ((), ("--totals",)):
+        simulated(folder, asks, *more)
+        logger = tomllib.loads(seen.read_text())["logger"]
+        levels += [each["level"] for each in logger if each["name"] == "workload"]
+    assert levels == ["debug", "info"]
 
 
 def test_the_script_counts_the_ranks_that_end(tmp_path: Path) -> None:

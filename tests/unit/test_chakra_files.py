@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from chakra.src.jsonizer import jsonizer
 
+from stagec.formats.chakra import files
 from stagec.formats.chakra.files import read_all_records, read_trace
 from stagec.formats.chakra.nodes import TraceError, json_of_record
 from tests.support import stagec
@@ -123,6 +125,29 @@ def test_texts_that_are_no_traces(text: str, told: str, tmp_path: Path) -> None:
     ran = stagec("show", path)
     assert (ran.code, told in ran.err) == (1, True), ran.err
     assert "line 1" in ran.err
+
+
+def test_memory_is_bounded_by_what_a_trace_may_hold(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much a packed file unpacks to."""
+    path = tmp_path / "a.0.json.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b'{"version": "')
+        for _ in range(400):
+            file.write(b"a" * (1 << 20))
+    assert path.stat().st_size < 4 << 20
+    tracemalloc.start()
+    ran = stagec("show", path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (ran.code, "error: " in ran.err) == (1, True)
+    assert peak < 250 << 20
+    monkeypatch.setattr(files, "MAX_NODES", 10)
+    trace = job / "llama3-8b.0.et"
+    for words in (("show", trace), ("diff", trace, trace)):
+        ran = stagec(*words)
+        assert (ran.code, "expected a trace of at most 10 nodes" in ran.err) == (1, True)
 
 
 def test_json_of_a_record_is_that_of_chakras_tool(

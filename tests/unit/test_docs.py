@@ -421,6 +421,14 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         "w": "bf16[B, S, H]",
     },
     "stg.put": {"dc": "bf16[B, D]"},
+    **{
+        f"stg.{name}": {
+            **dict.fromkeys(("q", "da", "a"), "bf16[B, 4, S/4, H, K]"),
+            **dict.fromkeys("kv", "bf16[B, 4, S/4, G, K]"),
+            "lse": "f32[B, H, 4, S/4]",
+        }
+        for name in ("attention_edge", "attention_edge_grad", "add_edge")
+    },
     "stg.conv1d": {"kernel": "bf16[3, D, F]"},
     "stg.conv1d_dx": {"kernel": "bf16[3, D, F]", "du": "bf16[B, S/2, F]"},
     "stg.conv1d_dw": {"du": "bf16[B, S/2, F]"},

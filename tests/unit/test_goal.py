@@ -20,7 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.formats.base import Durations, Layout
-from stagec.formats.goal.encode import binary_head, binary_of
+from stagec.formats.goal import format as format_module
+from stagec.formats.goal.encode import Patched, binary_head, binary_of
+from stagec.formats.goal.encode import text_of as text_of_ops
 from stagec.formats.goal.format import GoalFormat, Schedule
 from stagec.formats.goal.ops import CALC, COLLECTIVE_TAG, RECV, SEND, Ops, Place
 from stagec.formats.messages import ALGORITHMS, KINDS, expansion, other_end, part_bytes, shape_of
@@ -366,12 +368,34 @@ def test_binary_is_what_the_converter_writes() -> None:
     assert (len(data), zlib.crc32(data)) == (277, 3303597246)
 
 
+@crossed(algorithm=ALGORITHMS)
+def test_bytes_are_made_once_for_a_class(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks; a tree has a few shapes."""
+    calls: list[int] = []
+
+    def counted(ops: Ops, ranks: int) -> Patched:
+        calls.append(len(ops))
+        return text_of_ops(ops, ranks)
+
+    monkeypatch.setattr(format_module, "text_of", counted)
+    found: list[int] = []
+    for ranks in (16, 64):
+        calls.clear()
+        run(one_collective("all_reduce", 64, {"dp": ranks}, "dp"), algorithm)
+        found.append(len(calls))
+    assert found == ([4, 4] if algorithm == "tree" else [1, 1])
+
+
 def test_numbers_that_differ_are_as_wide_in_all_ranks(tmp_path: Path) -> None:
     """Twelve ranks, and a buffer that does not divide."""
     job = one_collective("all_reduce", 25, {"dp": 12}, "dp")
     text = b"".join(map(bytes, Schedule(job, "ring").text())).decode()
     assert "send 02b to 01 tag 1073741824 cpu 1" in text
     assert len({len(part) for part in text.split("rank ")[2:11]}) == 1
+    ranks = parse(text)
+    assert_matched(ranks)
+    sends = [{op.peer for op in ops if op.way == "send"} for ops in ranks]
+    assert sends == [{(rank + 1) % 12} for rank in range(12)]
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ CASES = (
 def test_both_pods_are_one_job(prefill: str, decode: str, tmp_path: Path) -> None:
     """The checker proves it, and as many bytes cross as the decoding ranks hold of the caches."""
     batch, prompt = 8, 16
-    words = ("--serve", "disaggregated", "--batch", batch, "--prompt", prompt, "--set", SIZES)
-    words = ("llama3-8b", "--prefill", prefill, "--decode", decode, *map(str, words))
+    step = ("--serve", "disaggregated", "--batch", str(batch), "--prompt", str(prompt))
+    words = ("llama3-8b", *step, "--set", SIZES, "--prefill", prefill, "--decode", decode)
     ran = stagec("compile", *words, "-o", tmp_path / "job")
     assert ran.code == 0, ran.err
     checked = stagec("check", tmp_path / "job", "--json")

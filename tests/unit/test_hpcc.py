@@ -106,6 +106,12 @@ def test_a_collective_is_chosen_by_name(tmp_path: Path) -> None:
         (("--tp", "2"), "hpcc{node=x}", "no collective 'x' in the job"),
         (("--tp", "2"), "hpcc{node=forward/x}", "did you mean 'forward/x_r'?"),
         (("--tp", "2"), "hpcc{collectives=star}", "expects ring, tree, pairwise, found 'star'"),
+        (("--tp", "2", "--names", "none"), "hpcc", "nodes have no names"),
+        (
+            ("--serve", "disaggregated", "--prompt", "64", "--prefill", "tp=2", "--decode", "tp=4"),
+            "hpcc",
+            "the job has several pods, and a flow list is of one",
+        ),
         (("--pp", "1"), "hpcc", "has no collectives, and the format 'hpcc' writes one"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,20 @@ PUBLISHED = {
 }
 
 
+#: Of presets that serve: GPUs, and bytes of caches that a token adds on a rank: 2 x 126 layers x 8
+#: heads / 8 ranks x 128 x 2 bytes for Llama 3.1 405B, 61 layers x 576 x 2 for DeepSeek-V3.
+SERVED = {
+    "deepseek-v3-decode": (320, 61 * 576 * 2),
+    "deepseek-v3-prefill": (32, 61 * 576 * 2),
+    "llama3-405b-decode": (8, 2 * 126 * 128 * 2),
+    "qwen3-235b-decode": (8, 2 * 94 * 128 * 2),
+    "qwen3-next-decode": (4, 2 * 12 * 256 * 2),
+    "gemma-3-decode": (2, 2 * 5 * 2 * 256 * 2),
+}
+
+
 def test_all_are_here() -> None:
-    assert presets().keys() == PUBLISHED.keys()
+    assert presets().keys() == PUBLISHED.keys() | SERVED.keys()
     assert {p.model for p in presets().values()} <= library().keys()
 
 
@@ -36,6 +49,26 @@ def test_ranks_and_batch_are_those_of_the_run(name: str) -> None:
     assert prod(n or 0 for n in mesh.sizes.values()) == ranks
     assert module.env["B"] * module.env["S"] == tokens
     assert mesh.sizes["pp"] == stages
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_preset_that_serves(name: str) -> None:
+    """Ranks and caches are those counted by hand. What ranks exchange in decode does not depend on
+    what is cached: rows of caches stay where they are."""
+    ranks, a_token = SERVED[name]
+    found = served(name)
+    assert found["ranks"] == ranks
+    assert found["serving"]["cache_bytes_per_token"] == a_token
+    if name.endswith("decode"):
+        longer = served(name, "--context", "1500")
+        for a, b in zip(found["classes"], longer["classes"], strict=True):
+            assert a["collectives"] == b["collectives"]
+
+
+def served(name: str, *more: str) -> dict[str, Any]:
+    ran = stagec("analyze", "--preset", name, *more, "--json")
+    assert ran.code == 0, ran.err
+    return dict(json.loads(ran.out))
 
 
 #: Large, and like others but for the sizes; lit tests compile them too.
@@ -90,5 +123,5 @@ def test_what_does_not_go_is_told(argv: list[str], message: str) -> None:
 
 def test_the_list() -> None:
     assert all(name in stagec("presets").out for name in PUBLISHED)
-    assert [p["name"] for p in json.loads(stagec("presets", "--json").out)] == list(PUBLISHED)
+    assert [p["name"] for p in json.loads(stagec("presets", "--json").out)] == [*PUBLISHED, *SERVED]
     assert stagec("presets", "nothing").code == 1

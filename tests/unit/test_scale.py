@@ -82,14 +82,38 @@ def test_replicas_of_shards_grow(tmp_path: Path) -> None:
     assert traces(tmp_path / "out") == traces(large)
 
 
+FORWARD = """stg.module @forward {{
+  stg.symbols[B = {batch}, S = 4, D = 8, F = 16]
+  stg.mesh @pod[{mesh}]
+  stg.strategy @split[mesh = @pod] {{
+    stg.split[F, over = tp]
+    {split}
+  }}
+  stg.func @step(%x: bf16[B, S, D], %w: bf16[D, F], %v: bf16[F, D]) -> bf16[B, S, D] {{
+    %g = stg.einsum["bsd,df->bsf"](%x, %w)
+    %n = stg.gelu(%g)
+    %r = stg.einsum["bsf,fd->bsd"](%n, %v)
+    %y = stg.gelu(%r)
+    stg.return(%y)
+  }}
+}}
+"""
+
+
 def test_a_forward_pass_grows_from_one_rank(tmp_path: Path) -> None:
-    words = ("--tp", "2", "--pipeline", "forward")
-    small = compiled(tmp_path / "small", "llama3-8b", words, B=8)
-    large = compiled(tmp_path / "large", "llama3-8b", [*words, "--dp", "4"], B=32)
+    """Replicas of it tell each other nothing."""
+    small = FORWARD.format(batch=2, mesh="tp = 2", split="")
+    large = FORWARD.format(batch=8, mesh="dp = 4, tp = 2", split="stg.split[B, over = dp]")
+    for name, text in (("small", small), ("large", large)):
+        (tmp_path / f"{name}.stg").write_text(text)
+        words = ("-o", tmp_path / name, "--name", "forward", "--quiet")
+        done = stagec("compile", tmp_path / f"{name}.stg", *words)
+        assert done.code == 0, done.err
     out = tmp_path / "out"
-    done = stagec("scale", small, "--from", "tp=2", "--to", "dp=4,tp=2", "-o", out)
+    done = stagec("scale", tmp_path / "small", "--from", "tp=2", "--to", "dp=4,tp=2", "-o", out)
     assert done.code == 0, done.err
-    assert traces(out) == traces(large)
+    assert traces(out) == traces(tmp_path / "large")
+    assert any(node.attrs.get("pg_name") for node in read_trace(out / "forward.7.et"))
 
 
 def test_traces_without_a_manifest(tmp_path: Path) -> None:
@@ -140,15 +164,34 @@ def changed(folder: Path, rank: int, change: Callable[[TraceNode], TraceNode]) -
     path.write_bytes(encode_metadata("0.0.4") + b"".join(map(encode_node, nodes)))
 
 
+def with_attr(name: str, value: bool | str) -> Callable[[TraceNode], TraceNode]:
+    def change(node: TraceNode) -> TraceNode:
+        return replace(node, attrs={**node.attrs, name: value})
+
+    return change
+
+
+def other_id(node: TraceNode) -> TraceNode:
+    return replace(node, id=node.id + 1)
+
+
+def other_name(node: TraceNode) -> TraceNode:
+    return replace(node, name=f"{node.name}!")
+
+
+def slower(node: TraceNode) -> TraceNode:
+    return replace(node, duration_micros=7)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda n: replace(n, attrs={**n.attrs, "involved_dim": True}), "would be lost"),
-        (lambda n: replace(n, attrs={**n.attrs, "is_cpu_op": True}), "is of a host"),
-        (lambda n: replace(n, id=n.id + 1), "expected node 1"),
-        (lambda n: replace(n, name=f"{n.name}!"), "run different programs"),
-        (lambda n: replace(n, duration_micros=7), "run different programs"),
-        (lambda n: replace(n, attrs={**n.attrs, "pg_name": "77"}), "no file says who is in"),
+        (with_attr("involved_dim", True), "would be lost"),
+        (with_attr("is_cpu_op", True), "is of a host"),
+        (other_id, "expected node 1"),
+        (other_name, "run different programs"),
+        (slower, "run different programs"),
+        (with_attr("pg_name", "77"), "no file says who is in"),
     ],
 )
 def test_traces_that_do_not_fit(

@@ -120,10 +120,11 @@ def _is_answered(question: Question) -> Answer:
         for v in every.known.values()
         if isinstance(v, Evaluated) and v.seconds is not None
     ]
-    wanted = [(f.value, f.what.peak) for f in found.best]
-    distinct = list(dict.fromkeys(wanted))  # jobs that are the same are one
-    assert distinct == list(dict.fromkeys(sorted(fits)))[: len(distinct)]
-    assert len(wanted) == question.wanted or len(distinct) == len(set(fits))
+    distinct = list(dict.fromkeys(f.value for f in found.best))  # jobs that are the same are one
+    values = list(dict.fromkeys(sorted(value for value, _ in fits)))
+    assert distinct == values[: len(distinct)]
+    assert len(found.best) == question.wanted or len(distinct) == len(values)
+    assert {(f.value, f.what.peak) for f in found.best} <= set(fits)
     assert found.evaluated <= every.evaluated
     assert found.bounds is not None or not len(found.listed.jobs)
     for number, value in every.known.items():

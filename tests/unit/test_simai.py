@@ -211,6 +211,21 @@ def test_records_stand_where_their_layer_does() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_a_step_of_serving_is_forward(tmp_path: Path) -> None:
+    """Its records have nothing in the other columns."""
+    words = ("--serve", "decode", "--batch", "8", "--context", "128", "--tp", "2", "--set", "L=2")
+    folder = tmp_path / "j"
+    done = stagec(
+        "compile", LLAMA, *words, "--machine", "h100-sxm", "--format", "simai", "-o", folder
+    )
+    assert done.code == 0, done.err
+    text = read(folder / "llama3-8b.stage0.txt")
+    assert text.records
+    assert {columns[1:] for _, columns in text.records} == {((0, "NONE", 0),) * 2}
+    computing = sum(columns[0][0] for _, columns in text.records)
+    assert finish(text, lambda kind, group, size: 0) == computing
+
+
 def test_options_name_axes(tmp_path: Path) -> None:
     words = ("compile", LLAMA, "--tp", "2", "--set", "L=1", "--machine", "h100-sxm")
     done = stagec(*words, "--format", "simai{tp=model}", "-o", tmp_path / "j")

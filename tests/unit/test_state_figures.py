@@ -88,3 +88,19 @@ def test_an_absorbed_kernel_reads_the_latent_once(name: str) -> None:
         queries, result = heads * (rank + rotated), heads * rank
         moved = 2 * (queries + seen * (rank + rotated) + result) + chosen
         assert evaluate(op.definition.bytes_touched(op), module.env) == moved
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "whole"),
+    [
+        ("qwen3-next-80b-a3b", 77_856_768, 0),
+        ("rwkv7-1.5b", 24 * 32 * 64 * 64 * 4, 24 * 2 * 2048 * 4),
+        ("mamba2-2.7b", 64 * (80 * 64 * 128 * 4 + 5120 * 4 * 2), 64 * 2 * 128 * 4 * 2),
+    ],
+)
+def test_states_are_split_as_heads_and_batch_are(name: str, heads: int, whole: int) -> None:
+    """What has no heads is on every rank of tp: token shifts, and the convolutions of B and C."""
+    assert heads + whole == FIGURES[name]["cache"]["state_bytes"]
+    words = ("--serve", "decode", "--batch", "8", "--context", "16", "--tp", "4", "--dp", "2")
+    found = stagec("analyze", config(name), *words, "--json")
+    assert json.loads(found.out)["serving"]["state_bytes"] == 4 * (heads // 4 + whole)

@@ -416,3 +416,25 @@ def test_classes_are_told_apart_by_their_distances() -> None:
     inside, across = sends[0].pop(), sends[1].pop()
     assert across > inside
     assert sends[2].pop() == inside
+
+
+def test_layers_whose_calls_are_waited_for_are_sums() -> None:
+    """In a forward action under tensor parallelism each node starts when the one before it ends:
+    what is looked at one by one does not grow with the layers."""
+    counts: dict[int, set[int]] = {}
+    for layers in (4, 16):
+        flags = {"pp": 2, "tp": 2, "microbatches": 4, "sizes": {"L": layers, "B": 16, "S": 64}}
+        plan = issued_of(options_of(LLAMA, flags)).plans(overlap=True)[0].plan
+        shapes = {planned.shape for planned in plan}
+        forward = [s for s in shapes if s.steps[-1].node.kind == "send" and len(s.steps) > 2]
+        assert all(len(shape.steps) > 10 * layers / 2 for shape in forward)
+        counts[layers] = {len(shape.chains) for shape in forward}
+    assert counts[4] == counts[16]
+
+
+def test_runs_that_come_once_are_one_piece() -> None:
+    """Without microbatches and stages a step is one piece, and not one for each node."""
+    issued = issued_of(options_of(LLAMA, {"dp": 2, "tp": 2, "sp": True, "zero": 3}))
+    (each,) = issued.plans(overlap=True)
+    assert len(each.plan) == 1
+    assert len(each.plan[0].shape.steps) > 100

@@ -199,9 +199,13 @@ def test_measured_times_win(tmp_path: Path) -> None:
     plain = read(compiled(tmp_path, "kineto", JOB) / "llama3-8b.0.json")
     sizes = {reduced(e) for e in kernels(plain)}
     table.write_text(f"kind,dtype,extents,microseconds\nall_reduce,,2x{max(sizes)},1000\n")
-    slow = read(compiled(tmp_path, "kineto", JOB, "--measured", str(table)) / "llama3-8b.0.json")
+    folder = compiled(tmp_path, "kineto", JOB, "--measured", str(table))
+    slow = read(folder / "llama3-8b.0.json")
     durations = {e["dur"] for e in kernels(slow) if reduced(e) == max(sizes)}
     assert durations == {Decimal(1000)}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert f"--measured {table}" in manifest["command"]
+    assert str(table) in manifest["inputs"]
 
 
 def reduced(event: Event) -> int:

@@ -16,6 +16,7 @@ from stagec.driver.options import JobOptions
 from stagec.driver.time import time_of
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
+from stagec.time.replay import replay
 from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, MIXTRAL, stagec
 
 #: A job, and values of it that differ in sizes and degrees.
@@ -89,6 +90,37 @@ def test_programs_are_unrolled_once_for_sizes_that_give_the_same(
     assert len(unrolled) == 2
     time_step(LLAMA, tp=4, dp=4, sizes={"L": 4}, **base)
     assert len(unrolled) == 2
+
+
+def test_ranks_that_differ_are_unrolled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions about the coordinates of ranks have the same answers for other sizes."""
+    unrolled: list[int] = []
+
+    def spy(module: Any) -> Any:
+        unrolled.append(1)
+        return rank_classes(module)
+
+    monkeypatch.setattr("stagec.time.step.rank_classes", spy)
+    monkeypatch.setattr(figures, "_structures", {})
+    for length in (256, 512, 1024):
+        found = time_step(LLAMA, cp=2, cp_order="plain", sizes={"L": 2, "S": length})
+        assert len(found.classes) == 2
+    assert len(unrolled) == 1
+
+
+def test_hosts_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hosts issue does not depend on sizes."""
+    replays: list[int] = []
+
+    def spy(*given: Any) -> int:
+        replays.append(1)
+        return replay(*given)
+
+    monkeypatch.setattr("stagec.time.step.replay", spy)
+    monkeypatch.setattr(figures, "_structures", {})
+    for length in (128, 256, 512):
+        time_step(LLAMA, pp=2, microbatches=2, sizes={"L": 4, "S": length})
+    assert len(replays) == 1 + 3
 
 
 def test_it_is_what_the_command_tells() -> None:

@@ -35,6 +35,10 @@ from stagec.support.diagnostics import DiagnosticError
 from stagec.support.json_stream import JsonStream
 from stagec.support.source import FileLoc
 
+MAX_NODES = 8_000_000
+"""A trace with more is refused: a node may take three bytes of a file, fewer in gzip, and takes
+hundreds where all nodes are looked at together."""
+
 _CHUNK_BYTES = 1 << 20
 _MAX_VARINT_BYTES = 5
 _GZIP = b"\x1f\x8b"
@@ -60,7 +64,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
     Raises TraceError where the file cannot be opened or cut into records.
     """
-    return _nodes_only(read_all_records(path))
+    return _nodes_only(path, read_all_records(path))
 
 
 def read_all_records(path: Path) -> Iterator[Record]:
@@ -76,12 +80,15 @@ def read_all_records(path: Path) -> Iterator[Record]:
 
 def split_records(path: Path, data: bytes) -> Iterator[Record]:
     """As `read_records`, for the content of a file of protobuf; `path` names it in errors."""
-    return _nodes_only(_binary(path, io.BytesIO(data)))
+    return _nodes_only(path, _binary(path, io.BytesIO(data)))
 
 
-def _nodes_only(records: Iterator[Record]) -> Iterator[Record]:
+def _nodes_only(path: Path, records: Iterator[Record]) -> Iterator[Record]:
     next(records)
-    yield from records
+    for count, record in enumerate(records):
+        if count >= MAX_NODES:
+            raise TraceError(path, record[0], f"expected a trace of at most {MAX_NODES:,} nodes")
+        yield record
 
 
 def _records(path: Path, file: io.BufferedReader) -> Iterator[Record]:

@@ -17,7 +17,7 @@ class PerfettoFormat(TimelineFormat):
     """Track events of Perfetto, one file of the ranks that are chosen."""
 
     name: ClassVar[str] = "perfetto"
-    node_bytes: ClassVar[int] = 60
+    node_bytes: ClassVar[int] = 110
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[tuple[str, Iterable[bytes]]]:
         yield f"{job.name}.pftrace", perfetto_trace(self.timeline(job, ranks))

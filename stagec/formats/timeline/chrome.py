@@ -34,7 +34,7 @@ class ChromeFormat(TimelineFormat):
     """Chrome's trace events, one file of the ranks that are chosen."""
 
     name: ClassVar[str] = "chrome"
-    node_bytes: ClassVar[int] = 300
+    node_bytes: ClassVar[int] = 250
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[tuple[str, Iterable[bytes]]]:
         yield f"{job.name}.trace.json", chrome_trace(self.timeline(job, ranks))

@@ -18,7 +18,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from stagec.formats.base import TraceJob
@@ -52,7 +52,7 @@ class KinetoFormat(TimelineFormat):
 
     gzip: bool = False
     name: ClassVar[str] = "kineto"
-    node_bytes: ClassVar[int] = 800
+    node_bytes: ClassVar[int] = 700
     one_file: ClassVar[bool] = False
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[tuple[str, Iterable[bytes]]]:
@@ -72,7 +72,7 @@ class KinetoWriter:
 
     def __init__(self, timeline: Timeline, groups: Mapping[str, list[int]]) -> None:
         self._timeline, self._groups = timeline, groups
-        self._parts = lru_cache(maxsize=2)(lambda number: _class_parts(timeline, number))
+        self._parts = lru_cache(maxsize=2)(partial(_class_parts, timeline))
 
     def rank(self, rank: int) -> Iterator[bytes]:
         """The trace of a rank, in parts."""

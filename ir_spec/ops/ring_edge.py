@@ -1,0 +1,190 @@
+"""The last step of a ring under a window: only the keys that the window reaches travel.
+
+A rank of n has s queries, in plain order, and a window of W keys reaches
+h = min(n-1, ceil((W-1)/s)) ranks back. The keys of the first h-1 of these go round as in any ring.
+Of the last one only the last `min(s, W-1 - (h-1)s)` keys are seen, so only these are sent; in
+backward their gradients come back alone. Values are in parts (`stg.reshape`): [B, n, s, ...], the
+keys [B, n, rows, ...].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stagec.ir.core import Operation
+from stagec.ir.expr import ONE, ZERO, Expr, call, expand
+from stagec.ir.kernel import KernelShape
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, OpDef, Sizes
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import InPlace
+from stagec.ir.types import axis_index, axis_size
+from stagec.ir_spec.ops.attention_core import (
+    SCORES,
+    Given,
+    Scores,
+    all_pairs,
+    backward,
+    core_flops,
+    core_kernel,
+    forward,
+    scores_between,
+)
+from stagec.ir_spec.ops.masks import pairs
+from stagec.ir_spec.ops.ring_work import hops
+
+_KEYS = "bztgk,bztgv"
+
+
+class _Edge(OpDef):
+    """Base of both; `queries` is the operand with the queries."""
+
+    queries = 0
+    params = (
+        *(p for p in SCORES if p.name != "sinks"),
+        Param("over", "axes", "the axes of the ring", required=True),
+        Param("after", "size", "the steps before, with whole blocks", required=True),
+    )
+
+    def left(self, op: Operation, n: Sizes) -> Expr:
+        """The pairs that the window leaves: those of rows `after + 1` blocks behind the keys."""
+        s, w = n["s"], op.expr("after")
+        blocks = (pairs(op, s * (w + k), s * (w + k)) for k in (2, 1, 0))
+        far, near, before = blocks
+        return expand(far - near * 2 + before)
+
+    def active(self, op: Operation) -> Expr | None:
+        """A rank works if there are more ranks before it than those whose whole blocks it has."""
+        dims, over = op.operands[self.queries].tensor.dims, op.names("over")
+        steps = hops(op, dims[1].size * dims[2].size, axis_size(over), "plain")
+        further = call("max", [axis_index(over) - op.expr("after"), ZERO])
+        return call("min", [ONE, steps, further])
+
+    def scores(
+        self, op: Operation, ctx: NumericContext, q: Array, k: Array, v: Array
+    ) -> tuple[Given, Scores]:
+        """The operands without parts, and their scores."""
+        dims = op.operands[self.queries].tensor.dims
+        (part,) = ctx.positions(dims[1])
+        s, rows = q.shape[2], k.shape[2]
+        back = part - ctx.size(op.expr("after")) - 1
+        first = (back % ctx.size(dims[1].size)) * s + s - rows
+        of = list(range(first, first + rows))
+        x = Given(q[:, 0], k[:, 0], v[:, 0], False)
+        return x, scores_between(op, ctx, list(range(part * s, part * s + s)), of, dims[3], x)
+
+
+class AttentionEdge(_Edge):
+    """A step of ring attention with the last keys of the block that a window reaches last, and the
+    log-sum-exp. FLOPs are those of the pairs that the window leaves, exactly."""
+
+    name = "stg.attention_edge"
+    operands = ("q", "k", "v")
+    results = ("result", "lse")
+    example = (
+        "%y, %l = stg.attention_edge[causal, window = 64, over = cp, after = 0](%q, %k, %v) : "
+        "(bf16[B, 4, S/4, H, K], f32[B, H, 4, S/4])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule(f"bzs(gr)k,{_KEYS}->bzs(gr)v,b(gr)zs", whole="sktv")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [op.operands[0].tensor.dtype, "f32"]
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return core_flops(n, self.left(op, n), 1, 1)
+
+    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
+        return core_flops(n, all_pairs(n), 1, 1)
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return core_kernel(op, "attention", n, n["t"], False, self.left(op, n))
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        y, lse = forward(*self.scores(op, ctx, *args))
+        return [y[:, None], lse[:, :, None]]
+
+
+class AttentionEdgeGrad(_Edge):
+    """What that step gives to the gradients, from the final result and log-sum-exp."""
+
+    name = "stg.attention_edge_grad"
+    queries = 3
+    operands = ("dy", "y", "lse", "q", "k", "v")
+    results = ("dq", "dk", "dv")
+    example = (
+        "%dq, %dk, %dv = stg.attention_edge_grad[causal, window = 64, over = cp, after = 0]"
+        "(%da, %a, %lse, %q, %k, %v) : "
+        "(bf16[B, 4, S/4, H, K], bf16[B, 4, S/4, G, K], bf16[B, 4, S/4, G, K])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        left = f"bzs(gr)v,bzs(gr)v,b(gr)zs,bzs(gr)k,{_KEYS}"
+        return make_rule(f"{left}->bzs(gr)k,{_KEYS}", whole="sktv")
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return core_flops(n, self.left(op, n), 3, 2)
+
+    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
+        return core_flops(n, all_pairs(n), 3, 2)
+
+    def kernel(self, op: Operation, n: Sizes) -> KernelShape:
+        return core_kernel(op, "attention_backward", n, n["t"], False, self.left(op, n))
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, y, lse, *qkv = args
+        x, scores = self.scores(op, ctx, *qkv)
+        found = backward(x, scores, dy[:, 0], y[:, 0], lse[:, :, 0])
+        return [v[:, None] for v in found]
+
+
+class AddEdge(OpDef):
+    """Adds rows to the last rows of each part of a sequence, in place; 1 FLOP per element added."""
+
+    name = "stg.add_edge"
+    operands = ("total", "edge")
+    traits = (InPlace(operands=(0,)),)
+    example = "%t = stg.add_edge(%k, %v) : bf16[B, 4, S/4, G, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("bzsgk,bzhgk->bzsgk", whole="sh")
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return n["b"] * n["z"] * n["h"] * n["g"] * n["k"]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.operands[1].tensor.local_bytes * 3
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        total, edge = args
+        out = total.copy()
+        out[:, :, total.shape[2] - edge.shape[2] :] += edge
+        return [out]
+
+
+class ZerosLike(OpDef):
+    """Zeros in fp32 for each element of x: a sum to which nothing is added yet; no FLOPs."""
+
+    name = "stg.zeros_like"
+    operands = ("x",)
+    example = "%z = stg.zeros_like(%x) : f32[B, S, D]"
+
+    def rule(self, op: Operation) -> Rule:
+        text = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{text}->{text}")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return op.result.tensor.local_bytes
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [np.zeros_like(args[0])]
+
+
+OPS = (AttentionEdge(), AttentionEdgeGrad(), AddEdge(), ZerosLike())

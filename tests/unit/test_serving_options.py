@@ -1,0 +1,102 @@
+"""Options of a step of serving: what they make, what is refused and what is said of it; traces of
+steps, and that caches are held once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import stagec
+
+SMALL = "L=4,D=64,F=64,V=64,H=8,G=4,K=8,theta=100"
+DECODE = ("llama3-8b", "--set", SMALL, "--serve", "decode", "--batch", "8", "--context", "31")
+PREFILL = ("llama3-8b", "--set", SMALL, "--serve", "prefill", "--batch", "8", "--prompt", "32")
+REFUSED = [
+    ("--zero 1 --dp 2", "--zero is about training"),
+    ("--recompute full", "--recompute is about training"),
+    ("--offload activations", "--offload is about training"),
+    ("--lora wq", "--lora is about training"),
+    ("--grad-dtype bf16", "--grad-dtype is about training"),
+    ("--pp 2 --schedule zbv", "--schedule zbv is about training"),
+    ("--tp 2 --sp", "--dp-attention"),
+    ("--tp 3", "choose tp among"),
+    ("--chunk 2", "--chunk is for --serve prefill"),
+    ("--prompt 2", "--prompt is for --serve prefill"),
+    ("--set S=4", "--set S and --serve both give the sizes"),
+    ("--set B=4", "--set B and --serve both give the sizes"),
+    ("--limit 1KiB", "--batch 8 does not fit 1KiB: no batch does"),
+]
+
+
+@pytest.mark.parametrize(("flags", "text"), REFUSED, ids=[f for f, _ in REFUSED])
+def test_what_makes_no_step_is_refused(flags: str, text: str) -> None:
+    ran = stagec("analyze", *DECODE, *flags.split())
+    assert ran.code == 1
+    assert text in ran.err
+    assert "help: " in ran.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (("llama3-8b", "--context", "4"), "--context is about a step of serving"),
+        (("llama3-8b", "--tp", "2", "--dp-attention"), "--dp-attention is about a step of serving"),
+        (("llama3-8b", "--serve", "decode"), "--serve decode expects --context"),
+        (("llama3-8b", "--serve", "decode", "--context", "0", "--cp", "2"), "caches none"),
+        (("dlrm", "--serve", "prefill"), "no sequence of tokens"),
+        (("bert-base", "--serve", "prefill"), "without a causal mask"),
+        (("--preset", "deepseek-v3", "--serve", "prefill"), "is about training"),
+        ((*PREFILL, "--context", "32", "--cp", "2"), "a ring, which takes no past"),
+    ],
+)
+def test_other_jobs_are_refused(argv: tuple[str, ...], text: str) -> None:
+    ran = stagec("analyze", *argv)
+    assert ran.code == 1
+    assert text in ran.err
+
+
+def test_positions_beyond_those_of_the_model_are_a_warning() -> None:
+    ran = stagec("analyze", "llama3-8b", "--serve", "decode", "--context", "8192")
+    assert ran.code == 0
+    assert "reaches position 8,193, beyond the 8,192 of the model" in ran.err
+    assert "beyond" not in stagec("analyze", *DECODE).err
+
+
+def test_the_largest_batch_fits_and_no_larger_one() -> None:
+    found = stagec("analyze", *DECODE[:-4], "--context", "31", "--dp", "2", "--limit", "2MiB")
+    shown = next(line for line in found.out.splitlines() if "largest batch" in line)
+    most = int(shown.split()[-1].replace(",", ""))
+    assert most % 2 == 0
+    for batch, fits in ((most, True), (most + 2, False)):
+        job = (*DECODE[:-4], "--batch", str(batch), "--context", "31", "--dp", "2")
+        assert (stagec("memory", *job, "--limit", "2MiB").code == 0) is fits
+
+
+JOBS = ["", "--tp 4", "--tp 8", "--pp 2", "--pp 2 --tp 2 --dp 2", "--cp 4", "--tp 2 --dp-attention"]
+
+
+@pytest.mark.parametrize("flags", JOBS)
+def test_traces_of_steps_pass_the_checker(flags: str, tmp_path: Path) -> None:
+    for number, job in enumerate((DECODE, PREFILL)):
+        out = tmp_path / str(number)
+        made = stagec("compile", *job, *flags.split(), "-o", out)
+        assert made.code == 0, made.err
+        assert "0 errors, 0 warnings" in stagec("check", out).out
+
+
+@pytest.mark.parametrize("flags", JOBS)
+def test_caches_are_held_once(flags: str) -> None:
+    """2*L*G*K bytes of keys and as many of values for each token, and nothing as large beside."""
+    text = stagec("memory", *DECODE, *flags.split(), "--json")
+    assert text.code == 0, text.err
+    from json import loads
+
+    ranks = loads(text.out)["classes"]
+    ways = {"": 1, "--tp 4": 4, "--tp 8": 4, "--pp 2": 2, "--pp 2 --tp 2 --dp 2": 8, "--cp 4": 4}
+    held = 2 * 2 * 4 * 4 * 8 * 32 * 8 // ways.get(flags, 2)
+    for rank in ranks:
+        found = rank["categories"]
+        assert found["caches"] == held
+        assert found["gradients"] == found["optimizer"] == found["stash"] == 0
+        assert rank["peak"] - found["parameters"] < 2 * held
