@@ -171,3 +171,33 @@ def test_figures_of_a_mixed_step(pp: int) -> None:
     serving = json.loads(done.out)["serving"]
     assert serving["cache_bytes_per_token"] == token
     assert serving["cache_bytes"] == token * (3 * 8 + 4 + 2 * 11)
+
+
+PLUGIN = """
+from stagec.api import BatchingPolicy, Plugin, StepPlan
+
+class OneByOne(BatchingPolicy):
+    name = "one-by-one"
+    summary = "a request at a time"
+
+    def plan(self, state):
+        chosen = [*state.running, *state.waiting][:1]
+        return StepPlan([(live, min(live.left, state.limits.tokens)) for live in chosen])
+
+PLUGIN = Plugin(name="mine", policies=(OneByOne(),))
+"""
+
+
+def test_a_policy_of_a_plugin_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN)
+    line = "compile llama3-8b --set L=1 --serve mixed --policy one-by-one --dry-run"
+    more = "--requests", "poisson:rate=1000,count=3,prompt=5,output=2", "--plugin", file
+    done = stagec(*line.split(), *more)
+    assert done.code == 0, done.err
+    assert "policy one-by-one" in done.out
+    assert done.out.count("prefill=1x5+0 ") == done.out.count("decode=1x5 ") == 3
+    file.write_text(PLUGIN.replace("OneByOne(),", "OneByOne,"))
+    wrong = stagec(*line.split(), *more)
+    assert wrong.code == 1
+    assert "as a batching policy" in wrong.err
