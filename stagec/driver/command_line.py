@@ -6,14 +6,18 @@ from collections.abc import Iterator
 
 from stagec.driver.flags import SHORTHANDS, words
 from stagec.driver.options import JobOptions
+from stagec.driver.serving import STEP
 from stagec.ir_spec.ops.axes import AXES
+
+#: The options of a step of serving.
+_SERVING = ("serve", *STEP, "page", "kv_dtype", "prefill", "decode")
 
 
 def job_words(options: JobOptions) -> Iterator[str]:
     """The model and the options of a job whose ranks are written down."""
     yield from filter(None, (options.model, options.strategy))
     default = JobOptions("")
-    for name in ("preset", *AXES, *SHORTHANDS, "pipeline"):
+    for name in ("preset", *_SERVING, *AXES, *SHORTHANDS, "pipeline"):
         value = getattr(options, name)
         if value != getattr(default, name) or name in options.explicit:
             yield from words(name, value)

@@ -13,6 +13,7 @@ from typing import Any
 from stagec.driver.options import JobOptions
 from stagec.driver.provenance import provenance
 from stagec.driver.serve_steps import Asked, StepList
+from stagec.driver.serving import STEP
 from stagec.driver.step_modules import StepModules
 from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
 from stagec.job.emit import Job
@@ -51,6 +52,8 @@ def compile_steps(options: JobOptions, given: dict[str, Any], durations: Duratio
         print_steps(steps, modules.compiles)
     if given["dry_run"]:
         return 0
+    asked = {n: getattr(options, n) for n in ("serve", "microbatches", *STEP)}
+    builder.options = builder.options.changed(**asked)  # those of the command, not of one step
     about = {**provenance(builder, strategy, given), "serving": steps.manifest()}
     if given["archive"] is not None:
         from stagec.driver.compile import write_one_archive

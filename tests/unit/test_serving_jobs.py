@@ -141,6 +141,9 @@ def test_traces_are_whole(tmp_path: Path) -> None:
     assert sum(s.tokens for s in steps) == (5 + 3 - 1) + (9 + 2 - 1) + (2 + 4 - 1)
     assert sum(s.sampled for s in steps) == 3 + 2 + 4
     assert max(s.tokens for s in steps) <= 8
+    command = json.loads((folder / "manifest.json").read_text())["command"]
+    assert f"--serve mixed --chunk 8 --pp 2 --tp 2 --set {sizes}" in command
+    assert f"--requests {requests}" in command
     assert (serving["policy"], serving["requests"], serving["served"]) == ("fcfs", 3, 3)
 
 
