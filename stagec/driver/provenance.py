@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,4 +67,9 @@ def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
         yield from words("measured", table)
     for name, usual in _OF_TRACES.items():
         if given[name] != usual:
-            yield from words(name, given[name])
+            yield from words(name, _shown(name, given[name]))
+
+
+def _shown(name: str, value: object) -> object:
+    """A value as the option takes it: a tick in milliseconds."""
+    return str(Decimal(value) / 10**6) if name == "tick" and isinstance(value, int) else value
