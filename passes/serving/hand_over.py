@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Value, error, evaluate, made_by
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Value,
+    const,
+    error,
+    evaluate,
+    made_by,
+    parse_module,
+    symbol,
+)
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import const, symbol
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.serving import PAST
 from stagec.ir.traits import Terminates
@@ -16,7 +28,6 @@ from stagec.ir_spec.ops.serving import rows_of
 from stagec.program.handover import Crossing, NoHandoverError, crossings
 from stagec.support.diagnostics import NotAnIntegerError
 from stagec.support.texts import read_text
-from stagec.text.build import parse_module
 
 PASS = "hand-over"
 

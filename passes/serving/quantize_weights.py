@@ -8,20 +8,21 @@ from math import gcd
 
 from stagec.api import (
     Builder,
+    Expr,
     Module,
     Operation,
     Pass,
     Phase,
     Quoted,
+    Relation,
     Value,
     const,
     error,
+    evaluate,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import Expr, evaluate
-from stagec.ir.facts import Relation
 from stagec.ir.rewrite import replace_op, slice_into, uses_inside
 from stagec.ir.rule import Group, Shape, parse_rule, shape_text
 from stagec.ir.traits import Chooses, Recasts

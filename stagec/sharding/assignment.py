@@ -163,7 +163,8 @@ def _hidden(
     reduced = [
         (rule.contracted(i) | rule.special, r.tensor.partial_axes) for i, r in enumerate(op.results)
     ]
-    shown = {f for shape in rule.results for group in shape for f in group}
+    results = zip(op.results, rule.results, strict=False)  # a last one may be left out
+    shown = {f for _, shape in results for group in shape for f in group}
     offers: dict[str, Axes] = {}
     for value, shape in zip(op.operands, rule.operands, strict=True):
         for d, group in zip(value.tensor.dims, shape, strict=True):
