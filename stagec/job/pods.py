@@ -83,9 +83,13 @@ class PodsJob:
             first += len(pod.job.groups.ids)
         return found
 
-    @cached_property
+    @property
     def groups(self) -> Groups:
         """The groups of all pods."""
+        return self._groups
+
+    @cached_property
+    def _groups(self) -> Groups:
         every = [
             (GroupAxes((f"{name}/", *axes.axes), axes.mirrored), axes, layout.groups)
             for name, layout in self.layouts.items()
