@@ -271,7 +271,7 @@ def beyond(serving: Serving) -> Diagnostic | None:
         last = max(c.cached + c.new for c in serving.step.classes)
     if not serving.longest or last <= serving.longest:
         return None
-    text = f"the step reaches position {last:,}, beyond the {serving.longest:,} of the model"
+    text = f"the step reaches position {last:,}, beyond S = {serving.longest:,} of the model's text"
     return Diagnostic(text, severity="warning")
 
 

@@ -59,7 +59,7 @@ def test_other_jobs_are_refused(argv: tuple[str, ...], text: str) -> None:
 def test_positions_beyond_those_of_the_model_are_a_warning() -> None:
     ran = stagec("analyze", "llama3-8b", "--serve", "decode", "--context", "8192")
     assert ran.code == 0
-    assert "reaches position 8,193, beyond the 8,192 of the model" in ran.err
+    assert "reaches position 8,193, beyond S = 8,192 of the model's text" in ran.err
     assert "beyond" not in stagec("analyze", *DECODE).err
 
 
