@@ -160,7 +160,6 @@ class WeightsRule(Record):
         flag=Flag(
             "weight_dtype",
             "How the weights of the blocks are stored while serving.",
-            tries=("bf16", "fp8"),
             numerics=True,
         ),
     )

@@ -244,17 +244,28 @@ def test_a_fast_host_changes_nothing() -> None:
     assert found.picoseconds == without.picoseconds
 
 
-def test_what_is_sustained_slows_products_alone() -> None:
-    issued = Issued.of(JobBuilder(JobOptions("llama3-8b", sizes=TINY)).lower())
+def test_what_is_sustained_slows_products_that_units_bind() -> None:
+    """Those of a training step, and neither what moves bytes nor the products of decode, which wait
+    for the weights."""
+    sizes = {"L": 2, "B": 1, "S": 4096}
+    full, half = sustained(JobOptions("llama3-8b", sizes=sizes))
+    assert half["matrix products"] == pytest.approx(2 * full["matrix products"], rel=1e-6)
+    assert half["attention"] == pytest.approx(2 * full["attention"], rel=1e-6)
+    assert half["element-wise"] == full["element-wise"]
+    step = JobOptions("llama3-8b", sizes={"L": 2}, serve="decode", batch=8, context=4000)
+    full, half = sustained(step)
+    assert half == full
+
+
+def sustained(options: JobOptions) -> list[dict[str, int]]:
+    """The parts of a step whose products keep all of their speed, or half of it."""
+    issued = Issued.of(JobBuilder(options).lower())
     machine = load_machine("h100-sxm").changed({"efficiency.host.issue": 0.0})
     parts: list[dict[str, int]] = []
     for share in (1.0, 0.5):
         found = step_time(issued, machine.changed({"efficiency.sustained.products": share}))
         parts.append(found.parts(found.slowest))
-    full, half = parts
-    assert half["matrix products"] == pytest.approx(2 * full["matrix products"], rel=1e-6)
-    assert half["attention"] == pytest.approx(2 * full["attention"], rel=1e-6)
-    assert half["element-wise"] == full["element-wise"]
+    return parts
 
 
 def test_the_machine_of_a_step_has_what_its_source_states() -> None:
