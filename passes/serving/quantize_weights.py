@@ -20,6 +20,7 @@ from stagec.api import (
     error,
     evaluate,
     made_by,
+    product,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
@@ -40,9 +41,9 @@ class QuantizeWeights(Pass):
     """Store the weights of the blocks in few bits, with scales for blocks of elements.
 
     `stg.weights[format = ...]` of a strategy asks for it, or the option. It takes the parameters
-    that one product inside of a repeat uses. Routers, embeddings, the head and norms keep their
-    type. A block does not reach over the dimensions of a weight: along heads of 64 it has 64
-    elements, along 192 as well.
+    that one product inside of a repeat uses. Routers, embeddings, the head, norms, and matrices of
+    less than a block, such as those of a number for each head, keep their type. A block does not
+    reach over the dimensions of a weight: along heads of 64 it has 64 elements, along 192 as well.
 
     Before:
         stg.strategy @s {
@@ -99,7 +100,8 @@ def quantize_weights(module: Module, format_: WeightFormat, block: int = 0) -> N
         rows = format_.rows and block
         format_ = replace(format_, rows=rows, columns=block if format_.columns > 1 else 1)
     place = {op: i for i, op in enumerate(module.main.body.walk())}
-    found = [param for param in module.parameters() if _is_weight(param)]
+    weights = [param for param in module.parameters() if _is_weight(param)]
+    found = [param for param in weights if _is_large(module, format_, param)]
     found.sort(key=lambda param: place[uses_inside(param)[0][0]])  # the first use casts activations
     if not found:
         module.diagnostics.remark("no block has a product with a parameter to store in few bits")
@@ -112,6 +114,21 @@ def _is_weight(param: Value) -> bool:
     uses = uses_inside(param)
     return len(uses) == 1 and all(
         depth and isinstance(op.definition, Einsum) and not _chooses(op) for op, _, depth in uses
+    )
+
+
+def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:
+    """Whether the matrix of a weight has at least a block of rows and of columns; a size that is
+    not known is large."""
+    ((op, index, _),) = uses_inside(param)
+    shapes, (out,) = parse_rule(op.text("spec"))
+    weight, x = shapes[index], shapes[1 - index]
+    sizes = dict(zip(weight, op.operands[index].tensor.shape, strict=True))
+    rows = product(size for group, size in sizes.items() if group not in out)
+    columns = product(size for group, size in sizes.items() if group not in x)
+    return all(
+        not number.symbols <= module.env.keys() or evaluate(number, module.env) >= (block or 1)
+        for number, block in ((rows, format_.rows), (columns, format_.columns))
     )
 
 
