@@ -200,20 +200,8 @@ def _erase(body: Region, used: Sequence[Value]) -> None:
 
 def _made_of(value: Value, sources: set[Value]) -> bool:
     """Whether a value depends on one of these."""
-    seen: set[Value] = set()
-    todo = [value]
-    while todo:
-        found = todo.pop()
-        if found in sources:
-            return True
-        if found in seen:
-            continue
-        seen.add(found)
-        op = found.producer
-        if op is not None:
-            todo += op.operands
-            todo += [v for inner in (op.region.walk() if op.region else ()) for v in inner.operands]
-    return False
+    behind = value.region.ancestors([value])
+    return value in sources or any(v in sources for op in behind for v in op.reads())
 
 
 def _freeze(body: Region) -> None:
