@@ -88,7 +88,11 @@ def test_what_is_no_configuration_is_told(text: str, message: str) -> None:
         ("rope_theta", -100, "expected a positive whole number"),
         ("rope_scaling", "yarn", "is 'yarn', expected an object"),
         ("rope_scaling", {"rope_type": "spiral"}, "expected one of 'default'"),
-        ("rope_scaling", {"type": "yarn", "factor": 4.0, "twist": 2}, "scaling.twist' is not known"),
+        (
+            "rope_scaling",
+            {"type": "yarn", "factor": 4.0, "twist": 2},
+            "scaling.twist' is not known",
+        ),
         ("partial_rotary_factor", 0.4, "leaves 3 of 8 elements"),
         ("partial_rotary_factor", 2.0, "expected a share, from 0 to 1"),
         ("sliding_windows", 3, "'sliding_windows' is not known"),
