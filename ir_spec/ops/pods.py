@@ -17,13 +17,15 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import InPlace, Stays
 from stagec.ir.types import TensorType
 
-_WAYS = Param("ways", "int", "messages of each rank", required=True)
-_PIECES = Param("pieces", "int", "parts into which what a rank holds is cut", required=True)
-_FIRST = Param("first", "int", "the number of the first message among those of all values")
-_STREAM = Param("stream", "int", "the number of the value among those that cross", required=True)
-_STREAMS = Param("streams", "int", "how many values cross", required=True)
-_ROWS = Param("rows", "size", "of dimension `dim`, the rows that cross (default: all)")
-_DIM = Param("dim", "int", "the dimension of which some rows cross")
+_MESSAGES = (
+    Param("first", "int", "the number of the first message among those of all values"),
+    Param("ways", "int", "messages of each rank", required=True),
+    Param("pieces", "int", "parts into which what a rank holds is cut", required=True),
+    Param("stream", "int", "the number of the value among those that cross", required=True),
+    Param("streams", "int", "how many values cross", required=True),
+    Param("rows", "size", "of dimension `dim`, the rows that cross (default: all)"),
+    Param("dim", "int", "the dimension of which some rows cross"),
+)
 
 
 class Crossing(OpDef):
@@ -33,8 +35,8 @@ class Crossing(OpDef):
         for name in ("ways", "pieces", "streams"):
             if op.integer(name) < 1:
                 yield f"'{name}' expects a positive integer, found {op.integer(name)}"
-        rank = op.operands[0].tensor.rank
-        if ("rows" in op.attrs) != ("dim" in op.attrs) or not -1 < op.integer("dim", 0) <= rank:
+        rank, dim = op.operands[0].tensor.rank, op.integer("dim", 0)
+        if ("rows" in op.attrs) != ("dim" in op.attrs) or not 0 <= dim < max(1, rank):
             yield f"'rows' and 'dim' stand together, a dimension of {op.operands[0].type}"
 
 
@@ -64,16 +66,7 @@ class HandOver(Crossing):
     name = "stg.hand_over"
     operands = ("x",)
     results = ()
-    params = (
-        Param("to", "name", "the pod", required=True),
-        _FIRST,
-        _WAYS,
-        _PIECES,
-        _STREAM,
-        _STREAMS,
-        _ROWS,
-        _DIM,
-    )
+    params = (Param("to", "name", "the pod", required=True), *_MESSAGES)
     traits = (Stays(),)
     example = "stg.hand_over[to = decode, ways = 2, pieces = 2, stream = 0, streams = 2](%k)"
 
@@ -83,16 +76,7 @@ class TakeOver(Crossing):
 
     name = "stg.take_over"
     operands = ("x",)
-    params = (
-        Param("source", "name", "the pod", required=True),
-        _FIRST,
-        _WAYS,
-        _PIECES,
-        _STREAM,
-        _STREAMS,
-        _ROWS,
-        _DIM,
-    )
+    params = (Param("source", "name", "the pod", required=True), *_MESSAGES)
     traits = (Stays(), InPlace(operands=(0,)))
     example = (
         "%keys = stg.take_over[source = prefill, ways = 2, pieces = 2, stream = 0, streams = 2](%k)"

@@ -94,7 +94,14 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
     if found is None:
         return {}
     depth = max(depth for _, _, depth in uses_inside(cache))
-    return {"dim": found.dim - depth, "rows": const(evaluate(found.held(symbol(PAST)), decode.env))}
+    held = found.held(symbol(PAST))
+    if lacking := sorted(held.symbols - decode.env.keys()):
+        raise error(
+            f"no value for {', '.join(lacking)}: the rows of %{cache.name} that cross",
+            cache.loc,
+            remedy=decode.how_to_set(lacking),
+        )
+    return {"dim": found.dim - depth, "rows": const(evaluate(held, decode.env))}
 
 
 class _Cache:
@@ -103,16 +110,28 @@ class _Cache:
     def __init__(self, module: Module, arg: Value) -> None:
         self._module = module
         uses = [(op, index) for op, index, _ in uses_inside(arg) if not op.has(Terminates)]
+        if not uses:
+            raise error(
+                f"the step does not use the cache %{arg.name}",
+                arg.loc,
+                remedy="hand over what 'to-serving' has made",
+            )
         self._op, self._index = uses[0]
         self.value = self._op.operands[self._index]
 
     def send(self, attrs: Mapping[str, RawAttr], crossing: Crossing) -> None:
         """Send what the step makes of it, as soon as that is there."""
         op, way = self._op, crossing.way
-        made = next(r for r in op.results if op.definition.reuses(op, r.index) == self._index)
+        made = [r for r in op.results if op.definition.reuses(op, r.index) == self._index]
+        if not made:
+            raise error(
+                f"'{op.name}' does not bring the cache %{self.value.name} up to date",
+                op.loc,
+                remedy="hand over what 'to-serving' has made",
+            )
         b = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
         more = {"first": crossing.to, "ways": len(way.to), "pieces": way.pieces}
-        self._check(b.op("stg.hand_over", [made], {**attrs, **more}))
+        self._check(b.op("stg.hand_over", made[:1], {**attrs, **more}))
 
     def receive(self, attrs: Mapping[str, RawAttr], crossing: Crossing) -> None:
         """Receive it before the step uses it."""

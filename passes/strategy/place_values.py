@@ -110,7 +110,7 @@ def _place_appended(module: Module) -> None:
     """Pin what is written into caches to their placements: new rows are few, and move; a cache
     stays where it is."""
     for op in list(module.main.body.walk()):
-        if InPlace not in op.definition.kinds or not op.results:
+        if not op.has(InPlace) or not op.results:
             continue
         kept = op.definition.reuses(op, 0)
         cache = _argument(op.operands[kept]) if kept is not None else None

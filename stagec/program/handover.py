@@ -104,7 +104,8 @@ class Crossing:
 
 def crossings(source: Module, target: Module) -> dict[str, Crossing]:
     """The caches of two placed modules by name, in order: how each crosses. Raises
-    `DiagnosticError` for caches that one of them does not have, and `NoHandoverError`."""
+    `DiagnosticError` for caches that are not the same in both and for open axes, and
+    `NoHandoverError`."""
     mine, theirs = _caches(source), _caches(target)
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
@@ -113,6 +114,13 @@ def crossings(source: Module, target: Module) -> dict[str, Crossing]:
             source.main.loc,
             remedy="serve the same model in both pods, with the same element types",
         )
+    for name, value in mine.items():
+        if value.tensor.rank != theirs[name].tensor.rank:
+            raise error(
+                f"%{name} is {value.type} in one pod and {theirs[name].type} in the other",
+                value.loc,
+                remedy="serve the same model in both pods",
+            )
     known: dict[tuple[Layouts, Layouts], Crossing] = {}
     found: dict[str, Crossing] = {}
     to = of = 0
@@ -137,8 +145,15 @@ def _caches(module: Module) -> dict[str, Value]:
 
 def _layouts(module: Module, value: Value) -> Layouts:
     mesh = module.mesh
-    sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
-    return Layouts(tuple(sizes.items()), tuple(d.axes for d in value.tensor.dims))
+    sizes = mesh.sizes if mesh else {}
+    known = [(axis, n) for axis, n in sizes.items() if n is not None]
+    if open_ := sorted(sizes.keys() - dict(known).keys()):
+        raise error(
+            f"the size of axis {open_[0]} is open: who sends to whom depends on it",
+            module.root.loc,
+            remedy=module.how_to_set(open_),
+        )
+    return Layouts(tuple(known), tuple(d.axes for d in value.tensor.dims))
 
 
 def handover(source: Layouts, target: Layouts) -> Handover:

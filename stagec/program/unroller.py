@@ -22,7 +22,6 @@ from stagec.program.groups import Channel, channel_of, group_axes
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
 from stagec.program.sizes import Layered, Sizes
 from stagec.program.stamp import Held, Instance, Made, Stream, build
-from stagec.support.limits import MAX_RANKS
 
 
 @dataclass(slots=True)
@@ -271,10 +270,12 @@ class Unroller:
         channel, kind = channel_of(op), op.name.removeprefix("et.")
         count = self._sent[kind, channel]
         self._sent[kind, channel] += 1
+        by = self._count(op, "by")
         if "pod" in op.attrs:  # both pods number the values that cross alike
             streams, stream = op.integer("streams"), channel[2]
         else:
             streams, stream = len(self._channels), self._channels[channel]
+            by %= self._env[channel[0]]
         node = Node(
             kind,
             f"{self._name(op)}.{kind}" if kind == "send" else self._name(op),
@@ -282,7 +283,7 @@ class Unroller:
             self._number(op, "bytes"),
             scope=self._scope(op),
             over=channel[0],
-            by=self._count(op, "by") % self._env.get(channel[0], MAX_RANKS),
+            by=by,
             tag=count * streams + stream,
             op=op,
             deps=self._deps(op),
