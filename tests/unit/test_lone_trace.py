@@ -85,7 +85,7 @@ def of_no_size(node: TraceNode) -> TraceNode:
     [
         (other_group, "not-a-member"),
         (to_itself, "self-message"),
-        (in_a_circle, "cycle"),
+        (in_a_circle, "dependency-cycle"),
         (of_no_size, "bad-value"),
     ],
 )
