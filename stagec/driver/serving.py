@@ -68,6 +68,7 @@ STEP = {
 }
 #: Two pods, one of which prefills; see `stagec.driver.pods`.
 DISAGGREGATED = "disaggregated"
+PODS = ("prefill", "decode")
 OPTIONS = (
     click.option(
         "--serve",
@@ -81,7 +82,7 @@ OPTIONS = (
             metavar="FLAGS",
             help=f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
         )
-        for mode in MODES
+        for mode in PODS
     ),
     click.option(
         "--page",
@@ -101,14 +102,16 @@ _OF = {
     "chunk": ("prefill", MIXED),
     "speculative": ("decode",),
     "step": (MIXED,),
+    **dict.fromkeys(PODS, (DISAGGREGATED,)),
 }
 
 
 @dataclass(frozen=True)
 class Serving:
     """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
-    `sequence` is the dimension of tokens, `longest` are the positions that the model was trained
-    for, 0 if they are not known."""
+    `sequence` is the dimension of tokens, `longest` its size in the text, 0 if it is open: the rows
+    that tables of positions have. `positions` are those that the model was trained for, 0 if they
+    are not known."""
 
     mode: str
     sequence: str
@@ -116,6 +119,7 @@ class Serving:
     past: int | None
     batch: int | None
     longest: int
+    positions: int = 0
     page: int = 1
     kv_dtype: str = ""
     step: Step | None = None
@@ -165,14 +169,17 @@ class Serving:
         return f"inline,infer-shapes,to-serving{{{options}}},{absorb}serve-step"
 
 
-def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False) -> Serving | None:
-    """What options ask for, of a parsed model; None without --serve. Raises `DiagnosticError`."""
-    given = [name for name in STEP if getattr(options, name) is not None]
+def read_serving(
+    options: JobOptions, module: Module, positions: int | None = None, *, symbolic: bool = False
+) -> Serving | None:
+    """What options ask for, of a parsed model that was trained for so many positions (default:
+    what its text says); None without --serve. Raises `DiagnosticError`."""
     if not options.serve:
+        given = [flag for flag, value in _given(options).items() if value]
         if given:
             raise error(
                 f"--{given[0]} is about a step of serving",
-                remedy="add --serve prefill or --serve decode",
+                remedy=f"add --serve {DISAGGREGATED if given[0] in PODS else 'prefill or decode'}",
             )
         return None
     mode = options.serve
@@ -188,7 +195,23 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
         step = mixed_step(options)
         new, past, batch = step.tokens, 0, None
     dtype = KV_TYPES.get(options.kv_dtype or "", "")
-    return Serving(mode, sequence, new, past, batch, longest, options.page, dtype, step)
+    known = _positions(module, sequence) or positions or 0
+    return Serving(mode, sequence, new, past, batch, longest, known, options.page, dtype, step)
+
+
+def _given(options: JobOptions) -> Mapping[str, bool]:
+    """By the name of each option that only a step of serving has: whether it is given."""
+    given = {name: getattr(options, name) is not None for name in (*STEP, *PODS)}
+    return given | {"page": options.page > 1, "kv-dtype": options.kv_dtype is not None}
+
+
+def _positions(module: Module, sequence: str) -> int | None:
+    """The positions that a text says: in words, or by a parameter with a row for each of them."""
+    stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
+    types = [*stated, *(a.type for f in module.functions for a in f.body.args)]
+    tables = [t for t in types if isinstance(t, TensorType) and (t.role or t in stated)]
+    rows = any(symbol(sequence) in t.shape for t in tables)
+    return module.positions or (module.symbols[sequence] if rows else None)
 
 
 def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool) -> None:
@@ -199,7 +222,7 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
             "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
             remedy="look at one pod: --serve prefill, or --serve decode",
         )
-    for name in (n for n in STEP if getattr(options, n) is not None):
+    for name in (n for n, given in _given(options).items() if given):
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
     if sequence not in module.symbols:
@@ -216,6 +239,12 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
         )
     if mode == "decode":
         _check_context(options, symbolic=symbolic)
+    if mode == MIXED and options.cp > 1 and options.cp_mode != "all-gather":
+        raise error(
+            f"--cp-mode {options.cp_mode} is about the tokens of one sequence, and a mixed step has "
+            "those of several kinds",
+            remedy="give --cp-mode all-gather",
+        )
 
 
 def _check_context(options: JobOptions, *, symbolic: bool) -> None:
@@ -269,9 +298,9 @@ def beyond(serving: Serving) -> Diagnostic | None:
     last = (serving.past or 0) + (serving.new or 0)
     if serving.step is not None:
         last = max(c.cached + c.new for c in serving.step.classes)
-    if not serving.longest or last <= serving.longest:
+    if not serving.positions or last <= serving.positions:
         return None
-    text = f"the step reaches position {last:,}, beyond S = {serving.longest:,} of the model's text"
+    text = f"the step reaches position {last:,}, beyond the {serving.positions:,} of the model"
     return Diagnostic(text, severity="warning")
 
 
