@@ -241,8 +241,8 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
         _check_context(options, symbolic=symbolic)
     if mode == MIXED and options.cp > 1 and options.cp_mode != "all-gather":
         raise error(
-            f"--cp-mode {options.cp_mode} is about the tokens of one sequence, and a mixed step has "
-            "those of several kinds",
+            f"--cp-mode {options.cp_mode} is about the tokens of one sequence, and a mixed step "
+            "has those of several kinds",
             remedy="give --cp-mode all-gather",
         )
 
