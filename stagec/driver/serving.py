@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stagec.driver.limit import Limit
     from stagec.driver.options import JobOptions
     from stagec.ir.module import Module
+    from stagec.machines import Machine
 
 BATCH = "B"
 #: Element types of caches, as servers call them.
@@ -318,10 +319,15 @@ def refuse_training(module: Module) -> None:
 
 
 def serving_figures(
-    module: Module, builder: JobBuilder, limit: Limit | None, *, symbolic: bool = False
+    module: Module,
+    builder: JobBuilder,
+    limit: Limit | None,
+    machine: Machine | None = None,
+    *,
+    symbolic: bool = False,
 ) -> dict[str, Any]:
-    """The object `serving` of the analysis, of the rank that holds most of caches and weights: a
-    planned step. Raises `DiagnosticError` for a batch that does not fit the limit."""
+    """The object `serving` of the analysis, without its ops, of the rank that holds most of caches
+    and weights: a planned step; `machine` is what `--limit machine` is about. Raises `DiagnosticError` for a batch that does not fit the limit."""
     from stagec.analysis.serving import FIGURES, served
 
     serving = builder.serving
@@ -339,15 +345,15 @@ def serving_figures(
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
     if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
         return {**most, FIGURES[-1]: None}
-    return {**most, FIGURES[-1]: _largest(module, serving, limit)}
+    return {**most, FIGURES[-1]: _largest(module, serving, limit, machine)}
 
 
-def _largest(module: Module, serving: Serving, limit: Limit) -> int:
+def _largest(module: Module, serving: Serving, limit: Limit, machine: Machine | None) -> int:
     """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
     from stagec.analysis.serving import largest_batch
 
     mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
-    found = largest_batch(module, limit.room(mesh))
+    found = largest_batch(module, limit.room(mesh, machine))
     if serving.batch is not None and serving.batch > found:
         shown = f"the largest that does is {found}" if found else "no batch does"
         raise error(
