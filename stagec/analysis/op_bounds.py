@@ -73,7 +73,6 @@ class OpBound:
             "bound": bound,
         }
 
-
     def _intensity(self, flops: Any, size: Any) -> float | str | None:
         if isinstance(flops, str):
             return str(ratio(self.flops, self.bytes)) if self.bytes != ZERO else None

@@ -328,14 +328,14 @@ def serving_figures(
 ) -> dict[str, Any]:
     """The object `serving` of the analysis, without its ops, of the rank that holds most of caches
     and weights: a planned step; `machine` is what `--limit machine` is about. Raises `DiagnosticError` for a batch that does not fit the limit."""
-    from stagec.analysis.serving import FIGURES, served
+    from stagec.analysis.serving import LARGEST, longest_context, served
 
     serving = builder.serving
     if serving is None:
         raise ValueError("the job is no step of serving")
     stages = served(module, serving.held)
     if symbolic:
-        return {**next(iter(stages.values())).shown(str), FIGURES[-1]: None}
+        return {**next(iter(stages.values())).shown(str), **dict.fromkeys(LARGEST)}
     env = planned_env(module)
 
     def number(size: Expr) -> int:
@@ -344,16 +344,19 @@ def serving_figures(
     each = [found.shown(number) for found in stages.values()]
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
     if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
-        return {**most, FIGURES[-1]: None}
-    return {**most, FIGURES[-1]: _largest(module, serving, limit, machine)}
+        return {**most, **dict.fromkeys(LARGEST)}
+    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+    room = limit.room(mesh, machine)
+    longest = longest_context(module, room) if serving.mode == "decode" and serving.past else None
+    largest = _largest(module, serving, limit, room)
+    return {**most, **dict(zip(LARGEST, (largest, longest), strict=True))}
 
 
-def _largest(module: Module, serving: Serving, limit: Limit, machine: Machine | None) -> int:
+def _largest(module: Module, serving: Serving, limit: Limit, room: int) -> int:
     """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
     from stagec.analysis.serving import largest_batch
 
-    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
-    found = largest_batch(module, limit.room(mesh, machine))
+    found = largest_batch(module, room)
     if serving.batch is not None and serving.batch > found:
         shown = f"the largest that does is {found}" if found else "no batch does"
         raise error(

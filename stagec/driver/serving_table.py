@@ -27,12 +27,14 @@ def print_serving(figures: dict[str, Any], out: Console) -> None:
         made.add_row(text, bytes_text(value), f"{value:,}" if isinstance(value, int) else "")
     if figures["max_batch"] is not None:
         made.add_row("largest batch, of all ranks", "", f"{figures['max_batch']:,}")
+    if figures["max_context"] is not None:
+        made.add_row("longest context, of this batch", "", f"{figures['max_context']:,}")
     out.print(made)
     rows = figures.get("ops")  # of pods there are none
     if rows:
         out.print(_in_symbols(rows) if isinstance(rows[0]["calls"], str) else _ops(rows))
         for text in _ridges(rows):
-            out.print(text)
+            out.print(f"{text}\n")
 
 
 def _products(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,4 +83,5 @@ def _kernel(row: dict[str, Any]) -> str:
 def _ridges(rows: Sequence[dict[str, Any]]) -> list[str]:
     """From how many FLOPs for each byte the machine computes, by type."""
     found = {r["dtype"]: r["ridge"] for r in rows if r["ridge"] is not None}
-    return [f"{dtype} computes from {ridge:,.1f} FLOPs/byte" for dtype, ridge in found.items()]
+    each = [f"{dtype} computes from {ridge:,.1f} FLOPs/byte" for dtype, ridge in found.items()]
+    return ["; ".join(each)] if each else []

@@ -3,6 +3,7 @@ steps, and that caches are held once."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,16 @@ def test_the_largest_batch_fits_and_no_larger_one() -> None:
         assert (stagec("memory", *job, "--limit", "2MiB").code == 0) is fits
 
 
+@pytest.mark.parametrize("flags", ["", "--cp 2 --page 3"])
+def test_the_longest_context_fits_and_no_longer_one(flags: str) -> None:
+    job = ("llama3-8b", "--set", SMALL, "--serve", "decode", "--batch", "4", *flags.split())
+    found = stagec("analyze", *job, "--context", "31", "--limit", "2MiB", "--json")
+    most = json.loads(found.out)["serving"]["max_context"]
+    for context, fits in ((most, True), (most + 1, False)):
+        ran = stagec("memory", *job, "--context", str(context), "--limit", "2MiB")
+        assert (ran.code == 0) is fits
+
+
 JOBS = ["", "--tp 4", "--tp 8", "--pp 2", "--pp 2 --tp 2 --dp 2", "--cp 4", "--tp 2 --dp-attention"]
 
 
@@ -112,9 +123,7 @@ def test_caches_are_held_once(flags: str) -> None:
     """2*L*G*K bytes of keys and as many of values for each token, and nothing as large beside."""
     text = stagec("memory", *DECODE, *flags.split(), "--json")
     assert text.code == 0, text.err
-    from json import loads
-
-    ranks = loads(text.out)["classes"]
+    ranks = json.loads(text.out)["classes"]
     ways = {"": 1, "--tp 4": 4, "--tp 8": 4, "--pp 2": 2, "--pp 2 --tp 2 --dp 2": 8, "--cp 4": 4}
     held = 2 * 2 * 4 * 4 * 8 * 32 * 8 // ways.get(flags, 2)
     for rank in ranks:
