@@ -1,7 +1,7 @@
 """What bounds each op of a step: its FLOPs for each byte, beside those of the machine.
 
-The roofline of S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009): an op whose FLOPs
-for each byte are below the ridge, peak over bandwidth, waits for memory, else it computes.
+The roofline of S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009): an op whose
+FLOPs for each byte are below the ridge, peak over bandwidth, waits for memory, else it computes.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
 
-#: The names of the figures per rank, and of those under a limit: the largest batch of all ranks, and
-#: the most cached tokens of each sequence of the step.
+#: The names of the figures per rank, and of those under a limit: the largest batch of all ranks,
+#: and the most cached tokens of each sequence of the step.
 FIGURES = ("cache_bytes_per_token", "cache_bytes", "state_bytes", "weight_bytes")
 LARGEST = ("max_batch", "max_context")
 BATCH = "B"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,7 @@ def command(**given: Any) -> int:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     limit, machine, symbolic = given["limit"], given["machine"], given["symbolic"]
     builder = JobBuilder(options, symbolic=symbolic)
-    if limit is not None and builder.serving is None:
-        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
-    if limit is not None and limit.text == AT_HAND and machine is None:
-        raise error("--limit machine is about the --machine", remedy="add --machine h100")
-    if machine is not None and builder.serving is None:
-        raise _of_one_step()
+    _check(builder, given)
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])
         return 0
@@ -99,6 +95,17 @@ def command(**given: Any) -> int:
         if given["output"]:
             write_output(table.getvalue(), given["output"])
     return 0
+
+
+def _check(builder: JobBuilder, given: Mapping[str, Any]) -> None:
+    """Refuse what is about serving where there is none, and a limit that is not given."""
+    limit, machine = given["limit"], given["machine"]
+    if limit is not None and builder.serving is None:
+        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+    if limit is not None and limit.text == AT_HAND and machine is None:
+        raise error("--limit machine is about the --machine", remedy="add --machine h100")
+    if machine is not None and builder.serving is None:
+        raise _of_one_step()
 
 
 def _of_one_step() -> DiagnosticError:

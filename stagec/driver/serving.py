@@ -327,7 +327,8 @@ def serving_figures(
     symbolic: bool = False,
 ) -> dict[str, Any]:
     """The object `serving` of the analysis, without its ops, of the rank that holds most of caches
-    and weights: a planned step; `machine` is what `--limit machine` is about. Raises `DiagnosticError` for a batch that does not fit the limit."""
+    and weights: a planned step; `machine` is what `--limit machine` is about. Raises
+    `DiagnosticError` for a batch that does not fit the limit."""
     from stagec.analysis.serving import LARGEST, longest_context, served
 
     serving = builder.serving
