@@ -15,7 +15,7 @@ from stagec.analysis.count import lowered_graphs, weighted
 from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.report import in_env
 from stagec.ir.core import Operation
-from stagec.ir.expr import ONE, ZERO, Expr, expand, ratio
+from stagec.ir.expr import ONE, ZERO, Env, Expr, expand, ratio
 from stagec.ir.kernel import MEMORY
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
@@ -92,7 +92,8 @@ def op_bounds(
         ops = list(_ops(module, graph, means, symbolic=symbolic))
         coords = next(iter(class_coordinates(module, graph)))
         inner = {index_name(a): i for a, i in coords.items() if a != graph.text("over")}
-        env = {**module.env, **inner, **(means.values(coords) if inner else dict[str, Fraction]())}
+        loads = means.values(coords) if inner else dict[str, Fraction]()
+        env: Env = {**module.env, **inner, **loads}
         found += [op.shown(str if symbolic else in_env(env, module), machine) for op in ops]
     return found
 
