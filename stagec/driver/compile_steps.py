@@ -82,9 +82,9 @@ def _asked(options: JobOptions, given: Mapping[str, Any], modules: StepModules) 
     axis = strategy.pipeline.over if strategy.pipeline is not None else ""
     depth = dict(mesh.sizes).get(axis) if mesh else None
     serving = modules.builder.serving
-    longest = serving.longest if serving is not None else 0
+    positions, longest = (serving.positions, serving.longest) if serving is not None else (0, 0)
     groups = module.env[strategy.batch]
-    return Asked(options, given, module.registry, depth or 1, longest, groups)
+    return Asked(options, given, module.registry, depth or 1, positions, longest, groups)
 
 
 def _job(
