@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stagec.driver.compile_pods import compile_pods
 from stagec.driver.emission import emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
 from stagec.driver.measurements import measured_options, measurements
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import Planned
-from stagec.driver.pods import compile_pods
 from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, rated_machine
 from stagec.driver.serve_steps import has_steps, steps_options
@@ -111,7 +111,7 @@ def command(**given: Any) -> int:
     writes = not options.print_strategy
     _check_outputs(given["output"], given["archive"], given, writes=writes)
     if options.serve == DISAGGREGATED:
-        return compile_pods(options, given)
+        return compile_pods(options, given, _durations(given))
     if has_steps(options, given):
         from stagec.driver.compile_steps import compile_steps
 

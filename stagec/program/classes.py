@@ -20,7 +20,14 @@ from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
-from stagec.program.groups import Channel, GroupAxes, channel_of, coordinate, group_axes
+from stagec.program.groups import (
+    Channel,
+    GroupAxes,
+    channel_of,
+    coordinate,
+    crosses_pods,
+    group_axes,
+)
 from stagec.program.nodes import Program
 from stagec.program.runs import Run
 from stagec.program.sizes import Layered
@@ -75,9 +82,9 @@ class RankClass:
     def given(self) -> _Given:
         where = self.module, self.graph, self.stage
         joined = joined_axis(self.module, self.graph)
-        order = Order(actions_of(*where), receives_of(*where), joined)
         stages = stages_of(self.graph)
         slot = stages.index(self.stage) if stages else 0
+        order = Order(actions_of(*where), receives_of(*where), joined, slot)
         loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None
         return self.env, order, self.channels, loads, self.templates
 
@@ -126,12 +133,13 @@ def rank_classes(module: Module) -> list[RankClass]:
         indices = index_axes(module, graph)
         _check_known(module, graph, {**known, **{index_name(a): 0 for a in indices}})
         shared: dict[tuple[int, ...], Templates] = {}
+        apart = bool(loads) or any(map(crosses_pods, graph.body.walk()))
         for coords in class_coordinates(module, graph):
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
             if isinstance(env, Watched):
                 given = Watched(given, env.decisions, inner)
-            sizes = tuple(i for a, i in coords.items() if loads or a in indices)
+            sizes = tuple(i for a, i in coords.items() if apart or a in indices)
             templates = shared.setdefault(sizes, {})
             found.append(RankClass(module, graph, coords, given, inner, channels, loads, templates))
     return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
@@ -176,7 +184,7 @@ def _channels(graphs: list[Operation]) -> dict[Channel, int]:
         channel_of(op)
         for graph in graphs
         for op in graph.body.walk()
-        if op.name in ("et.send", "et.recv")
+        if op.name in ("et.send", "et.recv") and not crosses_pods(op)
     }
     return {channel: number for number, channel in enumerate(sorted(found, key=_place))}
 
