@@ -6,12 +6,12 @@ has asked for, so that no key that changes the computation is overlooked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
 from stagec.importers.json_text import Json, JsonText, Member, Object
-from stagec.importers.keys import NO_EFFECT, OFF
+from stagec.importers.keys import OFF, has_no_effect
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error
 from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
@@ -71,6 +71,11 @@ class Config:
         """Whether a key has a string."""
         found = self._find([key])
         return found is not None and isinstance(found[1].value, str)
+
+    def length(self, key: str, *, default: int) -> int:
+        """How many elements the list of a key has."""
+        found = self._find([key])
+        return len(found[1].value) if found and isinstance(found[1].value, list) else default
 
     def names(self, *keys: str) -> bool:
         """Whether one of the keys is there, be it with null."""
@@ -197,6 +202,12 @@ class Config:
             found.append(value)
         return tuple(found)
 
+    def kinds(
+        self, *keys: str, names: Mapping[str, str], length: int | None = None
+    ) -> tuple[str, ...]:
+        """A list of words of which several may mean the same kind, by what they mean."""
+        return tuple(names[word] for word in self.words(*keys, among=names, length=length))
+
     def lists(self, *keys: str) -> int:
         """How many elements a list of lists has; 0 where no key is there."""
         values = self._list(keys, None)
@@ -302,7 +313,7 @@ class Config:
         """Refuse the keys that nobody has asked for and that may change the computation."""
         problems = DiagnosticList()
         for key, member in self._members.items():
-            known = key in self._asked or key in NO_EFFECT or key.startswith("_")
+            known = key in self._asked or has_no_effect(key)
             if not known and not _is_off(key, member.value):
                 problems.add(self._unknown(key, member))
         problems.check()

@@ -74,7 +74,7 @@ def _qwen(config: Config) -> tuple[ModelText, Config]:
 def _qwen_tower(vision: Config, text: ModelText) -> Idle:
     """What the towers of both have: patches of some frames, q, k and v with biases."""
     read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
-    vision.skip("spatial_patch_size", "tokens_per_second", "in_chans")
+    vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
     idle = Idle(text)
     idle.matrix("patch", "C, Y_v, P, P, D_v")
     idle.matrix("qkv", "L_v, D_v, 3, D_v", "L_v, 3, D_v")
