@@ -235,8 +235,9 @@ class Experts:
     """A mixture of E experts of width M, of which each token takes T.
 
     `route` are the static parameters of `stg.route` besides k; `choice_bias` is the role of a bias
-    that counts for the choice only, if there is one, `router_bias` one of the logits. `statics` are parameters of the gate's
-    activation; `bias` says that both products of an expert have one. With `scaled_inputs` an expert
+    that counts for the choice only, if there is one, `router_bias` one of the logits. `statics` are
+    parameters of the gate's activation; `bias` says that both products of an expert have one. With
+    `scaled_inputs` an expert
     takes the token times its weight, in place of its result; T is 1 then. `shared` is a block of
     width F_shared that every token takes; with `shared_gate` it is multiplied by a sigmoid of its
     own for each token.

@@ -5,7 +5,8 @@ from __future__ import annotations
 #: Names, versions and files.
 _ABOUT = (
     "architectures auto_map _name_or_path name_or_path model_type transformers_version "
-    "custom_pipelines is_composition is_llama_config task_specific_params id2label label2id num_labels finetuning_task "
+    "custom_pipelines is_composition is_llama_config "
+    "task_specific_params id2label label2id num_labels finetuning_task "
     "problem_type license_name tokenizer_class processor_class language unsloth_version "
     "unsloth_fixed model_name framework save_step base_model"
 )
@@ -18,7 +19,8 @@ _EXECUTION = (
     "pruned_heads ep_size scan_layers use_parallel_embedding keys_to_ignore_at_inference "
     "init_device init_method output_past reorder_and_upcast_attn fused_add_norm "
     "scale_attention_softmax_in_fp32 use_mem_eff_path use_mambapy use_associative_scan "
-    "use_mamba_kernels pad_vocab_size_multiple fp32_residual_connection residual_in_fp32 rms_norm_fp32 layernorm_in_fp32 "
+    "use_mamba_kernels pad_vocab_size_multiple fp32_residual_connection "
+    "residual_in_fp32 rms_norm_fp32 layernorm_in_fp32 "
     "attention_softmax_in_fp32 apply_query_key_layer_scaling masked_softmax_fusion "
     "use_memory_efficient_attention fp32_lm_head compression_config tensor_parallel_degree"
 )
