@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import isqrt
 
 from stagec.importers.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm, Rope
 from stagec.importers.config import Config
@@ -13,7 +12,7 @@ from stagec.importers.family import ModelFamily
 from stagec.importers.idle import gemma3_tower, llama4_tower
 from stagec.importers.kin import Kin, Named, Sizes
 from stagec.importers.positions import read_bases
-from stagec.importers.stack import Decoder
+from stagec.importers.stack import Decoder, root
 from stagec.importers.text import ModelText, Symbol
 
 #: RMSNorm whose scale is 1 + w.
@@ -24,11 +23,6 @@ _GEMMA_GATE = "gelu_pytorch_tanh"
 def _alternating(kin: Kin, every: int) -> list[bool]:
     """Windows by `layer_types`, else in all layers but every so many-th."""
     return kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
-
-
-def _root(number: int) -> Fraction:
-    """The square root, to six decimals."""
-    return Fraction(isqrt(number * 10**12), 10**6)
 
 
 # -- Gemma -----------------------------------------------------------------------------------------
@@ -111,7 +105,7 @@ def _gemma_stack(kin: Kin, mixers: Sequence[Named], final: Fraction) -> ModelTex
 
 
 def _gemma_decoder(kin: Kin) -> Decoder:
-    scale = _root(kin.width)
+    scale = root(kin.width)
     return Decoder(GEMMA_NORM, tied=kin.tied(True), embed_scale=scale)
 
 

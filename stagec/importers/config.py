@@ -54,6 +54,11 @@ class Config:
     # -- what there is -----------------------------------------------------------------------------
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """The keys that are there."""
+        return tuple(self._members)
+
+    @property
     def file(self) -> str:
         """The name of the file."""
         return self._text.source.name

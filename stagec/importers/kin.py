@@ -82,6 +82,7 @@ class Kin:
         self.width = self.text.symbols["D"].value or 1
         self.dim = self.text.symbols["K"].value or 1
         self.heads = self.text.symbols["H"].value or 1
+        self.groups_of_heads = self.text.symbols["G"].value or 1
         inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
         times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
         self.inner = read_size(config, self.text, "F", *inner, default=times)
