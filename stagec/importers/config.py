@@ -109,6 +109,15 @@ class Config:
         """An integer from `least` on."""
         return self._integer(keys, default, least, most)
 
+    def side(self, key: str, *, default: int) -> int:
+        """A positive integer, or a list of two that are the same: height and width."""
+        if not self.is_list(key):
+            return self.size(key, default=default)
+        height, width = self.sizes(key, length=2, least=1)
+        if height != width:
+            raise self.refuse(key, f"is {height} x {width}, but only squares are modelled")
+        return height
+
     def layers(self, *keys: str, default: int | None = None) -> int:
         """A number of layers."""
         return self._integer(keys or ("num_hidden_layers",), default, 1, MAX_LAYERS)
@@ -264,6 +273,19 @@ class Config:
             inner = self.section(key)
             if inner is not None:
                 self._members = inner._members | self._members
+
+    def drop(self, key: str) -> bool:
+        """Take a key as left out; whether it was there, with a value other than null."""
+        found = self.has(key)
+        self._members.pop(key, None)
+        return found
+
+    def inherit(self, other: Config, *keys: str) -> None:
+        """Take the members of another configuration, where it has some, for those of this one."""
+        for key in keys:
+            found = other._find([key])
+            if found is not None:
+                self._members[key] = found[1]
 
     def only(self, key: str, *values: Json, why: str = "is not modelled") -> None:
         """A key of which no other values than these can be read, null and its absence aside."""

@@ -68,13 +68,13 @@ def read_idle(
     count = config.layers("num_hidden_layers", "depth", default=layers)
     text.symbol("L_v", count, "layers of the tower")
     read_size(config, text, "C", "num_channels", "in_chans", "in_channels", default=3)
-    read_size(config, text, "P", "patch_size", default=patch)
+    text.symbol("P", config.side("patch_size", default=patch), "patch_size")
     config.skip("num_attention_heads", "num_heads", "attention_heads", "hidden_act", "norm_eps")
 
 
 def image_tokens(config: Config, text: ModelText, image: int) -> None:
     """Declare N_v, the patches of an image."""
-    side = config.size("image_size", default=image) // (text.symbols["P"].value or 1)
+    side = config.side("image_size", default=image) // (text.symbols["P"].value or 1)
     text.symbol("N_v", side * side, "(image_size / patch_size)^2")
 
 
@@ -85,6 +85,7 @@ def siglip(vision: Config, text: ModelText, *, head: bool = False) -> Idle:
     image_tokens(vision, text, 224)
     headed = vision.flag("vision_use_head", default=head)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
+    vision.skip("max_image_size")
     idle = Idle(text)
     idle.matrix("patch", "C, P, P, D_v", "D_v")
     idle.param("positions", "N_v, D_v")

@@ -174,11 +174,16 @@ def read_glm4(config: Config) -> ModelText:
     return _glm(config, "GLM-4", sandwich=True)
 
 
-def _glm(config: Config, title: str, *, sandwich: bool) -> ModelText:
+def read_glm4v_text(config: Config) -> ModelText:
+    """The text model of GLM-4.1V: GLM-4-0414 with biases of queries, keys and values."""
+    return _glm(config, "GLM-4.1V", sandwich=True, biased=True)
+
+
+def _glm(config: Config, title: str, *, sandwich: bool, biased: bool = False) -> ModelText:
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=128)
     kin = Kin(config, title, sizes)
     mixer = Attention(
-        qkv_bias=kin.flag("attention_bias", not sandwich),
+        qkv_bias=kin.flag("attention_bias", biased or not sandwich),
         rope=kin.rope(partial=HALF, interleaved=True),
     )
     post = RMS if sandwich else None

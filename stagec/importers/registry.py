@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from stagec.importers import (
     attended,
+    beside,
     classic,
     deepseek,
     diffusion,
@@ -43,6 +44,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *vision.FAMILIES,
     *diffusion.FAMILIES,
     *multimodal.FAMILIES,
+    *beside.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 
