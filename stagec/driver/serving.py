@@ -70,6 +70,21 @@ STEP = {
 #: Two pods, one of which prefills; see `stagec.driver.pods`.
 DISAGGREGATED = "disaggregated"
 PODS = ("prefill", "decode")
+#: Options of what a step keeps.
+CACHES = {
+    "page": click.option(
+        "--page",
+        type=_COUNT,
+        default=1,
+        metavar="N",
+        help="Of --serve: caches have whole pages of so many tokens.",
+    ),
+    "kv_dtype": click.option(
+        "--kv-dtype",
+        type=click.Choice(tuple(KV_TYPES)),
+        help="Of --serve: the element type of cached keys and values (default: as they are made).",
+    ),
+}
 OPTIONS = (
     click.option(
         "--serve",
@@ -85,18 +100,7 @@ OPTIONS = (
         )
         for mode in PODS
     ),
-    click.option(
-        "--page",
-        type=_COUNT,
-        default=1,
-        metavar="N",
-        help="Of --serve: caches have whole pages of so many tokens.",
-    ),
-    click.option(
-        "--kv-dtype",
-        type=click.Choice(tuple(KV_TYPES)),
-        help="Of --serve: the element type of cached keys and values (default: as they are made).",
-    ),
+    *CACHES.values(),
 )
 _OF = {
     "prompt": ("prefill", MIXED),
