@@ -21,9 +21,9 @@ from stagec.driver.search_serving import (
     most_seconds,
     of_preset,
     serving_space,
+    step_of_groups,
     step_options,
     steps_of_batches,
-    tokens_of_group,
 )
 from stagec.driver.search_space import (
     KNOBS,
@@ -133,7 +133,7 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
                 pareto=given["pareto"] or (),
                 price=prices[machine.name],
                 most_seconds=most_seconds(given, base),
-                group_tokens=tokens_of_group(base),
+                group=step_of_groups(base),
             )
         )
     return found

@@ -23,6 +23,7 @@ from stagec.explore.layout import Layers
 from stagec.explore.space import Space
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
+from stagec.serving.step import Step as ServingStep
 
 #: Runs units of work: results with the numbers of the units.
 Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
@@ -37,8 +38,8 @@ _LONG = 60
 class Question:
     """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
     `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
-    an hour. A step that takes more than `most_seconds` is left out; `group_tokens` are those of each
-    group of ranks, where groups have steps of their own."""
+    an hour. A step that takes more than `most_seconds` is left out; `group` is the step of each
+    group of ranks, where strategies have any number of groups."""
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -55,19 +56,25 @@ class Question:
     pareto: tuple[str, ...] = ()
     price: float | None = None
     most_seconds: float | None = None
-    group_tokens: int | None = None
+    group: ServingStep | None = None
 
     @property
     def batch(self) -> int:
-        """Sequences of a step; 1 if each group of ranks has its own."""
-        return self.sizes.get(BATCH, 1)
+        """Sequences of a step; of a group of ranks those that get a token."""
+        return self.sizes[BATCH] if self.group is None else self.group.sampled or 1
+
+    def sampled(self, tokens: int | None) -> int | None:
+        """Of the tokens of a step those that count: all, or those that groups sample."""
+        if self.group is None or tokens is None:
+            return tokens
+        return tokens // self.group.tokens * self.group.sampled
 
     def per_group(self, seconds: float, tokens: int | None) -> float:
         """Seconds of a step of so many tokens, or of each group's part, if groups have their own
         and the objective is not the time of the step."""
-        if self.group_tokens is None or self.objective == "time" or not tokens:
+        if self.group is None or self.objective == "time" or not tokens:
             return seconds
-        return seconds * self.group_tokens / tokens
+        return seconds * self.group.tokens / tokens
 
     def cost(self, seconds: float) -> float:
         """What a step costs: rank-hours, times what one costs if that is known."""

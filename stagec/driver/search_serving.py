@@ -1,4 +1,4 @@
-"""`stagec search --serve`: the step that is asked about, what varies, and the limits of its time."""
+"""`stagec search --serve`: the step that is asked about, what varies, and limits of its time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stagec.driver.serving import CACHES, STEP, mixed_step
 from stagec.explore.space import Space, doubled
 from stagec.ir.serving import MIXED, MODES
 from stagec.ir_spec.ops.axes import EXPERTS
+from stagec.serving.step import Step
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def step_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"--{name} is about steps of {' and '.join(modes)}",
                 remedy=f"leave it out, or add --serve {modes[0]}",
             )
-    return {n: given[n] for n in ("serve", *_STEP, *CACHES)}
+    return {n: given[n] for n in ("serve", *_STEP, *CACHES) if given[n] is not None}
 
 
 def steps_of_batches(
@@ -100,10 +101,10 @@ def _of_first(ttft: float | None, options: JobOptions) -> float | None:
     return ttft / max((ceil((c.cached + c.new) / c.new) for c in classes), default=1)
 
 
-def tokens_of_group(options: JobOptions) -> int | None:
-    """The tokens of a mixed step in each group of ranks, of which a strategy has any number; None
-    of other steps, whose batch is that of all ranks."""
-    return mixed_step(options).tokens if options.serve == MIXED else None
+def step_of_groups(options: JobOptions) -> Step | None:
+    """The mixed step of each group of ranks, of which a strategy has any number; None of other
+    steps, whose batch is that of all ranks."""
+    return mixed_step(options) if options.serve == MIXED else None
 
 
 def serving_space(

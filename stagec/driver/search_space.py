@@ -126,8 +126,6 @@ def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Spa
     return Space(knobs)
 
 
-
-
 # -- points ----------------------------------------------------------------------------------------
 
 #: The names of the knobs that give the mesh.

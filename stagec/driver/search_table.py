@@ -61,14 +61,13 @@ def rows(answer: Answer, *, several: bool = False) -> list[dict[str, Any]]:
     return [_row(answer, found, n, several=several) for n, found in enumerate(answer.best, 1)]
 
 
-def _row(
-    answer: Answer, found: Found[Evaluated], number: int, *, several: bool
-) -> dict[str, Any]:
+def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool) -> dict[str, Any]:
     what, machine = found.what, answer.question.machine
     options = answer.job(found)
     seconds = what.seconds or 0.0
     ranks = answer.question.ranks
-    tokens = None if what.tokens is None else what.tokens / seconds / ranks
+    counted = answer.question.sampled(what.tokens)
+    tokens = None if counted is None else counted / seconds / ranks
     return {
         "command": command_of(options, number),
         "strategy": strategy_of(options),
@@ -96,10 +95,16 @@ def _reason(answer: Answer, found: Found[Evaluated], *, several: bool) -> str:
     levels = levels_of(answer.question.machine)
     mine, other = found.what, best.what
     about = crossed(mine.mesh, levels), crossed(other.mesh, levels)
-    why = reason(mine.breakdown or {}, other.breakdown or {}, *about)
+    why = reason(_parts(answer, mine), _parts(answer, other), *about)
     if answer.question.objective == "memory":
         why += f"; holds {bytes_text(max(0, mine.peak - other.peak))} more"
     return why
+
+
+def _parts(answer: Answer, what: Evaluated) -> dict[str, float]:
+    """Where the time goes, of the part of a group where groups have steps of their own."""
+    parts = what.breakdown or {}
+    return {n: answer.question.per_group(s, what.tokens) for n, s in parts.items()}
 
 
 def _proof(answer: Answer, *, several: bool) -> str:

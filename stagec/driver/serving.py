@@ -135,6 +135,20 @@ class Serving:
         given = {self.sequence: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
 
+    @property
+    def values(self) -> Mapping[str, int]:
+        """The values of the symbols that the step is compiled with."""
+        if self.step is not None:
+            return self.step.values(self.sequence)
+        return {PAST: self.past} if self.past else {}
+
+    @property
+    def structure(self) -> str:
+        """The passes, without the sizes of a mixed step."""
+        if self.step is None:
+            return self.passes
+        return f"{self.passes.replace(str(self.step), '')} {self.step.structure}"
+
     def declare(self, module: Module) -> None:
         """Declare the cached tokens, which a strategy may split, and give the step its sizes.
         Raises `DiagnosticError` if the model has such a symbol of its own."""
