@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from stagec.driver.common import write_output
+from stagec.driver.compile_pods import analyze_pods
 from stagec.driver.job import JobBuilder
 from stagec.driver.limit import AT_HAND, limit_option
 from stagec.driver.machine import machine_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
-from stagec.driver.pods import analyze_pods
 from stagec.driver.serving import DISAGGREGATED, serving_figures
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case

@@ -234,16 +234,17 @@ class FeedForward:
 class Experts:
     """A mixture of E experts of width M, of which each token takes T.
 
-    `route` are the static parameters of `stg.route` besides k; `choice_bias` is a bias that counts
-    for the choice only, `router_bias` one of the logits. `statics` are parameters of the gate's
-    activation; `bias` says that both products of an expert have one. With `scaled_inputs` an expert
+    `route` are the static parameters of `stg.route` besides k; `choice_bias` is the role of a bias
+    that counts for the choice only, if there is one, `router_bias` one of the logits. `statics` are
+    parameters of the gate's activation; `bias` says that both products of an expert have one. With
+    `scaled_inputs` an expert
     takes the token times its weight, in place of its result; T is 1 then. `shared` is a block of
     width F_shared that every token takes; with `shared_gate` it is multiplied by a sigmoid of its
     own for each token.
     """
 
     route: tuple[str, ...] = ("normalize",)
-    choice_bias: bool = False
+    choice_bias: Literal["", "state", "frozen"] = ""
     activation: str = "silu"
     gated: bool = True
     statics: tuple[str, ...] = ()
@@ -261,7 +262,9 @@ class Experts:
         experts = self._write_experts(text)
         body = Body()
         router = body.param("router", "D, E")
-        bias = body.param("bias", "E", dtype="f32", role="state") if self.choice_bias else ""
+        bias = (
+            body.param("bias", "E", dtype="f32", role=self.choice_bias) if self.choice_bias else ""
+        )
         steps = [f'stg.einsum["bsd,de->bse"]({{}}, {router})']
         if self.router_bias:
             steps.append(f'stg.add["bse,e->bse"]({{}}, {body.param("router_bias", "E")})')

@@ -170,6 +170,8 @@ def read_deepseek_v32(config: Config) -> ModelText:
     read_size(config, kin.text, "J", "index_head_dim", default=128)
     read_size(config, kin.text, "N_keys", "index_topk", default=2048)
     config.skip("indexer_rope_interleave")
+    config.words("layer_types", among=("indexed_attention",), length=kin.count)
+    config.words("indexer_types", among=("full",), length=kin.count)
     return _sigmoid_stack(kin, SparseLatent(latent))
 
 

@@ -122,7 +122,6 @@ def read_minimax(config: Config) -> ModelText:
     mixture = kin.experts(count=8, top=2, inner="F")
     config.only("shared_intermediate_size", 0)
     config.only("shared_moe_mode", "sigmoid", "softmax")
-    config.skip("num_logits_to_keep")
     full = _alpha_beta(config, "full_attention", "full_attn")
     linear = _alpha_beta(config, "linear_attention", "linear_attn")
     mlp = _alpha_beta(config, "mlp", "mlp")

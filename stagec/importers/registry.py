@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 from stagec.importers import (
     attended,
+    beside,
     classic,
     deepseek,
     diffusion,
     encoders,
     falcon_h1,
     further,
+    gemma4,
     hybrids,
     linear,
     llama,
@@ -32,6 +34,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
     *further.FAMILIES,
+    *gemma4.FAMILIES,
     *hybrids.FAMILIES,
     *falcon_h1.FAMILIES,
     *linear.FAMILIES,
@@ -41,6 +44,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *vision.FAMILIES,
     *diffusion.FAMILIES,
     *multimodal.FAMILIES,
+    *beside.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 

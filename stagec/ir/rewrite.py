@@ -9,7 +9,15 @@ from collections.abc import Iterable
 
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.module import Module
-from stagec.ir.traits import Chooses, EndsLifetime, Lowered, Repeats, Stays, View
+from stagec.ir.traits import (
+    Accumulates,
+    Chooses,
+    EndsLifetime,
+    Lowered,
+    Repeats,
+    Stays,
+    View,
+)
 from stagec.ir.types import TensorType
 
 _Key = tuple[str, tuple[Value, ...], tuple[tuple[str, Attr], ...], str, tuple[object, ...]]
@@ -80,12 +88,15 @@ def is_chosen_by(value: Value) -> bool:
 
 
 def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:
-    """The operations that use a value of a function, or its slices in repeats: each with the number
-    of the operand that it is, and that of the repeats that slice it."""
+    """The operations that use a value of a function, its slices in repeats, or its parts in
+    microbatches: each with the number of the operand that it is, and that of the repeats that slice
+    it."""
     found: list[tuple[Operation, int, int]] = []
     for op, index in value.uses:
         if op.has(Repeats) and index >= carried(op):
             found += [(o, i, depth + 1) for o, i, depth in uses_inside(op.body.args[index])]
+        elif op.has(Accumulates):
+            found += uses_inside(op.body.args[index])
         else:
             found.append((op, index, 0))
     return found

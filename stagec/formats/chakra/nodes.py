@@ -218,6 +218,9 @@ def record_of_json(value: Mapping[str, object], *, metadata: bool = False) -> by
     """The record of such JSON. Fields of a newer schema are left out. Raises ValueError for what is
     no node, or no metadata."""
     message = GlobalMetadata() if metadata else Node()
+    known = set(message.DESCRIPTOR.fields_by_name) | set(message.DESCRIPTOR.fields_by_camelcase_name)
+    if value and known.isdisjoint(value):
+        raise ValueError(f"it has none of {', '.join(message.DESCRIPTOR.fields_by_name)}")
     try:
         ParseDict(cast("dict[str, object]", value), message, ignore_unknown_fields=True)
         return message.SerializeToString(deterministic=True)
