@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ CASES = [
 
 
 def asked(model: str, sizes: dict[str, int], ranks: int, given: Given) -> list[Question]:
-    about = {"model": model, "sizes": sizes, "ranks": (ranks,)}
+    about: dict[str, Any] = {"model": model, "sizes": sizes, "ranks": (ranks,)}
     about |= {"machine": (machine_of("h100-sxm"),), "top": 3, "overlap": True}
     return questions({**dict.fromkeys((*KNOBS, *NOT_GIVEN)), **about, **given})
 
@@ -101,7 +102,7 @@ def test_throughput_within_a_limit(tmp_path: Path) -> None:
     assert first["batch"] == 64
     assert "--serve" not in first["strategy"]
     argv = shlex.split(first["command"])
-    assert ("--batch", "64") in zip(argv, argv[1:], strict=False)
+    assert ("--batch", "64") in pairwise(argv)
     job = argv[2 : argv.index("-o")]
     timed = json.loads(stagec("time", *job, "--machine", "h100-sxm", "--json").out)
     assert timed["step_seconds"] == first["step_seconds"]
