@@ -70,6 +70,21 @@ STEP = {
 #: Two pods, one of which prefills; see `stagec.driver.pods`.
 DISAGGREGATED = "disaggregated"
 PODS = ("prefill", "decode")
+#: Options of what a step keeps.
+CACHES = {
+    "page": click.option(
+        "--page",
+        type=_COUNT,
+        default=1,
+        metavar="N",
+        help="Of --serve: caches have whole pages of so many tokens.",
+    ),
+    "kv_dtype": click.option(
+        "--kv-dtype",
+        type=click.Choice(tuple(KV_TYPES)),
+        help="Of --serve: the element type of cached keys and values (default: as they are made).",
+    ),
+}
 OPTIONS = (
     click.option(
         "--serve",
@@ -85,18 +100,7 @@ OPTIONS = (
         )
         for mode in PODS
     ),
-    click.option(
-        "--page",
-        type=_COUNT,
-        default=1,
-        metavar="N",
-        help="Of --serve: caches have whole pages of so many tokens.",
-    ),
-    click.option(
-        "--kv-dtype",
-        type=click.Choice(tuple(KV_TYPES)),
-        help="Of --serve: the element type of cached keys and values (default: as they are made).",
-    ),
+    *CACHES.values(),
 )
 _OF = {
     "prompt": ("prefill", MIXED),
@@ -130,6 +134,20 @@ class Serving:
         """The values of the symbols."""
         given = {self.sequence: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
+
+    @property
+    def values(self) -> Mapping[str, int]:
+        """The values of the symbols that the step is compiled with."""
+        if self.step is not None:
+            return self.step.values(self.sequence)
+        return {PAST: self.past} if self.past else {}
+
+    @property
+    def structure(self) -> str:
+        """The passes, without the sizes of a mixed step."""
+        if self.step is None:
+            return self.passes
+        return f"{self.passes.replace(str(self.step), '')} {self.step.structure}"
 
     def declare(self, module: Module) -> None:
         """Declare the cached tokens, which a strategy may split, and give the step its sizes.
