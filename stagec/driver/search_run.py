@@ -214,7 +214,7 @@ class _Searching:
 
     def _probed(self, asked: Sequence[Asked]) -> list[Probe]:
         """The probes, each made once; those that share a compile one after the other."""
-        keys = [f"{a.state} {_key(a.options)}" for a in asked]
+        keys = [f"{a.what} {_key(a.options)}" for a in asked]
         new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._probes}
         order = sorted(new, key=lambda k: repr(_structure(new[k].options)))
         for number, found in self._run([new[k] for k in order]):
