@@ -189,7 +189,7 @@ def _phase(few: Sequence[Span], many: Sequence[Span], more: int, phase: int) -> 
         return None
     short, long = (min(s.chunks[phase].length for s in spans) for spans in (few, many))
     layer = max(0.0, (long - short) / more)
-    border = max(0.0, max(layer * s.layers - s.chunks[phase].length for s in few))
+    border = max(0.0, *(layer * s.layers - s.chunks[phase].length for s in few))
     around = (min(s.around[phase][i] for s in (*few, *many)) for i in (0, 1))
     return PhaseTimes(*(time / PICOSECONDS for time in (layer, border, *around)))
 

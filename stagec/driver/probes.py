@@ -52,7 +52,7 @@ _NOT_OF_STATE = (
 )
 
 
-What: TypeAlias = Literal["work", "actions", "state", "tail"]
+What: TypeAlias = Literal["work", "state", "tail"]
 
 
 def of_work(names: Iterable[str]) -> set[str]:
@@ -123,9 +123,8 @@ def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A probe to be made on a machine. `what` it is about: the work of a microbatch, that and the
-    actions of a pipeline, the state of a job, or what follows the last microbatch. `before` are the
-    layers before those that are many."""
+    """A probe to be made on a machine. `what` it is about: the work of a microbatch, the state of a
+    job, or what follows the last microbatch. `before` are the layers before those that are many."""
 
     options: JobOptions
     machine: Machine
@@ -136,7 +135,7 @@ class Asked:
 
 def probe(asked: Asked) -> Probe:
     """Make a probe; one that says nothing if it is no job, or the model has no layers."""
-    makers = {"work": _work, "actions": _work, "state": _state, "tail": _tail}
+    makers = {"work": _work, "state": _state, "tail": _tail}
     try:
         with kept_reports():
             return makers[asked.what](asked)
@@ -159,7 +158,7 @@ def _work(asked: Asked) -> Probe:
     )
     held = [float(job.figures().memory["others"]) for job in jobs]
     stash = max(0.0, _slope(held))
-    times = _times(steps, asked.before) if asked.what == "actions" else None
+    times = _times(steps, asked.before)
     return replace(found, stash=stash, more=max(0.0, held[0] - _FEW[0] * stash), times=times)
 
 

@@ -94,8 +94,7 @@ class JobBounds:
         return time_bound(Work(*mine[:-2]), shape), memory_bound(Held(static, *kept), shape)
 
     def _probed(self, options: Iterable[JobOptions], what: What = "work") -> Sequence[Probe]:
-        before = self._layers.before if what == "actions" else 0
-        about = self._machine, what, self._overlap, before
+        about = self._machine, what, self._overlap, self._layers.before
         return self._probing([Asked(o, *about) for o in options])
 
     # -- one by one --------------------------------------------------------------------------------
@@ -120,13 +119,13 @@ class JobBounds:
         """Probes with what is exchanged for each microbatch, of jobs that exchange something."""
         asked = {n: refined_probe(self._jobs[n], self._sizes) for n in numbers}
         given = {n: options for n, options in asked.items() if options is not None}
-        return dict(zip(given, self._probed(given.values(), "actions"), strict=True))
+        return dict(zip(given, self._probed(given.values()), strict=True))
 
     def _follow(self, numbers: Sequence[int], exchanged: Mapping[int, Probe]) -> None:
         """Better bounds of pipelines, by their actions one after the other."""
-        own = self._probed([work_probe(self._jobs[n], self._sizes) for n in numbers], "actions")
         tails = self._probed([state_probe(self._jobs[n]) for n in numbers], "tail")
-        for number, mine, tail in zip(numbers, own, tails, strict=True):
+        for number, tail in zip(numbers, tails, strict=True):
+            mine = self._work[number]
             if mine.times is None:
                 continue
             other = exchanged[number].times if number in exchanged else None

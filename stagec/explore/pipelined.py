@@ -31,6 +31,9 @@ class Pair(NamedTuple):
     backward: float = 0.0
 
 
+NONE = Pair()
+
+
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
     """Seconds of forward or of backward of a chunk, from its first computation to its last one:
@@ -52,7 +55,7 @@ class ActionTimes:
     """
 
     phases: tuple[PhaseTimes | None, PhaseTimes | None]
-    gaps: tuple[Pair, Pair] = (Pair(), Pair())
+    gaps: tuple[Pair, Pair] = (NONE, NONE)
     tail: float = 0.0
 
     def exchanging(self, other: ActionTimes | None, tail: float) -> ActionTimes:
@@ -92,7 +95,7 @@ class Pipeline(NamedTuple):
     cut: tuple[int, ...] = ()
 
 
-def pipelined(layers: Layers, shape: Pipeline, times: ActionTimes, ready: Pair = Pair()) -> float:
+def pipelined(layers: Layers, shape: Pipeline, times: ActionTimes, ready: Pair = NONE) -> float:
     """Seconds that a step takes at least; `ready` is how long after its last computation the result
     of an action is there. 0 where nothing is known: actions without a plain order, and models whose
     layers are mixed."""
@@ -131,7 +134,7 @@ def _ends(
 ) -> list[float]:
     """When the last action of each rank ends. What has no source waits for the last of the inputs,
     which is there at once."""
-    waits = *gaps, Pair()
+    waits = *gaps, NONE
     free, inputs = [0.0] * stages, [0.0] * (len(actions) + 1)
     for number, (kind, rank, before, part, source) in enumerate(actions):
         start = max(free[rank] + waits[before][kind], inputs[source])
