@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
@@ -31,6 +31,13 @@ T = TypeVar("T")
 Replayed = tuple[int, Sequence[ClassReplay]]
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
+
+
+class HostTimes(NamedTuple):
+    """Picoseconds that a host spends on a computation, and on a collective for each rank of it."""
+
+    issue: int
+    check: int
 
 
 class _Programs:
@@ -97,14 +104,15 @@ class _Programs:
         return self._plans[key]
 
     def hosts(
-        self, mesh: Mapping[str, int], issue: int, *, overlap: bool, one_stream: bool
+        self, mesh: Mapping[str, int], spent: HostTimes, *, overlap: bool, one_stream: bool
     ) -> Replayed:
-        """The replay of hosts that take so many picoseconds for a computation; the last one asked
-        for is kept."""
-        key = issue, overlap, one_stream
+        """The replay of hosts; the last one asked for is kept. A host that compares what it calls
+        waits for each collective."""
+        beside = overlap and not spent.check
+        key = spent, beside, one_stream, tuple(mesh.items()) if spent.check else ()
         if self._hosts is None or self._hosts[0] != key:
-            plans = self.plans(mesh, overlap=overlap, one_stream=one_stream)
-            cost = 0, partial(_host_costs, issue)
+            plans = self.plans(mesh, overlap=beside, one_stream=one_stream)
+            cost = 0, partial(_host_costs, spent, mesh)
             self._hosts = key, _replayed(plans, [cost] * len(plans), 0)
         return self._hosts[1]
 
@@ -166,10 +174,10 @@ class Issued:
         """The plans of all classes."""
         return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
 
-    def hosts(self, issue: int, *, overlap: bool, one_stream: bool = False) -> Replayed:
-        """The replay of hosts that take so many picoseconds to issue a computation and do nothing
-        else: the same in all sizes."""
-        return self._programs.hosts(self.mesh, issue, overlap=overlap, one_stream=one_stream)
+    def hosts(self, spent: HostTimes, *, overlap: bool, one_stream: bool = False) -> Replayed:
+        """The replay of hosts that spend so much time and do nothing else: the same in all
+        sizes."""
+        return self._programs.hosts(self.mesh, spent, overlap=overlap, one_stream=one_stream)
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -240,10 +248,12 @@ def step_time(
     one_stream = efficiency.streams == "one"
     plans = issued.plans(overlap=overlap, one_stream=one_stream)
     devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
-    issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
-    if not issue:
+    host = efficiency.host
+    check = picoseconds(host.check) if communicates else 0
+    spent = HostTimes(picoseconds(host.issue), check)
+    if efficiency.kernels == "roofline" or not any(spent):
         return devices
-    hosts = StepTime(*issued.hosts(issue, overlap=overlap, one_stream=one_stream), table.ways)
+    hosts = StepTime(*issued.hosts(spent, overlap=overlap, one_stream=one_stream), table.ways)
     return max(devices, hosts, key=lambda step: step.picoseconds)
 
 
@@ -262,8 +272,13 @@ def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: in
     return replay(classes, slowdown), classes
 
 
-def _host_costs(issue: int, shape: Shape) -> list[Cost]:
+def _host_costs(spent: HostTimes, mesh: Mapping[str, int], shape: Shape) -> list[Cost]:
     """What nodes cost their host. Optimizers launch few kernels, each for many parameters."""
-    some, none = Cost(0, issue), Cost(0)
-    nodes = (step.node for step in shape.steps)
-    return [some if n.is_computation and n.phase != "optimizer" else none for n in nodes]
+    some, none = Cost(0, spent.issue), Cost(0)
+
+    def cost(node: Node) -> Cost:
+        if node.is_computation:
+            return none if node.phase == "optimizer" else some
+        return Cost(spent.check * node.group.size(mesh)) if spent.check and node.group else none
+
+    return [cost(step.node) for step in shape.steps]
