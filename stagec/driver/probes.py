@@ -31,7 +31,7 @@ _FEW = (2, 4)
 #: Layers of probes that are not replayed: as many as share a compile with any larger number.
 _MANY = (8, 12)
 #: Probes are of the clock of the devices; that of the hosts can only make a step longer.
-_NO_HOST = {"efficiency.host.issue": 0.0, "efficiency.host.check": 0.0}
+_NO_HOST = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
 _OF_MICROBATCH = ("forward", "backward")
 _STATIC = ("parameters", "gradients", "optimizer")
 #: Flags of which a probe of the work of a microbatch has the default: they are about many

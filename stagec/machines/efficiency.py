@@ -44,11 +44,15 @@ class NetworkEfficiency(Text):
 
     `protocols` are those of rings and trees, `pairs` those of messages and all_to_all, `multicast`
     that of reductions in switches. The fastest is taken.
+    `check`: seconds that a collective holds up the hosts of its group for each rank that it reaches
+    over the level, where ranks compare what they call before they call it (PyTorch,
+    `TORCH_DISTRIBUTED_DEBUG=DETAIL`: a barrier in which rank 0 asks one rank after the other).
     """
 
     protocols: dict[str, Protocol] = Field(min_length=1)
     pairs: dict[str, Protocol] = Field(min_length=1)
     multicast: Protocol
+    check: Seconds = 0.0
     fitted: str = ""
 
 
@@ -82,13 +86,9 @@ class Host(Text):
 
     `issue`: seconds from one computation to the next, where devices wait for it: a framework
     without a compiler or graphs runs its own code between any two (PyTorch, autograd).
-    `check`: seconds that a collective holds up the hosts of its group, for each rank of the group,
-    where ranks compare what they call before they call it (PyTorch, `TORCH_DISTRIBUTED_DEBUG` =
-    `DETAIL`: a barrier in which rank 0 asks one rank after the other).
     """
 
     issue: Seconds = 0.0
-    check: Seconds = 0.0
     fitted: str = ""
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
 from stagec.machines import Machine
 from stagec.program.classes import RankClass, rank_classes
-from stagec.program.groups import Groups, number_groups
+from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
 from stagec.time.costs import CostTable, Measurements, picoseconds
 from stagec.time.join import Joined, joined
+from stagec.time.network import spans
 from stagec.time.pieces import Piece
 from stagec.time.replay import ClassReplay, replay
 from stagec.time.shapes import Shape
@@ -34,10 +38,10 @@ Inner = tuple[tuple[str, int], ...]
 
 
 class HostTimes(NamedTuple):
-    """Picoseconds that a host spends on a computation, and on a collective for each rank of it."""
+    """Picoseconds that a host spends on a computation, and on a collective of a group."""
 
     issue: int
-    check: int
+    checks: tuple[tuple[GroupAxes, int], ...] = ()
 
 
 class _Programs:
@@ -108,11 +112,11 @@ class _Programs:
     ) -> Replayed:
         """The replay of hosts; the last one asked for is kept. A host that compares what it calls
         waits for each collective."""
-        beside = overlap and not spent.check
-        key = spent, beside, one_stream, tuple(mesh.items()) if spent.check else ()
+        beside = overlap and not spent.checks
+        key = spent, beside, one_stream
         if self._hosts is None or self._hosts[0] != key:
             plans = self.plans(mesh, overlap=beside, one_stream=one_stream)
-            cost = 0, partial(_host_costs, spent, mesh)
+            cost = 0, partial(_host_costs, spent)
             self._hosts = key, _replayed(plans, [cost] * len(plans), 0)
         return self._hosts[1]
 
@@ -248,9 +252,8 @@ def step_time(
     one_stream = efficiency.streams == "one"
     plans = issued.plans(overlap=overlap, one_stream=one_stream)
     devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
-    host = efficiency.host
-    check = picoseconds(host.check) if communicates else 0
-    spent = HostTimes(picoseconds(host.issue), check)
+    checks = _checks(issued, machine) if communicates else ()
+    spent = HostTimes(picoseconds(efficiency.host.issue), checks)
     if efficiency.kernels == "roofline" or not any(spent):
         return devices
     hosts = StepTime(*issued.hosts(spent, overlap=overlap, one_stream=one_stream), table.ways)
@@ -272,13 +275,29 @@ def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: in
     return replay(classes, slowdown), classes
 
 
-def _host_costs(spent: HostTimes, mesh: Mapping[str, int], shape: Shape) -> list[Cost]:
+def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:
+    """What hosts spend on a collective of each group, where they compare what they call."""
+    levels = machine.efficiency.network
+    if not any(level.check for level in levels.values()):
+        return ()
+    found: list[tuple[GroupAxes, int]] = []
+    for axes, members in issued.groups.members.items():
+        over = spans(machine, np.sort(members[0]))
+        reached = [0, *(span.size for span in over)]
+        ranks = zip(over, pairwise(reached), strict=True)
+        time = sum((b - a) * levels[span.level.name].check for span, (a, b) in ranks)
+        found.append((axes, picoseconds(time)))
+    return tuple(found)
+
+
+def _host_costs(spent: HostTimes, shape: Shape) -> list[Cost]:
     """What nodes cost their host. Optimizers launch few kernels, each for many parameters."""
     some, none = Cost(0, spent.issue), Cost(0)
+    calls = {axes: Cost(time) for axes, time in spent.checks}
 
     def cost(node: Node) -> Cost:
         if node.is_computation:
             return none if node.phase == "optimizer" else some
-        return Cost(spent.check * node.group.size(mesh)) if spent.check and node.group else none
+        return calls.get(node.group, none)
 
     return [cost(step.node) for step in shape.steps]

@@ -25,9 +25,10 @@ class MeasuredStep:
 
     `model` is a model of the library, or a text of this folder. `changes` are figures of the
     machine that the source states, `tables` a file of this folder with what it measured of the
-    machine, as `--measured` takes it. `sweep` names the steps that compare configurations of one model
-    on as many GPUs and with one batch; it is empty where a source has no such steps. Constants of
-    the machine were fitted on rows that are `fitted`. Errors are told for rows that are `judged`.
+    machine, as `--measured` takes it. `sweep` names the steps that compare configurations of one
+    model on as many GPUs and with one batch; it is empty where a source has no such steps.
+    Constants of the machine were fitted on rows that are `fitted`. Errors are told for rows that
+    are `judged`.
     """
 
     source: str

@@ -102,22 +102,30 @@ _FEED_FORWARD: Final[Mapping[int, int]] = {
 #: The runs measured collectives of 1 GiB before their steps. Inside a node an all_reduce moves 458
 #: GB/s, or 425 where hosts compare their calls first, or 45 where links are none of NVLink.
 _COMPARES, _NO_NVLINK = 445.0, 380.0
-#: What a compared call takes longer, for each rank of the group: all_gather of 1 GiB on 64 to 512
-#: ranks, ten calls and a barrier, in 0.281 to 0.295 ms for each rank.
-CHECK: Final = 286e-6
+#: What a compared call takes hosts for each rank of its group, inside a node and beyond: loops of
+#: ten collectives and a barrier. Inside a node devices take longer than hosts, but for the first
+#: call and the barrier, which make 3.2 ms of 8 ranks; on 64 to 512 ranks hosts do.
+CHECKS: Final[Mapping[str, float | str]] = {
+    "efficiency.network.nvlink.check": 200e-6,
+    "efficiency.network.efa.check": 297e-6,
+}
 #: Links of the nodes without NVLink.
 PCIE: Final = "64 GB/s"
+#: The attention of nanotron is FlashAttention 2, of which version 3, that the tables of the device
+#: have, is 1.5 to 2 times as fast forward and 1.5 to 1.75 times backward (arXiv 2407.08608).
+FLASH_2: Final[Mapping[str, float | str]] = {"efficiency.attention.rate.bf16": 1 / 1.6}
 
 
 def layers_of_stages(layers: int, layer: int, head: int, stages: int) -> tuple[int, ...]:
     """The layers of each stage as nanotron shares them out (models/base.py, build_model): a stage
-    ends with the block that takes the cost of all blocks so far over its part of the whole. `layer`
-    and `head` are elements of the weights of a layer and of the head, which comes last."""
+    ends with the block that takes the cost of all blocks so far to its part of the whole. `layer`
+    and `head` are elements of the weights of a layer and of the head, which comes last. Where the
+    cost meets the part the memory of the first stage says that it ends there."""
     found, stage, cost = [0] * stages, 0, 0
     for _ in range(layers):
         found[stage] += 1
         cost += layer
-        if cost * stages > (layers * layer + head) * (stage + 1):
+        if cost * stages >= (layers * layer + head) * (stage + 1):
             stage += 1
     return tuple(found)
 
@@ -154,11 +162,11 @@ def nanotron() -> Iterator[MeasuredStep]:
             if n["zero"]:  # in one call after backward: trainer.py, make_ddp
                 flags["ddp_bucket"] = 0
         mesh = " ".join(f"{axis} {size}" for axis, size in axes.items())
-        changes: dict[str, float | str] = {}
+        changes = dict(FLASH_2)
         if inside < _NO_NVLINK:
             changes["network.nvlink.bandwidth"] = PCIE
         elif inside < _COMPARES:
-            changes["efficiency.host.check"] = CHECK
+            changes |= CHECKS
         yield MeasuredStep(
             "nanotron",
             f"D {width}, {mesh} zero {n['zero']}, {n['microbatches']} x {n['microbatch']}",
