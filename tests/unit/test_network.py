@@ -37,7 +37,8 @@ pairs = { simple = { start = "0 us" } }
 def bare(name: str = "h100-sxm") -> Machine:
     """A machine whose links carry data at their full rate and at once."""
     machine = machines()[name]
-    ideal = {"start": 0.0, "hops": 1.0, "share": 1.0, "copy": 0.0, "adds": 0.0, "gap": 0.0, "check": 0.0}
+    ideal = dict.fromkeys(("start", "copy", "adds", "gap", "check"), 0.0)
+    ideal |= {"hops": 1.0, "share": 1.0}
     paths = [p for p in machine.paths() if p.startswith("efficiency.network.")]
     changes: dict[str, float | str] = {p: ideal[p.rpartition(".")[2].strip("_")] for p in paths}
     return machine.changed({**changes, "network.latency": 0.0})
