@@ -141,8 +141,9 @@ class Format:
 
     `suffix` ends the names of files, `NAME.RANK.SUFFIX`. What has `patched` makes encoders that are
     `PatchedEncoder`s: its jobs can be kept in archives, and be written by clusters, which get them
-    as archives. All formats go with worker processes, `--only-ranks` and `--resume`. A job without
-    what it `needs` is refused.
+    as archives. What takes `pods` writes jobs of several meshes, whose peers `layout.peer` knows;
+    one that looks at the mesh or the model of the job does not. All formats go with worker
+    processes, `--only-ranks` and `--resume`. A job without what it `needs` is refused.
 
     A format that is a dataclass has options, its fields: `--format 'NAME{max-ranks=4}'` sets the
     field `max_ranks`. They are texts, integers, floats or flags, as their defaults are.
@@ -153,6 +154,7 @@ class Format:
     patched: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset()
     wants_flops: ClassVar[bool] = False
+    pods: ClassVar[bool] = False
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> RankBytes:
         """Makes the files of the ranks that run a program; with `durations` the times of its

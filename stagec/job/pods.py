@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
@@ -30,6 +30,11 @@ class PodsJob:
 
     name: str
     pods: Sequence[Pod]
+
+    def as_format(self, format_: Format) -> PodsJob:
+        """The same job for files of another format."""
+        pods = [replace(pod, job=replace(pod.job, format=format_)) for pod in self.pods]
+        return replace(self, pods=pods)
 
     @property
     def format(self) -> Format:
