@@ -150,7 +150,7 @@ def _paired(
 
 def _as_rank(job: CheckedJob, rank: int, number: int) -> CheckedJob:
     """One rank of a job, by another number."""
-    traces = {number: trace for r, trace in job.traces.items() if r == rank}
+    traces = {number: job.traces[rank]}
     return CheckedJob(job.directory, traces, frozenset({number}), job.groups)
 
 

@@ -182,7 +182,7 @@ def _print(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 @contextmanager
 def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
     """Who evaluates, and how many jobs at a time."""
-    from stagec.driver.search_jobs import work
+    from stagec.driver.search_jobs import kind_of, work
 
     if given["scheduler"] is not None:
         from stagec.job.cluster import cluster
@@ -193,7 +193,7 @@ def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
     from stagec.job.workers import crew
 
     processes = given["jobs"] or len(os.sched_getaffinity(0))
-    with crew(work, processes) as local:
+    with crew(work, processes, kind_of) as local:
         yield local, 2 * processes
 
 

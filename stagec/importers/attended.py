@@ -42,7 +42,16 @@ def read_gemma(config: Config) -> ModelText:
 
 def read_gemma2(config: Config) -> ModelText:
     """Gemma 2 (arXiv 2408.00118): every other layer sees a window; bounded scores and logits."""
-    kin = Kin(config, "Gemma 2", Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
+    return _gemma2(config, "Gemma 2", GEMMA_NORM)
+
+
+def read_vaultgemma(config: Config) -> ModelText:
+    """VaultGemma (arXiv 2510.15001): Gemma 2 without norms behind the blocks."""
+    return _gemma2(config, "VaultGemma", None)
+
+
+def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
+    kin = Kin(config, title, Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
     cap = config.ratio("attn_logit_softcapping", default=0 if _none(config) else 50)
     final = config.ratio("final_logit_softcapping", default=30)
     if config.names("final_logit_softcapping") and not config.has("final_logit_softcapping"):
@@ -52,7 +61,7 @@ def read_gemma2(config: Config) -> ModelText:
     config.skip("sliding_window_size")
     mixer = Attention(rope=kin.rope(), mask=_scores(kin, cap))
     mixers = kin.masked(mixer, _alternating(kin, 2), kin.window(4096))
-    return _gemma_stack(kin, mixers, final)
+    return _gemma_stack(kin, mixers, final, post)
 
 
 def read_gemma3(config: Config) -> ModelText:
@@ -98,10 +107,12 @@ def _scores(kin: Kin, cap: Fraction) -> str:
     return ", ".join(words)
 
 
-def _gemma_stack(kin: Kin, mixers: Sequence[Named], final: Fraction) -> ModelText:
+def _gemma_stack(
+    kin: Kin, mixers: Sequence[Named], final: Fraction, post: Norm | None = GEMMA_NORM
+) -> ModelText:
     block = FeedForward(kin.activation(_GEMMA_GATE))
     decoder = replace(_gemma_decoder(kin), logit_cap=final or None)
-    return kin.stack(mixers, kin.all(block), decoder, norm=GEMMA_NORM, post=GEMMA_NORM)
+    return kin.stack(mixers, kin.all(block), decoder, norm=GEMMA_NORM, post=post)
 
 
 def _gemma_decoder(kin: Kin) -> Decoder:
@@ -274,6 +285,7 @@ def read_llama4_images(config: Config) -> ModelText:
 FAMILIES = (
     ModelFamily("Gemma", ("gemma",), read_gemma, "norms of 1 + w, GeGLU, scaled embeddings"),
     ModelFamily("Gemma 2", ("gemma2",), read_gemma2, "windows 1:1, bounded scores and logits"),
+    ModelFamily("VaultGemma", ("vaultgemma",), read_vaultgemma, "Gemma 2 without post-norms"),
     ModelFamily("Gemma 3", ("gemma3_text",), read_gemma3, "windows 5:1, two bases, q and k normed"),
     ModelFamily("Gemma 3 with images", ("gemma3",), read_gemma3_images, "a tower of SigLIP"),
     ModelFamily("OLMo 2", ("olmo2",), read_olmo2, "norms behind the blocks, of all q and all k"),

@@ -29,7 +29,7 @@ def _pixtral(vision: Config, text: ModelText) -> Idle:
     """Declare the tower of Pixtral (arXiv 2410.07073): RMSNorm, a gate, rotary positions."""
     read_idle(vision, text, width=1024, inner=4096, layers=24, patch=16)
     vision.only("head_dim", _value(text, "D_v") // vision.size("num_attention_heads", default=16))
-    vision.skip("image_size", "rope_theta", "rope_parameters")
+    vision.skip("image_size", "rope_theta", "rope_parameters", "vocab_size")
     idle = Idle(text)
     idle.matrix("patch", "C, P, P, D_v")
     idle.param("pre_norm", "D_v")

@@ -85,7 +85,7 @@ def siglip(vision: Config, text: ModelText, *, head: bool = False) -> Idle:
     image_tokens(vision, text, 224)
     headed = vision.flag("vision_use_head", default=head)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
-    vision.skip("max_image_size")
+    vision.skip("max_image_size", "vocab_size")
     idle = Idle(text)
     idle.matrix("patch", "C, P, P, D_v", "D_v")
     idle.param("positions", "N_v, D_v")

@@ -83,7 +83,7 @@ class Kin:
         self.dim = self.text.symbols["K"].value or 1
         self.heads = self.text.symbols["H"].value or 1
         self.groups_of_heads = self.text.symbols["G"].value or 1
-        inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+        inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "block_ff_dim")
         times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
         self.inner = read_size(config, self.text, "F", *inner, default=times)
         read_size(config, self.text, "V", "vocab_size", "padded_vocab_size", default=sizes.vocab)
@@ -200,13 +200,15 @@ class Kin:
         normalize = config.flag("norm_topk_prob", default=True)
         route = ["scores = sigmoid", *(["normalize"] if normalize else [])]
         route += self.weights() + self.groups()
-        number = config.count("n_shared_experts", "num_shared_experts", default=shared)
+        keys = ("n_shared_experts", "num_shared_experts")
+        number = config.count(*keys, default=shared)
         block = self.shared(number, "n_shared_experts") if number else None
         return replace(mixture, route=tuple(route), choice_bias="state", shared=block)
 
     def weights(self) -> list[str]:
         """`routed_scaling_factor`, as a static parameter of the router."""
-        scale = self.config.ratio("routed_scaling_factor", default=1)
+        keys = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+        scale = self.config.ratio(*keys, default=1)
         return [f"scale = {scale}"] if scale != 1 else []
 
     def groups(self) -> list[str]:

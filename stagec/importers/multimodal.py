@@ -13,6 +13,7 @@ from stagec.importers.idle import Idle, gates, image_tokens, read_idle
 from stagec.importers.images import read_qwen2_5_vl_images
 from stagec.importers.images_llama import read_mllama_images
 from stagec.importers.kin import Kin, Sizes
+from stagec.importers.linear import read_qwen3_5, read_qwen3_5_moe
 from stagec.importers.llama import read_glm4v_text, read_qwen2, read_qwen3
 from stagec.importers.mixture import read_glm4_moe, read_qwen3_moe
 from stagec.importers.stack import Decoder
@@ -190,12 +191,22 @@ def read_qwen3_vl_moe(config: Config) -> ModelText:
     return _qwen3_vl(config, read_qwen3_moe)
 
 
-def _qwen3_vl(config: Config, read: Reader) -> ModelText:
+def read_qwen3_5_vl(config: Config) -> ModelText:
+    """Qwen3.5 with its tower: that of Qwen3-VL, whose last layer alone is merged."""
+    return _qwen3_vl(config, read_qwen3_5, deep=())
+
+
+def read_qwen3_5_vl_moe(config: Config) -> ModelText:
+    """Qwen3.5 with experts and the same tower."""
+    return _qwen3_vl(config, read_qwen3_5_moe, deep=())
+
+
+def _qwen3_vl(config: Config, read: Reader, deep: Sequence[int] = (8, 16, 24)) -> ModelText:
     text, vision = _words(config, read)
     read_idle(vision, text, width=1152, inner=4304, layers=27, patch=16)
     read_size(vision, text, "N_v", "num_position_embeddings", default=2304)
-    deep = vision.sizes("deepstack_visual_indexes") or (8, 16, 24)
-    text.symbol("L_deep", len(deep), "deepstack_visual_indexes")
+    if vision.is_list("deepstack_visual_indexes"):
+        deep = vision.sizes("deepstack_visual_indexes")
     idle = _qwen_tower(vision, text, bias="D_v")
     idle.param("positions", "N_v, D_v")
     for name in ("attn", "mlp"):
@@ -204,9 +215,11 @@ def _qwen3_vl(config: Config, read: Reader) -> ModelText:
     idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
     idle.norm("merger_norm", "D_v")
     _merger(vision, idle, "out_hidden_size")
-    idle.norm("deep_norm", "L_deep, U_v")
-    idle.matrix("deep_in", "L_deep, U_v, U_v", "L_deep, U_v")
-    idle.matrix("deep_out", "L_deep, U_v, O_v", "L_deep, O_v")
+    if deep:
+        text.symbol("L_deep", len(deep), "deepstack_visual_indexes")
+        idle.norm("deep_norm", "L_deep, U_v")
+        idle.matrix("deep_in", "L_deep, U_v, U_v", "L_deep, U_v")
+        idle.matrix("deep_out", "L_deep, U_v, O_v", "L_deep, O_v")
     vision.finish()
     return idle.beside()
 
@@ -285,6 +298,10 @@ FAMILIES: Sequence[ModelFamily] = (
     ),
     ModelFamily("Qwen3-VL", ("qwen3_vl",), read_qwen3_vl, "Qwen3; ViT with deep mergers"),
     ModelFamily("Qwen3-VL-MoE", ("qwen3_vl_moe",), read_qwen3_vl_moe, "Qwen3-MoE; the same tower"),
+    ModelFamily("Qwen3.5 with images", ("qwen3_5",), read_qwen3_5_vl, "the tower of Qwen3-VL"),
+    ModelFamily(
+        "Qwen3.5-MoE with images", ("qwen3_5_moe",), read_qwen3_5_vl_moe, "the tower of Qwen3-VL"
+    ),
     ModelFamily("GLM-4.1V", ("glm4v",), read_glm4v, "GLM-4; tower with a gate, 2 x 2 merger"),
     ModelFamily("GLM-4.5V", ("glm4v_moe",), read_glm4v_moe, "GLM-4.5; the same tower"),
 )

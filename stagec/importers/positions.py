@@ -20,6 +20,7 @@ _UNREAD = """
     mscale mscale_all_dim attention_factor attn_factor long_factor short_factor long_mscale
     short_mscale rope_theta partial_rotary_factor truncate finetuned extrapolation_factor alpha
     type rope_type mrope_section mrope_interleaved
+    max_position_embeddings llama_4_scaling_beta
 """
 _PRECISION = 10**6
 
@@ -46,6 +47,7 @@ def read_bases(
     kinds: Mapping[str, tuple[str, int]],
     *,
     nested: str,
+    local_key: str = "rope_local_base_freq",
     share: Fraction = Fraction(1),
 ) -> dict[str, Rope]:
     """The rotary positions of each kind of layers, by kind; declares their bases: the symbol and
@@ -58,7 +60,8 @@ def read_bases(
     found: dict[str, Rope] = {}
     for kind, (symbol, base) in kinds.items():
         inner = parameters.section(kind) if parameters is not None else None
-        key = "rope_local_base_freq" if kind == nested and inner is None else "rope_theta"
+        local = kind == nested or (kind == "sliding_attention" and config.has(local_key))
+        key = local_key if local and inner is None else "rope_theta"
         theta = (inner or config).size(key, default=base, most=1 << 60)
         text.symbol(symbol, theta, f"{key} of {kind}" if inner else key)
         scaling = "" if kind == nested else common

@@ -20,6 +20,7 @@ from stagec.importers import (
     llama,
     mixture,
     multimodal,
+    recent,
     rwkv,
     vision,
     zamba,
@@ -43,6 +44,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *encoders.FAMILIES,
     *vision.FAMILIES,
     *diffusion.FAMILIES,
+    *recent.FAMILIES,
     *multimodal.FAMILIES,
     *beside.FAMILIES,
 )

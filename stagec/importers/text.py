@@ -93,6 +93,10 @@ class ModelText:
             raise ValueError(f"symbol {name} is {given.value}, and {value}")
         return name
 
+    def replace(self, name: str, value: int, comment: str) -> None:
+        """Give a symbol that is there another value."""
+        self.symbols[name] = Symbol(name, value, comment)
+
     def assume(self, relation: str) -> None:
         """State a relation between symbols, once; it is left out if one of them is not used."""
         if relation not in self.relations:

@@ -50,16 +50,16 @@ def sample(rank: int) -> list[TraceNode]:
     comm: dict[str, AttrValue] = {**device, "comm_size": 8}
     tag: dict[str, AttrValue] = {**comm, "comm_tag": 3}
     other = 1 - rank
-    N, K = TraceNode, NodeKind
+    n, k = TraceNode, NodeKind
     return [
-        N(1, "forward/mb0/a", K.COMP, (), (), {**size, "num_ops": 5, "alloc_bytes": 9}, 2),
-        N(2, "b", K.COLL, (1,), (), {**comm, "comm_type": 2, "pg_name": "1"}, 4),
-        N(3, "c", K.SEND, (), (2,), {**tag, "comm_dst": other}, 1),
-        N(4, "d", K.RECV, (), (3,), {**tag, "comm_src": other}, 1),
-        N(5, "é", K.MEM_STORE, (4,), (), size, 1),
-        N(6, "f", K.MEM_LOAD, (5,), (), {**size, "list": (1, 2), "b": b"\xff"}, 1),
-        N(7, "g", K.COMP, (6,), (1, 2), {"is_cpu_op": True, "tid": 3, "x": 0.5}, 1),
-        N(8, "h", K.COLL, (7,), (), {**comm, "comm_type": 0, "pg_name": "2"}, 4),
+        n(1, "forward/mb0/a", k.COMP, (), (), {**size, "num_ops": 5, "alloc_bytes": 9}, 2),
+        n(2, "b", k.COLL, (1,), (), {**comm, "comm_type": 2, "pg_name": "1"}, 4),
+        n(3, "c", k.SEND, (), (2,), {**tag, "comm_dst": other}, 1),
+        n(4, "d", k.RECV, (), (3,), {**tag, "comm_src": other}, 1),
+        n(5, "é", k.MEM_STORE, (4,), (), size, 1),
+        n(6, "f", k.MEM_LOAD, (5,), (), {**size, "list": (1, 2), "b": b"\xff"}, 1),
+        n(7, "g", k.COMP, (6,), (1, 2), {"is_cpu_op": True, "tid": 3, "x": 0.5}, 1),
+        n(8, "h", k.COLL, (7,), (), {**comm, "comm_type": 0, "pg_name": "2"}, 4),
     ]
 
 
