@@ -7,7 +7,7 @@ rank's trace is all steps one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,7 @@ from stagec.serving.arrivals import requests_of
 from stagec.serving.engine import Duration, Engine, Served
 from stagec.serving.latency import latencies
 from stagec.serving.policy import ServerLimits, find_policy, policies_of
-from stagec.serving.requests import SECOND, Request, seconds_text
+from stagec.serving.requests import Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -176,7 +176,7 @@ class Asked:
         bucket = self.given["bucket"]
         steps = [step.rounded(bucket) for step in found.steps]
         about = {**found.about, **({"bucket": bucket} if bucket > 1 else {})}
-        return StepList(steps, found.after, about)
+        return replace(found, steps=steps, about=about)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -306,9 +306,3 @@ def _parts(step: Step, depth: int) -> list[Step]:
         )
     classes = [SequenceClass(c.new, c.cached, c.sampled, c.count // depth) for c in step.classes]
     return [step_of(classes)] * depth
-
-
-def tick_text(nanoseconds: int) -> str:
-    """`10 ms`."""
-    whole, rest = divmod(nanoseconds, SECOND // 1000)
-    return f"{whole + rest / 10**6:g} ms"

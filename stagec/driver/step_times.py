@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepTimes:
-    """Nanoseconds of the steps of a job, whose launches are captured in graphs. On pipeline stages
-    it is how often a step begins: the stages are taken to be alike."""
+    """Nanoseconds of the steps of a job, whose launches are captured in graphs. Engines compute the
+    attention of all sequences in one kernel, so those that add equally many tokens are one class
+    (`Step.together`). On pipeline stages it is how often a step begins: the stages are taken to be
+    alike."""
 
     modules: StepModules
     machine: Machine
@@ -33,6 +35,7 @@ class StepTimes:
 
     def __call__(self, step: Step) -> int:
         """Of a step. Raises `DiagnosticError`."""
+        step = step.together()
         found = self._known.get(step)
         if found is None:
             seconds = self._job(step).time(captured(self.machine), measured=self.measured)

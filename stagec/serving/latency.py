@@ -1,5 +1,5 @@
-"""What users of a server meet: times to first tokens and between tokens, over the requests that were
-served."""
+"""What users of a server meet: times to first tokens and between tokens, over the requests that
+were served."""
 
 from __future__ import annotations
 
