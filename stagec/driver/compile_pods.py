@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -74,7 +74,7 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     name = given["name"] or model_name(options)
     check_name(name)
     events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
-    plans = _event_plans() if events else {}
+    plans = _event_plans(PODS if events else ())
     pods = lower_pods(options, {pod: [plan] for pod, plan in plans.items()})
     result = _analysis(pods)
     compiled = time.perf_counter() - began
@@ -114,10 +114,10 @@ def _registry(options: JobOptions) -> Registry:
     return load_plugins(options.plugin).registry
 
 
-def _event_plans() -> Mapping[str, Planned[EventPlans]]:
+def _event_plans(pods: Iterable[str]) -> Mapping[str, Planned[EventPlans]]:
     from stagec.analysis.memory_events import EventPlans
 
-    return {pod: Planned(EventPlans) for pod in PODS}
+    return {pod: Planned(EventPlans) for pod in pods}
 
 
 def _job(
