@@ -22,8 +22,14 @@ from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, rated_machine
 from stagec.driver.serve_steps import has_steps, steps_options
 from stagec.driver.serving import DISAGGREGATED
-from stagec.driver.streams import tell
-from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
+from stagec.driver.written import (
+    check_name,
+    check_targets,
+    formats_asked,
+    tell_written,
+    write_formats,
+    write_one_archive,
+)
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -242,23 +248,3 @@ def _job(
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None
     return replace(make_job(builder.module, name, *how, format_, machine), measured=measured)
-
-
-def write_one_archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
-    """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
-    from stagec.job.archive import write_archive
-
-    began = time.perf_counter()
-    size = write_archive(job, path, about)
-    if not quiet:
-        tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
-
-
-def check_name(name: str) -> None:
-    """Refuse names that are no names for files. Raises `DiagnosticError`."""
-    plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
-    if not plain or name.startswith(".") or name == "manifest":
-        raise error(
-            f"'{name}' is no name for the files of a job",
-            remedy="use letters, digits, '-', '_' and '.', not 'manifest': --name llama",
-        )

@@ -56,8 +56,13 @@ def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
 
 def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durations | None) -> int:
     """`compile`: the traces of both pods as one job. Raises `DiagnosticError`."""
-    from stagec.driver.compile import check_name
-    from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
+    from stagec.driver.written import (
+        check_name,
+        check_targets,
+        formats_asked,
+        tell_written,
+        write_formats,
+    )
 
     _refuse(given)
     if options.print_strategy:

@@ -15,7 +15,14 @@ from stagec.driver.provenance import provenance
 from stagec.driver.serve_steps import Asked, StepList
 from stagec.driver.serving import STEP
 from stagec.driver.step_modules import StepModules
-from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
+from stagec.driver.written import (
+    check_name,
+    check_targets,
+    formats_asked,
+    tell_written,
+    write_formats,
+    write_one_archive,
+)
 from stagec.job.emit import Job
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.step import Step
@@ -56,8 +63,6 @@ def compile_steps(options: JobOptions, given: dict[str, Any], durations: Duratio
     builder.options = builder.options.changed(**asked)  # those of the command, not of one step
     about = {**provenance(builder, strategy, given), "serving": steps.manifest()}
     if given["archive"] is not None:
-        from stagec.driver.compile import write_one_archive
-
         write_one_archive(
             replace(job, format=formats[0]), given["archive"], about, quiet=given["quiet"]
         )
@@ -77,9 +82,9 @@ def _asked(options: JobOptions, given: Mapping[str, Any], modules: StepModules) 
     axis = strategy.pipeline.over if strategy.pipeline is not None else ""
     depth = dict(mesh.sizes).get(axis) if mesh else None
     serving = modules.builder.serving
-    longest = serving.longest if serving is not None else 0
+    positions, longest = (serving.positions, serving.longest) if serving is not None else (0, 0)
     groups = module.env[strategy.batch]
-    return Asked(options, given, module.registry, depth or 1, longest, groups)
+    return Asked(options, given, module.registry, depth or 1, positions, longest, groups)
 
 
 def _job(
@@ -88,8 +93,6 @@ def _job(
     given: Mapping[str, Any],
     durations: Durations | None,
 ) -> Job:
-    from stagec.driver.compile import check_name
-
     name = given["name"] or modules.builder.model_name
     check_name(name)
     mesh = modules.builder.module.mesh

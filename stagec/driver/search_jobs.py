@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from stagec.driver.common import kept_reports
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
 from stagec.driver.probes import Asked, Probe, probe
+from stagec.ir_spec.ops.axes import AXES
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 #: Objects that come and go between two looks for garbage: what is compiled stays, and looking at
 #: it again and again takes longer than the work.
 _RARELY = 500_000
+
+
+#: What jobs of a structure may differ in. Stages are not among them.
+_NUMBERS = {"sizes", "ranks", "explicit", *AXES} - {"pp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,12 @@ def evaluate(task: Task) -> Evaluated | str:
 def _timed(found: Evaluated, report: TimeReport) -> Evaluated:
     about = report.step_seconds, report.tokens, report.mfu, dict(report.breakdown)
     return Evaluated(found.mesh, found.memory, found.room, *about)
+
+
+def kind_of(unit: Task | Asked) -> Hashable:
+    """What units have in common that are likely to share a compile: all but sizes and degrees."""
+    given = {n: v for n, v in vars(unit.options).items() if n not in _NUMBERS}
+    return repr(given), *(getattr(unit.options, axis) > 1 for axis in AXES if axis != "pp")
 
 
 def work(unit: Task | Asked) -> Evaluated | str | Probe:

@@ -149,12 +149,14 @@ class StepList:
 @dataclass(frozen=True)
 class Asked:
     """What a job of steps is asked for: its options, on so many pipeline stages, of a model with so
-    many positions (0: not known); `groups` of ranks have requests of their own."""
+    many positions (0: not known), whose text has sequences of `longest` tokens (0: open); `groups`
+    of ranks have requests of their own."""
 
     options: JobOptions
     given: Mapping[str, Any]
     registry: Registry
     depth: int
+    positions: int
     longest: int
     groups: int
     notes: list[str] = field(default_factory=list[str])
@@ -207,21 +209,21 @@ class Asked:
 
     def _check_positions(self, requests: Sequence[Request]) -> None:
         """Prompts are within the positions of the model; so are outputs, or a warning says so."""
-        if not self.longest:
+        if not self.positions:
             return
         for number, request in enumerate(requests, 1):
-            if request.prompt > self.longest:
+            if request.prompt > self.positions:
                 raise error(
                     f"request {number} has a prompt of {request.prompt:,} tokens, and the model "
-                    f"has {self.longest:,} positions",
+                    f"has {self.positions:,} positions",
                     request.loc,
                     remedy="leave it out, or serve a model of more positions",
                 )
         most = max(requests, key=lambda r: r.prompt + r.output)
-        if most.prompt + most.output - 1 > self.longest:
+        if most.prompt + most.output - 1 > self.positions:
             text = (
                 f"requests reach position {most.prompt + most.output - 1:,}, beyond the "
-                f"{self.longest:,} of the model"
+                f"{self.positions:,} of the model"
             )
             report(Diagnostic(text, most.loc, severity="warning"))
 

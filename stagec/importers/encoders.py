@@ -62,6 +62,7 @@ def _bert(config: Config, title: str, *, before: int, types: int) -> ModelText:
     text.symbol("P", longest, "learned positions")
     text.assume(f"P >= S + {before}" if before else "P >= S")
     config.only("position_embedding_type", "absolute")
+    config.skip("tie_word_embeddings")
     config.only("embedding_size", text.symbols["D"].value or 1)
     if types:
         read_size(config, text, "Y", "type_vocab_size", default=types)
@@ -88,6 +89,7 @@ def _bert_head(
 ) -> ModelText:
     """The head of the architecture: words of all positions, or a class by the first token."""
     names = config.strings("architectures")
+    names = tuple("ForCausalLM" if n.endswith("LMHeadModel") else n for n in names)
     heads = {n.rpartition("For")[2] if "For" in n else n[-5:] for n in names} or {"MaskedLM"}
     known = {"MaskedLM", "PreTraining", "Model", "SequenceClassification", "CausalLM"}
     if not heads & known:
@@ -148,7 +150,8 @@ def read_t5(config: Config) -> ModelText:
     read_size(config, text, "V", "vocab_size", default=32128)
     read_size(config, text, "N", "relative_attention_num_buckets", default=32)
     most = config.size("relative_attention_max_distance", default=128)
-    config.skip("output_past", "is_gated_act")
+    config.only("is_encoder_decoder", True)
+    config.skip("is_gated_act")
     forward = ("relu", "gated-gelu", "gated-silu", "gelu", "silu")
     act = config.word("feed_forward_proj", among=forward, default="relu")
     config.skip("dense_act_fn")
@@ -156,6 +159,7 @@ def read_t5(config: Config) -> ModelText:
     kind = act.removeprefix("gated-").replace("gelu", "gelu_new" if gated else "gelu")
     mlp = FeedForward(kind, gated=gated)
     tied = config.flag("tie_word_embeddings", default=True)
+    scaled = config.flag("scale_decoder_outputs", default=tied)
     body = Body()
     table = body.param("embed", "V, D")
     x = body.let("x", f"stg.embedding({table}, %tokens)")
@@ -169,7 +173,7 @@ def read_t5(config: Config) -> ModelText:
     cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention")
     layers = decoder(text, causal, cross, mlp, e, norm=RMS, operands=(bias,))
     n = RMS.write(body, "n", layers.write(body, x, "y"), "norm")
-    steps = ["stg.scale[rsqrt = D]({})"] if tied else []
+    steps = ["stg.scale[rsqrt = D]({})"] if scaled else []
     head = table if tied else body.param("head", "V, D")
     _translate(body, n, [*steps, f'stg.einsum["bsd,vd->bsv"]({{}}, {head})'])
     return text.train(_PAIRS, body)
@@ -202,6 +206,7 @@ def read_bart(config: Config) -> ModelText:
     config.only("static_position_embeddings", False)
     config.only("add_bias_logits", False)
     config.only("tie_word_embeddings", True)
+    config.only("is_encoder_decoder", True)
     config.skip(
         "classif_dropout",
         "extra_pos_embeddings",
@@ -268,6 +273,7 @@ def read_whisper(config: Config) -> ModelText:
     read_size(config, text, "V", "vocab_size", default=51865)
     config.only("scale_embedding", False)
     config.only("tie_word_embeddings", True)
+    config.only("is_encoder_decoder", True)
     for key in ("apply_spec_augment", "use_weighted_layer_sum"):
         config.only(key, False)
     config.skip(*(f"mask_{n}" for n in _MASKS), "classifier_proj_size", "median_filter_width")

@@ -7,17 +7,20 @@ from collections.abc import Iterable
 
 from stagec.importers import (
     attended,
+    beside,
     classic,
     deepseek,
     diffusion,
     encoders,
     falcon_h1,
     further,
+    gemma4,
     hybrids,
     linear,
     llama,
     mixture,
     multimodal,
+    recent,
     rwkv,
     vision,
     zamba,
@@ -32,6 +35,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *mixture.FAMILIES,
     *deepseek.FAMILIES,
     *further.FAMILIES,
+    *gemma4.FAMILIES,
     *hybrids.FAMILIES,
     *falcon_h1.FAMILIES,
     *linear.FAMILIES,
@@ -40,7 +44,9 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *encoders.FAMILIES,
     *vision.FAMILIES,
     *diffusion.FAMILIES,
+    *recent.FAMILIES,
     *multimodal.FAMILIES,
+    *beside.FAMILIES,
 )
 _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 

@@ -9,7 +9,15 @@ from collections.abc import Iterable
 
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.module import Module
-from stagec.ir.traits import Accumulates, EndsLifetime, Lowered, Repeats, Stays
+from stagec.ir.traits import (
+    Accumulates,
+    Chooses,
+    EndsLifetime,
+    Lowered,
+    Repeats,
+    Stays,
+    View,
+)
 from stagec.ir.types import TensorType
 
 _Key = tuple[str, tuple[Value, ...], tuple[tuple[str, Attr], ...], str, tuple[object, ...]]
@@ -68,6 +76,15 @@ def _computes_only(op: Operation) -> bool:
 def carried(op: Operation) -> int:
     """How many operands of a region op are carried (0 for those that carry nothing)."""
     return op.integer("carry", 1) if op.has(Repeats) else 0
+
+
+def is_chosen_by(value: Value) -> bool:
+    """Whether an op chooses by a value, or by a view of it."""
+    users = [user for user, _ in value.uses]
+    return any(
+        user.has(Chooses) or (user.has(View) and any(map(is_chosen_by, user.results)))
+        for user in users
+    )
 
 
 def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:

@@ -56,6 +56,15 @@ MOST_INDEX_BYTES = 256 << 20
 _REMEDY = "write the archive again with stagec compile --archive"
 
 
+def is_archive(path: Path) -> bool:
+    """Whether a file begins as an archive does; what cannot be read does not."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def write_archive(job: Job, path: Path, about: Mapping[str, object]) -> int:
     """Write a job to a file, all or nothing; the bytes of the file. Raises `DiagnosticError` for a
     format without a table of what differs between ranks."""

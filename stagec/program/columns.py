@@ -16,7 +16,7 @@ import numpy as np
 from stagec.program.buckets import Bucketed, with_buckets
 from stagec.program.groups import Channel, crosses_pods
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
-from stagec.program.stamp import Instance, Stream, Template
+from stagec.program.stamp import Inputs, Instance, Stream, Template
 
 
 class Columns:
@@ -42,21 +42,21 @@ class Columns:
 
     def add_instance(
         self,
-        template: Template,
-        outside: Ints,
+        inputs: Inputs,
+        sources: Sequence[Instance | None],
         microbatches: Sequence[int],
         tags: Mapping[Stream, int],
     ) -> Instance:
         """A template with what its placeholders stand for."""
-        base, count = self._next, len(template.nodes)
-        table = np.concatenate([outside, np.arange(base, base + count)])
-        instance = Instance(template, base, table, microbatches, tags)
-        if template not in self._uses:
-            self._uses[template] = _Use(self.add_prototypes(template.nodes))
-        self._uses[template].instances.append(instance)
+        template, base = inputs.template, self._next
+        instance = Instance(inputs, sources, base, microbatches, tags)
+        use = self._uses.get(template)
+        if use is None:
+            use = self._uses[template] = _Use(self.add_prototypes(template.nodes))
+        use.instances.append(instance)
         self._bases.append(base)
         self._instances.append(instance)
-        self._next += count
+        self._next = base + len(template.nodes)
         return instance
 
     def node(self, handle: int) -> Node:
@@ -77,6 +77,8 @@ class Columns:
         facts = _Facts(self._next)
         for node, number in self._plain.values():
             facts.put_node(node, number)
+        for instance in self._instances:
+            _ = instance.table  # each is made of earlier ones
         for template, use in self._uses.items():
             facts.put_instances(template, use, channels)
         issued = with_buckets(_issued(order), list(cut_buckets(bucketed)))

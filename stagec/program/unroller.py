@@ -108,7 +108,7 @@ class Unroller:
         held = self._refs.get(value)
         if not isinstance(held, Made):
             return held
-        return build(held.shape, map(self._columns.node, held.handles.tolist()))
+        return build(held.shape, map(self._columns.node, held.handles))
 
     def _number(self, op: Operation, name: str) -> int:
         """A size, which does not change what the program consists of."""

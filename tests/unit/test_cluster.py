@@ -26,6 +26,7 @@ from stagec.job.writer import Emission
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import LLAMA, stagec, tiny_options
 
+dask: Any = pytest.importorskip("dask")
 distributed: Any = pytest.importorskip("distributed")
 
 SIZES = "L=4,B=32,S=4,D=8,H=4,G=4,K=2,F=8,V=16"
@@ -34,7 +35,9 @@ JOB = ["compile", LLAMA, "--set", SIZES, *HOW]
 
 
 def local_cluster(workers: int, threads: int = 1) -> Any:
-    """Workers are processes, the scheduler is a thread here."""
+    """Workers are processes, the scheduler is a thread here. One process imports what all need, and
+    workers are forks of it."""
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     return distributed.LocalCluster(
         n_workers=workers,
         threads_per_worker=threads,

@@ -409,6 +409,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         for grad in ("", "_grad")
     },
     "stg.scaled_einsum": {"w_int4": "i4[D, F]", "scales": "bf16[D/128, F]"},
+    "stg.sum_parts": {"p": "f32[4, B, S, H, K]", "w": "f32[B, H, S, 4]"},
     "stg.take_over": {"k": "bf16[B, S, G, K]"},
     "stg.slice": {"table": "bf16[V, D]"},
     "stg.relative_bias": {"table": "bf16[32, H]"},

@@ -29,6 +29,7 @@ from stagec.driver.search_question import questions
 from stagec.driver.search_run import Answer, Question, search
 from stagec.driver.search_space import KNOBS, default_space, listed
 from stagec.driver.search_table import command_of
+from stagec.driver.serving import CACHES, STEP
 from stagec.explore.bounds import Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
 from stagec.explore.layout import Layers, Layout, laid_out
@@ -83,12 +84,17 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+#: Options of the command that are not given.
+NOT_GIVEN = (
+    *("space", "seed_from", "limit", "pareto", "exhaustive", "batch", "price", "objective"),
+    *("serve", *STEP, *CACHES, "ttft", "tpot"),
+)
+
+
 def asked(model: str, sizes: str, ranks: int, machine: str, **more: Any) -> Question:
     """A question of a space that is given."""
     values = {n: int(v) for n, v in (part.split("=") for part in sizes.split(","))}
-    usual: dict[str, Any] = dict.fromkeys(
-        (*KNOBS, "space", "seed_from", "limit", "pareto", "exhaustive", "batch", "price"), None
-    )
+    usual: dict[str, Any] = dict.fromkeys((*KNOBS, *NOT_GIVEN), None)
     knobs = {**USUAL, **{n: v for n, v in more.items() if n in KNOBS}}
     rest = {n: v for n, v in more.items() if n not in KNOBS}
     about = {"model": model, "sizes": values, "ranks": (ranks,), "machine": (machine_of(machine),)}
