@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -162,14 +163,36 @@ def _analysis(pods: Pods) -> dict[str, Any]:
     from stagec.analysis.report import analysis
 
     each = {p: analysis(pods.modules[p], f"{pods.name} ({p})") for p in PODS}
-    sent = [
-        (c["count"] * row["count"], c["count"] * row["bytes"])
-        for c in each[PREFILL]["classes"]
-        for row in c["p2p"]
-        if row["over"] == DECODE
-    ]
-    crossed = {"messages": sum(n for n, _ in sent), "bytes": sum(size for _, size in sent)}
+    found = _sent(each[PREFILL])
+    crossed = {"messages": found.messages, "bytes": found.bytes}
     return {"schema": 1, "model": pods.name, "pods": each, "handover": crossed}
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What goes from one pod to the other: messages and bytes of all ranks, and the bytes of the
+    rank that sends `most`."""
+
+    messages: int
+    bytes: int
+    most: int
+
+
+def handed_over(pods: Pods) -> HandedOver:
+    """What goes from one pod to the other in a step."""
+    from stagec.analysis.report import analysis
+
+    return _sent(analysis(pods.modules[PREFILL], pods.name))
+
+
+def _sent(prefill: Mapping[str, Any]) -> HandedOver:
+    messages = total = most = 0
+    for each in prefill["classes"]:
+        rows = [row for row in each["p2p"] if row["over"] == DECODE]
+        size = sum(row["bytes"] for row in rows)
+        messages += each["count"] * sum(row["count"] for row in rows)
+        total, most = total + each["count"] * size, max(most, size)
+    return HandedOver(messages, total, most)
 
 
 def _print(result: Mapping[str, Any], out: TextIO) -> None:
