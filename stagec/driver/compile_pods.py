@@ -34,8 +34,6 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
     "symbolic": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
     "limit": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
     "html": ("of one job is for 'stagec memory'", "look at one pod with that"),
-    "archive": ("keeps programs of one mesh", "write files: -o DIR"),
-    "scheduler": ("sends archives, which are of one mesh", "write files by processes here"),
 }
 
 
@@ -63,6 +61,7 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
         formats_asked,
         tell_written,
         write_formats,
+        write_one_archive,
     )
 
     _refuse(given)
@@ -84,11 +83,14 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     pods = lower_pods(options, {pod: [plan] for pod, plan in plans.items()})
     result = _analysis(pods)
     compiled = time.perf_counter() - began
+    about = {**_provenance(pods, options, given), "serving": result["handover"]}
+    job = _job(pods, name, given, durations, plans)
     written: list[Written] = []
     if output is not None and not given["dry_run"]:
-        about = {**_provenance(pods, options, given), "serving": result["handover"]}
-        job = _job(pods, name, given, durations, plans)
         written = write_formats(job.as_format, formats, output, about, given)
+    archive: Path | None = given["archive"]
+    if archive is not None and not given["dry_run"]:
+        write_one_archive(job.as_format(formats[0]), archive, about, quiet=given["quiet"])
     if not given["quiet"]:
         _print(result, sys.stdout)
         if output is not None and written:
@@ -106,12 +108,11 @@ def _refuse(given: Mapping[str, Any]) -> None:
 
 def _check_formats(formats: Sequence[Format]) -> None:
     """Refuse formats of one mesh. Raises `DiagnosticError`."""
+    from stagec.job.pods import of_one_mesh
+
     for each in formats:
         if not each.pods:
-            raise error(
-                f"the format '{each.name}' is of one mesh and one model, and the job has two pods",
-                remedy="write --format chakra, or one pod: --serve prefill, or --serve decode",
-            )
+            raise of_one_mesh(each)
 
 
 def _registry(options: JobOptions) -> Registry:
@@ -170,12 +171,10 @@ def _analysis(pods: Pods) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """What goes from one pod to the other: messages and bytes of all ranks, and the bytes of the
-    rank that sends `most`."""
+    """What goes from one pod to the other: messages and bytes of all ranks."""
 
     messages: int
     bytes: int
-    most: int
 
 
 def handed_over(pods: Pods) -> HandedOver:
@@ -186,13 +185,12 @@ def handed_over(pods: Pods) -> HandedOver:
 
 
 def _sent(prefill: Mapping[str, Any]) -> HandedOver:
-    messages = total = most = 0
+    messages = total = 0
     for each in prefill["classes"]:
         rows = [row for row in each["p2p"] if row["over"] == DECODE]
-        size = sum(row["bytes"] for row in rows)
         messages += each["count"] * sum(row["count"] for row in rows)
-        total, most = total + each["count"] * size, max(most, size)
-    return HandedOver(messages, total, most)
+        total += each["count"] * sum(row["bytes"] for row in rows)
+    return HandedOver(messages, total)
 
 
 def _print(result: Mapping[str, Any], out: TextIO) -> None:

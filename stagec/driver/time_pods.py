@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -23,6 +24,7 @@ from stagec.support.diagnostics import error
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Level, Machine
+    from stagec.time.step import Issued
 
 SCHEMA = 1
 
@@ -32,7 +34,7 @@ class TransferTime:
     """The caches of a step on their way.
 
     `bytes` and `messages` are those of all ranks. `alone_seconds` are those of the rank that sends
-    most, if it did nothing else and sent all at once; `exposed_seconds` are what is left of them
+    most, if it did nothing else; `exposed_seconds` are what is left of them
     behind the step of prefill, since layers are sent as they finish. `level` is the level of the
     network between the pods.
     """
@@ -124,7 +126,7 @@ def pods_time(options: JobOptions, machine: Machine, given: Mapping[str, Any]) -
             result.bytes,
             result.messages,
             level.name,
-            _alone(on, result.most, level),
+            _alone(issued, on, level),
             exposed,
         ),
     )
@@ -140,10 +142,20 @@ def _between(machine: Machine, ranks: list[int]) -> Level:
     return level_between(machine, 0, -(-first // node) * node + second - 1)
 
 
-def _alone(machine: Machine, size: int, level: Level) -> float:
+def _alone(issued: Issued, machine: Machine, level: Level) -> float:
+    """Seconds of the messages of the rank that sends most, one after the other."""
+    from stagec.program.groups import crosses_pods
     from stagec.time.network import message_seconds
 
-    return message_seconds(machine, size, level)
+    longest = 0.0
+    for runs in issued.runs:
+        total = 0.0
+        for kind, times in Counter(run.kind for run in runs).items():
+            sizes = Counter(n.size for n in kind.nodes if crosses_pods(n.op))
+            each = sum(k * message_seconds(machine, size, level) for size, k in sizes.items())
+            total += times * each
+        longest = max(longest, total)
+    return longest
 
 
 def _print(found: PodsTime, out: StringIO) -> None:
