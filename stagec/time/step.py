@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
-from stagec.machines import Machine
+from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
 from stagec.time.costs import CostTable, Measurements, picoseconds
+from stagec.time.hosts import Hosts, HostTimes, host_costs
 from stagec.time.join import Joined, joined
 from stagec.time.network import spans
 from stagec.time.pieces import Piece
@@ -35,13 +36,6 @@ T = TypeVar("T")
 Replayed = tuple[int, Sequence[ClassReplay]]
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
-
-
-class HostTimes(NamedTuple):
-    """Picoseconds that a host spends on a computation, and on a collective of a group."""
-
-    issue: int
-    checks: tuple[tuple[GroupAxes, int], ...] = ()
 
 
 class _Programs:
@@ -73,7 +67,8 @@ class _Programs:
                     self._inner.append(inner)
                 self.number[node] = known[key]
         self._plans: dict[tuple[bool, bool], list[Joined]] = {}
-        self._hosts: tuple[Hashable, Replayed] | None = None
+        self._hosts: dict[Hashable, Hosts] = {}
+        self._replayed: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
@@ -107,18 +102,31 @@ class _Programs:
             )
         return self._plans[key]
 
-    def hosts(
-        self, mesh: Mapping[str, int], spent: HostTimes, *, overlap: bool, one_stream: bool
-    ) -> Replayed:
-        """The replay of hosts; the last one asked for is kept. A host that compares what it calls
-        waits for each collective."""
-        beside = overlap and not spent.checks
-        key = spent, beside, one_stream
-        if self._hosts is None or self._hosts[0] != key:
-            plans = self.plans(mesh, overlap=beside, one_stream=one_stream)
-            cost = 0, partial(_host_costs, spent)
-            self._hosts = key, _replayed(plans, [cost] * len(plans), 0)
-        return self._hosts[1]
+    def late_hosts(
+        self,
+        mesh: Mapping[str, int],
+        spent: HostTimes,
+        devices: Sequence[ClassReplay],
+        *,
+        overlap: bool,
+        one_stream: bool,
+    ) -> Replayed | None:
+        """The replay of hosts that spend so much time, unless it is clear without one that they are
+        never behind these devices; the last one asked for is kept. Hosts that compare what they
+        call wait for each collective."""
+        how = overlap and not spent.checks, one_stream
+        if self._replayed is not None and self._replayed[0] == (spent, how):
+            return self._replayed[1]
+        plans = self.plans(mesh, overlap=how[0], one_stream=one_stream)
+        if not spent.checks:
+            if how not in self._hosts:
+                self._hosts[how] = Hosts(plans)
+            pieces = {p for each in devices for p in each.pieces}
+            if self._hosts[how].never_late(pieces, spent.issue):
+                return None
+        cost = 0, partial(host_costs, spent)
+        self._replayed = (spent, how), _replayed(plans, [cost] * len(plans), 0)
+        return self._replayed[1]
 
 
 class Issued:
@@ -178,10 +186,19 @@ class Issued:
         """The plans of all classes."""
         return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
 
-    def hosts(self, spent: HostTimes, *, overlap: bool, one_stream: bool = False) -> Replayed:
-        """The replay of hosts that spend so much time and do nothing else: the same in all
-        sizes."""
-        return self._programs.hosts(self.mesh, spent, overlap=overlap, one_stream=one_stream)
+    def late_hosts(
+        self,
+        spent: HostTimes,
+        devices: Sequence[ClassReplay],
+        *,
+        overlap: bool,
+        one_stream: bool = False,
+    ) -> Replayed | None:
+        """The replay of hosts that spend so much time and do nothing else: the same in all sizes.
+        None if they are never behind these devices."""
+        return self._programs.late_hosts(
+            self.mesh, spent, devices, overlap=overlap, one_stream=one_stream
+        )
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -228,9 +245,11 @@ def step_time(
     overlap: bool = True,
     communicates: bool = True,
     measured: Measurements | None = None,
+    pods: Level | None = None,
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
+    Messages to another pod cross the level `pods` of the network.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
@@ -239,7 +258,12 @@ def step_time(
     does not join, and classes that wait for each other in a ring.
     """
     table = CostTable(
-        machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
+        machine,
+        issued.mesh,
+        overlap=overlap,
+        communicates=communicates,
+        measured=measured,
+        pods=pods,
     )
     computations = table.prepare(issued.samples)
     costs: list[ClassCosts] = []
@@ -256,8 +280,10 @@ def step_time(
     spent = HostTimes(picoseconds(efficiency.host.issue), checks)
     if efficiency.kernels == "roofline" or not any(spent):
         return devices
-    hosts = StepTime(*issued.hosts(spent, overlap=overlap, one_stream=one_stream), table.ways)
-    return max(devices, hosts, key=lambda step: step.picoseconds)
+    hosts = issued.late_hosts(spent, devices.classes, overlap=overlap, one_stream=one_stream)
+    if hosts is None:
+        return devices
+    return max(devices, StepTime(*hosts, table.ways), key=lambda step: step.picoseconds)
 
 
 def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
@@ -288,16 +314,3 @@ def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ..
         time = sum((b - a) * levels[span.level.name].check for span, (a, b) in ranks)
         found.append((axes, picoseconds(time)))
     return tuple(found)
-
-
-def _host_costs(spent: HostTimes, shape: Shape) -> list[Cost]:
-    """What nodes cost their host. Optimizers launch few kernels, each for many parameters."""
-    some, none = Cost(0, spent.issue), Cost(0)
-    calls = {axes: Cost(time) for axes, time in spent.checks}
-
-    def cost(node: Node) -> Cost:
-        if node.is_computation:
-            return none if node.phase == "optimizer" else some
-        return calls.get(node.group, none)
-
-    return [cost(step.node) for step in shape.steps]
