@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stagec.schedule.action import Action, steps
+from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.base import Schedule
-from stagec.schedule.messages import receives_before, senders
+from stagec.schedule.messages import contents_sent, receives_before, senders
 
 #: Which nodes a turn has: whether they are posted receives, of forward (None: of any phase), and
 #: the chunk.
@@ -41,12 +41,16 @@ class Pipelining:
         """The turns of a stage. Raises `DiagnosticError` for sizes that the schedule has not."""
         self.schedule.check(stages, microbatches, chunks)
         placement = self.schedule.placement(stages, chunks)
-        rows = {
-            rank: tuple(self.schedule.rank_actions(rank, stages, microbatches, chunks))
-            for rank in (stage, *senders(stage, placement))
+
+        def row(rank: int) -> RankActions:
+            return tuple(self.schedule.rank_actions(rank, stages, microbatches, chunks))
+
+        sent = {
+            peer: contents_sent(peer, row(peer), placement).get(stage, ())
+            for peer in senders(stage, placement)
         }
-        receives = receives_before(stage, rows, placement)
-        return [*_turns(rows[stage], receives)]
+        mine = row(stage)
+        return [*_turns(mine, receives_before(stage, mine, sent, placement))]
 
 
 def _turns(row: Sequence[Action], receives: dict[int, list[Action]]) -> Iterator[Turn]:
