@@ -207,7 +207,7 @@ def test_an_archive_and_some_ranks(tmp_path: Path) -> None:
         assert one == two
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 def test_a_large_job_is_bounded(tmp_path: Path) -> None:
     """The trace of a rank grows with its own calls, not with ranks."""
     sizes: list[int] = []
