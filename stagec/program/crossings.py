@@ -19,7 +19,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.rewrite import uses_inside
-from stagec.ir.traits import Accumulates
+from stagec.ir.traits import Accumulates, Terminates
 from stagec.ir.types import CACHED
 from stagec.program.handover import Handover, Ints, Layouts, handover, ratio
 from stagec.schedule.attached import placement_of, stages_of
@@ -135,8 +135,8 @@ def crossings(source: Module, target: Module) -> Crossings:
     found: dict[str, Crossing] = {}
     stream = 0
     for name in sorted(mine):
-        way, *ends = ways.between(mine[name], theirs[name])
-        found[name] = Crossing(way, *ends, stream, mine[name].layers)
+        way, to, of = ways.between(mine[name], theirs[name])
+        found[name] = Crossing(way, to, of, stream, mine[name].layers)
         stream += mine[name].layers
     return Crossings(found, ways.to, ways.of)
 
@@ -209,7 +209,8 @@ def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
     for func in staged or [module.main]:
         for arg in func.body.args:
             if arg.tensor.role in CACHED:
-                yield func, arg, *(arg.tensor.part or (arg.name, 0))
+                name, chunk = arg.tensor.part or (arg.name, 0)
+                yield func, arg, name, chunk
 
 
 def held_caches(module: Module) -> dict[str, Held]:
@@ -234,9 +235,22 @@ def held_caches(module: Module) -> dict[str, Held]:
     return found
 
 
+def used(cache: Value) -> tuple[Operation, int, int]:
+    """The first operation of a step that uses a cache, which operand it is, and how many repeats
+    slice it. Raises `DiagnosticError` if there is none."""
+    for op, index, depth in uses_inside(cache):
+        if not op.has(Terminates):
+            return op, index, depth
+    raise error(
+        f"the step does not use the cache %{cache.name}",
+        cache.loc,
+        remedy="hand over what 'to-serving' has made",
+    )
+
+
 def _layers(module: Module, cache: Value) -> int:
     """The layers of an argument: the iterations of the repeats that slice it."""
-    depth = max((depth for _, _, depth in uses_inside(cache)), default=0)
+    _, _, depth = used(cache)
     return prod(evaluate(d.size, module.env) for d in cache.tensor.dims[:depth])
 
 
@@ -248,7 +262,7 @@ def _depth(module: Module, func: Operation, stage: int, chunk: int) -> int:
 
 def pod_mesh(module: Module) -> PodMesh:
     """The mesh of a pod. Raises `DiagnosticError` for an open axis."""
-    sizes = module.mesh.sizes if module.mesh else {}
+    sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
     known = [(axis, n) for axis, n in sizes.items() if n is not None]
     if open_ := sorted(sizes.keys() - dict(known).keys()):
         raise error(
