@@ -14,9 +14,8 @@ from stagec.driver.job import mesh_axes
 from stagec.driver.legal import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
-from stagec.driver.probes import Asked, Probe
 from stagec.driver.search_bounds import SAME, JobBounds
-from stagec.driver.search_jobs import Evaluated, Task, kind_of
+from stagec.driver.search_jobs import Evaluated, Probes, Run, Task
 from stagec.driver.search_near import neighbours_of
 from stagec.driver.search_space import Listed, listed
 from stagec.explore.bounds import Floats
@@ -26,8 +25,6 @@ from stagec.explore.space import Space
 from stagec.machines import Machine
 from stagec.serving.step import Step as ServingStep
 
-#: Runs units of work: results with the numbers of the units.
-Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
 #: Characters of a message of the compiler that tell it from others.
 _LONG = 60
 
@@ -127,7 +124,6 @@ class _Searching:
         self._question, self._answer, self._run = question, answer, run
         self._at_a_time, self._tell = at_a_time, tell
         self._jobs = answer.listed.jobs
-        self._probes: dict[str, Probe] = {}
         self._bounds: JobBounds | None = None
         self._began = time.monotonic()
         self._dropped = 0
@@ -189,7 +185,8 @@ class _Searching:
         question, answer, every = self._question, self._answer, range(len(self._jobs))
         if question.exhaustive:
             return dict.fromkeys(every, 0.0)
-        about = self._jobs, question.layers, question.sizes, question.machine, self._probed
+        probes = Probes(self._run, self._tell)
+        about = self._jobs, question.layers, question.sizes, question.machine, probes
         bounds = self._bounds = JobBounds(*about, overlap=question.overlap)
         answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
         if question.pareto:
@@ -230,17 +227,6 @@ class _Searching:
         found = self._values(self._bounds.refine(numbers), few=True)
         self._dropped += sum(bound is None for bound in found.values())
         return found
-
-    def _probed(self, asked: Sequence[Asked]) -> list[Probe]:
-        """The probes, each made once; those that share a compile one after the other."""
-        keys = [f"{a.what} {_key(a.options)}" for a in asked]
-        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._probes}
-        order = sorted(new, key=lambda k: repr(kind_of(new[k])))
-        for number, found in self._run([new[k] for k in order]):
-            self._probes[order[number]] = found
-            if number % 16 == 0:
-                self._tell(f"{len(self._probes):,} probes for {len(self._jobs):,} jobs")
-        return [self._probes[k] for k in keys]
 
     # -- exact -------------------------------------------------------------------------------------
 
@@ -287,7 +273,3 @@ _NOTHING = Evaluated({}, {}, None)
 
 def _slower(objective: str) -> str:
     return "larger" if objective == "memory" else "slower"
-
-
-def _key(options: JobOptions) -> str:
-    return repr({n: v for n, v in vars(options).items() if n not in ("explicit", "ranks")})

@@ -48,14 +48,14 @@ class Idle:
         self.matrix(f"{prefix}up", f"{count}, D_v, F_v", f"{count}, F_v")
         self.matrix(f"{prefix}down", f"{count}, F_v, D_v", f"{count}, D_v")
 
-    def beside(self, name: str = "vision") -> ModelText:
-        """Add the function and its call to the text; the text."""
+    def beside(self, name: str = "vision", note: str = _NOTE) -> ModelText:
+        """Add the function and its call to the text, with a note; the text."""
         text = self.text
         self.body.do("stg.return()")
         text.function(name, "", self.body)
         train = text.functions.pop("train")
         text.functions["train"] = [train[0], f"  stg.call @{name}()", *train[1:]]
-        text.notes.append(_NOTE.format(name=name))
+        text.notes.append(note.format(name=name))
         return text
 
 

@@ -68,7 +68,7 @@ def read_nanochat(config: Config) -> ModelText:
 @dataclass(frozen=True, slots=True)
 class _XIELU:
     """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero, exp(x) - 1 - x below
-    it, each times a trained number, and x/2."""
+    it, each times a trained number, and x times beta, a buffer."""
 
     def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
@@ -76,8 +76,8 @@ class _XIELU:
         u = body.let("u", f'stg.einsum["bsd,df->bsf"](%x, {body.param("w_up", "D, F")})')
         above = body.let("above", f"stg.softplus({body.param('alpha_p', '')})")
         below = body.let("below0", f"stg.softplus({body.param('alpha_n', '')})")
-        half = body.steps("half", "", ["stg.constant[value = 1/2] : f32[]", "stg.cast[bf16]({})"])
-        below = body.let("below", f'stg.add[",->"]({below}, {half})')
+        beta = body.param("beta", "", role="state")
+        below = body.let("below", f'stg.add[",->"]({below}, {beta})')
         r = body.let("r", f"stg.relu({u})")
         p = body.let(
             "p", f'stg.einsum["bsf,->bsf"]({body.let("rr", f"stg.mul({r}, {r})")}, {above})'
@@ -88,11 +88,11 @@ class _XIELU:
             f'stg.einsum["bsf,->bsf"]({{}}, {below})',
         ]
         q = body.steps("q", body.let("minus_n", f"stg.scale[by = -1]({n})"), steps)
+        linear = f'stg.einsum["bsf,->bsf"]({u}, {beta})'
         least = body.let("least", f"stg.scale[by = -1]({below})")
         m = body.let(
             "m",
-            f'stg.add["bsf,bsf,bsf,->bsf"]({p}, {q}, '
-            f"{body.let('x2', f'stg.scale[by = 1/2]({u})')}, {least})",
+            f'stg.add["bsf,bsf,bsf,->bsf"]({p}, {q}, {body.let("linear", linear)}, {least})',
         )
         y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({m}, {body.param("w_down", "F, D")})')
         body.do(f"stg.return({y})")

@@ -16,10 +16,13 @@ from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.text.printer import print_op
+from tests.support import DISTINCT
+
+pytestmark = DISTINCT
 
 PLUGIN = Path(__file__).resolve().parent.parent / "plugin_example/src/stagec_example/__init__.py"
-#: What an example may use without declaring it. One with a mesh or symbols of its own states what it
-#: assumes too.
+#: What an example may use without declaring it. One with a mesh or symbols of its own states what
+#: it assumes too.
 DECLARATIONS = {
     "stg.symbols": "stg.symbols[B, S, D, E, H, G, K, F, L, T, V]",
     "stg.mesh": "stg.mesh @pod[dp, tp]",

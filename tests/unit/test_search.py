@@ -324,7 +324,8 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
 
 def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
     """And a command that is proposed compiles, to traces that hold, with the memory foretold."""
-    found = json.loads(stagec(*SMALL, "--json", "--top", "2").out)
+    few = ("--zero", "0", "--microbatch-size", "1")
+    found = json.loads(stagec(*SMALL, *few, "--json", "--top", "2").out)
     assert {"points", "legal", "evaluated", "seconds", "best"} <= found.keys()
     assert len(found["best"]) == 2
     first = found["best"][0]
@@ -406,17 +407,18 @@ def test_an_empty_space_is_told() -> None:
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question is answered from the folder; another one is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    line = [w for w in SMALL if w != "--no-cache"]
-    first = json.loads(stagec(*line, "--json", "--pp", "1").out)
-    again = json.loads(stagec(*line, "--json", "--pp", "1").out)
+    line = [*(w for w in SMALL if w != "--no-cache"), "--json", "--zero", "0", "--tp", "2"]
+    first = json.loads(stagec(*line, "--pp", "1").out)
+    again = json.loads(stagec(*line, "--pp", "1").out)
     assert "cached" not in first
     assert again == {**first, "cached": True}
-    assert "cached" not in json.loads(stagec(*line, "--json", "--pp", "2").out)
+    assert "cached" not in json.loads(stagec(*line, "--pp", "2").out)
 
 
 def test_several_ranks_and_fronts() -> None:
     """By ranks a row for each; on a front no row beats another."""
-    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--json", "--pp", "1").out)
+    few = ("--pp", "1", "--zero", "0", "--microbatch-size", "1")
+    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--json", *few).out)
     assert [s["ranks"] for s in found["searches"]] == [4, 8]
     front = json.loads(stagec(*SMALL, "--pareto", "time,memory", "--json").out)["best"]
     points = [(row["step_seconds"], row["memory_peak"]) for row in front]
