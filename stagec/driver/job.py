@@ -74,7 +74,7 @@ class JobBuilder:
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, dict(self._preset.values) if self._preset else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
-        self.serving = self._serving(module)
+        self.serving = self._serving(module, entry.positions if entry else None)
         self._kv_parts = self._too_few_kv_heads(module)
         options = self.options
         self.from_texts = bool(
@@ -94,9 +94,9 @@ class JobBuilder:
         self._default_batch(module)
         return module
 
-    def _serving(self, module: Module) -> Serving | None:
+    def _serving(self, module: Module, positions: int | None) -> Serving | None:
         """The step of serving that options ask for, whose sizes the module gets."""
-        found = read_serving(self.options, module, symbolic=self._symbolic)
+        found = read_serving(self.options, module, positions, symbolic=self._symbolic)
         if found is not None:
             warning = beyond(found)
             if warning is not None:

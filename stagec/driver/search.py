@@ -20,6 +20,7 @@ from stagec.driver.emission import worker_options
 from stagec.driver.limit import limit_option
 from stagec.driver.options import Sizes, merged_sizes
 from stagec.driver.search_question import Machines, Pareto, Prices, questions, space_text
+from stagec.driver.search_serving import serving_options
 from stagec.driver.search_space import BATCHES, KNOBS, RANKS, Values, knob_option
 from stagec.support.diagnostics import error
 
@@ -68,9 +69,8 @@ _OPTIONS = (
     click.option(
         "--objective",
         type=click.Choice(["time", "tokens-per-rank", "cost", "memory"]),
-        default="time",
-        help="What is best: the shortest step, most tokens/s of a rank, fewest rank-seconds, or "
-        "the smallest peak of memory.",
+        help="What is best: the shortest step (default), most tokens/s of a rank, fewest "
+        "rank-seconds, or the smallest peak of memory.",
     ),
     click.option(
         "--price",
@@ -113,7 +113,7 @@ _OPTIONS = (
 
 
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = worker_options(function)
+    function = serving_options(worker_options(function))
     for option in reversed(_OPTIONS):
         function = option(function)
     return function

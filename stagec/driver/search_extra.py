@@ -27,7 +27,7 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
         open_ = [n for n in near if n not in answer.known]
         for i, found in run([Task(jobs[n], *about) for n in open_]):
             answer.known[open_[i]] = found
-    seconds = best.what.seconds or 1.0
+    seconds = answer.question.per_group(best.what.seconds or 1.0, best.what.tokens)
     told = [_told(answer, n, change, seconds) for n, change in near.items()]
     return sorted(told, key=lambda row: (row["more"] is None, row["more"] or 0.0))
 
@@ -46,15 +46,18 @@ def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, An
     if found is not None:
         if found.seconds is None:
             return {**row, "note": "does not fit", "memory_peak": found.peak}
-        return {**row, "more": found.seconds / best - 1, "memory_peak": found.peak}
+        if (most := answer.question.most_seconds) is not None and found.seconds > most:
+            return {**row, "note": "beyond the limit of its time", "memory_peak": found.peak}
+        seconds = answer.question.per_group(found.seconds, found.tokens)
+        return {**row, "more": seconds / best - 1, "memory_peak": found.peak}
     if answer.bounds is None:
         return row
-    seconds, held = answer.bounds
+    bounds, held = answer.bounds
     limit = answer.question.limit
     room = limit.room({}, answer.question.machine) if limit else None
     if room is not None and held[number] > room:
         return {**row, "note": "does not fit", "memory_peak": int(held[number])}
-    return {**row, "more": float(seconds[number]) / best - 1, "note": "at least"}
+    return {**row, "more": float(bounds[number]) / best - 1, "note": "at least"}
 
 
 def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
@@ -68,7 +71,8 @@ def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
     ]
     seconds: list[float | None] = [None] * len(tasks)
     for number, found in run(tasks):
-        seconds[number] = found.seconds if isinstance(found, Evaluated) else None
+        if isinstance(found, Evaluated) and found.seconds is not None:
+            seconds[number] = question.per_group(found.seconds, found.tokens)
     rows: list[dict[str, Any]] = []
     for i, (figure, factor, _) in enumerate(changed):
         mine = [s or float("inf") for s in seconds[i * len(jobs) : (i + 1) * len(jobs)]]

@@ -23,6 +23,7 @@ from stagec.explore.branch import Found, Front, Search
 from stagec.explore.layout import Layers
 from stagec.explore.space import Space
 from stagec.machines import Machine
+from stagec.serving.step import Step as ServingStep
 
 #: Characters of a message of the compiler that tell it from others.
 _LONG = 60
@@ -32,7 +33,8 @@ _LONG = 60
 class Question:
     """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
     `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
-    an hour."""
+    an hour. A step that takes more than `most_seconds` is left out; `group` is the step of each
+    group of ranks, where strategies have any number of groups."""
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -48,11 +50,26 @@ class Question:
     exhaustive: bool = False
     pareto: tuple[str, ...] = ()
     price: float | None = None
+    most_seconds: float | None = None
+    group: ServingStep | None = None
 
     @property
     def batch(self) -> int:
-        """Sequences of a step."""
-        return self.sizes[BATCH]
+        """Sequences of a step; of a group of ranks those that get a token."""
+        return self.sizes[BATCH] if self.group is None else self.group.sampled or 1
+
+    def sampled(self, tokens: int | None) -> int | None:
+        """Of the tokens of a step those that count: all, or those that groups sample."""
+        if self.group is None or tokens is None:
+            return tokens
+        return tokens // self.group.tokens * self.group.sampled
+
+    def per_group(self, seconds: float, tokens: int | None) -> float:
+        """Seconds of a step of so many tokens, or of each group's part, if groups have their own
+        and the objective is not the time of the step."""
+        if self.group is None or self.objective == "time" or not tokens:
+            return seconds
+        return seconds * self.group.tokens / tokens
 
     def cost(self, seconds: float) -> float:
         """What a step costs: rank-hours, times what one costs if that is known."""
@@ -193,6 +210,9 @@ class _Searching:
             elif held > (self._room(mesh_axes(self._jobs[n])) if few else most):
                 self._answer.cut["too much memory by its bound"] += 1
                 found[n] = None
+            elif self._is_late(seconds):
+                self._answer.cut["beyond the limit of its time by its bound"] += 1
+                found[n] = None
         return found
 
     def _room(self, mesh: Mapping[str, int | None]) -> float:
@@ -230,9 +250,13 @@ class _Searching:
                 category = max(found.memory, key=lambda c: found.memory[c])
                 answer.cut[f"too much memory, most of it {category}"] += 1
                 yield number, None, found
+            elif self._is_late(found.seconds):
+                answer.cut["beyond the limit of its time"] += 1
+                yield number, None, found
             else:
                 answer.timed += 1
-                least = found.peak if question.objective == "memory" else found.seconds
+                seconds = question.per_group(found.seconds, found.tokens)
+                least = found.peak if question.objective == "memory" else seconds
                 yield number, self._value(least), found
 
     def _why(self, number: int) -> str:
@@ -243,6 +267,10 @@ class _Searching:
         """Whether the compiler refuses the work of a microbatch of a job, as it has refused a
         whole job."""
         return self._why(number) in self._refused
+
+    def _is_late(self, seconds: float) -> bool:
+        most = self._question.most_seconds
+        return most is not None and seconds > most
 
     def _value(self, of: float) -> float:
         """The objective, of seconds or bytes; less is better. With ranks and batch as they are,

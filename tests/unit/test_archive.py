@@ -18,7 +18,7 @@ from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import TraceError
 from stagec.job.archive import MAGIC, Archive
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import LLAMA, stagec
+from tests.support import LLAMA, stagec, tries
 
 SIZES = "L=4,B=32,S=4,D=8,H=4,G=4,K=2,F=8,V=16"
 MESH = ["--dp", "4", "--tp", "2", "--pp", "2"]
@@ -116,7 +116,7 @@ def test_a_truncated_archive_is_refused(archive: Path, tmp_path: Path) -> None:
 def test_any_changed_byte_is_found(archive: Path, tmp_path: Path) -> None:
     data, broken = archive.read_bytes(), tmp_path / "broken"
     chance = random.Random(1)
-    for _ in range(60):
+    for _ in range(tries(60)):
         changed = bytearray(data)
         changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         broken.write_bytes(changed)

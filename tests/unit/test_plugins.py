@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stagec.ir.opdef import OpDef
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import stagec
@@ -47,6 +48,14 @@ def test_an_installed_package(site: Path) -> None:
     assert "relu6-placed" in loaded.pipelines
     assert "use-relu6" in stagec("passes").out
     assert "min(max(x, 0), limit)" in stagec("ops", "ex.relu6").out
+
+
+def test_what_a_caller_adds_is_its_own() -> None:
+    class Mine(OpDef):
+        name = "my.op"
+
+    load_plugins().registry.add(Mine())
+    assert load_plugins().registry.get("my.op") is None
 
 
 def test_the_same_plugin_twice_is_a_clash(site: Path) -> None:

@@ -218,6 +218,9 @@ def record_of_json(value: Mapping[str, object], *, metadata: bool = False) -> by
     """The record of such JSON. Fields of a newer schema are left out. Raises ValueError for what is
     no node, or no metadata."""
     message = GlobalMetadata() if metadata else Node()
+    fields = message.DESCRIPTOR.fields
+    if value and not any(f.name in value or f.json_name in value for f in fields):
+        raise ValueError(f"it has none of {', '.join(f.name for f in fields)}")
     try:
         ParseDict(cast("dict[str, object]", value), message, ignore_unknown_fields=True)
         return message.SerializeToString(deterministic=True)
