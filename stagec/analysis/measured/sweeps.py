@@ -100,8 +100,9 @@ _FEED_FORWARD: Final[Mapping[int, int]] = {
     16384: 53248,
 }
 #: The runs measured collectives of 1 GiB before their steps. Inside a node an all_reduce moves 458
-#: GB/s, or 425 where hosts compare their calls first, or 45 where links are none of NVLink.
-_COMPARES, _NO_NVLINK = 445.0, 380.0
+#: GB/s, or 425 where hosts compare their calls first, or 45 where messages between GPUs of a node
+#: are off.
+_COMPARES, _NO_MESSAGES = 445.0, 380.0
 #: What a compared call takes hosts for each rank of its group, inside a node and beyond: loops of
 #: ten collectives and a barrier. Inside a node devices take longer than hosts, but for the first
 #: call and the barrier, which make 3.2 ms of 8 ranks; on 64 to 512 ranks hosts do.
@@ -109,12 +110,10 @@ CHECKS: Final[Mapping[str, float | str]] = {
     "efficiency.network.nvlink.check": 200e-6,
     "efficiency.network.efa.check": 297e-6,
 }
-#: Before this job, runs with stages wait for each of two small messages before a tensor by looking
-#: every 0.1 s whether it has come (branch nouamane/bench2, p2p.py): all of them take 0.6 to 4 s for
-#: a microbatch, whatever its size.
+#: Before this job, and where messages inside a node are off, runs with stages wait for each of two
+#: small messages before a tensor by looking every 0.1 s whether it has come (branch
+#: nouamane/bench2, p2p.py): all take 0.6 to 4 s for a microbatch, whatever its size.
 _POLLS = 14_097_000
-#: Links of the nodes without NVLink.
-PCIE: Final = "64 GB/s"
 #: The attention of nanotron is FlashAttention 2, of which version 3, that the tables of the device
 #: have, is 1.5 to 2 times as fast forward and 1.5 to 1.75 times backward (arXiv 2407.08608).
 FLASH_2: Final[Mapping[str, float | str]] = {"efficiency.attention.rate.bf16": 1 / 1.6}
@@ -167,11 +166,10 @@ def nanotron() -> Iterator[MeasuredStep]:
             if n["zero"]:  # in one call after backward: trainer.py, make_ddp
                 flags["ddp_bucket"] = 0
         mesh = " ".join(f"{axis} {size}" for axis, size in axes.items())
-        changes = dict(FLASH_2)
-        if inside < _NO_NVLINK:
-            changes["network.nvlink.bandwidth"] = PCIE
-        elif inside < _COMPARES:
+        changes: dict[str, float | str] = {**FLASH_2}
+        if inside < _COMPARES:
             changes |= CHECKS
+        polls = n["pp"] > 1 and (n["job"] < _POLLS or inside < _NO_MESSAGES)
         yield MeasuredStep(
             "nanotron",
             f"D {width}, {mesh} zero {n['zero']}, {n['microbatches']} x {n['microbatch']}",
@@ -183,7 +181,7 @@ def nanotron() -> Iterator[MeasuredStep]:
             flags,
             f"D {width} B {batch} on {gpus}",
             changes,
-            judged=gpus <= _JUDGED and (n["pp"] == 1 or n["job"] >= _POLLS),
+            judged=gpus <= _JUDGED and not polls,
         )
 
 
