@@ -106,6 +106,8 @@ def test_a_collective_is_chosen_by_name(tmp_path: Path) -> None:
         (("--tp", "2"), "hpcc{node=x}", "no collective 'x' in the job"),
         (("--tp", "2"), "hpcc{node=forward/x}", "did you mean 'forward/x_r'?"),
         (("--tp", "2"), "hpcc{collectives=star}", "expects ring, tree, pairwise, found 'star'"),
+        (("--tp", "2"), "hpcc{start=-1}", "expects seconds from 0 on, found -1"),
+        (("--tp", "2"), "hpcc{start=nan}", "expects seconds from 0 on, found nan"),
         (("--tp", "2", "--names", "none"), "hpcc", "nodes have no names"),
         (
             ("--serve", "disaggregated", "--prompt", "64", "--prefill", "tp=2", "--decode", "tp=4"),
