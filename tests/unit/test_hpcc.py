@@ -112,7 +112,7 @@ def test_a_collective_is_chosen_by_name(tmp_path: Path) -> None:
         (
             ("--serve", "disaggregated", "--prompt", "64", "--prefill", "tp=2", "--decode", "tp=4"),
             "hpcc",
-            "the job has several pods, and a flow list is of one",
+            "the format 'hpcc' is of one mesh and one model",
         ),
         (("--pp", "1"), "hpcc", "has no collectives, and the format 'hpcc' writes one"),
     ],
