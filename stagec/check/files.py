@@ -39,6 +39,9 @@ def group_id(text: str) -> int | None:
 
 def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]]:
     """The name of the job, and its trace files by rank, lowest rank first."""
+    if not directory.is_dir():
+        _entries(directory, report)  # says why
+        return "", {}
     entries = _entries(directory, report)
     found = [_jobs(entries, end) for end in _ENDS]
     jobs = next((each for each in found if each), found[0])
