@@ -236,8 +236,8 @@ def test_what_pods_do_not_have_is_refused(
 
 def test_an_archive_has_both_pods(tmp_path: Path) -> None:
     """What is made of it are the files of a folder, byte for byte, and the check proves it."""
-    words = ("compile", *SMALL[:-3], "tp=2,pp=2,microbatches=2", "--decode", "dp=2,microbatches=2")
-    words += ("--prompt", "16", "--machine", "h100-sxm", "--quiet")
+    pods = (*SMALL[:-3], "tp=2,pp=2,microbatches=2", "--decode", "dp=2,microbatches=2")
+    words = ("compile", *pods, "--prompt", "16", "--machine", "h100-sxm", "--quiet")
     archive = tmp_path / "pods.stagec"
     for more in (("--archive", archive), ("-o", tmp_path / "folder")):
         ran = stagec(*words, *more)
