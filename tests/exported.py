@@ -91,9 +91,9 @@ ALL = [Tried(m, s) for m, s in product((LLAMA, GPT, MIXTRAL, PALM, DEEPSEEK), ST
 JOBS = [job for job in ALL if _known(*job)]
 
 
-def tried(*quick: Tried) -> pytest.MarkDecorator:
-    """All jobs; those that are not `quick` are exhaustive."""
-    rows = [pytest.param(j, id="-".join(j), marks=[] if j in quick else EXHAUSTIVE) for j in JOBS]
+def tried(*quick: Tried, jobs: Sequence[Tried] = JOBS) -> pytest.MarkDecorator:
+    """These jobs; those that are not `quick` are exhaustive."""
+    rows = [pytest.param(j, id="-".join(j), marks=[] if j in quick else EXHAUSTIVE) for j in jobs]
     assert len(rows) >= 30
     return pytest.mark.parametrize("tried_job", rows)
 
@@ -123,8 +123,12 @@ def sums(rows: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
 
 # -- jobs as the words of commands -----------------------------------------------------------------
 
-#: Jobs that whole commands are tried on, as a parameter `tried_job`.
-WRITTEN = tried(Tried(LLAMA, "1f1b"), Tried(MIXTRAL, "tp-sp-dp"))
+#: Jobs of several ranks that whole commands are tried on, as a parameter `tried_job`.
+WRITTEN = tried(
+    Tried(LLAMA, "1f1b"),
+    Tried(MIXTRAL, "tp-sp-dp"),
+    jobs=[job for job in JOBS if job.strategy != "one"],
+)
 #: Calls and bytes of the full buffer, by kind and axes; of messages by `send` and `recv`.
 Traffic = Mapping[tuple[str, str], tuple[int, int]]
 

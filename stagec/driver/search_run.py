@@ -126,7 +126,8 @@ class _Searching:
         self._jobs = answer.listed.jobs
         self._bounds: JobBounds | None = None
         self._began = time.monotonic()
-        self._dropped = 0
+        self._dropped = self._skipped = 0
+        self._refused: set[str] = set()
 
     def go(self) -> None:
         """Bound all, evaluate the promising."""
@@ -138,7 +139,7 @@ class _Searching:
             return
         search = self._front(bounds) if self._question.pareto else self._best(bounds)
         answer.best, answer.proven, answer.left = search.best, search.proven, search.left
-        answer.evaluated = search.tried
+        answer.evaluated = search.tried - self._skipped
         if self._bounds is not None and search.best and not answer.interrupted:
             sizes = self._question.sizes
             self._bounds.settle([*neighbours_of(self._jobs, search.best[0].number, sizes)])
@@ -233,10 +234,16 @@ class _Searching:
     def _evaluate(self, numbers: Sequence[int]) -> Iterator[tuple[int, float | None, Evaluated]]:
         question, answer = self._question, self._answer
         about = question.machine, question.limit, question.overlap, question.measured
-        for i, found in self._run([Task(self._jobs[n], *about) for n in numbers]):
-            number = numbers[i]
+        none = [n for n in numbers if self._is_none(n)]
+        answer.cut.update(f"refused by the compiler: {self._why(n)[:_LONG]}" for n in none)
+        self._skipped += len(none)
+        yield from ((n, None, _NOTHING) for n in none)
+        jobs = [n for n in numbers if n not in none]
+        for i, found in self._run([Task(self._jobs[n], *about) for n in jobs]):
+            number = jobs[i]
             answer.known[number] = found
             if isinstance(found, str):
+                self._refused.add(found)
                 answer.cut[f"refused by the compiler: {found[:_LONG]}"] += 1
                 yield number, None, _NOTHING
             elif found.seconds is None:
@@ -251,6 +258,15 @@ class _Searching:
                 seconds = question.per_group(found.seconds, found.tokens)
                 least = found.peak if question.objective == "memory" else seconds
                 yield number, self._value(least), found
+
+    def _why(self, number: int) -> str:
+        """Why the work of a microbatch of a job is none; empty if it is some."""
+        return self._bounds.refused[number] if self._bounds else ""
+
+    def _is_none(self, number: int) -> bool:
+        """Whether the compiler refuses the work of a microbatch of a job, as it has refused a
+        whole job."""
+        return self._why(number) in self._refused
 
     def _is_late(self, seconds: float) -> bool:
         most = self._question.most_seconds

@@ -143,8 +143,8 @@ class Loaded:
 
 
 def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
-    """The built-in plug-in, those of installed packages, and those in these files; the caller's own,
-    to which more can be added.
+    """The built-in plug-in, those of installed packages, and those in these files. The caller may
+    add more: what is loaded is its own.
 
     Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
     """

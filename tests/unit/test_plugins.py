@@ -13,7 +13,7 @@ import pytest
 from stagec.ir.opdef import OpDef
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "plugin_example"
 
@@ -75,6 +75,7 @@ def test_a_broken_package_is_a_diagnostic(site: Path, value: str) -> None:
     assert "Traceback" not in outcome.err
 
 
+@LONG
 def test_pip_installs_the_example(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "site"
     shutil.copytree(EXAMPLE, source)
