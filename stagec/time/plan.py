@@ -4,17 +4,15 @@ the places of its inputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from stagec.program.groups import GroupAxes
-from stagec.program.nodes import Ints, Node
+from stagec.program.nodes import Node
 from stagec.program.runs import Run, RunKind
+from stagec.program.stamp import Inputs, Instance
 from stagec.time.shapes import Shape, make_shape
 from stagec.time.streams import COMPUTE, streams_of
 
@@ -47,10 +45,9 @@ class _Cut:
     nodes: Sequence[Node]
     inner: Sequence[Sequence[int]]
     outer: Sequence[Sequence[int]]
-    places: Ints
-    always: npt.NDArray[np.bool_]
-    beside_compute: npt.NDArray[np.bool_]
-    order: Ints
+    places: Sequence[int]
+    always: Sequence[bool]
+    beside_compute: Sequence[bool]
 
 
 class Planner:
@@ -107,10 +104,9 @@ class Planner:
             [node for node, _, _ in items],
             inner,
             outer,
-            np.array([*numbers], dtype=np.int64),
-            np.array(always, dtype=bool),
-            ~np.array(computes, dtype=bool),
-            np.arange(len(items), dtype=np.int64),
+            [*numbers],
+            always,
+            [not computing for computing in computes],
         )
 
     def _streams(self, node: Node, joins: bool) -> tuple[Hashable, ...]:
@@ -150,11 +146,13 @@ class _ClassPlan:
         most = max((run.start + run.kind.last - run.kind.first for run in runs), default=0)
         #: By handle: the piece and the place of a node, whether it is beside the computations, and
         #: whether it joins classes.
-        self._piece = np.zeros(most, dtype=np.int64)
-        self._place = np.zeros(most, dtype=np.int64)
-        self._beside = np.zeros(most, dtype=bool)
-        self._joined = np.zeros(most, dtype=bool)
+        self._piece = [0] * most
+        self._place = [0] * most
+        self._beside = [False] * most
+        self._joined = [False] * most
         self._count = 0
+        #: The inputs of a part that may have to be waited for, by where its instance has them from.
+        self._candidates: dict[tuple[Inputs, _Cut], Sequence[int]] = {}
 
     def pieces(self) -> Iterator[Planned]:
         """The pieces, in the order of issue."""
@@ -165,8 +163,8 @@ class _ClassPlan:
             only = times[kind] == 1
             if only and not any(joins_classes(node, self._alone) for node in kind.nodes):
                 items = list(_items(run))
-                waits = [handle for _, _, handles in items for handle in handles]
-                if once and self._joined[waits].any():
+                joined = self._joined
+                if once and any(joined[h] for _, _, handles in items for h in handles):
                     yield self._together(once)
                     once = []
                 once += items
@@ -175,38 +173,60 @@ class _ClassPlan:
                 yield self._together(once)
                 once = []
             for cut in self._planner.cuts(kind, self._alone):
-                first = run.start + cut.first
-                table = None if run.instance is None else run.instance.table
-                handles = cut.places if table is None else table[cut.places]
-                yield self._planned(cut, slice(first, first + len(cut.nodes)), handles)
+                yield self._of_run(cut, run)
         if once:
             yield self._together(once)
 
     def _together(self, items: Sequence[_Item]) -> Planned:
         cut = self._planner.part(items)
-        own = np.array([handle for _, handle, _ in items], dtype=np.int64)
-        return self._planned(cut, own, cut.places)
-
-    def _planned(self, cut: _Cut, own: slice | Ints, handles: Ints) -> Planned:
-        """The piece of nodes with their `own` handles, that wait for others."""
-        used: tuple[int, ...] = ()
-        inputs: tuple[At, ...] = ()
-        if len(handles):
-            wanted = (cut.always | self._beside[handles]).nonzero()[0]
-            used, needed = tuple(wanted.tolist()), handles[wanted]
-            pieces, places = self._piece[needed].tolist(), self._place[needed].tolist()
-            inputs = tuple(zip(pieces, places, strict=True))
-        self._beside[own] = cut.beside_compute
-        self._piece[own], self._place[own] = self._count, cut.order
-        if cut.joins:
-            self._joined[own] = True
+        planned = self._planned(cut, enumerate(cut.places))
+        for place, ((_, handle, _), beside) in enumerate(
+            zip(items, cut.beside_compute, strict=True)
+        ):
+            self._piece[handle], self._place[handle] = self._count, place
+            self._beside[handle] = beside
         self._count += 1
-        return Planned(self._planner.shape(cut, used), inputs)
+        return planned
+
+    def _of_run(self, cut: _Cut, run: Run) -> Planned:
+        """A part of a run."""
+        instance, inputs = run.instance, enumerate(cut.places)
+        if instance is not None and cut.places:
+            key = instance.inputs, cut
+            candidates = self._candidates.get(key)
+            if candidates is None:
+                candidates = self._candidates[key] = self._found(cut, instance)
+            inputs = ((i, instance.handle(cut.places[i])) for i in candidates)
+        planned = self._planned(cut, inputs)
+        first, count = run.start + cut.first, len(cut.nodes)
+        own = slice(first, first + count)
+        self._piece[own], self._place[own] = [self._count] * count, range(count)
+        self._beside[own] = cut.beside_compute
+        if cut.joins:
+            self._joined[own] = [True] * count
+        self._count += 1
+        return planned
+
+    def _found(self, cut: _Cut, instance: Instance) -> Sequence[int]:
+        """The inputs of a part that such an instance may have to wait for: all but computations of
+        the instances that it takes from, since it follows these anyway."""
+        return [
+            i
+            for i, place in enumerate(cut.places)
+            if cut.always[i] or instance.passes(place) or self._beside[instance.handle(place)]
+        ]
+
+    def _planned(self, cut: _Cut, inputs: Iterable[tuple[int, int]]) -> Planned:
+        """The piece of a part of which these inputs, by number, are these handles."""
+        always, beside = cut.always, self._beside
+        wanted = [(i, handle) for i, handle in inputs if always[i] or beside[handle]]
+        at = tuple([(self._piece[handle], self._place[handle]) for _, handle in wanted])
+        return Planned(self._planner.shape(cut, tuple([i for i, _ in wanted])), at)
 
 
 def _items(run: Run) -> Iterator[_Item]:
     """The nodes of a run by their handles."""
-    kind, table = run.kind, None if run.instance is None else run.instance.table
+    kind, instance = run.kind, run.instance
     for handle, node in enumerate(kind.nodes, run.start):
         places = [kind.place(d) for d in (*node.deps, *node.after)]
-        yield node, handle, places if table is None else table[places].tolist()
+        yield node, handle, places if instance is None else [instance.handle(p) for p in places]
