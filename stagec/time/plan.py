@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from stagec.program.groups import GroupAxes
-from stagec.program.nodes import Node
+from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run, RunKind
 from stagec.program.stamp import Inputs, Instance
 from stagec.time.shapes import Shape, make_shape
@@ -47,7 +50,8 @@ class _Cut:
     outer: Sequence[Sequence[int]]
     places: Sequence[int]
     always: Sequence[bool]
-    beside_compute: Sequence[bool]
+    beside_compute: npt.NDArray[np.bool_]
+    order: Ints
 
 
 class Planner:
@@ -106,7 +110,8 @@ class Planner:
             outer,
             [*numbers],
             always,
-            [not computing for computing in computes],
+            ~np.array(computes, dtype=bool),
+            np.arange(len(items), dtype=np.int64),
         )
 
     def _streams(self, node: Node, joins: bool) -> tuple[Hashable, ...]:
@@ -146,10 +151,10 @@ class _ClassPlan:
         most = max((run.start + run.kind.last - run.kind.first for run in runs), default=0)
         #: By handle: the piece and the place of a node, whether it is beside the computations, and
         #: whether it joins classes.
-        self._piece = [0] * most
-        self._place = [0] * most
-        self._beside = [False] * most
-        self._joined = [False] * most
+        self._piece = np.zeros(most, dtype=np.int64)
+        self._place = np.zeros(most, dtype=np.int64)
+        self._beside = np.zeros(most, dtype=bool)
+        self._joined = np.zeros(most, dtype=bool)
         self._count = 0
         #: The inputs of a part that may have to be waited for, by where its instance has them from.
         self._candidates: dict[tuple[Inputs, _Cut], Sequence[int]] = {}
@@ -163,8 +168,8 @@ class _ClassPlan:
             only = times[kind] == 1
             if only and not any(joins_classes(node, self._alone) for node in kind.nodes):
                 items = list(_items(run))
-                joined = self._joined
-                if once and any(joined[h] for _, _, handles in items for h in handles):
+                waits = [handle for _, _, handles in items for handle in handles]
+                if once and self._joined[waits].any():
                     yield self._together(once)
                     once = []
                 once += items
@@ -179,14 +184,8 @@ class _ClassPlan:
 
     def _together(self, items: Sequence[_Item]) -> Planned:
         cut = self._planner.part(items)
-        planned = self._planned(cut, enumerate(cut.places))
-        for place, ((_, handle, _), beside) in enumerate(
-            zip(items, cut.beside_compute, strict=True)
-        ):
-            self._piece[handle], self._place[handle] = self._count, place
-            self._beside[handle] = beside
-        self._count += 1
-        return planned
+        own = np.array([handle for _, handle, _ in items], dtype=np.int64)
+        return self._planned(cut, own, enumerate(cut.places))
 
     def _of_run(self, cut: _Cut, run: Run) -> Planned:
         """A part of a run."""
@@ -197,15 +196,8 @@ class _ClassPlan:
             if candidates is None:
                 candidates = self._candidates[key] = self._found(cut, instance)
             inputs = ((i, instance.handle(cut.places[i])) for i in candidates)
-        planned = self._planned(cut, inputs)
-        first, count = run.start + cut.first, len(cut.nodes)
-        own = slice(first, first + count)
-        self._piece[own], self._place[own] = [self._count] * count, range(count)
-        self._beside[own] = cut.beside_compute
-        if cut.joins:
-            self._joined[own] = [True] * count
-        self._count += 1
-        return planned
+        first = run.start + cut.first
+        return self._planned(cut, slice(first, first + len(cut.nodes)), inputs)
 
     def _found(self, cut: _Cut, instance: Instance) -> Sequence[int]:
         """The inputs of a part that such an instance may have to wait for: all but computations of
@@ -216,11 +208,20 @@ class _ClassPlan:
             if cut.always[i] or instance.passes(place) or self._beside[instance.handle(place)]
         ]
 
-    def _planned(self, cut: _Cut, inputs: Iterable[tuple[int, int]]) -> Planned:
-        """The piece of a part of which these inputs, by number, are these handles."""
-        always, beside = cut.always, self._beside
-        wanted = [(i, handle) for i, handle in inputs if always[i] or beside[handle]]
-        at = tuple([(self._piece[handle], self._place[handle]) for _, handle in wanted])
+    def _planned(
+        self, cut: _Cut, own: slice | Ints, inputs: Iterable[tuple[int, int]]
+    ) -> Planned:
+        """The piece of a part with its `own` handles, of which these inputs, by number, are these
+        handles."""
+        always, beside = cut.always, self._beside.item
+        wanted = [(i, handle) for i, handle in inputs if always[i] or beside(handle)]
+        piece, place = self._piece.item, self._place.item
+        at = tuple([(piece(handle), place(handle)) for _, handle in wanted])
+        self._piece[own], self._place[own] = self._count, cut.order
+        self._beside[own] = cut.beside_compute
+        if cut.joins:
+            self._joined[own] = True
+        self._count += 1
         return Planned(self._planner.shape(cut, tuple([i for i, _ in wanted])), at)
 
 
