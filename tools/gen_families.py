@@ -9,7 +9,7 @@ from contextlib import suppress
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.json_text import JsonText
-from stagec.importers.keys import NO_EFFECT, OFF
+from stagec.importers.keys import ENDINGS, NO_EFFECT, OFF
 from stagec.importers.registry import BUILT_IN
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
@@ -40,6 +40,8 @@ def _body() -> Iterator[str]:
     yield from ("## Keys without effect", "")
     yield "Any family may have these; they do not change what a training step computes:"
     yield from ("", _listed(sorted(NO_EFFECT)) + ".", "")
+    yield "So have keys that begin with `_`, and those that end in one of these:"
+    yield from ("", _listed(ENDINGS) + ".", "")
     yield from ("## Features that are off", "")
     yield "Families that do not ask for one of these keys accept these values, and null:"
     yield from ("", "| key | values |", "|---|---|")

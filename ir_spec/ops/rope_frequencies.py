@@ -10,13 +10,15 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
 
+KINDS = ("linear", "llama3", "yarn", "proportional")
 SCALING = (
-    Param("scaling", "name", "how frequencies are stretched", choices=("linear", "llama3", "yarn")),
+    Param("scaling", "name", "how frequencies are stretched", choices=KINDS),
     Param("factor", "ratio", "by how much"),
     Param("original", "size", "the context before that (default 8192)"),
     Param("low", "ratio", "turns over it below which all is stretched (default 1)"),
     Param("high", "ratio", "turns above which nothing is (default: llama3 4, yarn 32)"),
     Param("smooth", "flag", "of yarn: the borders are no whole pairs"),
+    Param("share", "ratio", "of proportional: of the pairs, what turns (default 1)"),
     Param("mscale", "ratio", "of yarn: rotated elements are times 1 + mscale/10 log(factor)"),
 )
 
@@ -24,8 +26,10 @@ SCALING = (
 def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Array:
     """Radians per position of each pair: base^(-i/half), stretched as `scaling` says.
 
-    `linear`: arXiv 2306.15595. `yarn`: arXiv 2309.00071, section 3.2, with the borders rounded to
-    pairs as in its code. `llama3`: the code of Llama 3.1 (meta-llama/llama-models, models/llama3).
+    `linear`: arXiv 2306.15595; `proportional` too, with `share` of the pairs turning and the others
+    still, as Gemma 4 has it (modeling_rope_utils.py of transformers). `yarn`: arXiv 2309.00071,
+    section 3.2, with the borders rounded to pairs as in its code. `llama3`: the code of Llama 3.1
+    (meta-llama/llama-models, models/llama3).
     """
     plain = float(base) ** (-np.arange(half) / max(half, 1))
     kind = op.text("scaling")
@@ -34,6 +38,9 @@ def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Arr
         return plain
     if kind == "linear":
         return plain / factor
+    if kind == "proportional":
+        turning: Array = np.arange(half) < np.floor(_ratio(op, "share", 1) * half)
+        return plain / factor * turning
     original = ctx.size(op.expr("original")) if "original" in op.attrs else 8192
     low, high = _ratio(op, "low", 1), _ratio(op, "high", 4 if kind == "llama3" else 32)
     if kind == "llama3":

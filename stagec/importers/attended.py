@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import isqrt
 
-from stagec.importers.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm
+from stagec.importers.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm, Rope
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.idle import gemma3_tower, llama4_tower
 from stagec.importers.kin import Kin, Named, Sizes
 from stagec.importers.positions import read_bases
-from stagec.importers.stack import Decoder
+from stagec.importers.stack import Decoder, root
 from stagec.importers.text import ModelText, Symbol
 
 #: RMSNorm whose scale is 1 + w.
@@ -26,11 +25,6 @@ def _alternating(kin: Kin, every: int) -> list[bool]:
     return kin.windows([(i + 1) % every != 0 for i in range(kin.count)])
 
 
-def _root(number: int) -> Fraction:
-    """The square root, to six decimals."""
-    return Fraction(isqrt(number * 10**12), 10**6)
-
-
 # -- Gemma -----------------------------------------------------------------------------------------
 
 
@@ -40,7 +34,7 @@ def read_gemma(config: Config) -> ModelText:
     biased = kin.flag("attention_bias")
     mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
     # `hidden_act` says gelu in files that mean the tanh form, as the reference reads them
-    config.word("hidden_act", among=("gelu", _GEMMA_GATE), default="gelu")
+    config.skip("hidden_act")
     activation = config.word("hidden_activation", among=(_GEMMA_GATE, "gelu"), default=_GEMMA_GATE)
     decoder = _gemma_decoder(kin)
     return kin.stack(kin.all(mixer), kin.all(FeedForward(activation)), decoder, norm=GEMMA_NORM)
@@ -48,16 +42,26 @@ def read_gemma(config: Config) -> ModelText:
 
 def read_gemma2(config: Config) -> ModelText:
     """Gemma 2 (arXiv 2408.00118): every other layer sees a window; bounded scores and logits."""
-    kin = Kin(config, "Gemma 2", Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
+    return _gemma2(config, "Gemma 2", GEMMA_NORM)
+
+
+def read_vaultgemma(config: Config) -> ModelText:
+    """VaultGemma (arXiv 2510.15001): Gemma 2 without norms behind the blocks."""
+    return _gemma2(config, "VaultGemma", None)
+
+
+def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
+    kin = Kin(config, title, Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
     cap = config.ratio("attn_logit_softcapping", default=0 if _none(config) else 50)
     final = config.ratio("final_logit_softcapping", default=30)
     if config.names("final_logit_softcapping") and not config.has("final_logit_softcapping"):
         final = Fraction(0)
     config.only("use_bidirectional_attention", False)
     config.only("attention_bias", False)
+    config.skip("sliding_window_size")
     mixer = Attention(rope=kin.rope(), mask=_scores(kin, cap))
     mixers = kin.masked(mixer, _alternating(kin, 2), kin.window(4096))
-    return _gemma_stack(kin, mixers, final)
+    return _gemma_stack(kin, mixers, final, post)
 
 
 def read_gemma3(config: Config) -> ModelText:
@@ -103,14 +107,16 @@ def _scores(kin: Kin, cap: Fraction) -> str:
     return ", ".join(words)
 
 
-def _gemma_stack(kin: Kin, mixers: Sequence[Named], final: Fraction) -> ModelText:
+def _gemma_stack(
+    kin: Kin, mixers: Sequence[Named], final: Fraction, post: Norm | None = GEMMA_NORM
+) -> ModelText:
     block = FeedForward(kin.activation(_GEMMA_GATE))
     decoder = replace(_gemma_decoder(kin), logit_cap=final or None)
-    return kin.stack(mixers, kin.all(block), decoder, norm=GEMMA_NORM, post=GEMMA_NORM)
+    return kin.stack(mixers, kin.all(block), decoder, norm=GEMMA_NORM, post=post)
 
 
 def _gemma_decoder(kin: Kin) -> Decoder:
-    scale = _root(kin.width)
+    scale = root(kin.width)
     return Decoder(GEMMA_NORM, tied=kin.tied(True), embed_scale=scale)
 
 
@@ -120,21 +126,31 @@ def _gemma_decoder(kin: Kin) -> Decoder:
 def read_olmo2(config: Config) -> ModelText:
     """OLMo 2 (arXiv 2501.00656): norms behind the blocks only, of all queries and all keys too."""
     kin = Kin(config, "OLMo 2", Sizes(4096, 11008, 32, 32, 50304, 2048))
-    return _olmo(kin, kin.all(_olmo_mixer(kin)))
+    return _olmo(kin, kin.all(_olmo_mixer(kin, kin.rope())))
 
 
 def read_olmo3(config: Config) -> ModelText:
     """OLMo 3: OLMo 2 with windows in three layers of four."""
     kin = Kin(config, "OLMo 3", Sizes(4096, 11008, 32, 32, 50304, 2048))
-    mixers = kin.masked(_olmo_mixer(kin), _alternating(kin, 4), kin.window(4096))
+    parameters = config.section("rope_parameters")
+    windows, window = _alternating(kin, 4), kin.window(4096)
+    if parameters is not None and parameters.has("sliding_attention"):
+        bases = {"full_attention": ("theta", 10000), "sliding_attention": ("theta_local", 10000)}
+        ropes = read_bases(config, kin.text, bases, nested="")
+        full = _olmo_mixer(kin, ropes["full_attention"])
+        local = replace(full, rope=ropes["sliding_attention"])
+    else:
+        full = local = _olmo_mixer(kin, kin.rope())
+    if window is not None:
+        kin.text.symbol("W", window, "sliding_window")
+        local = replace(local, mask="causal, window = W")
+    mixers = [("local", local) if each else ("global", full) for each in windows]
     return _olmo(kin, mixers)
 
 
-def _olmo_mixer(kin: Kin) -> Attention:
+def _olmo_mixer(kin: Kin, rope: Rope) -> Attention:
     biased = kin.flag("attention_bias")
-    return Attention(
-        qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=kin.rope()
-    )
+    return Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, norm_dims="together", rope=rope)
 
 
 def _olmo(kin: Kin, mixers: Sequence[Named]) -> ModelText:
@@ -149,7 +165,8 @@ def read_cohere2(config: Config) -> ModelText:
     biased = kin.flag("attention_bias")
     rope = replace(kin.rope(), interleaved=True)
     rotary = Attention(qkv_bias=biased, out_bias=biased, rope=rope)
-    config.skip("cache_implementation", "rotary_pct", "order_of_interleaved_layers")
+    config.skip("rotary_pct", "order_of_interleaved_layers", "use_embedding_sharing")
+    config.only("position_embedding_type", "rope_gptj")
     config.only("use_gated_activation", True)
     config.only("use_parallel_block", True)
     config.only("use_parallel_embedding", False, True)
@@ -178,11 +195,12 @@ def read_gpt_oss(config: Config) -> ModelText:
     mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope(), sinks=True)
     mixers = kin.masked(mixer, _alternating(kin, 2), kin.window(128))
     limit = config.ratio("swiglu_limit", default=7)
+    slope = config.ratio("swiglu_alpha", default=Fraction("1.702"))
     mixture = replace(
         kin.experts(count=128, top=4, inner="F"),
         router_bias=True,
         bias=True,
-        statics=(f"slope = {Fraction('1.702')}", f"limit = {limit}", "shift = 1"),
+        statics=(f"slope = {slope}", f"limit = {limit}", "shift = 1"),
     )
     return kin.stack(mixers, kin.all(mixture), Decoder(tied=kin.tied()))
 
@@ -267,6 +285,7 @@ def read_llama4_images(config: Config) -> ModelText:
 FAMILIES = (
     ModelFamily("Gemma", ("gemma",), read_gemma, "norms of 1 + w, GeGLU, scaled embeddings"),
     ModelFamily("Gemma 2", ("gemma2",), read_gemma2, "windows 1:1, bounded scores and logits"),
+    ModelFamily("VaultGemma", ("vaultgemma",), read_vaultgemma, "Gemma 2 without post-norms"),
     ModelFamily("Gemma 3", ("gemma3_text",), read_gemma3, "windows 5:1, two bases, q and k normed"),
     ModelFamily("Gemma 3 with images", ("gemma3",), read_gemma3_images, "a tower of SigLIP"),
     ModelFamily("OLMo 2", ("olmo2",), read_olmo2, "norms behind the blocks, of all q and all k"),

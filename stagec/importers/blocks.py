@@ -93,7 +93,9 @@ class Attention:
     are as many. `qk_norm` normalises queries and keys before their rotation, or `after_rope`: each
     head, each head by a scale of its own (`heads`), or all heads as one row (`together`). `mask`
     are the static parameters of `stg.attention`; with `sinks` each head has a logit of its own
-    besides. `queries` is an operation on `{}` that queries go through at last."""
+    besides. `queries` and `values` are operations on `{}` that these go through at last; heads of
+    values have `value_dim` elements. What attention gives is multiplied by a sigmoid of the input
+    if it is `gated`, and normed as one row by `out_norm`."""
 
     groups: str = "G"
     qkv_bias: bool = False
@@ -105,6 +107,10 @@ class Attention:
     mask: str = "causal"
     sinks: bool = False
     queries: str = ""
+    gated: bool = False
+    out_norm: Norm | None = None
+    value_dim: str = "K"
+    values: str = ""
 
     def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
@@ -112,7 +118,7 @@ class Attention:
             return text.use("gqa", "D H G K theta")
         body = Body()
         q = self._projected(body, "q", "H", "h")
-        letter = "g" if self.groups == "G" else "h"
+        letter = "h" if self.groups == "H" else "g"
         k = self._projected(body, "k", self.groups, letter)
         v = self._projected(body, "v", self.groups, letter)
         operands = [q, k, v]
@@ -120,7 +126,14 @@ class Attention:
             operands.append(body.param("sinks", "H"))
         mask = f"{self.mask}, sinks" if self.sinks else self.mask
         a = body.let("a", f"stg.attention[{mask}]({', '.join(operands)})")
-        steps = [f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})']
+        if self.gated:
+            weight = body.param("wg", f"D, H, {self.value_dim}")
+            steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, {weight})', "stg.sigmoid({})"]
+            a = body.let("m", f"stg.mul({a}, {body.steps('g', '%x', steps)})")
+        steps = _as_row(self.out_norm, body, "out_norm", "H", "h") if self.out_norm else []
+        steps.append(
+            f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", f"H, {self.value_dim}, D")})'
+        )
         if self.out_bias:
             steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("bo", "D")})')
         body.do(f"stg.return({body.steps('o', a, steps)})")
@@ -128,10 +141,11 @@ class Attention:
         return text.function(joined(kind, "attention"), args, body)
 
     def _projected(self, body: Body, out: str, heads: str, letter: str) -> str:
-        weight = body.param(f"w{out}", f"D, {heads}, K")
+        dim = self.value_dim if out == "v" else "K"
+        weight = body.param(f"w{out}", f"D, {heads}, {dim}")
         steps = [f'stg.einsum["bsd,d{letter}k->bs{letter}k"]({{}}, {weight})']
         if self.qkv_bias:
-            bias = body.param(f"b{out}", f"{heads}, K")
+            bias = body.param(f"b{out}", f"{heads}, {dim}")
             steps.append(f'stg.add["bs{letter}k,{letter}k->bs{letter}k"]({{}}, {bias})')
         if out != "v":
             norm = self._normed(body, f"{out}_norm", heads, letter)
@@ -139,6 +153,8 @@ class Attention:
             steps += [*rope, *norm] if self.after_rope else [*norm, *rope]
         if out == "q" and self.queries:
             steps.append(self.queries)
+        if out == "v" and self.values:
+            steps.append(self.values)
         return body.steps(out, "%x", steps)
 
     def _normed(self, body: Body, name: str, heads: str, letter: str) -> list[str]:
@@ -151,11 +167,16 @@ class Attention:
             weight = body.param(name, f"{heads}, K")
             rule = f"bs{letter}k,{letter}k->bs{letter}k"
             return [plain.step(body, name), f'stg.einsum["{rule}"]({{}}, {weight})']
-        return [
-            f'stg.reshape["bs{letter}k->bs({letter}k)"]({{}})',
-            self.qk_norm.step(body, name, f"{heads}*K"),
-            f'stg.reshape["bs({letter}k)->bs{letter}k", factors = k, sizes = K]({{}})',
-        ]
+        return _as_row(self.qk_norm, body, name, heads, letter)
+
+
+def _as_row(norm: Norm, body: Body, name: str, heads: str, letter: str) -> list[str]:
+    """The steps of a norm of all heads as one row."""
+    return [
+        f'stg.reshape["bs{letter}k->bs({letter}k)"]({{}})',
+        norm.step(body, name, f"{heads}*K"),
+        f'stg.reshape["bs({letter}k)->bs{letter}k", factors = k, sizes = K]({{}})',
+    ]
 
 
 #: Activations of configurations, by the op on `{}`.
@@ -234,16 +255,17 @@ class FeedForward:
 class Experts:
     """A mixture of E experts of width M, of which each token takes T.
 
-    `route` are the static parameters of `stg.route` besides k; `choice_bias` is a bias that counts
-    for the choice only, `router_bias` one of the logits. `statics` are parameters of the gate's
-    activation; `bias` says that both products of an expert have one. With `scaled_inputs` an expert
+    `route` are the static parameters of `stg.route` besides k; `choice_bias` is the role of a bias
+    that counts for the choice only, if there is one, `router_bias` one of the logits. `statics` are
+    parameters of the gate's activation; `bias` says that both products of an expert have one. With
+    `scaled_inputs` an expert
     takes the token times its weight, in place of its result; T is 1 then. `shared` is a block of
     width F_shared that every token takes; with `shared_gate` it is multiplied by a sigmoid of its
     own for each token.
     """
 
     route: tuple[str, ...] = ("normalize",)
-    choice_bias: bool = False
+    choice_bias: Literal["", "state", "frozen"] = ""
     activation: str = "silu"
     gated: bool = True
     statics: tuple[str, ...] = ()
@@ -261,7 +283,9 @@ class Experts:
         experts = self._write_experts(text)
         body = Body()
         router = body.param("router", "D, E")
-        bias = body.param("bias", "E", dtype="f32", role="state") if self.choice_bias else ""
+        bias = (
+            body.param("bias", "E", dtype="f32", role=self.choice_bias) if self.choice_bias else ""
+        )
         steps = [f'stg.einsum["bsd,de->bse"]({{}}, {router})']
         if self.router_bias:
             steps.append(f'stg.add["bse,e->bse"]({{}}, {body.param("router_bias", "E")})')

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from stagec.importers.blocks import LAYER, LAYER_SCALE, Attention, FeedForward, Norm, Rope
+from stagec.importers.blocks import (
+    ACTIVATIONS,
+    LAYER,
+    LAYER_SCALE,
+    Attention,
+    FeedForward,
+    Norm,
+    Rope,
+)
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.kin import Kin, Sizes
@@ -22,7 +30,7 @@ def read_gpt2(config: Config) -> ModelText:
     kin = Kin(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024), read_groups=False)
     config.only("scale_attn_weights", True)
     config.only("scale_attn_by_inverse_layer_idx", False)
-    config.skip("n_ctx", "reorder_and_upcast_attn")
+    config.skip("n_ctx")
     _skip_summary(config)
     return _biased(kin, "gelu_new", "H")
 
@@ -35,8 +43,6 @@ def read_gpt_bigcode(config: Config) -> ModelText:
     config.only("scale_attn_weights", True)
     config.skip(
         "n_ctx",
-        "scale_attention_softmax_in_fp32",
-        "attention_softmax_in_fp32",
         "inference_runner",
         "max_batch_size",
         "pad_key_length",
@@ -44,6 +50,7 @@ def read_gpt_bigcode(config: Config) -> ModelText:
         "validate_runner_input",
     )
     _skip_summary(config)
+    config.only("num_key_value_heads", 1 if one else kin.heads)
     return _biased(kin, "gelu_pytorch_tanh", "G" if one else "H")
 
 
@@ -95,7 +102,7 @@ def read_bloom(config: Config) -> ModelText:
     kin = Kin(config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048), read_groups=False)
     config.only("apply_residual_connection_post_layernorm", False)
     config.skip("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "n_inner")
-    config.skip("bias_dropout_fusion", "hidden_dropout", "attention_softmax_in_fp32")
+    config.skip("bias_dropout_fusion")
     mixer = Attention("H", qkv_bias=True, out_bias=True, rope=None, mask="causal, alibi")
     block = FeedForward("gelu_new", gated=False, bias=True)
     decoder = Decoder(LAYER, tied=kin.tied(True), embed_norm=LAYER)
@@ -176,10 +183,11 @@ def read_falcon(config: Config) -> ModelText:
     """Falcon (arXiv 2311.16867): one head of keys and values, or some in the newer layers."""
     newer = config.flag("new_decoder_architecture", default=False)
     one = config.flag("multi_query", default=True) and not newer
-    if one:
+    if not newer:
         config.skip("num_kv_heads", "n_head_kv")
     sizes = Sizes(4544, _FOURFOLD, 32, 71, 65024, 2048, groups=1 if one else None)
     kin = Kin(config, "Falcon", sizes, read_groups=newer)
+    config.skip("ff_factor")
     biased = kin.flag("bias")
     alibi = kin.flag("alibi")
     if alibi:  # rotary positions are said, and not used
@@ -187,7 +195,8 @@ def read_falcon(config: Config) -> ModelText:
     mask, rope = ("causal, alibi", None) if alibi else ("causal", kin.rope())
     groups = "G" if one or newer else "H"
     mixer = Attention(groups, qkv_bias=biased, out_bias=biased, rope=rope, mask=mask)
-    block = FeedForward(kin.activation("gelu"), gated=False, bias=biased)
+    activation = config.word("activation", among=ACTIVATIONS, default=kin.activation("gelu"))
+    block = FeedForward(activation, gated=False, bias=biased)
     decoder = Decoder(LAYER, tied=kin.tied(True))
     norms = config.size("num_ln_in_parallel_attn", default=2 if newer else 1, most=2)
     parallel = kin.flag("parallel_attn", True) or newer
@@ -202,6 +211,7 @@ def read_starcoder2(config: Config) -> ModelText:
     biased = kin.flag("use_bias", True)
     config.only("mlp_type", "default")
     config.only("norm_type", "layer_norm")
+    config.skip("activation_function")
     mixer = Attention(qkv_bias=biased, out_bias=biased, rope=kin.rope())
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
     block = FeedForward(kin.activation("gelu_pytorch_tanh"), gated=False, bias=biased)

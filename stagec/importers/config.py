@@ -6,12 +6,12 @@ has asked for, so that no key that changes the computation is overlooked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
 from stagec.importers.json_text import Json, JsonText, Member, Object
-from stagec.importers.keys import NO_EFFECT, OFF
+from stagec.importers.keys import OFF, has_no_effect
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error
 from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
@@ -54,6 +54,11 @@ class Config:
     # -- what there is -----------------------------------------------------------------------------
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """The keys that are there."""
+        return tuple(self._members)
+
+    @property
     def file(self) -> str:
         """The name of the file."""
         return self._text.source.name
@@ -71,6 +76,11 @@ class Config:
         """Whether a key has a string."""
         found = self._find([key])
         return found is not None and isinstance(found[1].value, str)
+
+    def length(self, key: str, *, default: int) -> int:
+        """How many elements the list of a key has."""
+        found = self._find([key])
+        return len(found[1].value) if found and isinstance(found[1].value, list) else default
 
     def names(self, *keys: str) -> bool:
         """Whether one of the keys is there, be it with null."""
@@ -98,6 +108,15 @@ class Config:
     ) -> int:
         """An integer from `least` on."""
         return self._integer(keys, default, least, most)
+
+    def side(self, key: str, *, default: int) -> int:
+        """A positive integer, or a list of two that are the same: height and width."""
+        if not self.is_list(key):
+            return self.size(key, default=default)
+        height, width = self.sizes(key, length=2, least=1)
+        if height != width:
+            raise self.refuse(key, f"is {height} x {width}, but only squares are modelled")
+        return height
 
     def layers(self, *keys: str, default: int | None = None) -> int:
         """A number of layers."""
@@ -197,6 +216,12 @@ class Config:
             found.append(value)
         return tuple(found)
 
+    def kinds(
+        self, *keys: str, names: Mapping[str, str], length: int | None = None
+    ) -> tuple[str, ...]:
+        """A list of words of which several may mean the same kind, by what they mean."""
+        return tuple(names[word] for word in self.words(*keys, among=names, length=length))
+
     def lists(self, *keys: str) -> int:
         """How many elements a list of lists has; 0 where no key is there."""
         values = self._list(keys, None)
@@ -248,6 +273,19 @@ class Config:
             inner = self.section(key)
             if inner is not None:
                 self._members = inner._members | self._members
+
+    def drop(self, key: str) -> bool:
+        """Take a key as left out; whether it was there, with a value other than null."""
+        found = self.has(key)
+        self._members.pop(key, None)
+        return found
+
+    def inherit(self, other: Config, *keys: str) -> None:
+        """Take the members of another configuration, where it has some, for those of this one."""
+        for key in keys:
+            found = other._find([key])
+            if found is not None:
+                self._members[key] = found[1]
 
     def only(self, key: str, *values: Json, why: str = "is not modelled") -> None:
         """A key of which no other values than these can be read, null and its absence aside."""
@@ -302,7 +340,7 @@ class Config:
         """Refuse the keys that nobody has asked for and that may change the computation."""
         problems = DiagnosticList()
         for key, member in self._members.items():
-            known = key in self._asked or key in NO_EFFECT or key.startswith("_")
+            known = key in self._asked or has_no_effect(key)
             if not known and not _is_off(key, member.value):
                 problems.add(self._unknown(key, member))
         problems.check()

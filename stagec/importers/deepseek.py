@@ -140,22 +140,25 @@ def _softmax_experts(kin: Kin) -> list[Named]:
 
 def read_deepseek_v2(config: Config) -> ModelText:
     """DeepSeek-V2 (arXiv 2405.04434): latent attention."""
-    kin, mixer = _latent(config, "DeepSeek-V2", Sizes(4096, 11008, 32, 32, 102400, 2048))
+    kin, mixer = latent_of(config, "DeepSeek-V2", Sizes(4096, 11008, 32, 32, 102400, 2048))
     return kin.stack(kin.all(mixer), _softmax_experts(kin), Decoder(tied=kin.tied()))
 
 
 def read_deepseek_v3(config: Config) -> ModelText:
     """DeepSeek-V3 (arXiv 2412.19437) and Kimi K2: latent attention, sigmoid routing with a bias."""
-    kin, mixer = _latent(config, "DeepSeek-V3", Sizes(7168, 18432, 61, 128, 129280, 4096))
-    return _sigmoid_stack(kin, mixer)
+    kin, mixer = latent_of(config, "DeepSeek-V3", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    return sigmoid_stack(kin, mixer)
 
 
-def _sigmoid_stack(kin: Kin, mixer: Block) -> ModelText:
-    """Dense layers first, then experts chosen by sigmoids."""
+def sigmoid_stack(
+    kin: Kin, mixer: Block, *, count: int = 256, top: int = 8, inner: int = 2048, dense: int = 3
+) -> ModelText:
+    """Dense layers first, then experts chosen by sigmoids; the numbers are those of keys left
+    out."""
     config = kin.config
-    mixture = kin.sigmoid_experts(count=256, top=8, inner=2048, shared=1)
+    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1)
     plain = FeedForward(kin.activation())
-    dense = config.count("first_k_dense_replace", default=3)
+    dense = config.count("first_k_dense_replace", default=dense)
     config.only("moe_layer_freq", 1)
     blocks = kin.dense_first(dense, mixture, plain)
     return kin.stack(kin.all(mixer), blocks, Decoder(tied=kin.tied()))
@@ -163,17 +166,19 @@ def _sigmoid_stack(kin: Kin, mixer: Block) -> ModelText:
 
 def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3, whose attention sees selected keys only."""
-    kin, latent = _latent(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    kin, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
     if "Q" not in kin.text.symbols:
         raise config.refuse("q_lora_rank", "is null, but the indexer needs the queries' latent")
     read_size(config, kin.text, "I", "index_n_heads", default=64)
     read_size(config, kin.text, "J", "index_head_dim", default=128)
     read_size(config, kin.text, "N_keys", "index_topk", default=2048)
     config.skip("indexer_rope_interleave")
-    return _sigmoid_stack(kin, SparseLatent(latent))
+    config.words("layer_types", among=("indexed_attention",), length=kin.count)
+    config.words("indexer_types", among=("full",), length=kin.count)
+    return sigmoid_stack(kin, SparseLatent(latent))
 
 
-def _latent(config: Config, title: str, sizes: Sizes) -> tuple[Kin, Latent]:
+def latent_of(config: Config, title: str, sizes: Sizes) -> tuple[Kin, Latent]:
     """The model with the sizes of latent attention."""
     config.skip("num_key_value_heads", "head_dim", "qk_head_dim", "rope_interleave")
     config.only("attention_bias", False)

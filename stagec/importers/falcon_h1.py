@@ -92,7 +92,9 @@ def read_falcon_h1(config: Config) -> ModelText:
     )
     if (text.symbols["H_m"].value or 1) * (text.symbols["P"].value or 1) != inner:
         raise config.refuse("mamba_d_ssm", f"is {inner}, not mamba_n_heads * mamba_d_head")
-    config.only("mamba_norm_before_gate", False)
+    if config.flag("mamba_rms_norm", default=False):
+        config.only("mamba_norm_before_gate", False)
+    config.skip("mamba_norm_before_gate")
     config.only("mamba_use_mlp", True)
     config.only("attn_layer_indices")
     config.skip("num_logits_to_keep")

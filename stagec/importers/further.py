@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import isqrt
 
 from stagec.importers.blocks import LAYER, RMS, Attention, FeedForward, Rope
 from stagec.importers.config import Config
 from stagec.importers.deepseek import read_deepseek_v32
 from stagec.importers.family import ModelFamily
 from stagec.importers.kin import Kin, Sizes
-from stagec.importers.stack import Decoder
+from stagec.importers.stack import Decoder, root
 from stagec.importers.text import ModelText
 
 HALF = Fraction(1, 2)
-
-
-def root(of: int) -> Fraction:
-    """The square root to six decimals."""
-    return Fraction(isqrt(of * 10**12), 10**6)
 
 
 def read_minicpm(config: Config) -> ModelText:

@@ -27,6 +27,9 @@ def read_mamba(config: Config) -> ModelText:
     text, count = begin_scans(config, "Mamba", 768, 32, 50280)
     block = read_mamba1(config, text)
     skip_steps(config, text)
+    config.only("rms_norm", True)
+    config.only("d_inner", text.symbols["I"].value)
+    config.skip("ssm_cfg")
     decoder = Decoder(tied=config.flag("tie_word_embeddings", default=True))
     return stacked(text, [[("", "ssm", block)]] * count, decoder)
 
@@ -46,6 +49,7 @@ def read_mamba_2(config: Config) -> ModelText:
     text, count = begin_scans(config, "Mamba-2", 4096, 64, 32768)
     block = read_mamba2(config, text, PLAIN, heads=128, groups=8)
     config.only("rms_norm", True)
+    config.skip("d_inner", "ssm_cfg")
     decoder = Decoder(tied=config.flag("tie_word_embeddings", default=False))
     return stacked(text, [[("", "ssm", block)]] * count, decoder)
 
@@ -55,7 +59,7 @@ def read_jamba(config: Config) -> ModelText:
     period, experts in every other layer."""
     kin = Kin(config, "Jamba", Sizes(4096, 14336, 32, 32, 65536, 262144, groups=8))
     mamba = replace(read_mamba1(config, kin.text, "mamba_"), norms="full")
-    config.skip("use_mamba_kernels", "num_logits_to_keep", "mamba_inner_layernorms")
+    config.skip("mamba_inner_layernorms")
     attention = Attention(rope=None)
     at, period = _period(config, "attn", 8, 4)
     is_sparse, every = _period(config, "expert", 2, 1)
@@ -88,7 +92,6 @@ def read_bamba(config: Config) -> ModelText:
     """Bamba: Mamba-2, attention in a few layers, half of each head rotated."""
     kin = Kin(config, "Bamba", Sizes(4096, 14336, 32, 32, 128000, 262144, groups=8))
     mamba = read_mamba2(config, kin.text, PREFIXED, heads=128, state=256)
-    config.skip("num_logits_to_keep")
     biased = kin.flag("attention_bias")
     if config.has("attn_rotary_emb"):
         size = kin.text.symbols["K"].value or 1
@@ -113,7 +116,7 @@ def read_granite_hybrid(config: Config) -> ModelText:
     """Granite 4: Mamba-2 and attention, experts with a shared block, multipliers."""
     kin = Kin(config, "Granite 4", Sizes(4096, 11008, 32, 32, 32000, 2048))
     mamba = read_mamba2(config, kin.text, PREFIXED, heads=128, state=256)
-    config.skip("num_logits_to_keep", "normalization_function")
+    config.skip("normalization_function")
     biased = kin.flag("attention_bias")
     positions = ("nope", "rope", "rotary")
     rotary = config.word("position_embedding_type", among=positions, default="nope") != "nope"
@@ -134,9 +137,7 @@ def read_granite_hybrid(config: Config) -> ModelText:
         feed = replace(kin.experts(count=8, top=2, inner="F"), shared=shared)
     else:
         config.skip("num_experts_per_tok")
-    types = config.words(
-        "layer_types", "layers_block_type", among=("mamba", "attention"), length=kin.count
-    )
+    types = config.kinds("layer_types", "layers_block_type", names=_KINDS, length=kin.count)
     layers = [
         [
             ("attention", "attn", attention) if t == "attention" else ("mamba", "ssm", mamba),
@@ -154,6 +155,17 @@ def read_granite_hybrid(config: Config) -> ModelText:
     )
     scale = config.ratio("residual_multiplier", default=1)
     return stacked(kin.text, layers, decoder, scale=scale)
+
+
+#: What layers of hybrids are called.
+_KINDS = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "attention",
+    "full_attention": "attention",
+    "mlp": "mlp",
+    "moe": "moe",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +195,19 @@ def read_nemotron_h(config: Config) -> ModelText:
     """Nemotron-H (arXiv 2504.03624): one block a layer, by a word: M for Mamba-2, * for attention
     without positions, - for a feed-forward block, E for experts."""
     sizes = Sizes(4096, 21504, 52, 32, 131072, 8192, groups=8, dim=128)
+    sizes = replace(sizes, layers=config.length("layers_block_type", default=sizes.layers))
     kin = Kin(config, "Nemotron-H", sizes, dim_keys=("head_dim", "attention_head_dim"))
     mamba = read_mamba2(config, kin.text, _NEMOTRON_KEYS, heads=128, groups=8, norm="groups")
     mamba = replace(mamba, bias=mamba.bias or kin.flag("mamba_proj_bias"))
     config.only("mamba_hidden_act", "silu")
-    config.skip("num_logits_to_keep", "mamba_dt_init_floor", "rope_theta", "partial_rotary_factor")
+    config.only("moe_latent_size")
+    config.skip(
+        "moe_shared_expert_overlap",
+        "mtp_layers_block_type",
+        "mamba_dt_init_floor",
+        "rope_theta",
+        "partial_rotary_factor",
+    )
     config.skip("mamba_ssm_cache_dtype", "sliding_window", "attn_layer_indices")
     act = config.word("mlp_hidden_act", among=("relu2", "silu", "gelu"), default="relu2")
     plain = FeedForward(act, gated=False, bias=kin.flag("mlp_bias"))
@@ -228,11 +248,19 @@ def _nemotron_experts(kin: Kin, act: str) -> Block:
     if config.count("n_shared_experts", default=1):
         kin.size("F_shared", "moe_shared_expert_intermediate_size", default=7688)
         shared = FeedForward(act, gated=False)
-    return replace(mixture, route=route, choice_bias=True, gated=False, shared=shared)
+    return replace(mixture, route=route, choice_bias="state", gated=False, shared=shared)
 
 
 def _pattern(config: Config, count: int) -> str:
     """The layers, one letter each."""
+    names = {
+        name: {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}[kind]
+        for name, kind in _KINDS.items()
+    }
+    word = "".join(config.kinds("layers_block_type", "layer_types", names=names, length=count))
+    if word:
+        config.skip("hybrid_override_pattern")
+        return word
     word = config.text("hybrid_override_pattern")
     if len(word) != count:
         raise config.refuse(

@@ -48,14 +48,14 @@ class Idle:
         self.matrix(f"{prefix}up", f"{count}, D_v, F_v", f"{count}, F_v")
         self.matrix(f"{prefix}down", f"{count}, F_v, D_v", f"{count}, D_v")
 
-    def beside(self, name: str = "vision") -> ModelText:
-        """Add the function and its call to the text; the text."""
+    def beside(self, name: str = "vision", note: str = _NOTE) -> ModelText:
+        """Add the function and its call to the text, with a note; the text."""
         text = self.text
         self.body.do("stg.return()")
         text.function(name, "", self.body)
         train = text.functions.pop("train")
         text.functions["train"] = [train[0], f"  stg.call @{name}()", *train[1:]]
-        text.notes.append(_NOTE.format(name=name))
+        text.notes.append(note.format(name=name))
         return text
 
 
@@ -68,13 +68,13 @@ def read_idle(
     count = config.layers("num_hidden_layers", "depth", default=layers)
     text.symbol("L_v", count, "layers of the tower")
     read_size(config, text, "C", "num_channels", "in_chans", "in_channels", default=3)
-    read_size(config, text, "P", "patch_size", default=patch)
+    text.symbol("P", config.side("patch_size", default=patch), "patch_size")
     config.skip("num_attention_heads", "num_heads", "attention_heads", "hidden_act", "norm_eps")
 
 
 def image_tokens(config: Config, text: ModelText, image: int) -> None:
     """Declare N_v, the patches of an image."""
-    side = config.size("image_size", default=image) // (text.symbols["P"].value or 1)
+    side = config.side("image_size", default=image) // (text.symbols["P"].value or 1)
     text.symbol("N_v", side * side, "(image_size / patch_size)^2")
 
 
@@ -85,6 +85,7 @@ def siglip(vision: Config, text: ModelText, *, head: bool = False) -> Idle:
     image_tokens(vision, text, 224)
     headed = vision.flag("vision_use_head", default=head)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
+    vision.skip("max_image_size", "vocab_size")
     idle = Idle(text)
     idle.matrix("patch", "C, P, P, D_v", "D_v")
     idle.param("positions", "N_v, D_v")
@@ -158,6 +159,92 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
     idle.matrix("projector", "O_v, D")
     vision.finish()
     return idle.beside()
+
+
+def gemma4_towers(config: Config, text: ModelText) -> ModelText:
+    """The towers of Gemma 4: images by RMSNorm and a gate, sounds by a Conformer, each projected to
+    the width D."""
+    vision, sound = config.section("vision_config"), config.section("audio_config")
+    if vision is None and sound is None:
+        return text
+    idle = Idle(text)
+    if vision is not None:
+        _gemma4_images(vision, idle)
+    if sound is not None:
+        _gemma4_sounds(sound, idle)
+    config.skip("vision_soft_tokens_per_image", "initializer_range")
+    return idle.beside("vision" if sound is None else "towers")
+
+
+def _gemma4_images(vision: Config, idle: Idle) -> None:
+    text = idle.text
+    read_idle(vision, text, width=768, inner=3072, layers=16, patch=16)
+    heads = vision.size("num_attention_heads", default=12)
+    dim = read_size(vision, text, "K_v", "head_dim", default=64)
+    text.symbol("U_v", heads * dim, "num_attention_heads * head_dim")
+    groups = vision.size("num_key_value_heads", default=12)
+    text.symbol("G_v", groups * dim, "num_key_value_heads * head_dim")
+    read_size(vision, text, "N_v", "position_embedding_size", default=10240)
+    vision.only("attention_bias", False)
+    vision.skip("hidden_activation", "max_position_embeddings", "rope_parameters", "rope_theta")
+    vision.skip("pooling_kernel_size", "default_output_length", "use_clipped_linears")
+    vision.skip("standardize", "global_head_dim")
+    idle.matrix("patch", "C, P, P, D_v")
+    idle.param("positions", "2, N_v, D_v")
+    for name, dims in (("q", "D_v, U_v"), ("k", "D_v, G_v"), ("v", "D_v, G_v"), ("o", "U_v, D_v")):
+        idle.matrix(name, f"L_v, {dims}")
+    for name in ("q_norm", "k_norm"):
+        idle.param(name, "L_v, K_v")
+    for name in ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"):
+        idle.param(name, "L_v, D_v")
+    idle.matrix("gate_up", "L_v, D_v, 2, F_v")
+    idle.matrix("down", "L_v, F_v, D_v")
+    idle.matrix("projector", "D_v, D")
+    vision.finish()
+
+
+def _gemma4_sounds(sound: Config, idle: Idle) -> None:
+    text = idle.text
+    width = read_size(sound, text, "D_a", "hidden_size", default=1024)
+    text.symbol("L_a", sound.layers("num_hidden_layers", default=12), "layers of the tower")
+    heads = sound.size("num_attention_heads", default=8)
+    text.symbol("K_a", width // heads, "hidden_size / num_attention_heads")
+    read_size(sound, text, "W_a", "conv_kernel_size", default=5)
+    read_size(sound, text, "O_a", "output_proj_dims", default=1536)
+    first, second = sound.sizes("subsampling_conv_channels", length=2) or (128, 32)
+    text.symbol("C_a", first, "subsampling_conv_channels")
+    text.symbol("C_b", second, "subsampling_conv_channels")
+    text.symbol("U_a", first // 4 * second, "channels of a quarter of them, together")
+    sound.skip("hidden_act", "residual_weight", "use_clipped_linears", "gradient_clipping")
+    for name in (
+        "chunk_size",
+        "context_left",
+        "context_right",
+        "logit_cap",
+        "invalid_logits_value",
+    ):
+        sound.skip(f"attention_{name}")
+    idle.matrix("conv_a", "3, 3, C_a")
+    idle.param("conv_a_norm", "C_a")
+    idle.matrix("conv_b", "C_a, 3, 3, C_b")
+    idle.param("conv_b_norm", "C_b")
+    idle.matrix("sound_in", "U_a, D_a")
+    for name in ("ffn_a", "ffn_b"):
+        idle.matrix(f"{name}_up", "L_a, D_a, 4*D_a")
+        idle.matrix(f"{name}_down", "L_a, 4*D_a, D_a")
+        idle.param(f"{name}_norm", "L_a, D_a")
+        idle.param(f"{name}_post_norm", "L_a, D_a")
+    for name in ("q", "k", "v", "o", "distance"):
+        idle.matrix(f"sound_{name}", "L_a, D_a, D_a")
+    idle.param("sound_scale", "L_a, K_a")
+    for name in ("sound_norm", "sound_post_norm", "out_norm", "pre_norm_conv", "conv_norm"):
+        idle.param(name, "L_a, D_a")
+    idle.matrix("conv_up", "L_a, D_a, 2, D_a")
+    idle.matrix("conv", "L_a, D_a, W_a")
+    idle.matrix("conv_down", "L_a, D_a, D_a")
+    idle.matrix("sound_out", "D_a, O_a", "O_a")
+    idle.matrix("sound_projector", "O_a, D")
+    sound.finish()
 
 
 def gates(idle: Idle, names: Sequence[str], dims: str = "") -> None:

@@ -124,7 +124,7 @@ def _read_tower(vision: Config, text: ModelText) -> int:
     text.assume(f"N_v % {merge * merge} == 0")
     text.assume("N_v % W_v == 0")
     vision.only("out_hidden_size", text.symbols["D"].value or 1)
-    vision.skip("spatial_patch_size", "tokens_per_second", "in_chans")
+    vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
     return merge * merge
 
 

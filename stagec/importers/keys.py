@@ -5,7 +5,8 @@ from __future__ import annotations
 #: Names, versions and files.
 _ABOUT = (
     "architectures auto_map _name_or_path name_or_path model_type transformers_version "
-    "custom_pipelines task_specific_params id2label label2id num_labels finetuning_task "
+    "custom_pipelines is_composition is_llama_config "
+    "task_specific_params id2label label2id num_labels finetuning_task "
     "problem_type license_name tokenizer_class processor_class language unsloth_version "
     "unsloth_fixed model_name framework save_step base_model"
 )
@@ -16,27 +17,30 @@ _EXECUTION = (
     "pretraining_tp torchscript fuse_norm fused_mlp use_fused_rms_norm return_dict "
     "output_attentions output_hidden_states is_decoder_only chunk_size_feed_forward "
     "pruned_heads ep_size scan_layers use_parallel_embedding keys_to_ignore_at_inference "
-    "fp32_residual_connection residual_in_fp32 rms_norm_fp32 layernorm_in_fp32 "
+    "init_device init_method output_past reorder_and_upcast_attn fused_add_norm "
+    "scale_attention_softmax_in_fp32 use_mem_eff_path use_mambapy use_associative_scan "
+    "use_mamba_kernels pad_vocab_size_multiple fp32_residual_connection "
+    "residual_in_fp32 rms_norm_fp32 layernorm_in_fp32 "
     "attention_softmax_in_fp32 apply_query_key_layer_scaling masked_softmax_fusion "
     "use_memory_efficient_attention fp32_lm_head compression_config tensor_parallel_degree"
 )
 #: Tokens: which number means what.
 _TOKENS = (
-    "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id "
-    "decoder_start_token_id forced_bos_token_id forced_eos_token_id bad_words_ids "
-    "suppress_tokens begin_suppress_tokens image_token_id image_token_index video_token_id "
-    "audio_token_id vision_start_token_id vision_end_token_id vision_token_id boi_token_index "
-    "eoi_token_index eoi_token_id boi_token_id pad_token add_bos_token add_eos_token "
-    "prefix gen_token_id tokenizer_name"
+    "bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids pad_token "
+    "add_bos_token add_eos_token prefix tokenizer_name padding_idx"
 )
 #: Regularisation: dropout is left out of imported texts (docs/models.md).
-_DROPOUT = (
-    "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop summary_first_dropout "
-    "dropout attention_probs_dropout_prob hidden_dropout_prob residual_dropout embedding_dropout "
-    "activation_dropout classifier_dropout layerdrop resid_dropout embd_dropout attn_dropout "
-    "dropout_rate ffn_dropout residual_dropout_prob embedding_dropout_prob emb_dropout_prob "
-    "attention_dropout_prob output_dropout_prob ffn_dropout_rate mlp_dropout token_dropout "
-    "classifier_dropout_prob drop_path_rate expert_dropout"
+_DROPOUT = "drop_path_rate token_dropout"
+#: Endings of keys of tokens and of dropout, whatever stands before them.
+ENDINGS = (
+    "_token_id",
+    "_token_ids",
+    "_token_index",
+    "dropout",
+    "dropout_prob",
+    "dropout_rate",
+    "layerdrop",
+    "pdrop",
 )
 #: How weights begin, small constants, losses beside the cross entropy, and layers that predict
 #: further tokens, which transformers leaves out too (docs/models.md).
@@ -56,13 +60,14 @@ _GENERATION = (
     "num_beams num_beam_groups num_return_sequences early_stopping diversity_penalty "
     "encoder_no_repeat_ngram_size no_repeat_ngram_size exponential_decay_length_penalty "
     "remove_invalid_values return_dict_in_generate typical_p output_scores generation_config "
-    "top_k_tokens cache_implementation tf_legacy_loss use_return_dict"
+    "num_logits_to_keep top_k_tokens cache_implementation tf_legacy_loss use_return_dict"
 )
 
 #: Features that are off, or as all families have them that do not ask for the key.
 OFF: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "alibi": (False,),
+    "apply_residual_connection_post_layernorm": (False,),
     "attention_bias": (False,),
     "attention_output_bias": (False,),
     "attn_logit_softcapping": (0,),
@@ -71,6 +76,9 @@ OFF: dict[str, tuple[object, ...]] = {
     "final_logit_softcapping": (0,),
     "is_decoder": (True, False),
     "is_encoder_decoder": (False,),
+    "add_classification_head": (False,),
+    "compression_ratio": (1,),
+    "lm_head_bias": (False,),
     "logit_scale": (1,),
     "mlp_bias": (False,),
     "mlp_only_layers": ([],),
@@ -80,14 +88,19 @@ OFF: dict[str, tuple[object, ...]] = {
     "parallel_attn": (False,),
     "position_embedding_type": ("rope", "rotary", "rotary_embedding"),
     "prefix_lm": (False,),
+    "norm_before_gate": (True,),
     "qk_layernorm": (False,),
     "qk_norm": (False,),
     "qkv_bias": (False,),
+    "rope_interleaved": (False,),
+    "rotary_scaling_factor": (1,),
     "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
     "sliding_window": (0, -1),
     "tie_encoder_decoder": (False,),
     "use_bias": (False,),
     "use_cla": (False,),
+    "use_mla": (False,),
     "use_mrope": (False,),
     "use_parallel_residual": (False,),
     "use_qk_norm": (False,),
@@ -98,3 +111,8 @@ OFF: dict[str, tuple[object, ...]] = {
 NO_EFFECT = frozenset(
     " ".join((_ABOUT, _EXECUTION, _TOKENS, _DROPOUT, _TRAINING, _GENERATION)).split()
 )
+
+
+def has_no_effect(key: str) -> bool:
+    """Whether a key changes nothing that a training step computes, whatever the family."""
+    return key in NO_EFFECT or key.startswith("_") or key.endswith(ENDINGS)

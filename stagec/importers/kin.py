@@ -81,7 +81,9 @@ class Kin:
         )
         self.width = self.text.symbols["D"].value or 1
         self.dim = self.text.symbols["K"].value or 1
-        inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+        self.heads = self.text.symbols["H"].value or 1
+        self.groups_of_heads = self.text.symbols["G"].value or 1
+        inner = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "block_ff_dim")
         times = -sizes.inner * self.width if sizes.inner < 0 else sizes.inner
         self.inner = read_size(config, self.text, "F", *inner, default=times)
         read_size(config, self.text, "V", "vocab_size", "padded_vocab_size", default=sizes.vocab)
@@ -141,8 +143,8 @@ class Kin:
         where it sees all of them, as null says."""
         if self.config.names("sliding_window") and not self.config.has("sliding_window"):
             return None
-        size = self.config.size("sliding_window", default=default or self.longest, most=1 << 30)
-        return size if size < self.longest else None
+        size = self.config.count("sliding_window", default=default or self.longest, most=1 << 30)
+        return size if 0 < size < self.longest else None
 
     def late_windows(self, mixer: Attention) -> list[Named]:
         """The mixers of Qwen: where `use_sliding_window` says so, the layers from
@@ -193,18 +195,20 @@ class Kin:
         ones that every token takes."""
         config = self.config
         mixture = self.experts(count=count, top=top, inner=inner)
-        config.only("scoring_func", "sigmoid")
+        config.only("scoring_func", "sigmoid", "noaux_tc")
         config.only("topk_method", "noaux_tc")
         normalize = config.flag("norm_topk_prob", default=True)
         route = ["scores = sigmoid", *(["normalize"] if normalize else [])]
         route += self.weights() + self.groups()
-        number = config.count("n_shared_experts", "num_shared_experts", default=shared)
+        keys = ("n_shared_experts", "num_shared_experts")
+        number = config.count(*keys, default=shared)
         block = self.shared(number, "n_shared_experts") if number else None
-        return replace(mixture, route=tuple(route), choice_bias=True, shared=block)
+        return replace(mixture, route=tuple(route), choice_bias="state", shared=block)
 
     def weights(self) -> list[str]:
         """`routed_scaling_factor`, as a static parameter of the router."""
-        scale = self.config.ratio("routed_scaling_factor", default=1)
+        keys = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+        scale = self.config.ratio(*keys, default=1)
         return [f"scale = {scale}"] if scale != 1 else []
 
     def groups(self) -> list[str]:
@@ -245,6 +249,9 @@ class Kin:
 
     def dense_first(self, dense: int, mixture: Experts, plain: FeedForward) -> list[Named]:
         """Feed-forward blocks: so many dense ones, then experts."""
+        kinds = self.config.words("mlp_layer_types", among=("dense", "sparse"), length=self.count)
+        if kinds:
+            return [(k, plain if k == "dense" else mixture) for k in kinds]
         dense = min(dense, self.count)
         first: list[Named] = [("dense", plain)] * dense
         return [*first, *([("sparse", mixture)] * (self.count - dense))]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.blocks import RMS, Attention, FeedForward, joined
+from stagec.importers.blocks import RMS, Attention, Experts, FeedForward
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
-from stagec.importers.kin import Kin, Sizes
+from stagec.importers.kin import Kin, Named, Sizes
 from stagec.importers.stack import Decoder, Layer, Part, Place, scaled, stacked
 from stagec.importers.state_space import GatedDelta, Lightning
 from stagec.importers.text import Body, ModelText
@@ -16,33 +17,51 @@ from stagec.importers.text import Body, ModelText
 # -- Qwen3-Next ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _GatedAttention(Attention):
-    """Attention times a sigmoid of its input, for each element of each head."""
-
-    def write(self, text: ModelText, kind: str = "") -> str:
-        """Add the block; its name."""
-        body = Body()
-        q, k, v = (
-            self._projected(body, *p) for p in (("q", "H", "h"), ("k", "G", "g"), ("v", "G", "g"))
-        )
-        a = body.let("a", f"stg.attention[{self.mask}]({q}, {k}, {v})")
-        weight = body.param("wg", "D, H, K")
-        g = body.steps(
-            "g", "%x", [f'stg.einsum["bsd,dhk->bshk"]({{}}, {weight})', "stg.sigmoid({})"]
-        )
-        m = body.let("m", f"stg.mul({a}, {g})")
-        o = body.let("o", f'stg.einsum["bshk,hkd->bsd"]({m}, {body.param("wo", "H, K, D")})')
-        body.do(f"stg.return({o})")
-        return text.function(joined(kind, "attention"), "%x", body)
-
-
 def read_qwen3_next(config: Config) -> ModelText:
     """Qwen3-Next: gated delta nets, and every fourth layer gated attention; experts with a shared
     block that has a gate."""
     sizes = Sizes(2048, 5632, 48, 16, 151936, 32768, groups=2, dim=256)
     kin = Kin(config, "Qwen3-Next", sizes)
-    text = kin.text
+    mixture = _shared_mixture(kin, count=512, top=10, normalize=kin.flag("norm_topk_prob", True))
+    plain = FeedForward(mixture.activation)
+    step = config.size("decoder_sparse_step", default=1)
+    dense = config.sizes("mlp_only_layers", most=kin.count - 1)
+    sparse = [(i + 1) % step == 0 and i not in dense for i in range(kin.count)]
+    named: list[Named] = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
+    return _with_delta_nets(kin, named)
+
+
+def read_qwen3_5(config: Config) -> ModelText:
+    """Qwen3.5, the text model: Qwen3-Next with a dense block."""
+    sizes = Sizes(4096, 12288, 32, 16, 248320, 32768, groups=4, dim=256)
+    kin = Kin(config, "Qwen3.5", sizes)
+    _skip_predictions(config)
+    return _with_delta_nets(kin, kin.all(FeedForward(kin.activation())))
+
+
+def read_qwen3_5_moe(config: Config) -> ModelText:
+    """Qwen3.5 with experts, the text model."""
+    sizes = Sizes(2048, 5632, 40, 16, 248320, 32768, groups=2, dim=256)
+    kin = Kin(config, "Qwen3.5-MoE", sizes)
+    _skip_predictions(config)
+    return _with_delta_nets(kin, kin.all(_shared_mixture(kin, count=256, top=8, normalize=True)))
+
+
+def _skip_predictions(config: Config) -> None:
+    config.only("attn_output_gate", True)
+    config.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+
+
+def _shared_mixture(kin: Kin, *, count: int, top: int, normalize: bool) -> Experts:
+    """Experts with a shared block that has a gate."""
+    mixture = kin.experts(count=count, top=top, inner=512, normalize=normalize)
+    kin.size("F_shared", "shared_expert_intermediate_size", default=512)
+    return replace(mixture, shared=FeedForward(mixture.activation), shared_gate=True)
+
+
+def _with_delta_nets(kin: Kin, blocks: Sequence[Named]) -> ModelText:
+    """The text, with delta nets in three layers of four and gated attention in the fourth."""
+    config, text = kin.config, kin.text
     values = kin.size("H_m", "linear_num_value_heads", default=32)
     keys = kin.size("G_m", "linear_num_key_heads", default=16)
     if values % keys:
@@ -53,33 +72,18 @@ def read_qwen3_next(config: Config) -> ModelText:
     text.symbol("Q", 64, "tokens of a chunk, by the kernels")
     centered = replace(RMS, zero_centered=True)
     config.only("attention_bias", False)
-    attention = _GatedAttention(qk_norm=centered, rope=kin.rope(partial=Fraction(1, 4)))
-    normalize = kin.flag("norm_topk_prob", True)
-    mixture = kin.experts(count=512, top=10, inner=512, normalize=normalize)
-    kin.size("F_shared", "shared_expert_intermediate_size", default=512)
-    mixture = replace(mixture, shared=FeedForward(mixture.activation), shared_gate=True)
-    plain = FeedForward(mixture.activation)
+    rope = kin.rope(partial=Fraction(1, 4))
+    attention = Attention(qk_norm=centered, rope=rope, gated=True)
     every = config.size("full_attention_interval", default=4)
     types = config.words(
         "layer_types", among=("linear_attention", "full_attention"), length=kin.count
     ) or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(kin.count)]
-    step = config.size("decoder_sparse_step", default=1)
-    dense = config.sizes("mlp_only_layers", most=kin.count - 1)
-    sparse = [(i + 1) % step == 0 and i not in dense for i in range(kin.count)]
-    mixed = len(set(sparse)) > 1
+    mixed = len(set(blocks)) > 1
     layers: list[list[Place]] = []
-    for kind, is_sparse in zip(types, sparse, strict=True):
+    for kind, (name, block) in zip(types, blocks, strict=True):
         full = kind == "full_attention"
-        layers.append(
-            [
-                ("attention", "attn", attention) if full else ("delta", "attn", GatedDelta()),
-                (
-                    ("sparse" if is_sparse else "dense") if mixed else "",
-                    "ffn",
-                    mixture if is_sparse else plain,
-                ),
-            ]
-        )
+        mixer = ("attention", "attn", attention) if full else ("delta", "attn", GatedDelta())
+        layers.append([mixer, (name if mixed else "", "ffn", block)])
     decoder = Decoder(norm=centered, tied=kin.tied())
     return stacked(text, layers, decoder, norm=centered)
 
@@ -122,7 +126,6 @@ def read_minimax(config: Config) -> ModelText:
     mixture = kin.experts(count=8, top=2, inner="F")
     config.only("shared_intermediate_size", 0)
     config.only("shared_moe_mode", "sigmoid", "softmax")
-    config.skip("num_logits_to_keep")
     full = _alpha_beta(config, "full_attention", "full_attn")
     linear = _alpha_beta(config, "linear_attention", "linear_attn")
     mlp = _alpha_beta(config, "mlp", "mlp")
@@ -166,6 +169,10 @@ def _alpha_beta(config: Config, name: str, short: str) -> tuple[Fraction, Fracti
 
 FAMILIES = (
     ModelFamily("Qwen3-Next", ("qwen3_next",), read_qwen3_next, "delta nets, gated attention"),
+    ModelFamily("Qwen3.5", ("qwen3_5_text",), read_qwen3_5, "delta nets, gated attention"),
+    ModelFamily(
+        "Qwen3.5-MoE", ("qwen3_5_moe_text",), read_qwen3_5_moe, "delta nets, experts, shared"
+    ),
     ModelFamily(
         "MiniMax", ("minimax", "minimax_text_01", "minimax_m1"), read_minimax, "lightning attention"
     ),

@@ -53,7 +53,7 @@ def _qwen(kin: Kin, mixer: Attention) -> ModelText:
 def read_phi3(config: Config) -> ModelText:
     """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): Llama's computation in fused products."""
     kin = Kin(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
-    config.skip("original_max_position_embeddings")
+    config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     config.only("attention_bias", False, why="the family does not have")
     mixers = kin.masked(Attention(rope=kin.rope()), kin.windows([True] * kin.count), kin.window())
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
@@ -91,6 +91,7 @@ def read_smollm3(config: Config) -> ModelText:
     rotary = Attention(rope=kin.rope(), qkv_bias=biased, out_bias=biased)
     config.only("use_sliding_window", False)
     config.only("sliding_window")
+    config.skip("max_window_layers")
     config.words("layer_types", among=("full_attention",), length=kin.count)
     interval = config.size("no_rope_layer_interval", default=4)
     rotated = config.sizes("no_rope_layers", length=kin.count, most=1)
@@ -147,8 +148,12 @@ def read_exaone4(config: Config) -> ModelText:
     rotary = Attention(qk_norm=RMS, rope=kin.rope())
     hybrid = config.has("sliding_window") or not config.names("sliding_window")
     window = kin.window(4096)
-    pattern = config.every("sliding_window_pattern", default=4)
-    local = kin.windows([(i + 1) % pattern != 0 for i in range(kin.count)])
+    local = kin.windows([])
+    if local:
+        config.skip("sliding_window_pattern")
+    else:
+        pattern = config.every("sliding_window_pattern", default=4)
+        local = [(i + 1) % pattern != 0 for i in range(kin.count)]
     mixers = kin.all(rotary)
     if hybrid:
         near = kin.masked(rotary, [True] * kin.count, window)[0][1]
@@ -169,11 +174,16 @@ def read_glm4(config: Config) -> ModelText:
     return _glm(config, "GLM-4", sandwich=True)
 
 
-def _glm(config: Config, title: str, *, sandwich: bool) -> ModelText:
+def read_glm4v_text(config: Config) -> ModelText:
+    """The text model of GLM-4.1V: GLM-4-0414 with biases of queries, keys and values."""
+    return _glm(config, "GLM-4.1V", sandwich=True, biased=True)
+
+
+def _glm(config: Config, title: str, *, sandwich: bool, biased: bool = False) -> ModelText:
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=128)
     kin = Kin(config, title, sizes)
     mixer = Attention(
-        qkv_bias=kin.flag("attention_bias", not sandwich),
+        qkv_bias=kin.flag("attention_bias", biased or not sandwich),
         rope=kin.rope(partial=HALF, interleaved=True),
     )
     post = RMS if sandwich else None
@@ -189,9 +199,18 @@ def read_hunyuan(config: Config) -> ModelText:
     mixer = Attention(
         qkv_bias=biased, out_bias=biased, qk_norm=normed, after_rope=True, rope=kin.rope()
     )
-    config.only("use_cla", False)
+    skip_hunyuan(config)
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
+def skip_hunyuan(config: Config) -> None:
+    """Keys of the releases that say what their models leave out."""
+    config.only("position_embedding_xdrope", False)
+    config.only("use_rotary_pos_emb", True)
+    config.skip("cla_share_factor", "class_num", "dense_list", "pool_type", "org_vocab_size")
+    config.skip("im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "text_start_id")
+    config.skip("text_end_id", "num_media_embeds", "attention_head_dim", "head_dim")
 
 
 def read_helium(config: Config) -> ModelText:

@@ -18,6 +18,7 @@ from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.json_text import Json
 from stagec.importers.kin import Kin, Named, Sizes
+from stagec.importers.llama import skip_hunyuan
 from stagec.importers.stack import Decoder
 from stagec.importers.text import ModelText
 
@@ -194,7 +195,8 @@ def read_ernie_moe(config: Config) -> ModelText:
     config.only("use_bias", False)
     keys = ("moe_num_experts", "moe_k", "moe_intermediate_size")
     mixture = kin.experts(count=64, top=6, inner=1536, keys=keys)
-    mixture = replace(mixture, choice_bias=kin.flag("moe_use_aux_free", True))
+    bias = "frozen" if kin.flag("moe_use_aux_free", True) else ""
+    mixture = replace(mixture, choice_bias=bias)
     shared = config.count("moe_num_shared_experts", default=2)
     if shared:
         kin.shared(shared, "moe_num_shared_experts")
@@ -229,7 +231,9 @@ def read_minimax_m2(config: Config) -> ModelText:
     mixture = kin.experts(count=256, top=8, inner="F")
     scores = config.word("scoring_func", among=("sigmoid", "softmax"), default="sigmoid")
     route = ("scores = sigmoid", "normalize") if scores == "sigmoid" else ("normalize",)
-    mixture = replace(mixture, route=route, choice_bias=kin.flag("use_routing_bias", True))
+    mixture = replace(
+        mixture, route=route, choice_bias="state" if kin.flag("use_routing_bias", True) else ""
+    )
     rope = kin.rope(partial=Fraction(config.size("rotary_dim", default=64), kin.dim))
     normed = RMS if kin.flag("use_qk_norm", True) else None
     mixer = Attention(qk_norm=normed, norm_dims="together", rope=rope)
@@ -240,10 +244,11 @@ def read_hunyuan_moe(config: Config) -> ModelText:
     """Hunyuan-A13B: a shared block beside the experts; queries and keys normed behind rotation."""
     kin = Kin(config, "Hunyuan-MoE", Sizes(4096, 11008, 32, 32, 290943, 2048))
     config.only("use_mixed_mlp_moe", True, False)
-    config.only("use_cla", False)
-    config.skip(
-        "cla_share_factor", "group_limited_greedy", "moe_drop_tokens", "moe_layer_num_skipped"
-    )
+    skip_hunyuan(config)
+    config.skip("group_limited_greedy", "moe_drop_tokens", "moe_layer_num_skipped")
+    config.skip("moe_random_routing_dropped_token", "n_group", "topk_group")
+    config.only("norm_topk_prob", True)
+    config.only("routed_scaling_factor", 1)
     inner = kin.same_of("moe_intermediate_size", default=kin.inner)
     top = kin.same_of("moe_topk", default=1)
     kin.text.symbol("E", config.size("num_experts", default=1), "num_experts")

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stagec.importers.blocks import ACTIVATIONS, Attention, FeedForward
+from stagec.importers.blocks import Attention, FeedForward
 from stagec.importers.common import read_size
 from stagec.importers.config import Config
-from stagec.importers.family import ModelFamily
-from stagec.importers.idle import Idle, clip, gates, read_idle, siglip
+from stagec.importers.family import ModelFamily, Reader
+from stagec.importers.idle import Idle, gates, image_tokens, read_idle
 from stagec.importers.images import read_qwen2_5_vl_images
 from stagec.importers.images_llama import read_mllama_images
 from stagec.importers.kin import Kin, Sizes
-from stagec.importers.llama import FAMILIES as LANGUAGES
-from stagec.importers.llama import read_qwen2
+from stagec.importers.linear import read_qwen3_5, read_qwen3_5_moe
+from stagec.importers.llama import read_glm4v_text, read_qwen2, read_qwen3
+from stagec.importers.mixture import read_glm4_moe, read_qwen3_moe
 from stagec.importers.stack import Decoder
 from stagec.importers.text import ModelText
 
@@ -71,27 +72,33 @@ def _qwen(config: Config) -> tuple[ModelText, Config]:
     return read_qwen2(config), _vision(config)
 
 
-def _qwen_tower(vision: Config, text: ModelText) -> Idle:
-    """What the towers of both have: patches of some frames, q, k and v with biases."""
+def _qwen_tower(vision: Config, text: ModelText, bias: str = "") -> Idle:
+    """What the towers of all have: patches of some frames, with a bias of these dimensions; q, k
+    and v with biases."""
     read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
-    vision.skip("spatial_patch_size", "tokens_per_second", "in_chans")
+    vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
     idle = Idle(text)
-    idle.matrix("patch", "C, Y_v, P, P, D_v")
+    idle.matrix("patch", "C, Y_v, P, P, D_v", bias)
     idle.matrix("qkv", "L_v, D_v, 3, D_v", "L_v, 3, D_v")
     idle.matrix("o", "L_v, D_v, D_v", "L_v, D_v")
     return idle
 
 
 def _merged(vision: Config, idle: Idle, key: str) -> ModelText:
-    """The merger: two products of m x m patches, to the width of the language model."""
+    """The text, with the merger."""
+    _merger(vision, idle, key)
+    vision.finish()
+    return idle.beside()
+
+
+def _merger(vision: Config, idle: Idle, key: str) -> None:
+    """Declare the merger: two products of m x m patches, to the width of the language model."""
     text = idle.text
     merge = vision.size("spatial_merge_size", default=2)
     text.symbol("U_v", merge * merge * (text.symbols["D_v"].value or 1), "merged patches")
     read_size(vision, text, "O_v", key, default=3584)
     idle.matrix("merger_in", "U_v, U_v", "U_v")
     idle.matrix("merger_out", "U_v, O_v", "O_v")
-    vision.finish()
-    return idle.beside()
 
 
 # -- Llama 3.2 Vision ------------------------------------------------------------------------------
@@ -171,41 +178,107 @@ def _tiled(vision: Config, idle: Idle) -> None:
     vision.finish()
 
 
-# -- LLaVA -----------------------------------------------------------------------------------------
+# -- Qwen3-VL, GLM-V -------------------------------------------------------------------------------
 
 
-def read_llava(config: Config) -> ModelText:
-    """LLaVA (arXiv 2304.08485): a tower of CLIP or SigLIP, two products, a language model."""
-    vision, words = _vision(config), config.section("text_config")
+def read_qwen3_vl(config: Config) -> ModelText:
+    """Qwen3-VL (arXiv 2511.21631): a ViT whose layers in between are merged too."""
+    return _qwen3_vl(config, read_qwen3)
+
+
+def read_qwen3_vl_moe(config: Config) -> ModelText:
+    """Qwen3-VL with experts."""
+    return _qwen3_vl(config, read_qwen3_moe)
+
+
+def read_qwen3_5_vl(config: Config) -> ModelText:
+    """Qwen3.5 with its tower: that of Qwen3-VL, whose last layer alone is merged."""
+    return _qwen3_vl(config, read_qwen3_5, deep=())
+
+
+def read_qwen3_5_vl_moe(config: Config) -> ModelText:
+    """Qwen3.5 with experts and the same tower."""
+    return _qwen3_vl(config, read_qwen3_5_moe, deep=())
+
+
+def _qwen3_vl(config: Config, read: Reader, deep: Sequence[int] = (8, 16, 24)) -> ModelText:
+    text, vision = _words(config, read)
+    read_idle(vision, text, width=1152, inner=4304, layers=27, patch=16)
+    read_size(vision, text, "N_v", "num_position_embeddings", default=2304)
+    if vision.is_list("deepstack_visual_indexes"):
+        deep = vision.sizes("deepstack_visual_indexes")
+    idle = _qwen_tower(vision, text, bias="D_v")
+    idle.param("positions", "N_v, D_v")
+    for name in ("attn", "mlp"):
+        idle.norm(f"{name}_norm", "L_v, D_v")
+    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
+    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    idle.norm("merger_norm", "D_v")
+    _merger(vision, idle, "out_hidden_size")
+    if deep:
+        text.symbol("L_deep", len(deep), "deepstack_visual_indexes")
+        idle.norm("deep_norm", "L_deep, U_v")
+        idle.matrix("deep_in", "L_deep, U_v, U_v", "L_deep, U_v")
+        idle.matrix("deep_out", "L_deep, U_v, O_v", "L_deep, O_v")
+    vision.finish()
+    return idle.beside()
+
+
+def read_glm4v(config: Config) -> ModelText:
+    """GLM-4.1V (arXiv 2507.01006): a tower with a gate, 2 x 2 patches merged by a convolution."""
+    return _glm_v(config, read_glm4v_text)
+
+
+def read_glm4v_moe(config: Config) -> ModelText:
+    """GLM-4.5V: GLM-4.5 with the same tower."""
+    return _glm_v(config, read_glm4_moe)
+
+
+def _glm_v(config: Config, read: Reader) -> ModelText:
+    text, vision = _words(config, read)
+    # the inner width of layers is that of what comes out; the key names that of the merger
+    inner = vision.size("out_hidden_size", default=4096)
+    read_size(vision, text, "U_v", "intermediate_size", default=13696)
+    text.symbol("D_v", vision.size("hidden_size", default=1536), "hidden_size")
+    text.symbol("F_v", inner, "out_hidden_size")
+    text.symbol("L_v", vision.layers("depth", default=24), "depth")
+    read_size(vision, text, "C", "in_channels", default=3)
+    read_size(vision, text, "P", "patch_size", default=14)
+    read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
+    read_size(vision, text, "X_v", "spatial_merge_size", default=2)
+    image_tokens(vision, text, 336)
+    vision.only("attention_bias", False)
+    vision.skip("num_heads", "hidden_act", "rope_parameters")
+    idle = Idle(text)
+    idle.matrix("patch", "C, Y_v, P, P, D_v", "D_v")
+    idle.param("positions", "N_v, D_v")
+    for name in ("pre_norm", "post_norm"):
+        idle.param(name, "D_v")
+    for name in ("attn_norm", "mlp_norm"):
+        idle.param(name, "L_v, D_v")
+    idle.matrix("qkv", "L_v, D_v, 3, D_v")
+    idle.matrix("o", "L_v, D_v, D_v")
+    idle.matrix("gate_up", "L_v, D_v, 2, F_v")
+    idle.matrix("down", "L_v, F_v, D_v")
+    idle.matrix("merge", "X_v, X_v, D_v, F_v", "F_v")
+    idle.matrix("projector", "F_v, F_v")
+    idle.norm("projector_norm", "F_v")
+    idle.matrix("merger_gate_up", "F_v, 2, U_v")
+    idle.matrix("merger_down", "U_v, F_v")
+    vision.finish()
+    return idle.beside()
+
+
+def _words(config: Config, read: Reader) -> tuple[ModelText, Config]:
+    """The text of the language model in `text_config`, and the tower's configuration."""
+    words = config.section("text_config")
     if words is None:
         raise config.refuse("text_config", "is missing: expected the language model")
-    readers = {name: family for family in LANGUAGES for name in family.model_types}
-    kind = words.word("model_type", among=readers)
-    text = readers[kind].read(words)
+    words.inherit(config, "tie_word_embeddings")
+    text = read(words)
     words.finish()
-    towers = {"clip_vision_model": clip, "siglip_vision_model": siglip}
-    tower = vision.word("model_type", among=towers)
-    idle = towers[tower](vision, text)
-    bias = config.flag("multimodal_projector_bias", default=True)
-    config.word("projector_hidden_act", among=ACTIVATIONS, default="gelu")
-    idle.matrix("projector_in", "D_v, D", "D" if bias else "")
-    idle.matrix("projector_out", "D, D", "D" if bias else "")
-    if config.text("model_type") != "llava":
-        idle.param("image_newline", "D")
-    config.skip(*_LLAVA)
-    return replace(idle.beside(), name=config.text("model_type"))
+    return replace(text, name=config.text("model_type")), _vision(config)
 
-
-_LLAVA = (
-    "vision_feature_layer",
-    "vision_feature_select_strategy",
-    "image_seq_length",
-    "image_grid_pinpoints",
-    "ignore_index",
-    "vocab_size",
-    "tie_word_embeddings",
-    "use_image_newline_parameter",
-)
 
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily(
@@ -223,7 +296,12 @@ FAMILIES: Sequence[ModelFamily] = (
         "gated cross attention, tiles",
         read_images=read_mllama_images,
     ),
+    ModelFamily("Qwen3-VL", ("qwen3_vl",), read_qwen3_vl, "Qwen3; ViT with deep mergers"),
+    ModelFamily("Qwen3-VL-MoE", ("qwen3_vl_moe",), read_qwen3_vl_moe, "Qwen3-MoE; the same tower"),
+    ModelFamily("Qwen3.5 with images", ("qwen3_5",), read_qwen3_5_vl, "the tower of Qwen3-VL"),
     ModelFamily(
-        "LLaVA", ("llava", "llava_next"), read_llava, "Llama's kin; tower of CLIP or SigLIP"
+        "Qwen3.5-MoE with images", ("qwen3_5_moe",), read_qwen3_5_vl_moe, "the tower of Qwen3-VL"
     ),
+    ModelFamily("GLM-4.1V", ("glm4v",), read_glm4v, "GLM-4; tower with a gate, 2 x 2 merger"),
+    ModelFamily("GLM-4.5V", ("glm4v_moe",), read_glm4v_moe, "GLM-4.5; the same tower"),
 )

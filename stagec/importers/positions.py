@@ -13,12 +13,14 @@ from stagec.importers.config import Config
 from stagec.importers.text import ModelText
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "ntk", "mrope")
+_KINDS = (*_KINDS, "proportional")
 #: Keys of a scaling that its kind does not read.
 _UNREAD = """
     factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast beta_slow
     mscale mscale_all_dim attention_factor attn_factor long_factor short_factor long_mscale
     short_mscale rope_theta partial_rotary_factor truncate finetuned extrapolation_factor alpha
-    type rope_type mrope_section
+    type rope_type mrope_section mrope_interleaved
+    max_position_embeddings llama_4_scaling_beta
 """
 _PRECISION = 10**6
 
@@ -40,23 +42,31 @@ def read_rope(
 
 
 def read_bases(
-    config: Config, text: ModelText, kinds: Mapping[str, tuple[str, int]], *, nested: str
+    config: Config,
+    text: ModelText,
+    kinds: Mapping[str, tuple[str, int]],
+    *,
+    nested: str,
+    local_key: str = "rope_local_base_freq",
+    share: Fraction = Fraction(1),
 ) -> dict[str, Rope]:
     """The rotary positions of each kind of layers, by kind; declares their bases: the symbol and
     the value of a key left out. They stand in objects of their own in `rope_parameters`, or the
     kind `nested` has its base in a key `rope_local_base_freq`, and the others have theirs in
-    `rope_theta`, stretched by `rope_scaling`."""
+    `rope_theta`, stretched by `rope_scaling`. `share` is what of the pairs turns where no key says
+    it, if their positions are proportional."""
     parameters = config.section("rope_parameters")
     common = _read_scalings(config, text)
     found: dict[str, Rope] = {}
     for kind, (symbol, base) in kinds.items():
         inner = parameters.section(kind) if parameters is not None else None
-        key = "rope_local_base_freq" if kind == nested and inner is None else "rope_theta"
+        local = kind == nested or (kind == "sliding_attention" and config.has(local_key))
+        key = local_key if local and inner is None else "rope_theta"
         theta = (inner or config).size(key, default=base, most=1 << 60)
         text.symbol(symbol, theta, f"{key} of {kind}" if inner else key)
         scaling = "" if kind == nested else common
         if inner is not None:
-            scaling = read_scaling(inner, config, text)
+            scaling = read_scaling(inner, config, text, share)
         found[kind] = Rope(symbol, scaling=scaling)
     if parameters is not None:
         parameters.finish()
@@ -100,11 +110,17 @@ def _read_scalings(config: Config, text: ModelText, parameters: Config | None = 
     return found
 
 
-def read_scaling(scaling: Config, config: Config, text: ModelText) -> str:
+def read_scaling(
+    scaling: Config, config: Config, text: ModelText, share: Fraction = Fraction(1)
+) -> str:
     """A scaling as static parameters of `stg.rope`, "" where frequencies are not stretched. A kind
     that the op does not have is noted in the text: it changes frequencies, and no work."""
     kind = scaling.word("rope_type", "type", among=_KINDS, default="default")
-    if kind in _READERS:
+    if kind == "proportional":
+        share = scaling.ratio("partial_rotary_factor", default=share)
+        factor = _factor(scaling) if scaling.has("factor") else Fraction(1)
+        words = ["scaling = proportional", *_changed("factor", factor, 1), f"share = {share}"]
+    elif kind in _READERS:
         words = [f"scaling = {kind}", *_READERS[kind](scaling, config)]
     else:
         words = []

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
+from math import isqrt
+from typing import Protocol
 
 from stagec.importers.blocks import RMS, Block, Norm
 from stagec.importers.text import Body, ModelText
@@ -13,6 +15,11 @@ from stagec.importers.text import Body, ModelText
 ONE = Fraction(1)
 #: A part of a layer: what tells it from others, what its norms are called, the block.
 Place = tuple[str, str, Block]
+
+
+def root(of: int) -> Fraction:
+    """The square root to six decimals."""
+    return Fraction(isqrt(of * 10**12), 10**6)
 
 
 def scaled(by: Fraction) -> list[str]:
@@ -46,6 +53,14 @@ class Part:
             steps.append(self.post_norm.step(body, f"{self.name}_post_norm", self.width))
         steps += scaled(self.scale)
         return body.steps(letter, x, steps)
+
+
+class Written(Protocol):
+    """A kind of layers."""
+
+    def write(self, body: Body, x: str) -> str:
+        """Append a layer on `x`; the result's name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +114,9 @@ class Decoder:
     logit_cap: Fraction | None = None
     positions: Positions | None = None
 
-    def write(self, text: ModelText, kinds: Mapping[str, Layer], order: Sequence[str]) -> ModelText:
+    def write(
+        self, text: ModelText, kinds: Mapping[str, Written], order: Sequence[str]
+    ) -> ModelText:
         """Add the function that is compiled, with layers of these kinds in this order; the text."""
         body = Body()
         table = body.param("embed", "V, D")
@@ -187,7 +204,7 @@ def write_stack(
     text: ModelText,
     body: Body,
     x: str,
-    kinds: Mapping[str, Layer],
+    kinds: Mapping[str, Written],
     order: Sequence[str],
     *,
     name: str = "layers",

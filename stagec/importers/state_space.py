@@ -265,9 +265,6 @@ def skip_steps(config: Config, text: ModelText) -> None:
         "time_step_scale",
         "time_step_rank",
         "time_step_init_scheme",
-        "use_mamba_kernels",
-        "use_mambapy",
-        "use_associative_scan",
     )
     if config.names("time_step_limit"):
         text.notes.append("Left out: step sizes are clamped to time_step_limit.")

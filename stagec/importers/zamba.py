@@ -64,7 +64,8 @@ def read_zamba2(config: Config) -> ModelText:
     read_size(config, text, "A", "adapter_rank", default=128)
     mamba = read_mamba2(config, text, _KEYS, heads=80, state=64, norm="groups")
     rope = read_rope(config, text).step() if config.flag("use_mem_rope", default=False) else ""
-    config.skip("rope_theta")
+    config.skip("rope_theta", "rope_parameters")
+    config.only("gated_linear_unit", True)
     attention = config.flag("use_shared_attention_adapter", default=False)
     network = config.flag("use_shared_mlp_adapter", default=True)
     _write_block(text, rope, attention, network)
@@ -75,7 +76,8 @@ def read_zamba2(config: Config) -> ModelText:
 def _order(config: Config) -> list[str]:
     """The kind of each layer: `mamba`, or `hybrid` with the number of its shared block."""
     count = config.layers(default=54)
-    types = config.words("layers_block_type", among=("mamba", "hybrid"), length=count)
+    kinds = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
+    types = config.kinds("layers_block_type", "layer_types", names=kinds, length=count)
     ids = config.sizes("hybrid_layer_ids", most=count - 1)
     shares = [i for i, t in enumerate(types) if t == "hybrid"] if types else list(ids)
     if types and ids and shares != sorted(ids):

@@ -20,7 +20,14 @@ from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
-from stagec.program.groups import Channel, GroupAxes, channel_of, coordinate, group_axes
+from stagec.program.groups import (
+    Channel,
+    GroupAxes,
+    channel_of,
+    coordinate,
+    crosses_pods,
+    group_axes,
+)
 from stagec.program.nodes import Program
 from stagec.program.runs import Run
 from stagec.program.sizes import Layered
@@ -76,9 +83,9 @@ class RankClass:
     def given(self) -> _Given:
         where = self.graph, self.stage
         joined = joined_axis(self.module, self.graph)
-        order = Order(self.rows.actions(*where), self.rows.receives(*where), joined)
         stages = stages_of(self.graph)
         slot = stages.index(self.stage) if stages else 0
+        order = Order(self.rows.actions(*where), self.rows.receives(*where), joined, slot)
         loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None
         return self.env, order, self.channels, loads, self.templates
 
@@ -127,12 +134,13 @@ def rank_classes(module: Module) -> list[RankClass]:
         indices = index_axes(module, graph)
         _check_known(module, graph, {**known, **{index_name(a): 0 for a in indices}})
         shared: dict[tuple[int, ...], Templates] = {}
+        apart = bool(loads) or any(map(crosses_pods, graph.body.walk()))
         for coords in class_coordinates(module, graph):
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
             if isinstance(env, Watched):
                 given = Watched(given, env.decisions, inner)
-            sizes = tuple(i for a, i in coords.items() if loads or a in indices)
+            sizes = tuple(i for a, i in coords.items() if apart or a in indices)
             templates = shared.setdefault(sizes, {})
             shares = channels, loads, rows, templates
             found.append(RankClass(module, graph, coords, given, inner, *shares))
@@ -178,7 +186,7 @@ def _channels(graphs: list[Operation]) -> dict[Channel, int]:
         channel_of(op)
         for graph in graphs
         for op in graph.body.walk()
-        if op.name in ("et.send", "et.recv")
+        if op.name in ("et.send", "et.recv") and not crosses_pods(op)
     }
     return {channel: number for number, channel in enumerate(sorted(found, key=_place))}
 

@@ -57,11 +57,12 @@ Source = Stamp | str | None
 class Order:
     """What a pipeline stage does: its actions, and by the place of the first action of a step those
     whose receives stand before it; `joined` is the axis of the stages if sums over them wait for
-    the last action."""
+    the last action, `slot` its place among the stages that run the graph."""
 
     actions: RankActions = ()
     receives: Mapping[int, Sequence[Action]] = field(default_factory=dict[int, Sequence[Action]])
     joined: str = ""
+    slot: int = 0
 
 
 class Stepper(Unroller):
@@ -75,7 +76,7 @@ class Stepper(Unroller):
         loads: Layered | None,
         templates: Templates,
     ) -> None:
-        super().__init__(env, channels, loads, order.joined)
+        super().__init__(env, channels, loads, order.joined, order.slot)
         self._steps, self._templates = order, templates
         self.returned: list[Ref] = []
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
-from stagec.machines import Machine
+from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import Groups, number_groups
 from stagec.program.nodes import Ints, Node
@@ -238,9 +238,11 @@ def step_time(
     overlap: bool = True,
     communicates: bool = True,
     measured: Measurements | None = None,
+    pods: Level | None = None,
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
+    Messages to another pod cross the level `pods` of the network.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
@@ -249,7 +251,12 @@ def step_time(
     does not join, and classes that wait for each other in a ring.
     """
     table = CostTable(
-        machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
+        machine,
+        issued.mesh,
+        overlap=overlap,
+        communicates=communicates,
+        measured=measured,
+        pods=pods,
     )
     computations = table.prepare(issued.samples)
     costs: list[ClassCosts] = []
