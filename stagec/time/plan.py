@@ -189,7 +189,8 @@ class _ClassPlan:
 
     def _of_run(self, cut: _Cut, run: Run) -> Planned:
         """A part of a run."""
-        instance, inputs = run.instance, enumerate(cut.places)
+        instance = run.instance
+        inputs: Iterable[tuple[int, int]] = enumerate(cut.places)
         if instance is not None and cut.places:
             key = instance.inputs, cut
             candidates = self._candidates.get(key)
@@ -208,9 +209,7 @@ class _ClassPlan:
             if cut.always[i] or instance.passes(place) or self._beside[instance.handle(place)]
         ]
 
-    def _planned(
-        self, cut: _Cut, own: slice | Ints, inputs: Iterable[tuple[int, int]]
-    ) -> Planned:
+    def _planned(self, cut: _Cut, own: slice | Ints, inputs: Iterable[tuple[int, int]]) -> Planned:
         """The piece of a part with its `own` handles, of which these inputs, by number, are these
         handles."""
         always, beside = cut.always, self._beside.item
