@@ -24,7 +24,10 @@ settings.load_profile("fixed")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options that choose among cases: CONTRIBUTING.md says which run uses which."""
     parser.addoption(
-        "--most", type=int, default=0, help="so many cases of a test at most, spread evenly"
+        "--most",
+        type=int,
+        default=0,
+        help="so many cases of a test at most, spread evenly; those that are 'distinct' stay",
     )
     parser.addoption(
         "--share", type=int, default=1, help="only one in so many of the exhaustive cases"
@@ -35,18 +38,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what the options say; a test that has a case keeps one."""
     most = int(config.getoption("--most") or 0)
     share = int(config.getoption("--share") or 1)
-    left = [item for item in items if share == 1 or not item.get_closest_marker("exhaustive")]
-    rare = [item for item in items if share > 1 and item.get_closest_marker("exhaustive")]
-    kept = {id(item) for item in (*left, *rare[::share])}
-    if most:
-        by_test: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            if id(item) in kept and not item.get_closest_marker("exhaustive"):
-                by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        for cases in by_test.values():
-            chosen = {len(cases) * i // most for i in range(most)}
-            kept -= {id(c) for i, c in enumerate(cases) if len(cases) > most and i not in chosen}
-    gone = [item for item in items if id(item) not in kept]
+    rare = [item for item in items if item.get_closest_marker("exhaustive")]
+    gone = {id(item) for item in rare} - {id(item) for item in rare[::share]}
+    by_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not any(map(item.get_closest_marker, ("exhaustive", "distinct"))):
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in by_test.values() if most else ():
+        chosen = {len(cases) * i // most for i in range(most)}
+        gone |= {id(c) for i, c in enumerate(cases) if len(cases) > most and i not in chosen}
     if gone:
-        config.hook.pytest_deselected(items=gone)
-        items[:] = [item for item in items if id(item) in kept]
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in gone])
+        items[:] = [item for item in items if id(item) not in gone]

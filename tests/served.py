@@ -65,16 +65,19 @@ def _logits(value: Value | None) -> Value:
 
 @dataclass
 class Server:
-    """A model that serves a batch of sequences: it keeps their caches from step to step."""
+    """A model that serves a batch of sequences: it keeps their caches from step to step. Steps of
+    `decode` run as another job, if one is given: caches are handed over."""
 
     job: JobOptions
     inputs: Mapping[str, Array]
+    decode: JobOptions | None = None
     past: int = 0
     caches: dict[str, Array] = field(default_factory=dict[str, Array])
 
     def step(self, mode: str, new: int) -> Array:
         """The logits of a step of so many tokens."""
-        stated, ready = step_modules(self.job, mode, new, self.past)
+        job = self.decode if mode == "decode" and self.decode is not None else self.job
+        stated, ready = step_modules(job, mode, new, self.past)
         args = stated.main.body.args
         fresh = random_inputs(args, stated.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
@@ -133,10 +136,13 @@ def _along(arg: Value) -> int | None:
     return None
 
 
-def assert_serves(job: JobOptions, steps: Sequence[tuple[str, int]]) -> None:
-    """Prefill and decode in these steps give the logits of the whole forward, to 1e-9."""
+def assert_serves(
+    job: JobOptions, steps: Sequence[tuple[str, int]], decode: JobOptions | None = None
+) -> None:
+    """Prefill and decode in these steps give the logits of the whole forward, to 1e-9; with
+    `decode` its steps are those of another job."""
     inputs, expected = whole_logits(job, sum(new for _, new in steps))
-    server = Server(job, inputs)
+    server = Server(job, inputs, decode)
     for mode, new in steps:
         found = server.step(mode, new)
         rows = expected[:, server.past - found.shape[1] : server.past]

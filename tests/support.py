@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product, zip_longest
+from itertools import combinations, product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,11 @@ TINY_CLICKS: Mapping[str, Mapping[str, int]] = {
 }
 #: A schedule of each kind: plain, with chunks, with split backwards, with overlapped pairs.
 KINDS = ("1f1b", "interleaved", "zbv", "dualpipe")
-#: Marks what `make test-all` runs, and `make test` does not.
-EXHAUSTIVE = pytest.mark.exhaustive
+#: Mark what `make test-all` runs and `make test` does not; continuous integration runs a share of
+#: what is exhaustive, and all of what takes long.
+EXHAUSTIVE, LONG = pytest.mark.exhaustive, pytest.mark.long
+#: Marks a test each of whose cases is a property of its own: `make test` runs them all.
+DISTINCT = pytest.mark.distinct
 STEP = "inline,infer-shapes,apply-strategy,differentiate,add-optimizer,eliminate-dead-code"
 PLACE = "partition,units"
 
@@ -159,7 +162,8 @@ def analyse(model: str, **options: Any) -> dict[str, Any]:
     if key not in _ANALYSED:
         symbolic = bool(options.pop("symbolic", False))
         builder = JobBuilder(JobOptions(model, **options), symbolic=symbolic)
-        _ANALYSED[key] = analysis(builder.lower(), builder.model_name, symbolic=symbolic)
+        module = builder.lower(verify=False)  # what verifies is tested where modules are compiled
+        _ANALYSED[key] = analysis(module, builder.model_name, symbolic=symbolic)
     return deepcopy(_ANALYSED[key])
 
 
@@ -180,20 +184,44 @@ def stagec(*argv: str | Path) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+#: Two factors, earlier first, each with the number of a value.
+_Pair = tuple[str, int, str, int]
+
+
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Combinations in which every pair of values of two factors occurs, chosen greedily."""
-    names = list(factors)
-    open_pairs = {
+    counts = {name: len(values) for name, values in factors.items()}
+    missing = {
         (a, x, b, y)
-        for i, a in enumerate(names)
-        for b in names[i + 1 :]
-        for x in range(len(factors[a]))
-        for y in range(len(factors[b]))
+        for a, b in combinations(counts, 2)
+        for x in range(counts[a])
+        for y in range(counts[b])
     }
-    while open_pairs:
-        chosen = _next_row(names, factors, open_pairs)
-        open_pairs = {p for p in open_pairs if not _covers(chosen, p)}
+    while missing:
+        chosen = _next_row(counts, missing)
+        missing -= _pairs(chosen)
         yield {n: factors[n][i] for n, i in chosen.items()}
+
+
+def _next_row(counts: Mapping[str, int], missing: set[_Pair]) -> dict[str, int]:
+    """The first missing pair, with those values beside it that bring most of the others."""
+    a, x, b, y = min(missing)
+    row = {a: x, b: y}
+    for name, count in counts.items():
+        if name not in row:
+            gains = [
+                len(_pairs(_ordered(counts, {**row, name: i})) & missing) for i in range(count)
+            ]
+            row[name] = gains.index(max(gains))
+    return _ordered(counts, row)
+
+
+def _ordered(counts: Mapping[str, int], row: Mapping[str, int]) -> dict[str, int]:
+    return {name: row[name] for name in counts if name in row}
+
+
+def _pairs(row: Mapping[str, int]) -> set[_Pair]:
+    return {(a, x, b, y) for (a, x), (b, y) in combinations(row.items(), 2)}
 
 
 def each_value(
@@ -260,28 +288,6 @@ def tries(count: int) -> int:
 def examples(count: int) -> settings:
     """So many random examples, or a part of them."""
     return settings(max_examples=tries(count), deadline=None)
-
-
-def _next_row(
-    names: Sequence[str],
-    factors: Mapping[str, Sequence[Any]],
-    open_pairs: set[tuple[str, int, str, int]],
-) -> dict[str, int]:
-    a, x, b, y = min(open_pairs)
-    row = {a: x, b: y}
-    for name in names:
-        if name not in row:
-            gains = [
-                sum(_covers({**row, name: i}, p) for p in open_pairs)
-                for i in range(len(factors[name]))
-            ]
-            row[name] = gains.index(max(gains))
-    return {n: row[n] for n in names}
-
-
-def _covers(row: Mapping[str, int], pair: tuple[str, int, str, int]) -> bool:
-    a, x, b, y = pair
-    return row.get(a) == x and row.get(b) == y
 
 
 def parse_expr(text: str) -> Expr:

@@ -12,6 +12,9 @@ import pytest
 
 from stagec.testing.runner import LitTest, describe_failure
 from stagec.testing.syntax import find_tests, read_test, run_lines
+from tests.support import DISTINCT
+
+pytestmark = DISTINCT
 
 LIT_ROOT = Path(__file__).resolve().parent / "lit"
 

@@ -53,7 +53,15 @@ TIMED: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: ("", {"preset": name}) for name in PLANNED},
 }
 #: Formats that are written beside Chakra's.
-FORMATS = ("simai", "goal", "goal{binary}", "kineto{ranks=all}", "pytorch-et")
+FORMATS = (
+    "simai",
+    "goal",
+    "goal{binary}",
+    "kineto{ranks=all}",
+    "perfetto{ranks=all}",
+    "chrome{ranks=all}",
+    "pytorch-et",
+)
 #: Bytes that are written at once where files are large.
 _BLOCK = 1 << 24
 
@@ -342,6 +350,11 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _as_format(name: str) -> dict[str, Any]:
+    """512 ranks in a format."""
+    return _job(64, name)
+
+
 def _plain_write(folder: Path, sizes: list[int]) -> float:
     """Seconds to write as many files of the same sizes, one after the other, and nothing else."""
     target = folder / "plain"
@@ -357,6 +370,7 @@ def _plain_write(folder: Path, sizes: list[int]) -> float:
 
 #: What is measured by a function for each of some names.
 ONE_EACH: dict[str, tuple[Callable[[str], Any], Iterable[str]]] = {
+    "formats": (_as_format, FORMATS),
     "memory": (_planned, PLANNED),
     "search": (_searched, SEARCHED),
     "time": (_timed, TIMED),

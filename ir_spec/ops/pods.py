@@ -17,12 +17,19 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import InPlace, Stays
 from stagec.ir.types import TensorType
 
+#: Of values that are stacked over layers, in pods with pipeline stages or microbatches.
+BY_LAYER = (
+    Param("layers", "ints", "the number of the first layer here, by stage (default 0)"),
+    Param("shares", "ints", "the first layers that each chunk of the other pod has (default 0)"),
+    Param("turns", "int", "microbatches of the other pod in one of here (default 1)"),
+)
 _MESSAGES = (
     Param("first", "int", "the number of the first message among those of all values"),
     Param("ways", "int", "messages of each rank", required=True),
     Param("pieces", "int", "parts into which what a rank holds is cut", required=True),
-    Param("stream", "int", "the number of the value among those that cross", required=True),
-    Param("streams", "int", "how many values cross", required=True),
+    Param("stream", "int", "the number of its first layer among those that cross", required=True),
+    Param("streams", "int", "the layers of all values that cross", required=True),
+    *BY_LAYER,
     Param("rows", "size", "of dimension `dim`, the rows that cross (default: all)"),
     Param("dim", "int", "the dimension of which some rows cross"),
 )
@@ -32,9 +39,11 @@ class Crossing(OpDef):
     """Base of both ends."""
 
     def verify(self, op: Operation) -> Iterator[str]:
-        for name in ("ways", "pieces", "streams"):
-            if op.integer(name) < 1:
+        for name in ("ways", "pieces", "streams", "turns"):
+            if op.integer(name, 1) < 1:
                 yield f"'{name}' expects a positive integer, found {op.integer(name)}"
+        if op.integer("ways") % max(1, op.integer("turns", 1)):
+            yield f"expects ways that are a multiple of 'turns', found {op.integer('ways')}"
         rank, dim = op.operands[0].tensor.rank, op.integer("dim", 0)
         if ("rows" in op.attrs) != ("dim" in op.attrs) or not 0 <= dim < max(1, rank):
             yield f"'rows' and 'dim' stand together, a dimension of {op.operands[0].type}"
@@ -60,7 +69,7 @@ class HandOver(Crossing):
     """Sends a value to the ranks of another pod, which hold it in their own placement.
 
     Each rank cuts what it holds, or the last `rows` of it, into `pieces` and sends `ways` messages,
-    of one piece each. It goes on at once.
+    of one piece each. It goes on at once. Layers that `shares` tell apart go to other ranks.
     """
 
     name = "stg.hand_over"

@@ -46,7 +46,10 @@ class ModuleOp(Declaration):
     name = "stg.module"
     traits = (Declares("module"), Holds("declarations, functions and strategies"))
     parents = ()
-    params = (Param("phase", "name", "how far the module is compiled"),)
+    params = (
+        Param("phase", "name", "how far the module is compiled"),
+        Param("positions", "int", "positions that the model was trained for; serving more warns"),
+    )
     example = "stg.module @m[phase = parsed] {\n}"
 
 

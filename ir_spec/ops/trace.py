@@ -29,6 +29,7 @@ from stagec.ir.traits import (
 )
 from stagec.ir.types import NODE, Type
 from stagec.ir_spec.ops.pipeline import ACTIONS
+from stagec.ir_spec.ops.pods import BY_LAYER
 from stagec.ir_spec.ops.structure import FIRST, ORDER, REPLAY, Declaration, Terminator
 
 
@@ -272,9 +273,11 @@ class MessageOp(NodeOp):
 
     The receiver's coordinate along `over` is that of the sender plus `by`, modulo the axis. With
     `pod` the other end is a rank of that pod: number `by` of those that the rank exchanges values
-    with (`stagec.program.handover`). The messages of one channel arrive in the order in which they
-    are sent. With `overlapped` it is posted when the last matrix product above it starts, and
-    overlaps that one; otherwise when its operands are done.
+    with (`stagec.program.crossings`), and `ways` more for each further one of the `shares` that its
+    layer is in. The messages of one channel arrive in the order in which they are sent; those
+    between pods are known by layer and part of the batch. With `overlapped` it is posted when the
+    last matrix product above it starts, and overlaps that one; otherwise when its operands are
+    done.
     """
 
     params = (
@@ -284,7 +287,10 @@ class MessageOp(NodeOp):
         Param("bytes", "size", "bytes sent by one rank", required=True),
         Param("dtype", "name", "element type"),
         Param("channel", "int", "which of several streams of messages (default 0)"),
-        Param("streams", "int", "with `pod`: how many streams there are"),
+        Param("streams", "int", "with `pod`: the layers of all values that cross"),
+        Param("ways", "int", "with `pod`: messages to each share"),
+        Param("turn", "int", "with `pod`: which of the `turns` of a microbatch it is (default 0)"),
+        *BY_LAYER,
         Param("overlapped", "flag", "not before the last matrix product above it starts"),
     )
 

@@ -35,7 +35,7 @@ from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pods import Crossing, message_bytes
+from stagec.ir_spec.ops.pods import BY_LAYER, Crossing, message_bytes
 from stagec.passes.lower.kernels import (
     attributes,
     fused_attributes,
@@ -319,11 +319,17 @@ class _Lowering:
             "channel": op.integer("stream"),
             "streams": op.integer("streams"),
         }
+        attrs |= {p.name: op.attrs[p.name] for p in BY_LAYER if p.name in op.attrs}
         name = op.operands[0].name if sends else op.result.name
         deps, end = self._deps(op.operands), "et.send" if sends else "et.recv"
-        first = op.integer("first", 0)
-        ways = range(first, first + op.integer("ways"))
-        nodes = [b.value(end, deps, {**attrs, "by": way}, hint=name) for way in ways]
+        first, ways = op.integer("first", 0), op.integer("ways")
+        if "shares" in op.attrs:
+            attrs["ways"] = ways
+        nodes: list[Value] = []
+        for way in range(ways):
+            turn = way % op.integer("turns", 1)
+            own: dict[str, RawAttr] = {"by": first + way, **({"turn": turn} if turn else {})}
+            nodes.append(b.value(end, deps, {**attrs, **own}, hint=name))
         for result in op.results:
             self._nodes[result] = nodes[-1]
             self._more[result] = nodes[:-1]

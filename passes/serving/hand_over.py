@@ -17,15 +17,16 @@ from stagec.api import (
     evaluate,
     made_by,
     parse_module,
+    read_strategy,
     symbol,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import uses_inside
 from stagec.ir.serving import PAST
-from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.pods import message_bytes
 from stagec.ir_spec.ops.serving import rows_of
-from stagec.program.handover import Crossing, NoHandoverError, crossings
+from stagec.program.crossings import Crossing, caches_of, crossings, used
+from stagec.program.handover import NoHandoverError
+from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
 from stagec.support.texts import read_text
 
@@ -73,18 +74,29 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
         raise error(
             f"caches cannot go from one pod to the other: {what}, neither of which divides the "
             "other",
-            module.main.loc,
+            module.functions[0].loc,
             remedy="choose degrees of the two pods that are multiples of each other",
         ) from None
-    args = {a.name: a for a in module.main.body.args}
-    rows = {a.name: _rows(pods[1], a) for a in pods[1].main.body.args if a.name in found}
-    for stream, (name, crossing) in enumerate(found.items()):
-        attrs: dict[str, RawAttr] = {"stream": stream, "streams": len(found), **rows[name]}
-        cache = _Cache(module, args[name])
+    rows = {name: _rows(pods[1], arg) for _, arg, name, _ in caches_of(pods[1])}
+    for func, arg, name, chunk in list(caches_of(module)):
+        crossing = found.caches[name]
+        end = crossing.source if to else crossing.target
+        layers = tuple(end.starts[stage, chunk] for stage in stages_of(func) or (0,))
+        attrs: dict[str, RawAttr] = {
+            "first": end.first[chunk],
+            "ways": end.ways,
+            "stream": crossing.stream,
+            "streams": found.layers,
+            **({"layers": layers} if any(layers) else {}),
+            **({"shares": end.shares} if len(end.shares) > 1 else {}),
+            **({"turns": end.turns} if end.turns > 1 else {}),
+            **rows[name],
+        }
+        cache = _Cache(module, arg)
         if to:
             cache.send({"to": to, **attrs}, crossing)
         else:
-            cache.receive({"source": source, **attrs}, crossing)
+            cache.receive({"source": source, **attrs})
 
 
 def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
@@ -93,7 +105,7 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
     found = rows_of(cache)
     if found is None:
         return {}
-    depth = max(depth for _, _, depth in uses_inside(cache))
+    _, _, depth = used(cache)
     held = found.held(symbol(PAST))
     if lacking := sorted(held.symbols - decode.env.keys()):
         raise error(
@@ -105,23 +117,17 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
 
 
 class _Cache:
-    """A cache of a pod, where the step uses it: in the function, or in a repeat of layers."""
+    """A cache of a pod, where the step uses it: in the function, in a microbatch, or in a repeat of
+    layers."""
 
     def __init__(self, module: Module, arg: Value) -> None:
         self._module = module
-        uses = [(op, index) for op, index, _ in uses_inside(arg) if not op.has(Terminates)]
-        if not uses:
-            raise error(
-                f"the step does not use the cache %{arg.name}",
-                arg.loc,
-                remedy="hand over what 'to-serving' has made",
-            )
-        self._op, self._index = uses[0]
+        self._op, self._index, self._depth = used(arg)
         self.value = self._op.operands[self._index]
 
     def send(self, attrs: Mapping[str, RawAttr], crossing: Crossing) -> None:
         """Send what the step makes of it, as soon as that is there."""
-        op, way = self._op, crossing.way
+        op, pieces = self._op, crossing.way.pieces * crossing.source.turns
         made = [r for r in op.results if op.definition.reuses(op, r.index) == self._index]
         if not made:
             raise error(
@@ -130,17 +136,18 @@ class _Cache:
                 remedy="hand over what 'to-serving' has made",
             )
         b = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
-        more = {"first": crossing.to, "ways": len(way.to), "pieces": way.pieces}
-        self._check(b.op("stg.hand_over", made[:1], {**attrs, **more}))
+        sent = b.op("stg.hand_over", made[:1], {**attrs, "pieces": pieces})
+        self._check(sent)
+        self._check_cuts(sent, crossing)
 
-    def receive(self, attrs: Mapping[str, RawAttr], crossing: Crossing) -> None:
+    def receive(self, attrs: Mapping[str, RawAttr]) -> None:
         """Receive it before the step uses it."""
-        users, way = list(self.value.uses), crossing.way
+        users = list(self.value.uses)
         b = Builder.before(self._module.registry, self._op, loc=made_by(PASS, self._op.loc))
-        more = {"first": crossing.of, "ways": len(way.of), "pieces": len(way.of)}
         name = f"{self.value.name}_taken"
         types = [self.value.tensor]
-        taken = b.op("stg.take_over", [self.value], {**attrs, **more}, types=types, names=[name])
+        given = {**attrs, "pieces": attrs["ways"]}
+        taken = b.op("stg.take_over", [self.value], given, types=types, names=[name])
         self._check(taken)
         for user, index in users:
             user.set_operand(index, taken.result)
@@ -156,3 +163,19 @@ class _Cache:
                 op.loc,
                 remedy="choose a number of tokens that the degrees of both pods divide",
             ) from None
+
+    def _check_cuts(self, op: Operation, crossing: Crossing) -> None:
+        """Raises `DiagnosticError` for a dimension, but that of tokens, that is cut into parts
+        which are not whole. Of tokens each rank gets an even share."""
+        split = read_strategy(self._module).batch
+        for d, dim in enumerate(self.value.tensor.dims):
+            cuts = crossing.way.cuts[d + self._depth]
+            turns = crossing.source.turns if split in dim.size.symbols else 1
+            size = evaluate(dim.local, self._module.env)
+            if op.attrs.get("dim") != const(d) and size % (cuts * turns):
+                raise error(
+                    f"dimension {d} of %{self.value.name} has {size} on a rank, and crosses in "
+                    f"{cuts * turns} parts",
+                    op.loc,
+                    remedy="choose a batch and degrees that divide each other",
+                )

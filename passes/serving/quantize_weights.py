@@ -24,9 +24,9 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import replace_op, slice_into, uses_inside
+from stagec.ir.rewrite import is_chosen_by, replace_op, slice_into, uses_inside
 from stagec.ir.rule import Group, Shape, parse_rule, shape_text
-from stagec.ir.traits import Chooses, Recasts
+from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.ops.quantized import FORMATS, WeightFormat, WeightsRule
 
@@ -113,7 +113,8 @@ def _is_weight(param: Value) -> bool:
     """Whether one product, inside of a repeat, uses a parameter, and nothing chooses by that."""
     uses = uses_inside(param)
     return len(uses) == 1 and all(
-        depth and isinstance(op.definition, Einsum) and not _chooses(op) for op, _, depth in uses
+        depth and isinstance(op.definition, Einsum) and not is_chosen_by(op.result)
+        for op, _, depth in uses
     )
 
 
@@ -130,10 +131,6 @@ def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:
         not number.symbols <= module.env.keys() or evaluate(number, module.env) >= (block or 1)
         for number, block in ((rows, format_.rows), (columns, format_.columns))
     )
-
-
-def _chooses(op: Operation) -> bool:
-    return any(user.has(Chooses) for user, _ in op.result.uses)
 
 
 class _Weight:

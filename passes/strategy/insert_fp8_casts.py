@@ -20,7 +20,8 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.expr import ZERO
-from stagec.ir.traits import Chooses, Repeats
+from stagec.ir.rewrite import is_chosen_by
+from stagec.ir.traits import Repeats
 
 #: Element types of forward operands, and of gradients, by recipe.
 RECIPES = {"hybrid": ("f8e4m3", "f8e5m2"), "e4m3": ("f8e4m3", "f8e4m3")}
@@ -109,7 +110,7 @@ def _is_linear(op: Operation) -> bool:
         return False
     if sum(map(is_parameter, op.operands)) != 1:
         return False
-    if any(user.has(Chooses) for user, _ in op.result.uses):
+    if is_chosen_by(op.result):
         return False
     rule = op.definition.rule(op)
     return rule is not None and op.definition.matmul_flops(op, factor_sizes(op, rule)) != ZERO

@@ -116,7 +116,7 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
         graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO
     )
     terms: dict[tuple[str, str], list[Expr]] = {}
-    for op, times in _weighted(module, graph, graph.body, ONE):
+    for op, times in weighted(module, graph, graph.body, ONE):
         if op.name == "et.comp":
             _count_computation(counts, terms, op, times, size)
         elif op.name == "et.copy":
@@ -145,7 +145,7 @@ def copied(module: Module, func: Operation) -> Expr:
     """Bytes that a rank which runs a function copies between device and host in a step."""
     return total(
         op.operands[0].tensor.local_bytes * times
-        for op, times in _weighted(module, func, func.body, ONE)
+        for op, times in weighted(module, func, func.body, ONE)
         if op.name == "stg.copy"
     )
 
@@ -156,7 +156,7 @@ def ring_bytes(size: int, members: int, op: str) -> int:
     return -(-size * steps // members)
 
 
-def _weighted(
+def weighted(
     module: Module, graph: Operation, region: Region, times: Expr
 ) -> Iterator[tuple[Operation, Expr]]:
     """Every op with the number of times that it runs."""
@@ -168,7 +168,7 @@ def _weighted(
         if "schedule" in op.attrs:  # each copy of the model sees its part of the microbatches
             placement = placement_of(module, graph)
             inner = inner / (placement.copies if placement is not None else 1)
-        yield from _weighted(module, graph, op.region, inner)
+        yield from weighted(module, graph, op.region, inner)
 
 
 def _count_computation(

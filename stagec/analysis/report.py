@@ -83,12 +83,12 @@ def _classes(
     counts = count_graph(module, graph, Operation.expr if symbolic else means.size)
     memories: dict[int, dict[str, Any]] = {}
     axis = graph.text("over")
-    planned: Show = _text if symbolic else _in(planned_env(module), module)
+    planned: Show = _text if symbolic else in_env(planned_env(module), module)
     for coords in class_coordinates(module, graph):
         inner = {index_name(a): i for a, i in coords.items() if a != axis}
         loads = means.values(coords) if inner else dict[str, Fraction]()
         env: Env = {**module.env, **inner, **loads}
-        show: Show = _text if symbolic else _in(env, module)
+        show: Show = _text if symbolic else in_env(env, module)
         if inner or not alike:
             alike = _class(counts, show, symbolic)
         stage = coords.get(axis, 0)
@@ -128,7 +128,8 @@ def _first_rank(module: Module, coords: Mapping[str, int]) -> int:
     return rank
 
 
-def _in(env: Env, module: Module) -> Show:
+def in_env(env: Env, module: Module) -> Show:
+    """What evaluates an expression. Raises `DiagnosticError` for one with open sizes."""
     return lambda e: _number(e, env, module)
 
 

@@ -22,14 +22,17 @@ from stagec.ir.expr import (
     total,
 )
 from stagec.ir.module import Module
+from stagec.ir.serving import PAST
 from stagec.ir.types import CACHED, WEIGHTS, axis_size, bytes_of
 from stagec.ir_spec.ops.serving import rows_of
 from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
 
-#: The names of the figures, all per rank but the last.
-FIGURES = ("cache_bytes_per_token", "cache_bytes", "state_bytes", "weight_bytes", "max_batch")
+#: The names of the figures per rank, and of those under a limit: the largest batch of all ranks,
+#: and the most cached tokens of each sequence of the step.
+FIGURES = ("cache_bytes_per_token", "cache_bytes", "state_bytes", "weight_bytes")
+LARGEST = ("max_batch", "max_context")
 BATCH = "B"
 _MOST = 1 << 40
 #: The class of a mixed step in the name of its cache.
@@ -116,17 +119,30 @@ def largest_batch(module: Module, room: int) -> int:
     """The largest global batch with which no rank of a planned step holds more than `room` bytes, 0
     if none fits: batches that satisfy what the module assumes are tried, by bisection, since bytes
     grow with the batch. Raises `DiagnosticError` if a size is open."""
-    before, unit = module.env[BATCH], _unit(module)
+    return _largest(module, BATCH, room, _unit(module))
+
+
+def longest_context(module: Module, room: int) -> int | None:
+    """The most tokens that each sequence of a step of decode may have cached before it, so that no
+    rank holds more than `room` bytes; None if there is no end. Raises `DiagnosticError` if a size
+    is open."""
+    found = _largest(module, PAST, room, 1)
+    return found if found < _MOST // 2 else None
+
+
+def _largest(module: Module, name: str, room: int, unit: int) -> int:
+    """The largest multiple of `unit` as the value of a symbol with which a step fits, else 0."""
+    before = module.env[name]
     try:
         low, high = 0, 1
-        while high * unit < _MOST and _peak(module, high * unit) <= room:
+        while high * unit < _MOST and _peak(module, name, high * unit) <= room:
             low, high = high, high * 2
         while high - low > 1:
             middle = (low + high) // 2
-            fits = _peak(module, middle * unit) <= room
+            fits = _peak(module, name, middle * unit) <= room
             low, high = (middle, high) if fits else (low, middle)
     finally:
-        module.set_values({BATCH: before})
+        module.set_values({name: before})
     return low * unit
 
 
@@ -153,9 +169,9 @@ def _holds(relation: Any, env: Mapping[str, int]) -> bool:
         return False
 
 
-def _peak(module: Module, batch: int) -> int:
-    """The bytes of the fullest rank with this batch."""
-    module.set_values({BATCH: batch})
+def _peak(module: Module, name: str, value: int) -> int:
+    """The bytes of the fullest rank with this value of a symbol."""
+    module.set_values({name: value})
     found = 0
     for func in module.functions:
         planner = MemoryTimeline.planner(module, func)

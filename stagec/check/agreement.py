@@ -67,6 +67,13 @@ def check_job(job: CheckedJob, report: CheckReport) -> None:
     _check_collectives(job, report)
 
 
+def check_rank(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
+    """What can be seen of one rank without the traces of others: its groups, as far as the groups
+    file says who is in them, and messages to itself."""
+    _check_rank_groups(job, trace, report)
+    _check_self_messages(trace, report)
+
+
 def _check_groups_file(job: CheckedJob, report: CheckReport) -> None:
     if job.groups is None:
         if job.group_slots:
@@ -117,14 +124,14 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 
 def _check_rank_peers(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
+    _check_self_messages(trace, report)
     for slot, peer in enumerate(trace.peers):
         sends = trace.analysis.sends.get(slot, ())
         receives = trace.analysis.receives.get(slot, ())
-        where = trace.analysis.program.nodes[(*sends, *receives)[0].index].id
         if peer == trace.rank:
-            message = f"expected messages between two ranks, found one of rank {peer} to itself"
-            report.error(trace.path, "self-message", message, "drop the message", node=where)
-        elif peer not in job.ranks:
+            continue
+        if peer not in job.ranks:
+            where = _first_message(trace, slot)
             message = f"expected a peer with a trace, found rank {peer}, which has none"
             remedy = "send to and receive from ranks of the job only"
             report.error(trace.path, "unknown-peer", message, remedy, node=where)
@@ -135,6 +142,20 @@ def _check_rank_peers(job: CheckedJob, trace: RankTrace, report: CheckReport) ->
             leaving = other.analysis.sends.get(back, ())
             _check_channel(trace, peer, sends, arriving, "send", report)
             _check_channel(trace, peer, receives, leaving, "receive", report)
+
+
+def _check_self_messages(trace: RankTrace, report: CheckReport) -> None:
+    for slot, peer in enumerate(trace.peers):
+        if peer == trace.rank:
+            message = f"expected messages between two ranks, found one of rank {peer} to itself"
+            where = _first_message(trace, slot)
+            report.error(trace.path, "self-message", message, "drop the message", node=where)
+
+
+def _first_message(trace: RankTrace, slot: int) -> int:
+    """The id of the first message of a peer slot, sends first."""
+    ends = trace.analysis.sends.get(slot, ()), trace.analysis.receives.get(slot, ())
+    return trace.analysis.program.nodes[next(end.index for way in ends for end in way)].id
 
 
 def _check_channel(

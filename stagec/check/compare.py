@@ -29,7 +29,7 @@ from stagec.check.ranks import LINKS, RankReader, RankTrace
 from stagec.check.traces import read_directory
 from stagec.formats.chakra.nodes import TraceError, TraceNode
 from stagec.formats.chakra.show import row_of
-from stagec.job.archive import MAGIC
+from stagec.job.archive import is_archive
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 Kind = Literal["only in A", "only in B", "different", "moved", "other dependencies", "other ranks"]
@@ -65,11 +65,13 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """Two jobs: ranks and nodes of each, sums by key of A and of B, and what differs."""
+    """Two jobs: ranks and nodes of each, sums by key of A and of B, and what differs. `notes` say
+    what was not compared."""
 
     ranks: tuple[int, int]
     nodes: tuple[int, int]
     sums: tuple[Mapping[Key, Sums], Mapping[Key, Sums]]
+    notes: Sequence[str] = ()
     differences: list[Difference] = field(default_factory=list[Difference])
 
     @property
@@ -79,13 +81,15 @@ class Comparison:
 
 
 def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
-    """Compare two traces, folders or archives; `examples` are told of each difference. Raises
-    `DiagnosticError` for what cannot be read."""
-    jobs = [_job(path) for path in (a, b)]
+    """Compare two traces, folders or archives; `examples` are told of each difference. The trace of
+    one rank is compared with that rank of a job. Raises `DiagnosticError` for what cannot be
+    read."""
+    jobs, notes = _paired(_job(a), _job(b), (a, b))
     found = Comparison(
         (len(jobs[0].ranks), len(jobs[1].ranks)),
         (_count(jobs[0]), _count(jobs[1])),
         (_sums(jobs[0]), _sums(jobs[1])),
+        [*notes, *_unnamed(jobs)],
     )
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank in sorted(jobs[0].ranks & jobs[1].ranks):
@@ -107,7 +111,7 @@ def _job(path: Path) -> CheckedJob:
     if path.is_dir():
         job = read_directory(path, report, reader)
     elif path.is_file():
-        job = read_archive(path, report, reader) if _is_archive(path) else _trace(path, reader)
+        job = read_archive(path, report, reader) if is_archive(path) else _trace(path, reader)
     else:
         raise error(
             f"there is no file or folder '{path}', expected a trace, a folder of traces or an "
@@ -121,15 +125,48 @@ def _job(path: Path) -> CheckedJob:
     return job
 
 
-def _is_archive(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+def _paired(
+    one: CheckedJob, two: CheckedJob, paths: tuple[Path, Path]
+) -> tuple[list[CheckedJob], list[str]]:
+    """The jobs with the ranks that are compared, and what is left out of them. Raises
+    `DiagnosticError` if a trace is of a rank that the other job has not."""
+    alone = [path.is_file() and not is_archive(path) for path in paths]
+    if all(alone):
+        return [_as_rank(job, next(iter(job.ranks)), 0) for job in (one, two)], []
+    if not any(alone):
+        return [one, two], []
+    whole, side = (two, "B") if alone[0] else (one, "A")
+    (rank,) = (one if alone[0] else two).ranks
+    if rank not in whole.ranks:
+        raise error(
+            f"'{paths[alone.index(True)]}' is the trace of rank {rank}, which {side} does not have",
+            remedy="compare it with a job that has this rank, or with one trace",
+        )
+    left = len(whole.ranks) - 1
+    notes = [f"compared with rank {rank} of {side}: {left} more are not compared"] if left else []
+    part = _as_rank(whole, rank, rank)
+    return [one, part] if alone[0] else [part, two], notes
+
+
+def _as_rank(job: CheckedJob, rank: int, number: int) -> CheckedJob:
+    """One rank of a job, by another number."""
+    traces = {number: job.traces[rank]}
+    return CheckedJob(job.directory, traces, frozenset({number}), job.groups)
+
+
+def _unnamed(jobs: Sequence[CheckedJob]) -> Iterator[str]:
+    """Which jobs do not say who is in their groups."""
+    for side, job in zip("AB", jobs, strict=True):
+        if job.groups is None and any(trace.groups for trace in job.traces.values()):
+            yield f"groups are compared by their numbers: {side} has no groups file NAME.json"
 
 
 def _trace(path: Path, reader: RankReader) -> CheckedJob:
+    name, number = job_of(path)
+    rank = number or 0
     try:
-        groups = read_groups(path.parent, job_of(path)[0], CheckReport())
-        return CheckedJob(path.parent, {0: reader.read(path, 0)}, frozenset({0}), groups)
+        groups = read_groups(path.parent, name, CheckReport())
+        return CheckedJob(path.parent, {rank: reader.read(path, rank)}, frozenset({rank}), groups)
     except TraceError as problem:
         raise error(str(problem), remedy="give a complete trace, protobuf or JSON") from None
 

@@ -70,11 +70,12 @@ def _jobs(entries: Iterable[Path], end: str) -> dict[str, dict[int, Path]]:
     return found
 
 
-def job_of(path: Path) -> tuple[str, int]:
-    """The name of the job, and the rank, in the name of a trace: `llama` and 3 of `llama.3.et`."""
+def job_of(path: Path) -> tuple[str, int | None]:
+    """The name of the job, and the rank, in the name of a trace: `llama` and 3 of `llama.3.et`. A
+    name without a rank is that of the job."""
     end = next((end for end in reversed(_ENDS) if path.name.endswith(end)), "")
     match = _TRACE_NAME.fullmatch(path.name.removesuffix(end))
-    return (match["name"], int(match["rank"])) if match else (path.stem, 0)
+    return (match["name"], int(match["rank"])) if match else (path.stem, None)
 
 
 def _entries(directory: Path, report: CheckReport) -> list[Path]:

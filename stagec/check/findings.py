@@ -6,6 +6,7 @@ A code is reported in full a limited number of times; the rest is counted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +29,8 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        where = str(self.path) if self.node is None else f"{self.path}: node {self.node}"
+        told = self.node is None or f"node {self.node} " in self.message
+        where = str(self.path) if told else f"{self.path}: node {self.node}"
         return f"{where}: {self.message} [{self.code}]; {self.remedy}"
 
 
@@ -38,8 +40,9 @@ class CheckReport:
 
     `ranks` counts trace files; `nodes`, `collectives` and `sends` count nodes over all ranks;
     `groups` counts the communicator groups of the groups file. `eager_only` says why a job that is
-    free of deadlock is so only if sends do not wait for their receives. `omitted` says per code how
-    many findings beyond `FINDINGS_PER_CODE` were left out of `errors` and `warnings`.
+    free of deadlock is so only if sends do not wait for their receives. `alone` is not empty for a
+    trace without those of the other ranks: it says what was not checked. `omitted` says per code
+    how many findings beyond `FINDINGS_PER_CODE` were left out of `errors` and `warnings`.
     """
 
     errors: list[Finding] = field(default_factory=list[Finding])
@@ -51,6 +54,7 @@ class CheckReport:
     groups: int = 0
     sends: int = 0
     eager_only: Finding | None = None
+    alone: Sequence[str] = ()
     _seen: Counter[str] = field(default_factory=Counter[str], repr=False)
 
     def ok(self) -> bool:

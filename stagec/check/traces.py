@@ -7,18 +7,18 @@ simulators cannot take.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from stagec.check.agreement import CheckedJob, check_job
+from stagec.check.agreement import CheckedJob, check_job, check_rank
 from stagec.check.deadlock import check_deadlock
-from stagec.check.files import check_manifest, discover, read_groups
+from stagec.check.files import GroupsFile, check_manifest, discover, job_of, read_groups
 from stagec.check.findings import CheckReport, Finding
 from stagec.check.ranks import RankReader, RankTrace
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import TraceError
 
-__all__ = ["CheckReport", "Finding", "check_directory"]
+__all__ = ["CheckReport", "Finding", "check_directory", "check_trace"]
 
 
 def check_directory(
@@ -34,6 +34,47 @@ def check_directory(
     if job is not None:
         check_traces(job, report)
     return report
+
+
+def check_trace(path: Path) -> CheckReport:
+    """Check the trace of one rank without those of others: its nodes, their dependencies, and its
+    groups, where a groups file beside it says who is in them. The report says what was not checked.
+    Whatever is wrong is a finding; nothing is raised.
+    """
+    report = CheckReport()
+    name, rank = job_of(path)
+    try:
+        trace = RankReader().read(path, _NO_RANK if rank is None else rank)
+    except TraceError as error:
+        report.error(path, "unreadable", f"{error.where}: {error.message}", "write the trace again")
+        return report
+    groups = None if rank is None else read_groups(path.parent, name, report)
+    job = CheckedJob(path.parent, {trace.rank: trace}, frozenset({trace.rank}), groups)
+    _count(job, report)
+    report.groups = len(trace.groups)
+    _report_programs([trace], report)
+    check_rank(job, trace, report)
+    _check_limits(job, report)
+    report.alone = [*_not_checked(trace, rank, groups)]
+    return report
+
+
+def _not_checked(trace: RankTrace, rank: int | None, groups: GroupsFile | None) -> Iterator[str]:
+    """What cannot be checked of a trace without those of other ranks."""
+    if trace.groups:
+        if rank is None:
+            yield "whether the rank is in its groups: the name of the file is not NAME.RANK.et"
+        elif groups is None:
+            yield "whether the rank is in its groups: there is no groups file NAME.json beside it"
+        yield "whether the members of its groups issue the same collectives in the same order"
+    if trace.peers:
+        yield "whether its peers receive what it sends, and send what it receives"
+    if trace.groups or trace.peers:
+        yield "whether ranks wait for each other in a circle"
+
+
+#: The rank of a trace whose name has none: nobody's peer, and in no group.
+_NO_RANK = -1
 
 
 def read_directory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,17 @@ from typing import Any
 import click
 
 from stagec.driver.common import write_output
+from stagec.driver.compile_pods import analyze_pods
 from stagec.driver.job import JobBuilder
-from stagec.driver.limit import limit_option
+from stagec.driver.limit import AT_HAND, limit_option
+from stagec.driver.machine import machine_option
 from stagec.driver.options import job_options, take_options
 from stagec.driver.planned import Planned
-from stagec.driver.pods import analyze_pods
 from stagec.driver.serving import DISAGGREGATED, serving_figures
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.pipeline.instrument import TYPED, Hooks
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import DiagnosticError, error
 
 
 @click.command("analyze")
@@ -33,6 +35,7 @@ from stagec.support.diagnostics import error
 @click.option(
     "--html", type=Path, metavar="FILE", help="Of --sweep: write a page, or FILE.svg, with a plot."
 )
+@machine_option("Of --serve: say whether each op waits for memory or computes, on this machine.")
 @limit_option(
     "Of --sweep: say what holds no more, of a size or a device such as h100; of --serve: the "
     "largest batch that does."
@@ -44,6 +47,9 @@ def command(**given: Any) -> int:
     MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
     """
     options = take_options(given)
+    several = given["sweep"] or options.serve == DISAGGREGATED
+    if several and given["machine"] is not None:
+        raise _of_one_step()
     if given["sweep"]:
         from stagec.driver.sweep_table import ANALYSIS
 
@@ -53,10 +59,9 @@ def command(**given: Any) -> int:
         return analyze_pods(options, given)
     if given["html"] is not None:
         raise error("--html of one job is for 'stagec memory'", remedy="add --sweep, or run that")
-    limit = given["limit"]
-    if limit is not None and options.serve is None:
-        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
-    builder = JobBuilder(options, symbolic=given["symbolic"])
+    limit, machine, symbolic = given["limit"], given["machine"], given["symbolic"]
+    builder = JobBuilder(options, symbolic=symbolic)
+    _check(builder, given)
     if options.print_strategy:
         write_output(builder.strategy(), given["output"])
         return 0
@@ -65,18 +70,21 @@ def command(**given: Any) -> int:
     from stagec.analysis.report import analysis
 
     worst, forward = Planned(worst_moments), Planned(model_flops, after=TYPED)
-    kept = Planned(lambda m: serving_figures(m, builder, limit, symbolic=given["symbolic"]))
+    kept = Planned(lambda m: serving_figures(m, builder, limit, machine, symbolic=symbolic))
     watching: list[Hooks] = [worst, forward, *([kept] if builder.serving is not None else [])]
     module = builder.lower(watching=watching)
     result = analysis(
         module,
         builder.model_name,
-        symbolic=given["symbolic"],
+        symbolic=symbolic,
         worst=worst.found or {},
         forward=forward.found,
     )
     if kept.found is not None:
-        result["serving"] = kept.found
+        from stagec.analysis.op_bounds import op_bounds
+
+        ops = op_bounds(module, symbolic=symbolic, machine=machine)
+        result["serving"] = {**kept.found, "ops": ops}
     if given["as_json"]:
         write_output(json.dumps(result, indent=1) + "\n", given["output"])
     else:
@@ -87,3 +95,21 @@ def command(**given: Any) -> int:
         if given["output"]:
             write_output(table.getvalue(), given["output"])
     return 0
+
+
+def _check(builder: JobBuilder, given: Mapping[str, Any]) -> None:
+    """Refuse what is about serving where there is none, and a limit that is not given."""
+    limit, machine = given["limit"], given["machine"]
+    if limit is not None and builder.serving is None:
+        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+    if limit is not None and limit.text == AT_HAND and machine is None:
+        raise error("--limit machine is about the --machine", remedy="add --machine h100")
+    if machine is not None and builder.serving is None:
+        raise _of_one_step()
+
+
+def _of_one_step() -> DiagnosticError:
+    return error(
+        "--machine is about the ops of one step of serving",
+        remedy="leave it out, or run 'stagec time'",
+    )

@@ -1,4 +1,5 @@
-"""`stagec check`: proves a folder or an archive of traces well-formed and free of deadlock."""
+"""`stagec check`: proves a folder or an archive of traces well-formed and free of deadlock, and one
+trace well-formed."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 
 @click.command("check")
-@click.argument("directory", metavar="DIR_OR_ARCHIVE", type=Path)
+@click.argument("directory", metavar="DIR|ARCHIVE|TRACE", type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--strict", is_flag=True, help="Warnings fail too.")
 def command(directory: Path, as_json: bool, strict: bool) -> int:
     """Check all traces of a job together: files, nodes, groups, collectives, messages, absence of
-    deadlock.
+    deadlock. The trace of one rank is checked as far as it goes without the others.
 
     Reads traces of other tools too, and archives. Exit code 1 if anything is wrong.
     """
@@ -40,13 +41,23 @@ def command(directory: Path, as_json: bool, strict: bool) -> int:
         tell(f"note: {report.eager_only}")
     for code, count in report.omitted.items():
         tell(f"... and {count} more of '{code}'")
-    verdict = "not well-formed" if failed else f"well-formed, free of deadlock{_sends(report)}"
+    if report.alone and not failed:
+        tell("note: not checked without the other ranks:")
+        for text in report.alone:
+            tell(f"  {text}")
     sys.stdout.write(
-        f"{directory}: {verdict}: {report.ranks} ranks, {report.nodes} nodes, {report.collectives} "
+        f"{directory}: {_verdict(report, failed)}: {report.ranks} "
+        f"{'ranks' if report.ranks != 1 else 'rank'}, {report.nodes} nodes, {report.collectives} "
         f"collectives over {report.groups} groups, {report.sends} messages; "
         f"{len(report.errors)} errors, {len(report.warnings)} warnings\n"
     )
     return int(failed)
+
+
+def _verdict(report: CheckReport, failed: bool) -> str:
+    if failed:
+        return "not well-formed"
+    return "well-formed" if report.alone else f"well-formed, free of deadlock{_sends(report)}"
 
 
 def _sends(report: CheckReport) -> str:
@@ -66,13 +77,19 @@ def _report(path: Path) -> CheckReport:
 
         return check_directory(path)
     if path.is_file():
-        from stagec.check.archive import check_archive
+        from stagec.job.archive import is_archive
 
-        return check_archive(path)
+        if is_archive(path):
+            from stagec.check.archive import check_archive
+
+            return check_archive(path)
+        from stagec.check.traces import check_trace
+
+        return check_trace(path)
     from stagec.support.diagnostics import error
 
-    found = f"there is no file or folder '{path}', expected a folder of .et files or an archive"
-    raise error(found, remedy="give the folder or the archive of a job")
+    found = f"there is no file or folder '{path}', expected a folder, an archive or a trace"
+    raise error(found, remedy="give the folder or the archive of a job, or the trace of a rank")
 
 
 def _as_json(report: CheckReport, failed: bool) -> dict[str, object]:
@@ -96,6 +113,7 @@ def _as_json(report: CheckReport, failed: bool) -> dict[str, object]:
         "collectives": report.collectives,
         "groups": report.groups,
         "sends": report.sends,
+        "not_checked": list(report.alone),
         "rendezvous": not failed and report.eager_only is None,
         "errors": rows(report.errors),
         "warnings": rows(report.warnings),

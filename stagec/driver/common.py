@@ -78,6 +78,18 @@ def kept_reports() -> Generator[list[Diagnostic]]:
         _kept.reset(before)
 
 
+@contextmanager
+def reports_once() -> Generator[None]:
+    """Show each thing that is reported meanwhile once, at the end."""
+    kept: list[Diagnostic] = []
+    try:
+        with kept_reports() as kept:
+            yield
+    finally:
+        for diagnostic in dict.fromkeys(kept):
+            report(diagnostic)
+
+
 def run_safely(run: Callable[[], object]) -> int:
     """Run a command; the exit code. All that can go wrong is told on stderr, without a traceback.
 

@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stagec.driver.compile_pods import compile_pods
 from stagec.driver.emission import emission_options
 from stagec.driver.job import JobBuilder
 from stagec.driver.machine import machine_of
 from stagec.driver.measurements import measured_options, measurements
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.planned import Planned
-from stagec.driver.pods import compile_pods
 from stagec.driver.provenance import provenance
 from stagec.driver.rates import rate_options, rated_machine
 from stagec.driver.serve_steps import has_steps, steps_options
 from stagec.driver.serving import DISAGGREGATED
-from stagec.driver.streams import tell
-from stagec.driver.written import check_targets, formats_asked, tell_written, write_formats
+from stagec.driver.written import (
+    check_name,
+    check_targets,
+    formats_asked,
+    tell_written,
+    write_formats,
+    write_one_archive,
+)
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -105,7 +111,7 @@ def command(**given: Any) -> int:
     writes = not options.print_strategy
     _check_outputs(given["output"], given["archive"], given, writes=writes)
     if options.serve == DISAGGREGATED:
-        return compile_pods(options, given)
+        return compile_pods(options, given, _durations(given))
     if has_steps(options, given):
         from stagec.driver.compile_steps import compile_steps
 
@@ -242,23 +248,3 @@ def _job(
     machine = durations.machine if durations is not None else None
     measured = durations.measured if durations is not None else None
     return replace(make_job(builder.module, name, *how, format_, machine), measured=measured)
-
-
-def write_one_archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
-    """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
-    from stagec.job.archive import write_archive
-
-    began = time.perf_counter()
-    size = write_archive(job, path, about)
-    if not quiet:
-        tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
-
-
-def check_name(name: str) -> None:
-    """Refuse names that are no names for files. Raises `DiagnosticError`."""
-    plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
-    if not plain or name.startswith(".") or name == "manifest":
-        raise error(
-            f"'{name}' is no name for the files of a job",
-            remedy="use letters, digits, '-', '_' and '.', not 'manifest': --name llama",
-        )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from stagec.driver.streams import tell
+from stagec.driver.trace_files import check_is_trace
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 if TYPE_CHECKING:
@@ -83,15 +84,11 @@ def _traces(source: Path) -> _Traces:
     if source.is_dir():
         name, paths = discover(source, report)
         groups = read_groups(source, name, report)
-    elif source.is_file():
-        name, rank = job_of(source)
-        paths = {rank: source}
-        groups = read_groups(source.parent, name, CheckReport())
     else:
-        raise error(
-            f"there is no file or folder '{source}', expected a trace or a folder of traces",
-            remedy="give what stagec compile wrote, or a trace of another tool",
-        )
+        check_is_trace(source)
+        name, rank = job_of(source)
+        paths = {rank or 0: source}
+        groups = read_groups(source.parent, name, CheckReport())
     if report.errors:
         raise DiagnosticError(
             *(Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in report.errors)

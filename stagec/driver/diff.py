@@ -36,7 +36,7 @@ def command(a: Path, b: Path, limit: int, as_json: bool) -> int:
     kind and group, dependencies, order.
 
     Nodes are matched by name, groups by their members. Reads traces of other tools too. Exit code 1
-    if anything differs.
+    if anything differs. The trace of one rank is compared with that rank of a job.
     """
     from stagec.check.compare import compare
 
@@ -66,6 +66,8 @@ def _print(found: Comparison, a: Path, b: Path) -> None:
         out.print("nodes, FLOPs and bytes of each kind are the same")
     for each in found.differences:
         _print_difference(each)
+    for note in found.notes:
+        out.print(note, markup=False)
     verdict = "the same" if found.same else "they differ"
     out.print(f"{verdict}: nodes, bytes, groups, dependencies and order are compared")
 
@@ -106,6 +108,7 @@ def _as_json(found: Comparison) -> dict[str, object]:
     return {
         "schema": 1,
         "same": found.same,
+        "notes": list(found.notes),
         "ranks": found.ranks,
         "nodes": found.nodes,
         "sums": [

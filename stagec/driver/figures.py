@@ -12,7 +12,6 @@ from stagec.driver.common import report
 from stagec.driver.instruments import instruments
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.ir.serving import PAST
 from stagec.text.printer import print_op
 
 if TYPE_CHECKING:
@@ -39,9 +38,9 @@ class CompiledJob:
         """The job of some options. Raises `DiagnosticError`."""
         builder = JobBuilder(options)
         values = dict(builder.module.env)
-        if builder.serving is not None and builder.serving.past:
-            values[PAST] = builder.serving.past
-        compiled = _compiles(builder).find(values, lambda: builder.module)
+        if builder.serving is not None:
+            values |= builder.serving.values
+        compiled = compiles_of(builder).find(values, lambda: builder.module)
         for diagnostic in compiled.diagnostics:
             report(diagnostic)
         return cls(builder.model_name, compiled, values)
@@ -79,13 +78,18 @@ def figures(options: JobOptions) -> Figures:
     return CompiledJob.of(options).figures()
 
 
-def _compiles(builder: JobBuilder) -> Compiles:
-    """The jobs of these texts: model, names of axes, strategy, passes and plug-ins."""
+def compiles_of(builder: JobBuilder) -> Compiles:
+    """What was compiled of the jobs of these texts: model, names of axes, strategy, passes and
+    plug-ins."""
     module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
+    serving = builder.serving
+    same = pipeline
+    if serving is not None and options.pipeline is None:
+        same = serving.structure  # steps that differ in sizes alone are one
     texts = tuple(source.text for source in module.sources.values())
     stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
     axes = module.mesh.axes if module.mesh else ()
-    key = texts, stated, axes, pipeline, options.plugin, options.check_numerics
+    key = texts, stated, axes, same, options.plugin, options.check_numerics
     if key not in _structures:
         while len(_structures) >= _MOST_KEPT:
             del _structures[next(iter(_structures))]

@@ -27,7 +27,8 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.axes import AXES, REPLICAS
+from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS
+from stagec.ir_spec.ops.copies import CopiesRule
 from stagec.models import Preset, library, presets
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
@@ -74,7 +75,7 @@ class JobBuilder:
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, dict(self._preset.values) if self._preset else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
-        self.serving = self._serving(module)
+        self.serving = self._serving(module, entry.positions if entry else None)
         self._kv_parts = self._too_few_kv_heads(module)
         options = self.options
         self.from_texts = bool(
@@ -89,20 +90,35 @@ class JobBuilder:
         self._add_strategy(module)
         if self.serving is not None:
             refuse_training(module)
+        self._hold_copies(module)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
         self._default_batch(module)
         return module
 
-    def _serving(self, module: Module) -> Serving | None:
+    def _serving(self, module: Module, positions: int | None) -> Serving | None:
         """The step of serving that options ask for, whose sizes the module gets."""
-        found = read_serving(self.options, module, symbolic=self._symbolic)
+        found = read_serving(self.options, module, positions, symbolic=self._symbolic)
         if found is not None:
             warning = beyond(found)
             if warning is not None:
                 report(warning)
             found.declare(module)
         return found
+
+    def _hold_copies(self, module: Module) -> None:
+        """Experts of the module are those that ranks hold, copies with them."""
+        rule, experts = read_strategy(module).one(CopiesRule), module.symbols.get(EXPERTS)
+        if not rule.count:
+            return
+        if self.serving is None:
+            raise error(
+                "copies of experts are about a step of serving: they would be trained apart",
+                rule.loc,
+                remedy="add --serve, or leave them out",
+            )
+        if experts is not None:
+            module.set_values({EXPERTS: experts + rule.count})
 
     def _read_model(self) -> Source:
         """The text of a file, or that which a configuration becomes."""

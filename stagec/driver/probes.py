@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from stagec.analysis.figures import Figures
 from stagec.driver.common import kept_reports
@@ -18,18 +18,18 @@ from stagec.driver.figures import CompiledJob
 from stagec.driver.flags import FLAGS
 from stagec.driver.legal import BATCH
 from stagec.driver.options import JobOptions
+from stagec.driver.probe_times import action_times, span_of, tail_of
 from stagec.driver.search_space import data_ranks, microbatch_of
+from stagec.explore.pipelined import ActionTimes
 from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.time.replay import ClassReplay
-from stagec.time.step import step_time
+from stagec.time.step import StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
-#: The symbol of the layers that are many, and how many of them probes have.
-LAYERS = "L"
-_FEW = (2, 4)
-#: Layers of probes that are not replayed: as many as share a compile with any larger number.
-_MANY = (8, 12)
+#: The symbol of the layers that are many, and how many of them probes have: as many as share a
+#: compile with any larger number.
+LAYERS, _FEW = "L", (8, 12)
 #: Probes are of the clock of the devices; that of the hosts can only make a step longer.
 _NO_HOST = {"efficiency.host.issue": 0.0}
 _OF_MICROBATCH = ("forward", "backward")
@@ -52,6 +52,9 @@ _NOT_OF_STATE = (
 )
 
 
+What: TypeAlias = Literal["work", "state", "tail"]
+
+
 def of_work(names: Iterable[str]) -> set[str]:
     """The flags on which a probe of the work of a microbatch depends, beside its size."""
     return {n for n in names if n not in _OF_STEPS or n in RECOMPUTED}
@@ -62,7 +65,8 @@ class Probe:
     """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
     before a computation of forward and of backward, seconds of a further layer on the stream of
     communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
-    beside them, and those of a further layer's parameters and their state."""
+    beside them, and those of a further layer's parameters and their state; the actions of a
+    pipeline, and seconds of a further layer once all backward is done; or why it is no job."""
 
     layer: float = 0.0
     rest: float = 0.0
@@ -73,6 +77,9 @@ class Probe:
     stash: float = 0.0
     more: float = 0.0
     static: float = 0.0
+    times: ActionTimes | None = None
+    tail: float = 0.0
+    refused: str = ""
 
 
 def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
@@ -117,26 +124,32 @@ def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A probe to be made on a machine: of the work of a microbatch, or of the state of a job."""
+    """A probe to be made on a machine. `what` it is about: the work of a microbatch, the state of a
+    job, or what follows the last microbatch. `before` are the layers before those that are many."""
 
     options: JobOptions
     machine: Machine
-    state: bool = False
+    what: What = "work"
     overlap: bool = True
+    before: int = 0
 
 
 def probe(asked: Asked) -> Probe:
     """Make a probe; one that says nothing if it is no job, or the model has no layers."""
+    makers = {"work": _work, "state": _state, "tail": _tail}
     try:
         with kept_reports():
-            return _state(asked) if asked.state else _work(asked)
-    except (DiagnosticError, NotAnIntegerError):
+            return makers[asked.what](asked)
+    except DiagnosticError as problem:
+        return Probe(refused=problem.diagnostics[0].message)
+    except NotAnIntegerError:
         return Probe()
 
 
 def _work(asked: Asked) -> Probe:
     jobs = [_job(asked.options, n, asked.options.sizes[BATCH] or 1) for n in _FEW]
-    spans = [_spans(job, asked) for job in jobs]
+    steps = [_step(job, asked) for job in jobs]
+    spans = [_spans(step) for step in steps]
     layer = max(0.0, _slope([s.whole for s in spans]))
     found = Probe(
         layer,
@@ -148,7 +161,20 @@ def _work(asked: Asked) -> Probe:
     )
     held = [float(job.figures().memory["others"]) for job in jobs]
     stash = max(0.0, _slope(held))
-    return replace(found, stash=stash, more=max(0.0, held[0] - _FEW[0] * stash))
+    times = _times(steps, asked.before)
+    return replace(found, stash=stash, more=max(0.0, held[0] - _FEW[0] * stash), times=times)
+
+
+def _times(steps: Sequence[StepTime], before: int) -> ActionTimes | None:
+    """The actions of a pipeline, if the nodes tell layers apart."""
+    few, many = (
+        [span_of(each, before, layers) for each in step.classes]
+        for step, layers in zip(steps, _FEW, strict=True)
+    )
+    if None in few or None in many:
+        return None
+    one, two = ([s for s in spans if s is not None] for spans in (few, many))
+    return action_times(one, two, _FEW[1] - _FEW[0])
 
 
 def _link(spans: Sequence[_Spans]) -> float:
@@ -160,12 +186,18 @@ def _link(spans: Sequence[_Spans]) -> float:
 
 
 def _state(asked: Asked) -> Probe:
-    batch, (few, many) = data_ranks(asked.options), _MANY
+    batch, (few, many) = data_ranks(asked.options), _FEW
     job = _job(asked.options, many, batch)
     less = {**job.values, LAYERS: few}
     other = job.compiled.at(less) if job.compiled.decisions.same(less) else None
     first = other or _job(asked.options, few, batch).figures()
     return Probe(static=(_static(job.figures()) - _static(first)) / (many - few))
+
+
+def _tail(asked: Asked) -> Probe:
+    batch = data_ranks(asked.options)
+    steps = [_step(_job(asked.options, n, batch), asked) for n in _FEW]
+    return Probe(tail=max(0.0, _slope([min(map(tail_of, s.classes)) for s in steps])))
 
 
 def _slope(values: list[float]) -> float:
@@ -189,11 +221,15 @@ class _Spans:
     back: float
 
 
-def _spans(job: CompiledJob, asked: Asked) -> _Spans:
+def _step(job: CompiledJob, asked: Asked) -> StepTime:
+    """The replay of a probe by the clock of the devices."""
+    issued = job.compiled.issued(job.values)
+    return step_time(issued, asked.machine.changed(_NO_HOST), overlap=asked.overlap)
+
+
+def _spans(step: StepTime) -> _Spans:
     """Seconds of a step up to the end of backward, between the layers of forward and those of
     backward, and the longest wait between two computations; the least of all classes."""
-    issued = job.compiled.issued(job.values)
-    step = step_time(issued, asked.machine.changed(_NO_HOST), overlap=asked.overlap)
     found = [_of_class(each) for each in step.classes]
     streams = {stream for s in found for stream in s.streams}
     return _Spans(

@@ -52,7 +52,7 @@ def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> 
         texts[str(table)] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
     return {
         "model": builder.model_name,
-        "command": shlex.join(_command(builder.options, given)),
+        "command": command_of(builder.options, given),
         "inputs": texts,
         "symbols": builder.module.symbols,
         "strategy": strategy,
@@ -60,8 +60,13 @@ def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> 
     }
 
 
+def command_of(options: JobOptions, given: Mapping[str, Any]) -> str:
+    """The command line that gives the same traces."""
+    return shlex.join(_command(options, given))
+
+
 def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
-    """The words of the command line that gives the same traces."""
+    """Its words."""
     yield from ("stagec", "compile", *job_words(options))
     for table in given["measured"]:
         yield from words("measured", table)

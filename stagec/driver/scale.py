@@ -18,7 +18,9 @@ from stagec.driver.written import formats_asked, tell_written, write_formats
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
 if TYPE_CHECKING:
-    from stagec.job.recorded import Recording
+    from stagec.ir.opdef import Registry
+    from stagec.job.recorded import Microbatches, Recording
+    from stagec.sharding.strategy import PipelineRule
 
 
 @click.command("scale")
@@ -31,7 +33,22 @@ if TYPE_CHECKING:
     help="The mesh of the traces, the axis of neighbouring ranks last (default: the manifest's).",
 )
 @click.option(
-    "--to", "new", type=Sizes(), metavar="AXIS=N,...", required=True, help="The mesh to write."
+    "--to",
+    "new",
+    type=Sizes(),
+    metavar="AXIS=N,...",
+    help="The mesh to write (default: that of the traces).",
+)
+@click.option(
+    "--microbatches",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Microbatches of each rank to write, as large as the recorded ones (default: as many).",
+)
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    help="The pipeline schedule of the traces (default: the manifest's).",
 )
 @click.option(
     "-o", "--output", type=Path, metavar="DIR", required=True, help="The folder to write."
@@ -41,9 +58,11 @@ if TYPE_CHECKING:
 @emission_options
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(traces: Path, output: Path, **given: Any) -> int:
-    """Extend the traces of a job to more ranks along axes that replicate, such as data parallelism.
+    """Extend the traces of a job to more ranks along axes that replicate, such as data parallelism,
+    and to more microbatches.
 
-    Every rank keeps its program and its batch, so the batch of the job grows. What compile would
+    Every rank keeps its program, and its batch or the size of its microbatches, so the batch of the
+    job grows. What compile would
     write for the larger job is written, byte for byte, or refused with the reason.
     """
     from dataclasses import replace
@@ -53,10 +72,17 @@ def command(traces: Path, output: Path, **given: Any) -> int:
 
     if given["scheduler"] is not None:
         raise error("traces are scaled by processes here", remedy="drop --scheduler")
+    if given["new"] is None and given["microbatches"] is None:
+        raise error(
+            "what is to grow is not said",
+            remedy="give --to, the mesh to write, or --microbatches",
+        )
     registry = load_plugins(given["plugin"]).registry
     formats = formats_asked(given["format"], registry, given)
     began = time.perf_counter()
-    job = scaled(_recording(traces, given["old"]), given["new"])
+    recording, manifest = _recording(traces, given["old"])
+    more = _microbatches(given["microbatches"], given["schedule"], recording, manifest, registry)
+    job = scaled(recording, given["new"] or recording.mesh, more)
     about = {"scaled_from": {"traces": str(traces), "mesh": dict(job.recording.mesh)}}
     written = write_formats(
         lambda each: replace(job, format=each, machine=given["machine"]),
@@ -70,8 +96,8 @@ def command(traces: Path, output: Path, **given: Any) -> int:
     return 0
 
 
-def _recording(folder: Path, mesh: Mapping[str, int] | None) -> Recording:
-    """The traces of a folder. Raises `DiagnosticError`."""
+def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording, Mapping[str, Any]]:
+    """The traces of a folder, and its manifest, if it has one. Raises `DiagnosticError`."""
     from stagec.check.files import discover, read_groups
     from stagec.check.findings import CheckReport
     from stagec.job.recorded import Recording
@@ -95,7 +121,50 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> Recording:
             )
         mesh = cast("dict[str, int]", found)
     members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
-    return Recording(name, paths, members, mesh, _entries(manifest, mesh))
+    return Recording(name, paths, members, mesh, _entries(manifest, mesh)), manifest
+
+
+def _microbatches(
+    count: int | None,
+    schedule: str | None,
+    recording: Recording,
+    manifest: Mapping[str, Any],
+    registry: Registry,
+) -> Microbatches | None:
+    """What is asked for of microbatches. Raises `DiagnosticError`."""
+    from stagec.job.recorded import Microbatches
+    from stagec.job.turns import Pipelining
+    from stagec.schedule.attached import schedule_of
+
+    if count is None:
+        if schedule is not None:
+            raise error("--schedule is for more microbatches", remedy="give --microbatches N, too")
+        return None
+    rule = _pipeline(manifest, registry)
+    if rule is None and schedule is None:
+        return Microbatches(count)
+    axis = rule.over if rule is not None else "pp"
+    if axis not in recording.mesh:
+        raise error(
+            f"the mesh of the traces has no axis {axis}, along which stages are",
+            remedy="call the axis of the stages pp: --from pp=2,dp=4",
+        )
+    name = schedule or (rule.schedule if rule is not None else "")
+    return Microbatches(count, Pipelining(axis, schedule_of(registry, name)))
+
+
+def _pipeline(manifest: Mapping[str, Any], registry: Registry) -> PipelineRule | None:
+    """What the strategy in a manifest says of pipeline stages. Raises `DiagnosticError`."""
+    from stagec.sharding.strategy import read_strategy
+    from stagec.support.source import Source
+    from stagec.text.build import parse_module
+
+    text = manifest.get("strategy")
+    if not isinstance(text, str) or not text:
+        return None
+    return read_strategy(
+        parse_module(Source("the strategy in the manifest", text), registry)
+    ).pipeline
 
 
 def _manifest(folder: Path) -> Mapping[str, Any]:

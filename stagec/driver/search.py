@@ -20,11 +20,13 @@ from stagec.driver.emission import worker_options
 from stagec.driver.limit import limit_option
 from stagec.driver.options import Sizes, merged_sizes
 from stagec.driver.search_question import Machines, Pareto, Prices, questions, space_text
+from stagec.driver.search_serving import serving_options
 from stagec.driver.search_space import BATCHES, KNOBS, RANKS, Values, knob_option
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.driver.search_run import Answer, Question, Run, Tell
+    from stagec.driver.search_jobs import Run
+    from stagec.driver.search_run import Answer, Question, Tell
 
 _OPTIONS = (
     click.argument("model", required=False, default=""),
@@ -67,9 +69,8 @@ _OPTIONS = (
     click.option(
         "--objective",
         type=click.Choice(["time", "tokens-per-rank", "cost", "memory"]),
-        default="time",
-        help="What is best: the shortest step, most tokens/s of a rank, fewest rank-seconds, or "
-        "the smallest peak of memory.",
+        help="What is best: the shortest step (default), most tokens/s of a rank, fewest "
+        "rank-seconds, or the smallest peak of memory.",
     ),
     click.option(
         "--price",
@@ -112,7 +113,7 @@ _OPTIONS = (
 
 
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = worker_options(function)
+    function = serving_options(worker_options(function))
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -182,7 +183,7 @@ def _print(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 @contextmanager
 def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
     """Who evaluates, and how many jobs at a time."""
-    from stagec.driver.search_jobs import work
+    from stagec.driver.search_jobs import kind_of, work
 
     if given["scheduler"] is not None:
         from stagec.job.cluster import cluster
@@ -193,7 +194,7 @@ def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
     from stagec.job.workers import crew
 
     processes = given["jobs"] or len(os.sched_getaffinity(0))
-    with crew(work, processes) as local:
+    with crew(work, processes, kind_of) as local:
         yield local, 2 * processes
 
 

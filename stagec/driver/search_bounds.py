@@ -3,7 +3,8 @@ up.
 
     first     the work of a microbatch in which nothing is computed again; no parameters are held
     then      the work as it is, and what stays in memory
-    at last   the work with what is exchanged for each microbatch, where that is something
+    at last   the work with what is exchanged for each microbatch, where that is something; the
+              actions of a pipeline, one after the other
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from stagec.driver.probes import (
     RECOMPUTED,
     Asked,
     Probe,
+    What,
     of_work,
     refined_probe,
     state_probe,
     work_probe,
 )
 from stagec.driver.search_listed import Ints, Jobs
-from stagec.explore.bounds import Floats, Held, Work, columns, memory_bound, time_bound
+from stagec.explore.bounds import SLACK, Floats, Held, Work, columns, memory_bound, time_bound
 from stagec.explore.layout import Layers, Layout, laid_out
+from stagec.explore.pipelined import Pair, Pipeline, pipelined
 from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
 
@@ -42,7 +45,8 @@ SAME = -1.0
 
 class JobBounds:
     """Bounds of the seconds and of the bytes of jobs of a model of these layers and sizes.
-    `array_seconds` is what the bounds of all took, without the probes."""
+    `refused` says of each job why the work of a microbatch is none, `array_seconds` is what the
+    bounds of all took, without the probes."""
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class JobBounds:
         group, first = jobs.alike(named, [self._batches])
         wanted = [work_probe(jobs[n].changed(**least), self._sizes) for n in first]
         probes = self._probed(wanted)
+        self.refused = [probes[i].refused for i in group.tolist()]
         every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
         found = self._of(every, probes, group, np.zeros(len(jobs)), keeps)
@@ -90,8 +95,9 @@ class JobBounds:
         kept = mine[-2:] * keeps
         return time_bound(Work(*mine[:-2]), shape), memory_bound(Held(static, *kept), shape)
 
-    def _probed(self, options: Iterable[JobOptions], *, state: bool = False) -> Sequence[Probe]:
-        return self._probing([Asked(o, self._machine, state, self._overlap) for o in options])
+    def _probed(self, options: Iterable[JobOptions], what: What = "work") -> Sequence[Probe]:
+        about = self._machine, what, self._overlap, self._layers.before
+        return self._probing([Asked(o, *about) for o in options])
 
     # -- one by one --------------------------------------------------------------------------------
 
@@ -99,17 +105,40 @@ class JobBounds:
         """Make the bounds of some jobs better; those for which that was possible. Those that are
         the same as a job before them hold `SAME` bytes."""
         of_stage = [[n for n in numbers if self._stage[n] == stage] for stage in (0, 1)]
-        exchanging = {n: refined_probe(self._jobs[n], self._sizes) for n in of_stage[1]}
-        last = {n: options for n, options in exchanging.items() if options is not None}
-        works = self._probed(last.values())
+        last = [n for n in of_stage[1] if self._is_piped(n) or self._jobs[n].zero >= 2]
+        exchanged = self._exchanged(last)
         self._ask(of_stage[0])
         for number in (*of_stage[0], *of_stage[1]):
             self._stage[number] += 1
-        self._improve({n: self._work[n] for n in of_stage[0]} | dict(zip(last, works, strict=True)))
+        self._improve({n: self._work[n] for n in of_stage[0]} | exchanged)
+        self._follow([n for n in last if self._is_piped(n)], exchanged)
         for number in of_stage[0]:
             if self._is_another(number):
                 self.held[number] = SAME
         return [*of_stage[0], *last]
+
+    def _exchanged(self, numbers: Iterable[int]) -> dict[int, Probe]:
+        """Probes with what is exchanged for each microbatch, of jobs that exchange something."""
+        asked = {n: refined_probe(self._jobs[n], self._sizes) for n in numbers}
+        given = {n: options for n, options in asked.items() if options is not None}
+        return dict(zip(given, self._probed(given.values()), strict=True))
+
+    def _follow(self, numbers: Sequence[int], exchanged: Mapping[int, Probe]) -> None:
+        """Better bounds of pipelines, by their actions one after the other."""
+        tails = self._probed([state_probe(self._jobs[n]) for n in numbers], "tail")
+        for number, tail in zip(numbers, tails, strict=True):
+            mine = self._work[number]
+            if mine.times is None:
+                continue
+            other = exchanged[number].times if number in exchanged else None
+            times, job = mine.times.exchanging(other, tail.tail), self._jobs[number]
+            ready = Pair(*(phase.border if phase else 0.0 for phase in mine.times.phases))
+            about = job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
+            seconds = pipelined(self._layers, Pipeline(*about), times, ready)
+            self.seconds[number] = max(self.seconds[number], SLACK * seconds)
+
+    def _is_piped(self, number: int) -> bool:
+        return size_of(self._jobs[number], "pp") > 1
 
     def settle(self, numbers: Sequence[int]) -> None:
         """Make the bounds of some jobs as good as they get."""
@@ -122,7 +151,7 @@ class JobBounds:
         asked = list(dict.fromkeys(k for n in numbers for k in self._kin(n) if k <= n))
         own = [work_probe(self._jobs[n], self._sizes) for n in asked]
         self._work |= dict(zip(asked, self._probed(own), strict=True))
-        states = self._probed([state_probe(self._jobs[n]) for n in numbers], state=True)
+        states = self._probed([state_probe(self._jobs[n]) for n in numbers], "state")
         self._static |= {n: p.static for n, p in zip(numbers, states, strict=True)}
 
     def _improve(self, works: Mapping[int, Probe]) -> None:
@@ -139,8 +168,10 @@ class JobBounds:
         """Whether a job before this one differs from it in what is recomputed, and by its probe in
         nothing that it does: where attention is one kernel, selective is none."""
         mine = self._work[number]
-        return mine != Probe() and any(
-            self._work[n] == mine for n in self._kin(number) if n < number
+        return (
+            not mine.refused
+            and mine != Probe()
+            and any(self._work[n] == mine for n in self._kin(number) if n < number)
         )
 
     def _kin(self, number: int) -> Sequence[int]:

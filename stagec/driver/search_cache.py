@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from stagec import __version__
+from stagec.driver.command_line import job_words
 from stagec.driver.job import is_file_name
 from stagec.support.files import write_file
 
@@ -54,6 +55,8 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
             text,
             sorted(question.sizes.items()),
             sorted(question.base.sizes.items()),
+            list(job_words(question.base)),
+            question.most_seconds,
             [(n, list(map(str, v))) for n, v in question.space.knobs.items()],
             question.machine.model_dump_json(),
             *(question.ranks, question.objective, question.wanted, question.overlap),

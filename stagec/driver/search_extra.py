@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from stagec.driver.flags import FLAGS
-from stagec.driver.options import JobOptions
-from stagec.driver.search_jobs import Evaluated, Task
-from stagec.driver.search_run import FOLLOW, MOST_FLAGS, Answer, Run
-from stagec.driver.search_space import microbatch_of
+from stagec.driver.search_jobs import Evaluated, Run, Task
+from stagec.driver.search_near import neighbours_of
+from stagec.driver.search_run import Answer
 from stagec.driver.search_table import strategy_of
 from stagec.machines import Machine
 
@@ -21,35 +19,17 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
     data parallelism and microbatches follow), fastest first. With `run` they are evaluated, else
     they are told by what is known: their values, or their bounds."""
     best = answer.best[0]
-    job = answer.job(best)
     jobs, sizes = answer.listed.jobs, answer.question.sizes
-    few = jobs.near(best.number, FOLLOW, MOST_FLAGS)
-    near = {n: c for n in few if (c := _change(job, jobs[n], sizes)) is not None}
+    near = neighbours_of(jobs, best.number, sizes)
     if run is not None:
         question = answer.question
         about = question.machine, question.limit, question.overlap, question.measured
         open_ = [n for n in near if n not in answer.known]
         for i, found in run([Task(jobs[n], *about) for n in open_]):
             answer.known[open_[i]] = found
-    seconds = best.what.seconds or 1.0
+    seconds = answer.question.per_group(best.what.seconds or 1.0, best.what.tokens)
     told = [_told(answer, n, change, seconds) for n, change in near.items()]
     return sorted(told, key=lambda row: (row["more"] is None, row["more"] or 0.0))
-
-
-def _change(one: JobOptions, other: JobOptions, sizes: Mapping[str, int]) -> str | None:
-    """The one flag in which jobs differ, as text; None if they differ in none or in several."""
-    names = [n for n in FLAGS if n not in FOLLOW and getattr(one, n) != getattr(other, n)]
-    if set(names) == {"schedule", "chunks"}:
-        names = ["schedule"]  # chunks are those of the schedule
-    if set(names) == {"sp", "tp"}:
-        names = ["tp"]  # without tp there is no sp
-    size = microbatch_of(other, sizes)
-    same = size == microbatch_of(one, sizes)
-    if not names:
-        return None if same else f"microbatch-size {size}"
-    if len(names) > 1 or not same:
-        return None
-    return f"{names[0].replace('_', '-')} {getattr(other, names[0])}"
 
 
 def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, Any]:
@@ -66,15 +46,18 @@ def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, An
     if found is not None:
         if found.seconds is None:
             return {**row, "note": "does not fit", "memory_peak": found.peak}
-        return {**row, "more": found.seconds / best - 1, "memory_peak": found.peak}
+        if (most := answer.question.most_seconds) is not None and found.seconds > most:
+            return {**row, "note": "beyond the limit of its time", "memory_peak": found.peak}
+        seconds = answer.question.per_group(found.seconds, found.tokens)
+        return {**row, "more": seconds / best - 1, "memory_peak": found.peak}
     if answer.bounds is None:
         return row
-    seconds, held = answer.bounds
+    bounds, held = answer.bounds
     limit = answer.question.limit
     room = limit.room({}, answer.question.machine) if limit else None
     if room is not None and held[number] > room:
         return {**row, "note": "does not fit", "memory_peak": int(held[number])}
-    return {**row, "more": float(seconds[number]) / best - 1, "note": "at least"}
+    return {**row, "more": float(bounds[number]) / best - 1, "note": "at least"}
 
 
 def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
@@ -88,7 +71,8 @@ def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
     ]
     seconds: list[float | None] = [None] * len(tasks)
     for number, found in run(tasks):
-        seconds[number] = found.seconds if isinstance(found, Evaluated) else None
+        if isinstance(found, Evaluated) and found.seconds is not None:
+            seconds[number] = question.per_group(found.seconds, found.tokens)
     rows: list[dict[str, Any]] = []
     for i, (figure, factor, _) in enumerate(changed):
         mine = [s or float("inf") for s in seconds[i * len(jobs) : (i + 1) * len(jobs)]]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stagec.driver.common import kept_reports
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
 from stagec.driver.probes import Asked, Probe, probe
+from stagec.ir_spec.ops.axes import AXES
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 #: Objects that come and go between two looks for garbage: what is compiled stays, and looking at
 #: it again and again takes longer than the work.
 _RARELY = 500_000
+
+
+#: Runs units of work: results with the numbers of the units.
+Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
+#: What jobs of a structure may differ in. Stages are not among them.
+_NUMBERS = {"sizes", "ranks", "explicit", *AXES} - {"pp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,36 @@ def _timed(found: Evaluated, report: TimeReport) -> Evaluated:
     return Evaluated(found.mesh, found.memory, found.room, *about)
 
 
+def kind_of(unit: Task | Asked) -> Hashable:
+    """What units have in common that are likely to share a compile: all but sizes and degrees."""
+    given = {n: v for n, v in vars(unit.options).items() if n not in _NUMBERS}
+    return repr(given), *(getattr(unit.options, axis) > 1 for axis in AXES if axis != "pp")
+
+
 def work(unit: Task | Asked) -> Evaluated | str | Probe:
     """What a worker does."""
     gc.set_threshold(_RARELY, 20, 100)
     return probe(unit) if isinstance(unit, Asked) else evaluate(unit)
+
+
+class Probes:
+    """Makes probes, each once; `tell` is told how many."""
+
+    def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
+        self._run, self._tell = run, tell
+        self._known: dict[str, Probe] = {}
+
+    def __call__(self, asked: Sequence[Asked]) -> list[Probe]:
+        """The probes in order. Those that share a compile are made one after the other."""
+        keys = [f"{a.what} {_key(a.options)}" for a in asked]
+        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
+        order = sorted(new, key=lambda k: repr(kind_of(new[k])))
+        for number, found in self._run([new[k] for k in order]):
+            self._known[order[number]] = found
+            if number % 16 == 0:
+                self._tell(f"{len(self._known):,} probes")
+        return [self._known[k] for k in keys]
+
+
+def _key(options: JobOptions) -> str:
+    return repr({n: v for n, v in vars(options).items() if n not in ("explicit", "ranks")})

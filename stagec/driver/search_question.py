@@ -9,14 +9,22 @@ from typing import Any
 
 import click
 
-from stagec.driver.common import kept_reports, read_source
+from stagec.driver.common import kept_reports, read_source, reports_once
 from stagec.driver.job import JobBuilder, find_preset
 from stagec.driver.legal import BATCH
 from stagec.driver.limit import AT_HAND, Limit
-from stagec.driver.machine import machine_of
+from stagec.driver.machine import captured, machine_of
 from stagec.driver.options import JobOptions
 from stagec.driver.probes import LAYERS
 from stagec.driver.search_run import Question
+from stagec.driver.search_serving import (
+    most_seconds,
+    of_preset,
+    serving_space,
+    step_of_groups,
+    step_options,
+    steps_of_batches,
+)
 from stagec.driver.search_space import (
     KNOBS,
     MICROBATCH,
@@ -28,6 +36,7 @@ from stagec.driver.search_space import (
 from stagec.explore.layout import Layers
 from stagec.explore.space import Space
 from stagec.ir.module import Module
+from stagec.ir.serving import MIXED
 from stagec.machines import Machine
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
@@ -94,39 +103,49 @@ def questions(given: Mapping[str, Any]) -> list[Question]:
     if not given["ranks"]:
         raise error("a search needs the number of ranks", remedy="add --ranks 512, for example")
     model, set_sizes = given["model"], dict(given["sizes"])
+    if given["batch"] and BATCH in set_sizes:
+        raise error("--batch and --set B both give the batch", remedy="give one of them")
     if given["seed_from"]:
         preset = find_preset(JobOptions("", preset=given["seed_from"]))
         model, set_sizes = model or preset.model, {**preset.values, **set_sizes}
-    with kept_reports():
-        module = JobBuilder(JobOptions(model, sizes=set_sizes), symbolic=True).module
+        given = {**given, **of_preset(preset.step, given)}
+    options = JobOptions(model, sizes=set_sizes, **step_options(given))
+    serves = options.serve is not None
+    first = next(steps_of_batches(options, given, {}))[0] if serves else options
+    with reports_once() if serves else kept_reports():
+        module = JobBuilder(first, symbolic=not serves).module
     known = {n: v for n, v in module.symbols.items() if v is not None}
     layers, prices = _layers(module, known), _prices(given)
     found: list[Question] = []
     places: Iterator[tuple[Machine, int]] = product(given["machine"], given["ranks"])
-    for (machine, ranks), sizes in product(places, _batches(given, known)):
-        base = base_options(JobOptions(model, sizes=set_sizes), sizes)
+    steps = list((steps_of_batches if serves else _batches)(options, given, known))
+    objective = given["objective"] or ("tokens-per-rank" if serves else "time")
+    for (machine, ranks), (base, sizes) in product(places, steps):
         found.append(
             Question(
-                *(base, sizes, layers, _space(given, sizes, ranks, machine), machine, ranks),
+                *(base, sizes, layers, _space(given, sizes, ranks, machine)),
+                *(captured(machine) if serves else machine, ranks),
                 given["limit"] or Limit(AT_HAND, 0),
-                given["objective"],
+                objective,
                 given["top"],
                 given["overlap"],
-                exhaustive=given["exhaustive"],
+                exhaustive=given["exhaustive"] or options.serve == MIXED,
                 pareto=given["pareto"] or (),
                 price=prices[machine.name],
+                most_seconds=most_seconds(given, base),
+                group=step_of_groups(base),
             )
         )
     return found
 
 
-def _batches(given: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Mapping[str, int]]:
-    """The sizes with each of the batches."""
-    if not given["batch"]:
-        return [sizes]
-    if BATCH in given["sizes"]:
-        raise error("--batch and --set B both give the batch", remedy="give one of them")
-    return [{**sizes, BATCH: batch} for batch in given["batch"]]
+def _batches(
+    options: JobOptions, given: Mapping[str, Any], sizes: Mapping[str, int]
+) -> Iterator[tuple[JobOptions, Mapping[str, int]]]:
+    """The job with each of the batches, and the sizes of all symbols."""
+    for batch in given["batch"] or (None,):
+        mine = sizes if batch is None else {**sizes, BATCH: batch}
+        yield base_options(options, mine), mine
 
 
 def _prices(given: Mapping[str, Any]) -> dict[str, float | None]:
@@ -161,7 +180,11 @@ def _space(
 ) -> Space:
     """The default with what a text and flags say instead. Raises `DiagnosticError` for one that is
     too large."""
-    knobs = dict(default_space(sizes, ranks, machine).knobs)
+    knobs = dict(
+        serving_space(sizes, ranks, machine, given["serve"]).knobs
+        if given["serve"]
+        else default_space(sizes, ranks, machine).knobs
+    )
     said = dict(_of_text(given["space"])) if given["space"] else {}
     if said:
         knobs = {}

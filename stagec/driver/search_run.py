@@ -10,25 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from stagec.driver.job import mesh_axes
 from stagec.driver.legal import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
-from stagec.driver.probes import LAYERS, Asked, Probe
 from stagec.driver.search_bounds import SAME, JobBounds
-from stagec.driver.search_jobs import Evaluated, Task
+from stagec.driver.search_jobs import Evaluated, Probes, Run, Task
+from stagec.driver.search_near import neighbours_of
 from stagec.driver.search_space import Listed, listed
 from stagec.explore.bounds import Floats
 from stagec.explore.branch import Found, Front, Search
 from stagec.explore.layout import Layers
 from stagec.explore.space import Space
-from stagec.ir_spec.ops.axes import DATA_AXES
 from stagec.machines import Machine
+from stagec.serving.step import Step as ServingStep
 
-#: Runs units of work: results with the numbers of the units.
-Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
-#: Flags that follow from others where ranks and batch stay; and how many flags a change of one may
-#: change: chunks go with a schedule, sp with tp.
-FOLLOW, MOST_FLAGS = (*DATA_AXES, "microbatches"), 2
 #: Characters of a message of the compiler that tell it from others.
 _LONG = 60
 
@@ -37,7 +33,8 @@ _LONG = 60
 class Question:
     """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
     `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
-    an hour."""
+    an hour. A step that takes more than `most_seconds` is left out; `group` is the step of each
+    group of ranks, where strategies have any number of groups."""
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -53,11 +50,26 @@ class Question:
     exhaustive: bool = False
     pareto: tuple[str, ...] = ()
     price: float | None = None
+    most_seconds: float | None = None
+    group: ServingStep | None = None
 
     @property
     def batch(self) -> int:
-        """Sequences of a step."""
-        return self.sizes[BATCH]
+        """Sequences of a step; of a group of ranks those that get a token."""
+        return self.sizes[BATCH] if self.group is None else self.group.sampled or 1
+
+    def sampled(self, tokens: int | None) -> int | None:
+        """Of the tokens of a step those that count: all, or those that groups sample."""
+        if self.group is None or tokens is None:
+            return tokens
+        return tokens // self.group.tokens * self.group.sampled
+
+    def per_group(self, seconds: float, tokens: int | None) -> float:
+        """Seconds of a step of so many tokens, or of each group's part, if groups have their own
+        and the objective is not the time of the step."""
+        if self.group is None or self.objective == "time" or not tokens:
+            return seconds
+        return seconds * self.group.tokens / tokens
 
     def cost(self, seconds: float) -> float:
         """What a step costs: rank-hours, times what one costs if that is known."""
@@ -112,10 +124,10 @@ class _Searching:
         self._question, self._answer, self._run = question, answer, run
         self._at_a_time, self._tell = at_a_time, tell
         self._jobs = answer.listed.jobs
-        self._probes: dict[str, Probe] = {}
         self._bounds: JobBounds | None = None
         self._began = time.monotonic()
-        self._dropped = 0
+        self._dropped = self._skipped = 0
+        self._refused: set[str] = set()
 
     def go(self) -> None:
         """Bound all, evaluate the promising."""
@@ -127,9 +139,10 @@ class _Searching:
             return
         search = self._front(bounds) if self._question.pareto else self._best(bounds)
         answer.best, answer.proven, answer.left = search.best, search.proven, search.left
-        answer.evaluated = search.tried
+        answer.evaluated = search.tried - self._skipped
         if self._bounds is not None and search.best and not answer.interrupted:
-            self._bounds.settle(self._jobs.near(search.best[0].number, FOLLOW, MOST_FLAGS))
+            sizes = self._question.sizes
+            self._bounds.settle([*neighbours_of(self._jobs, search.best[0].number, sizes)])
         if not answer.interrupted:
             better = "beaten" if self._question.pareto else _slower(self._question.objective)
             answer.cut[f"{better} by its bound"] += len(bounds) - search.tried - self._dropped
@@ -173,18 +186,19 @@ class _Searching:
         question, answer, every = self._question, self._answer, range(len(self._jobs))
         if question.exhaustive:
             return dict.fromkeys(every, 0.0)
-        about = self._jobs, question.layers, question.sizes, question.machine, self._probed
+        probes = Probes(self._run, self._tell)
+        about = self._jobs, question.layers, question.sizes, question.machine, probes
         bounds = self._bounds = JobBounds(*about, overlap=question.overlap)
         answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
         if question.pareto:
             bounds.refine(every)
         return {n: b for n, b in self._values(every).items() if b is not None}
 
-    def _values(self, numbers: Iterable[int]) -> dict[int, float | None]:
+    def _values(self, numbers: Iterable[int], *, few: bool = False) -> dict[int, float | None]:
         """The bounds of the objective of jobs; None for those that are left out, which are
-        counted."""
+        counted. Of a few jobs, meshes are looked at."""
         found: dict[int, float | None] = {}
-        question, bounds, room = self._question, self._bounds, self._room
+        question, bounds, most = self._question, self._bounds, self._room({})
         if bounds is None:
             return found
         for n in numbers:
@@ -193,56 +207,70 @@ class _Searching:
             if held == SAME:
                 self._answer.listed.same += 1
                 found[n] = None
-            elif held > room:
+            elif held > (self._room(mesh_axes(self._jobs[n])) if few else most):
                 self._answer.cut["too much memory by its bound"] += 1
+                found[n] = None
+            elif self._is_late(seconds):
+                self._answer.cut["beyond the limit of its time by its bound"] += 1
                 found[n] = None
         return found
 
-    @property
-    def _room(self) -> float:
-        """The most bytes that a rank of a job on any mesh may hold."""
-        question = self._question
-        return question.limit.room({}, question.machine) if question.limit else float("inf")
+    def _room(self, mesh: Mapping[str, int | None]) -> float:
+        """The most bytes that a rank of a job on this mesh may hold."""
+        limit = self._question.limit
+        sizes = {axis: size or 1 for axis, size in mesh.items()}
+        return limit.room(sizes, self._question.machine) if limit else float("inf")
 
     def _refine(self, numbers: Sequence[int]) -> dict[int, float | None]:
         """Better bounds of those that can have them; None for those that are left out."""
         if self._bounds is None:
             return {}
-        found = self._values(self._bounds.refine(numbers))
+        found = self._values(self._bounds.refine(numbers), few=True)
         self._dropped += sum(bound is None for bound in found.values())
         return found
-
-    def _probed(self, asked: Sequence[Asked]) -> list[Probe]:
-        """The probes, each made once; those that share a compile one after the other."""
-        keys = [f"{a.state} {_key(a.options)}" for a in asked]
-        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._probes}
-        order = sorted(new, key=lambda k: repr(_structure(new[k].options)))
-        for number, found in self._run([new[k] for k in order]):
-            self._probes[order[number]] = found
-            if number % 16 == 0:
-                self._tell(f"{len(self._probes):,} probes for {len(self._jobs):,} jobs")
-        return [self._probes[k] for k in keys]
 
     # -- exact -------------------------------------------------------------------------------------
 
     def _evaluate(self, numbers: Sequence[int]) -> Iterator[tuple[int, float | None, Evaluated]]:
         question, answer = self._question, self._answer
-        order = sorted(numbers, key=lambda n: repr(_structure(self._jobs[n])))
         about = question.machine, question.limit, question.overlap, question.measured
-        for i, found in self._run([Task(self._jobs[n], *about) for n in order]):
-            number = order[i]
+        none = [n for n in numbers if self._is_none(n)]
+        answer.cut.update(f"refused by the compiler: {self._why(n)[:_LONG]}" for n in none)
+        self._skipped += len(none)
+        yield from ((n, None, _NOTHING) for n in none)
+        jobs = [n for n in numbers if n not in none]
+        for i, found in self._run([Task(self._jobs[n], *about) for n in jobs]):
+            number = jobs[i]
             answer.known[number] = found
             if isinstance(found, str):
+                self._refused.add(found)
                 answer.cut[f"refused by the compiler: {found[:_LONG]}"] += 1
                 yield number, None, _NOTHING
             elif found.seconds is None:
                 category = max(found.memory, key=lambda c: found.memory[c])
                 answer.cut[f"too much memory, most of it {category}"] += 1
                 yield number, None, found
+            elif self._is_late(found.seconds):
+                answer.cut["beyond the limit of its time"] += 1
+                yield number, None, found
             else:
                 answer.timed += 1
-                least = found.peak if question.objective == "memory" else found.seconds
+                seconds = question.per_group(found.seconds, found.tokens)
+                least = found.peak if question.objective == "memory" else seconds
                 yield number, self._value(least), found
+
+    def _why(self, number: int) -> str:
+        """Why the work of a microbatch of a job is none; empty if it is some."""
+        return self._bounds.refused[number] if self._bounds else ""
+
+    def _is_none(self, number: int) -> bool:
+        """Whether the compiler refuses the work of a microbatch of a job, as it has refused a
+        whole job."""
+        return self._why(number) in self._refused
+
+    def _is_late(self, seconds: float) -> bool:
+        most = self._question.most_seconds
+        return most is not None and seconds > most
 
     def _value(self, of: float) -> float:
         """The objective, of seconds or bytes; less is better. With ranks and batch as they are,
@@ -261,16 +289,3 @@ _NOTHING = Evaluated({}, {}, None)
 
 def _slower(objective: str) -> str:
     return "larger" if objective == "memory" else "slower"
-
-
-def _key(options: JobOptions) -> str:
-    return repr({n: v for n, v in vars(options).items() if n not in ("explicit", "ranks")})
-
-
-def _structure(options: JobOptions) -> tuple[Any, ...]:
-    """What jobs have in common that are likely to share a compile."""
-    axes = ("tp", "cp", "ep", "dp", "dp_shard", "dp_replicate")
-    return (
-        *(options.pp, options.microbatches, options.schedule, options.chunks, options.zero),
-        *(options.recompute, *(getattr(options, a) > 1 for a in axes), options.sizes.get(LAYERS)),
-    )

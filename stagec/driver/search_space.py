@@ -19,7 +19,7 @@ from stagec.driver.legal import BATCH, count_of, needless, rules
 from stagec.driver.options import JobOptions
 from stagec.driver.search_listed import Jobs
 from stagec.explore.remembered import Reading, Remembered
-from stagec.explore.space import Point, Space
+from stagec.explore.space import Point, Space, doubled
 from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
 from stagec.ir_spec.ops.statement import Flag
 from stagec.machines import Machine
@@ -110,9 +110,9 @@ def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Spa
     """What practitioners vary for a kind of model: dense, with experts, or of long context."""
     node = machine.network[0].ranks or ranks
     knobs: dict[str, tuple[Any, ...]] = {
-        "pp": _doubled(1, min(64 if ranks >= 4096 else 16, ranks, sizes.get("L", 1))),
-        "tp": _doubled(1, min(8, node, ranks)),
-        "cp": _doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
+        "pp": doubled(1, min(64 if ranks >= 4096 else 16, ranks, sizes.get("L", 1))),
+        "tp": doubled(1, min(8, node, ranks)),
+        "cp": doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
         "sp": (True,),
         "zero": (0, 1, 2, 3),
         "schedule": ("1f1b", "interleaved"),
@@ -121,17 +121,9 @@ def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Spa
         "recompute": ("none", "selective", "full"),
     }
     if experts := sizes.get(EXPERTS):
-        knobs["ep"] = _doubled(1, min(experts, 64, ranks))
+        knobs["ep"] = doubled(1, min(experts, 64, ranks))
         knobs["etp"] = (0, 1)
     return Space(knobs)
-
-
-def _doubled(first: int, last: int) -> tuple[int, ...]:
-    found: list[int] = []
-    while first <= last:
-        found.append(first)
-        first *= 2
-    return tuple(found) or (1,)
 
 
 # -- points ----------------------------------------------------------------------------------------
@@ -254,8 +246,8 @@ def data_ranks(options: JobOptions) -> int:
 
 
 def microbatch_of(options: JobOptions, sizes: Mapping[str, int]) -> int:
-    """Sequences of a microbatch on a rank."""
-    return sizes[BATCH] // (data_ranks(options) * count_of(options))
+    """Sequences of a microbatch on a rank, 0 if those of all ranks are open."""
+    return sizes.get(BATCH, 0) // (data_ranks(options) * count_of(options))
 
 
 def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.markup import escape
 
 from stagec.driver.command_line import job_words
+from stagec.driver.legal import BATCH
+from stagec.driver.search_serving import DECODE, PREFILL, without_step
 from stagec.driver.tables import bytes_text, console, table
 from stagec.driver.time_table import seconds_text
 from stagec.explore.branch import Found, beats
@@ -29,6 +31,9 @@ _MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
 
 def command_of(options: JobOptions, number: int) -> str:
     """The command that compiles a job, to be pasted."""
+    if options.serve in (PREFILL, DECODE) and BATCH in options.sizes:
+        sizes = {n: v for n, v in options.sizes.items() if n != BATCH}
+        options = options.changed(batch=options.sizes[BATCH], sizes=sizes)
     folder = f"{_model(options)}-{number}"
     return shlex.join(["stagec", "compile", *_words(options), "-o", folder])
 
@@ -43,7 +48,7 @@ def _words(options: JobOptions) -> list[str]:
 
 def strategy_of(options: JobOptions) -> str:
     """The flags of its strategy."""
-    return shlex.join(_words(options.changed(model="", sizes={}))) or "one rank"
+    return shlex.join(_words(without_step(options.changed(model="", sizes={})))) or "one rank"
 
 
 def levels_of(machine: Machine) -> dict[str, int | None]:
@@ -51,17 +56,18 @@ def levels_of(machine: Machine) -> dict[str, int | None]:
     return {level.name: level.ranks for level in machine.network}
 
 
-def rows(answer: Answer) -> list[dict[str, Any]]:
-    """The best, each as plain data."""
-    return [_row(answer, found, n) for n, found in enumerate(answer.best, 1)]
+def rows(answer: Answer, *, several: bool = False) -> list[dict[str, Any]]:
+    """The best, each as plain data; of one of `several` searches."""
+    return [_row(answer, found, n, several=several) for n, found in enumerate(answer.best, 1)]
 
 
-def _row(answer: Answer, found: Found[Evaluated], number: int) -> dict[str, Any]:
+def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool) -> dict[str, Any]:
     what, machine = found.what, answer.question.machine
     options = answer.job(found)
     seconds = what.seconds or 0.0
     ranks = answer.question.ranks
-    tokens = None if what.tokens is None else what.tokens / seconds / ranks
+    counted = answer.question.sampled(what.tokens)
+    tokens = None if counted is None else counted / seconds / ranks
     return {
         "command": command_of(options, number),
         "strategy": strategy_of(options),
@@ -69,7 +75,7 @@ def _row(answer: Answer, found: Found[Evaluated], number: int) -> dict[str, Any]
         "memory_peak": what.peak,
         "mfu": what.mfu,
         "limits": limits(what.breakdown or {}, crossed(what.mesh, levels_of(machine))),
-        "reason": _reason(answer, found),
+        "reason": _reason(answer, found, several=several),
         "tokens_per_second_per_rank": tokens,
         "head_room": None if what.room is None else what.room - what.peak,
         "ranks": ranks,
@@ -82,23 +88,35 @@ def _row(answer: Answer, found: Found[Evaluated], number: int) -> dict[str, Any]
     }
 
 
-def _reason(answer: Answer, found: Found[Evaluated]) -> str:
+def _reason(answer: Answer, found: Found[Evaluated], *, several: bool) -> str:
     best = answer.best[0]
     if found is best:
-        return _proof(answer)
+        return _proof(answer, several=several)
     levels = levels_of(answer.question.machine)
     mine, other = found.what, best.what
     about = crossed(mine.mesh, levels), crossed(other.mesh, levels)
-    why = reason(mine.breakdown or {}, other.breakdown or {}, *about)
+    why = reason(_parts(answer, mine), _parts(answer, other), *about)
     if answer.question.objective == "memory":
         why += f"; holds {bytes_text(max(0, mine.peak - other.peak))} more"
     return why
 
 
-def _proof(answer: Answer) -> str:
+def _parts(answer: Answer, what: Evaluated) -> dict[str, float]:
+    """Where the time goes, of the part of a group where groups have steps of their own."""
+    parts = what.breakdown or {}
+    return {n: answer.question.per_group(s, what.tokens) for n, s in parts.items()}
+
+
+def _proof(answer: Answer, *, several: bool) -> str:
     if answer.interrupted:
         return f"the best so far: {answer.left:,} points may be better"
-    return "the best of all points: no bound of another is below it"
+    asked = answer.question
+    return (
+        f"the best of all points on {asked.ranks} ranks of {asked.machine.name} with B = "
+        f"{asked.batch}: no bound of another is below it"
+        if several
+        else "the best of all points: no bound of another is below it"
+    )
 
 
 def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -122,7 +140,10 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         "same": sum(a.listed.same for a in answers),
     }
     wanted = first.question.wanted
-    told = [(value, row) for a in answers for value, row in zip(_values(a), rows(a), strict=True)]
+    several = len(answers) > 1
+    told = [
+        each for a in answers for each in zip(_values(a), rows(a, several=several), strict=True)
+    ]
     if first.question.pareto:
         told = _front(told, first.question.pareto)
     else:
@@ -143,7 +164,8 @@ def _values(answer: Answer) -> list[float]:
     those of a sequence."""
     asked = answer.question
     factor = asked.ranks if asked.objective == "tokens-per-rank" else 1
-    each = 1 if asked.objective == "memory" else asked.batch
+    latency = asked.base.serve is not None and asked.objective == "time"
+    each = 1 if latency or asked.objective == "memory" else asked.batch
     return [f.value * factor / each for f in answer.best]
 
 
@@ -167,7 +189,7 @@ def _front(
 
 
 def _search(answer: Answer) -> dict[str, Any]:
-    best = rows(answer)[0] if answer.best else None
+    best = rows(answer, several=True)[0] if answer.best else None
     return {
         "machine": answer.question.machine.name,
         "ranks": answer.question.ranks,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from stagec.analysis.serving_rates import Engine, ServingRates, colocated, disaggregated
-from stagec.driver.common import kept_reports, write_output
+from stagec.driver.common import kept_reports, reports_once, write_output
 from stagec.driver.job import JobBuilder
 from stagec.driver.machine import captured, machine_option
 from stagec.driver.options import JobOptions, job_options, take_options
@@ -117,7 +117,7 @@ def command(**given: Any) -> int:
     output = given["output_tokens"]
     asked = take_options(given)
     options, apart = _options(asked), asked.serve == DISAGGREGATED
-    with kept_reports():
+    with reports_once():
         prefill = _prefill(options[PREFILL], machine)
         rows = list(_rows(options, machine, prefill, output, given["batches"], apart=apart))
     if not rows:
@@ -193,8 +193,11 @@ def _prefill(options: JobOptions, machine: Machine) -> Engine:
     together. Raises `DiagnosticError`."""
     problem: DiagnosticError | None = None
     for batch in _sequences(options):
+        *before, last = _chunks(options.changed(batch=batch))
         try:
-            found = [_step(each, machine) for each in _chunks(options.changed(batch=batch))]
+            with kept_reports():  # the last chunk reaches the last position
+                found = [_step(each, machine) for each in before]
+            found.append(_step(last, machine))
         except DiagnosticError as told:
             problem = problem or told
             continue

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stagec.driver.limit import Limit
     from stagec.driver.options import JobOptions
     from stagec.ir.module import Module
+    from stagec.machines import Machine
 
 BATCH = "B"
 #: Element types of caches, as servers call them.
@@ -68,6 +69,22 @@ STEP = {
 }
 #: Two pods, one of which prefills; see `stagec.driver.pods`.
 DISAGGREGATED = "disaggregated"
+PODS = ("prefill", "decode")
+#: Options of what a step keeps.
+CACHES = {
+    "page": click.option(
+        "--page",
+        type=_COUNT,
+        default=1,
+        metavar="N",
+        help="Of --serve: caches have whole pages of so many tokens.",
+    ),
+    "kv_dtype": click.option(
+        "--kv-dtype",
+        type=click.Choice(tuple(KV_TYPES)),
+        help="Of --serve: the element type of cached keys and values (default: as they are made).",
+    ),
+}
 OPTIONS = (
     click.option(
         "--serve",
@@ -81,34 +98,25 @@ OPTIONS = (
             metavar="FLAGS",
             help=f"Of --serve disaggregated: the strategy of the pod for {mode}, 'tp=4,sp'.",
         )
-        for mode in MODES
+        for mode in PODS
     ),
-    click.option(
-        "--page",
-        type=_COUNT,
-        default=1,
-        metavar="N",
-        help="Of --serve: caches have whole pages of so many tokens.",
-    ),
-    click.option(
-        "--kv-dtype",
-        type=click.Choice(tuple(KV_TYPES)),
-        help="Of --serve: the element type of cached keys and values (default: as they are made).",
-    ),
+    *CACHES.values(),
 )
 _OF = {
     "prompt": ("prefill", MIXED),
     "chunk": ("prefill", MIXED),
     "speculative": ("decode",),
     "step": (MIXED,),
+    **dict.fromkeys(PODS, (DISAGGREGATED,)),
 }
 
 
 @dataclass(frozen=True)
 class Serving:
     """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
-    `sequence` is the dimension of tokens, `longest` are the positions that the model was trained
-    for, 0 if they are not known."""
+    `sequence` is the dimension of tokens, `longest` its size in the text, 0 if it is open: the rows
+    that tables of positions have. `positions` are those that the model was trained for, 0 if they
+    are not known."""
 
     mode: str
     sequence: str
@@ -116,6 +124,7 @@ class Serving:
     past: int | None
     batch: int | None
     longest: int
+    positions: int = 0
     page: int = 1
     kv_dtype: str = ""
     step: Step | None = None
@@ -125,6 +134,20 @@ class Serving:
         """The values of the symbols."""
         given = {self.sequence: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
+
+    @property
+    def values(self) -> Mapping[str, int]:
+        """The values of the symbols that the step is compiled with."""
+        if self.step is not None:
+            return self.step.values(self.sequence)
+        return {PAST: self.past} if self.past else {}
+
+    @property
+    def structure(self) -> str:
+        """The passes, without the sizes of a mixed step."""
+        if self.step is None:
+            return self.passes
+        return f"{self.passes.replace(str(self.step), '')} {self.step.structure}"
 
     def declare(self, module: Module) -> None:
         """Declare the cached tokens, which a strategy may split, and give the step its sizes.
@@ -165,14 +188,17 @@ class Serving:
         return f"inline,infer-shapes,to-serving{{{options}}},{absorb}serve-step"
 
 
-def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False) -> Serving | None:
-    """What options ask for, of a parsed model; None without --serve. Raises `DiagnosticError`."""
-    given = [name for name in STEP if getattr(options, name) is not None]
+def read_serving(
+    options: JobOptions, module: Module, positions: int | None = None, *, symbolic: bool = False
+) -> Serving | None:
+    """What options ask for, of a parsed model that was trained for so many positions (default:
+    what its text says); None without --serve. Raises `DiagnosticError`."""
     if not options.serve:
+        given = [flag for flag, value in _given(options).items() if value]
         if given:
             raise error(
                 f"--{given[0]} is about a step of serving",
-                remedy="add --serve prefill or --serve decode",
+                remedy=f"add --serve {DISAGGREGATED if given[0] in PODS else 'prefill or decode'}",
             )
         return None
     mode = options.serve
@@ -188,7 +214,23 @@ def read_serving(options: JobOptions, module: Module, *, symbolic: bool = False)
         step = mixed_step(options)
         new, past, batch = step.tokens, 0, None
     dtype = KV_TYPES.get(options.kv_dtype or "", "")
-    return Serving(mode, sequence, new, past, batch, longest, options.page, dtype, step)
+    known = _positions(module, sequence) or positions or 0
+    return Serving(mode, sequence, new, past, batch, longest, known, options.page, dtype, step)
+
+
+def _given(options: JobOptions) -> Mapping[str, bool]:
+    """By the name of each option that only a step of serving has: whether it is given."""
+    given = {name: getattr(options, name) is not None for name in (*STEP, *PODS)}
+    return given | {"page": options.page > 1, "kv-dtype": options.kv_dtype is not None}
+
+
+def _positions(module: Module, sequence: str) -> int | None:
+    """The positions that a text says: in words, or by a parameter with a row for each of them."""
+    stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
+    types = [*stated, *(a.type for f in module.functions for a in f.body.args)]
+    tables = [t for t in types if isinstance(t, TensorType) and (t.role or t in stated)]
+    rows = any(symbol(sequence) in t.shape for t in tables)
+    return module.positions or (module.symbols[sequence] if rows else None)
 
 
 def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool) -> None:
@@ -196,10 +238,10 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
     mode = options.serve
     if mode == DISAGGREGATED:
         raise error(
-            "--serve disaggregated is for 'stagec compile' and 'stagec analyze'",
+            "--serve disaggregated is for 'stagec compile', 'analyze', 'time' and 'serve' of one job",
             remedy="look at one pod: --serve prefill, or --serve decode",
         )
-    for name in (n for n in STEP if getattr(options, n) is not None):
+    for name in (n for n, given in _given(options).items() if given):
         if mode not in _OF.get(name, MODES):
             raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
     if sequence not in module.symbols:
@@ -216,6 +258,12 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
         )
     if mode == "decode":
         _check_context(options, symbolic=symbolic)
+    if mode == MIXED and options.cp > 1 and options.cp_mode != "all-gather":
+        raise error(
+            f"--cp-mode {options.cp_mode} is about the tokens of one sequence, and a mixed step "
+            "has those of several kinds",
+            remedy="give --cp-mode all-gather",
+        )
 
 
 def _check_context(options: JobOptions, *, symbolic: bool) -> None:
@@ -269,9 +317,9 @@ def beyond(serving: Serving) -> Diagnostic | None:
     last = (serving.past or 0) + (serving.new or 0)
     if serving.step is not None:
         last = max(c.cached + c.new for c in serving.step.classes)
-    if not serving.longest or last <= serving.longest:
+    if not serving.positions or last <= serving.positions:
         return None
-    text = f"the step reaches position {last:,}, beyond S = {serving.longest:,} of the model's text"
+    text = f"the step reaches position {last:,}, beyond the {serving.positions:,} of the model"
     return Diagnostic(text, severity="warning")
 
 
@@ -289,18 +337,24 @@ def refuse_training(module: Module) -> None:
 
 
 def serving_figures(
-    module: Module, builder: JobBuilder, limit: Limit | None, *, symbolic: bool = False
+    module: Module,
+    builder: JobBuilder,
+    limit: Limit | None,
+    machine: Machine | None = None,
+    *,
+    symbolic: bool = False,
 ) -> dict[str, Any]:
-    """The object `serving` of the analysis, of the rank that holds most of caches and weights: a
-    planned step. Raises `DiagnosticError` for a batch that does not fit the limit."""
-    from stagec.analysis.serving import FIGURES, served
+    """The object `serving` of the analysis, without its ops, of the rank that holds most of caches
+    and weights: a planned step; `machine` is what `--limit machine` is about. Raises
+    `DiagnosticError` for a batch that does not fit the limit."""
+    from stagec.analysis.serving import LARGEST, longest_context, served
 
     serving = builder.serving
     if serving is None:
         raise ValueError("the job is no step of serving")
     stages = served(module, serving.held)
     if symbolic:
-        return {**next(iter(stages.values())).shown(str), FIGURES[-1]: None}
+        return {**next(iter(stages.values())).shown(str), **dict.fromkeys(LARGEST)}
     env = planned_env(module)
 
     def number(size: Expr) -> int:
@@ -309,16 +363,19 @@ def serving_figures(
     each = [found.shown(number) for found in stages.values()]
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
     if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
-        return {**most, FIGURES[-1]: None}
-    return {**most, FIGURES[-1]: _largest(module, serving, limit)}
+        return {**most, **dict.fromkeys(LARGEST)}
+    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
+    room = limit.room(mesh, machine)
+    longest = longest_context(module, room) if serving.mode == "decode" and serving.past else None
+    largest = _largest(module, serving, limit, room)
+    return {**most, **dict(zip(LARGEST, (largest, longest), strict=True))}
 
 
-def _largest(module: Module, serving: Serving, limit: Limit) -> int:
+def _largest(module: Module, serving: Serving, limit: Limit, room: int) -> int:
     """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
     from stagec.analysis.serving import largest_batch
 
-    mesh = {a: n or 1 for a, n in module.mesh.sizes.items()} if module.mesh else {}
-    found = largest_batch(module, limit.room(mesh))
+    found = largest_batch(module, room)
     if serving.batch is not None and serving.batch > found:
         shown = f"the largest that does is {found}" if found else "no batch does"
         raise error(

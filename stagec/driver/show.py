@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from stagec.driver.streams import tell
+from stagec.driver.trace_files import check_is_trace
 
 if TYPE_CHECKING:
     from stagec.formats.chakra.show import Row
@@ -29,6 +30,7 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
     from stagec.formats.chakra.show import describe, totals
     from stagec.support.diagnostics import error
 
+    check_is_trace(trace)
     try:
         rows = list(describe(trace, None if everything else limit))
         summary = None if as_json else totals(trace)

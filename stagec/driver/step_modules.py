@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagec.driver.common import kept_reports, report
@@ -22,8 +22,6 @@ from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 
 _ANY = Step((SequenceClass(1, 1, 1),))
-#: What tells the modules of two steps apart, whatever their sizes.
-_Structure = tuple[tuple[int, bool, bool], ...]
 
 
 class _Watch(Hooks):
@@ -41,7 +39,7 @@ class _Watch(Hooks):
 
 @dataclass(frozen=True)
 class _Compiled:
-    structure: _Structure
+    step: Step
     decisions: Decisions
     module: Module
 
@@ -61,12 +59,13 @@ class StepModules:
             )
         self._options = options
         with kept_reports() as told:
-            self.builder = self._builder(_ANY)
+            self.builder = self.builder_of(_ANY)
         for warning in (d for d in told if d.severity != "remark"):
             report(warning)
         self._made: list[_Compiled] = []
 
-    def _builder(self, step: Step) -> JobBuilder:
+    def builder_of(self, step: Step) -> JobBuilder:
+        """The builder of a step. Raises `DiagnosticError`."""
         plain = dict.fromkeys(("batch", "prompt", "context", "chunk", "speculative"))
         return JobBuilder(self._options.changed(serve=MIXED, step=str(step), **plain))
 
@@ -85,33 +84,18 @@ class StepModules:
 
     def classes(self, step: Step) -> Sequence[RankClass]:
         """The rank classes of a step. Raises `DiagnosticError`."""
-        structure, values = _structure(step), self._values(step)
+        serving = self.builder.serving
+        values = step.values(serving.sequence if serving is not None else "S")
         for found in self._made:
-            if found.structure == structure:
+            if found.step.structure == step.structure:
                 every = {**found.module.env, **values}
                 if found.decisions.same(every):
                     found.module.set_values(values)
                     return rank_classes(found.module)
         watch = _Watch()
         with kept_reports() as told:
-            module = self._builder(step).lower(watching=[watch, Verification()], verify=False)
+            module = self.builder_of(step).lower(watching=[watch, Verification()], verify=False)
         for warning in (d for d in told if d.severity != "remark" and not self._made):
             report(warning)
-        self._made.append(_Compiled(structure, watch.decisions, module))
+        self._made.append(_Compiled(step, watch.decisions, module))
         return rank_classes(module)
-
-    def _values(self, step: Step) -> Mapping[str, int]:
-        """The sizes of a step, by the symbols of `stagec.passes.serving.mixed`."""
-        serving = self.builder.serving
-        found = {serving.sequence if serving is not None else "S": step.tokens}
-        for i, each in enumerate(step.classes):
-            found |= {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
-        return found
-
-
-def _structure(step: Step) -> _Structure:
-    """Of each class: its tokens if all are sampled (latents are absorbed for so few of them), else
-    0; whether some are sampled, and whether some are cached."""
-    return tuple(
-        (c.new if c.sampled == c.new else 0, bool(c.sampled), bool(c.cached)) for c in step.classes
-    )

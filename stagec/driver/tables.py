@@ -84,32 +84,15 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
         f"{ranks_text(result['ranks'])} ({mesh})"
     )
     if "serving" in result:
-        out.print(_serving(result["serving"]))
+        from stagec.driver.serving_table import print_serving
+
+        print_serving(result["serving"], out)
     groups = _alike(result["classes"])
     if len(result["classes"]) > len(groups):
         out.print(_overview(result["classes"]))
     for group in groups:
         _print_class(group, out)
     _print_worst([(c["name"], c["worst"]) for c in result["classes"] if c["worst"]], out)
-
-
-_SERVING = {
-    "cache_bytes_per_token": "caches, per token",
-    "cache_bytes": "caches",
-    "state_bytes": "state",
-    "weight_bytes": "weights",
-}
-
-
-def _serving(figures: dict[str, Any]) -> Table:
-    """What the step keeps, and the largest batch."""
-    made = table("Serving, per rank", "kept", "bytes", "")
-    for name, text in _SERVING.items():
-        value = figures[name]
-        made.add_row(text, bytes_text(value), f"{value:,}" if isinstance(value, int) else "")
-    if figures["max_batch"] is not None:
-        made.add_row("largest batch, of all ranks", "", f"{figures['max_batch']:,}")
-    return made
 
 
 def _exact(number: Any) -> str:

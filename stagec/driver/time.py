@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stagec.driver.common import write_output
-from stagec.driver.job import JobBuilder
 from stagec.driver.limit import limit_option
 from stagec.driver.machine import captured, machine_option
 from stagec.driver.measurements import measured_options, measurements
 from stagec.driver.options import JobOptions, job_options, take_options
-from stagec.driver.planned import Planned
 from stagec.driver.pods import PREFILL
-from stagec.driver.streams import tell
+from stagec.driver.serving import DISAGGREGATED
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.driver.time_files import draw, draws, time_files
-from stagec.pipeline.instrument import PLAN, TYPED
+from stagec.driver.time_pods import time_pods
+from stagec.driver.timed import time_job
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
-    from stagec.machines import Machine
-    from stagec.time.costs import Measurements
-    from stagec.time.step import Issued, StepTime
 
 
 @click.command("time")
@@ -73,6 +67,8 @@ def command(**given: Any) -> int:
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     machine = given["machine"]
+    if options.serve == DISAGGREGATED:
+        return time_pods(options, given)
     timed = time_job(
         options,
         captured(machine) if options.serve and given["graphs"] else machine,
@@ -117,74 +113,3 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
 
 def _no_machine() -> DiagnosticError:
     return error("a time needs a machine", remedy="add --machine h100-sxm, for example")
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A job on a machine: its command line is of `options`; `plans` are those of its memory, if
-    they were asked for."""
-
-    options: JobOptions
-    report: TimeReport
-    issued: Issued
-    plans: EventPlans | None
-
-    @property
-    def step(self) -> StepTime:
-        """The replay of its step."""
-        return self.report.step
-
-
-def time_of(
-    options: JobOptions,
-    machine: Machine,
-    *,
-    overlap: bool = True,
-    levers: bool | None = None,
-    measured: Measurements | None = None,
-) -> TimeReport:
-    """The time of a job's step. Raises `DiagnosticError`."""
-    return time_job(options, machine, overlap=overlap, levers=levers, measured=measured).report
-
-
-def time_job(
-    options: JobOptions,
-    machine: Machine,
-    *,
-    overlap: bool = True,
-    levers: bool | None = None,
-    measured: Measurements | None = None,
-    memory: bool = False,
-) -> Timed:
-    """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
-    Raises `DiagnosticError`."""
-    from stagec.analysis.memory_events import EventPlans
-    from stagec.analysis.model_flops import model_flops, step_flops, step_tokens
-    from stagec.analysis.time_report import time_report
-    from stagec.time.step import Issued
-
-    builder = JobBuilder(options)
-    tokens = step_tokens(builder.module)
-    forward = Planned(model_flops, after=TYPED)
-    plans = Planned(EventPlans)
-    module = (
-        builder.lower(watching=[forward, plans])
-        if memory
-        else builder.lower(watching=[forward], without={PLAN})
-    )
-    issued = Issued.of(module)
-    flops = None if forward.found is None else step_flops(forward.found, module.graphs)
-    report = time_report(
-        builder.model_name,
-        issued,
-        machine,
-        module.env,
-        model_flops=flops,
-        tokens=tokens,
-        overlap=overlap,
-        levers=levers,
-        measured=measured,
-    )
-    if levers is None and not report.levers:
-        tell("--levers tries what would help")
-    return Timed(options, report, issued, plans.needed("memory over time") if memory else None)

@@ -15,7 +15,7 @@ from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.files import new_file, write_file
 
 if TYPE_CHECKING:
-    from stagec.driver.time import Timed
+    from stagec.driver.timed import Timed
     from stagec.machines import Machine
     from stagec.program.nodes import Events
 

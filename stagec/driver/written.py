@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from stagec.driver.emission import Source
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
+    from stagec.job.emit import Job
+    from stagec.job.pods import PodsJob
     from stagec.job.writer import Written
 
 
@@ -103,3 +106,25 @@ def tell_written(written: Sequence[Written], output: Path, times: str) -> None:
 
     files, size = sum(len(w.files) for w in written), sum(w.bytes for w in written)
     tell(f"wrote {files} files, {bytes_text(size)}, to {output} {times}")
+
+
+def write_one_archive(
+    job: Job | PodsJob, path: Path, about: Mapping[str, object], *, quiet: bool
+) -> None:
+    """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
+    from stagec.job.archive import write_archive
+
+    began = time.perf_counter()
+    size = write_archive(job, path, about)
+    if not quiet:
+        tell(f"wrote {path}, {size:,} bytes, in {time.perf_counter() - began:.2f} s")
+
+
+def check_name(name: str) -> None:
+    """Refuse names that are no names for files. Raises `DiagnosticError`."""
+    plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
+    if not plain or name.startswith(".") or name == "manifest":
+        raise error(
+            f"'{name}' is no name for the files of a job",
+            remedy="use letters, digits, '-', '_' and '.', not 'manifest': --name llama",
+        )

@@ -52,7 +52,7 @@ class Held:
 
 
 #: What sums of floats may be off by, and what replays of few layers say of many.
-_SLACK = 1 - 1e-4
+SLACK = 1 - 1e-4
 
 
 def columns(layouts: Sequence[Layout]) -> Floats:
@@ -81,7 +81,7 @@ def time_bound(work: Work, shape: Layout) -> Floats:
         np.maximum(mean, shape.work) * work.link,
         0 * m,
     ]
-    least: Floats = _SLACK * np.max(found, axis=0)
+    least: Floats = SLACK * np.max(found, axis=0)
     return least
 
 
@@ -89,5 +89,5 @@ def memory_bound(held: Held, shape: Layout) -> Floats:
     """Bytes that a rank holds at least: the one that keeps most of its microbatches, or the one
     that has most layers."""
     kept = shape.held * held.static + shape.stashes * held.stash + shape.whole * held.rest
-    least: Floats = _SLACK * np.maximum(kept, shape.most * held.static)
+    least: Floats = SLACK * np.maximum(kept, shape.most * held.static)
     return least

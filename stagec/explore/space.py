@@ -37,3 +37,12 @@ class Space:
         """All points, one after the other."""
         for values in product(*self.knobs.values()):
             yield dict(zip(self.knobs, values, strict=True))
+
+
+def doubled(first: int, last: int) -> tuple[int, ...]:
+    """1, 2, 4, ...: from the first up to the last, at least 1."""
+    found: list[int] = []
+    while first <= last:
+        found.append(first)
+        first *= 2
+    return tuple(found) or (1,)

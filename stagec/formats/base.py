@@ -66,10 +66,14 @@ class Layout:
     def peer(self, rank: int, over: str, by: int) -> int:
         """The rank that is `by` places further along an axis, round the ring; or the one of another
         pod that message `by` goes to or comes from."""
-        place = rank - self.start
+        return int(self.peers(np.array([rank], dtype=np.int64), over, by)[0])
+
+    def peers(self, ranks: Ints, over: str, by: int) -> Ints:
+        """The same of several ranks."""
+        places = ranks - self.start
         if over in self.far:
-            return int(self.far[over][abs(by)][place])
-        return self.start + int(neighbours(self.mesh, over, by, np.array([place]))[0])
+            return self.far[over][abs(by)][places]
+        return self.start + neighbours(self.mesh, over, by, places)
 
 
 class TraceJob(Protocol):
@@ -141,8 +145,9 @@ class Format:
 
     `suffix` ends the names of files, `NAME.RANK.SUFFIX`. What has `patched` makes encoders that are
     `PatchedEncoder`s: its jobs can be kept in archives, and be written by clusters, which get them
-    as archives. All formats go with worker processes, `--only-ranks` and `--resume`. A job without
-    what it `needs` is refused.
+    as archives. What takes `pods` writes jobs of several meshes, whose peers `layout.peer` knows;
+    one that looks at the mesh or the model of the job does not. All formats go with worker
+    processes, `--only-ranks` and `--resume`. A job without what it `needs` is refused.
 
     A format that is a dataclass has options, its fields: `--format 'NAME{max-ranks=4}'` sets the
     field `max_ranks`. They are texts, integers, floats or flags, as their defaults are.
@@ -153,6 +158,7 @@ class Format:
     patched: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset()
     wants_flops: ClassVar[bool] = False
+    pods: ClassVar[bool] = False
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> RankBytes:
         """Makes the files of the ranks that run a program; with `durations` the times of its

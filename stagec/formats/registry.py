@@ -18,7 +18,7 @@ from stagec.formats.timeline.chrome import ChromeFormat
 from stagec.formats.timeline.kineto import KinetoFormat
 from stagec.ir.opdef import Registry
 from stagec.support.diagnostics import error
-from stagec.support.suggest import did_you_mean
+from stagec.support.named import by_name, find
 
 _TIMELINES = KinetoFormat(), PerfettoFormat(), ChromeFormat()
 _MESSAGES = SIMAI, GOAL, SCALE_SIM, HPCC
@@ -33,26 +33,13 @@ def formats_of(registry: Registry) -> list[Format]:
 
 def known_formats(extra: Iterable[Format] = ()) -> dict[str, Format]:
     """The built-in formats and others. Raises `DiagnosticError` for a name used twice."""
-    found: dict[str, Format] = {each.name: each for each in BUILTIN}
-    for each in extra:
-        if each.name in found:
-            raise error(
-                f"two formats have the name '{each.name}'", remedy="give the new one another name"
-            )
-        found[each.name] = each
-    return found
+    return by_name("formats", BUILTIN, extra)
 
 
 def find_format(name: str, extra: Iterable[Format] = ()) -> Format:
     """The format of a name. Raises `DiagnosticError` with the nearest name if there is none."""
-    known = known_formats(extra)
-    if name not in known:
-        raise error(
-            f"no format '{name}'",
-            remedy=did_you_mean(name, known)
-            or f"choose among {', '.join(known)}, or load the plug-in that brings it: --plugin",
-        )
-    return known[name]
+    more = ", or load the plug-in that brings it: --plugin"
+    return find("format", name, known_formats(extra), more)
 
 
 def asked_formats(text: str, extra: Iterable[Format] = ()) -> list[Format]:

@@ -71,7 +71,8 @@ class Body:
 @dataclass
 class ModelText:
     """A module in the making; `title` and `notes` are its first comment lines. `head` is what a
-    decoder computes: words, a class of each sequence, or classes of all tokens."""
+    decoder computes: words, a class of each sequence, or classes of all tokens; `positions` are
+    those that the configuration states."""
 
     name: str
     title: str
@@ -83,6 +84,7 @@ class ModelText:
     used: set[str] = field(default_factory=set[str])
     functions: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     head: Literal["words", "class", "classes"] = "words"
+    positions: int | None = None
 
     def symbol(self, name: str, value: int | None, comment: str = "") -> str:
         """Declare a size; its name. A name may be declared twice with one value."""
@@ -128,7 +130,8 @@ class ModelText:
         known = self.used_symbols
         relations = [r for r in self.relations if set(_NAMES.findall(r)) <= known.keys()]
         lines = [f"// {line}" for line in (self.title, *self.notes)]
-        lines.append(f"stg.module @{self.name}[phase = parsed] {{")
+        positions = f", positions = {self.positions}" if self.positions is not None else ""
+        lines.append(f"stg.module @{self.name}[phase = parsed{positions}] {{")
         lines += _symbols(list(known.values()))
         lines += [f"  stg.assume[{', '.join(relations)}]"] if relations else []
         lines += [f'  stg.import["{path}"]' for path in self.imports]

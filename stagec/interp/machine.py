@@ -7,7 +7,8 @@ collective is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product as combinations
 
 import numpy as np
@@ -21,6 +22,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
+from stagec.ir_spec.ops.pods import Crossing
 from stagec.ir_spec.ops.structure import joined_dim
 from stagec.support.diagnostics import error
 
@@ -28,16 +30,37 @@ Locals = list[Array]
 _TOLERANCE = 1e-8
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a value crosses to another pod, or from it: the coordinates of the ranks, the layer in
+    the whole model, and the microbatch."""
+
+    ranks: Sequence[Mapping[str, int]]
+    layer: int
+    microbatch: int
+
+
+#: Gives what an end of a crossing makes of the parts of its operand. Without it a pod runs alone:
+#: what it takes over is there.
+Meet = Callable[[Operation, Meeting, Locals], Locals]
+
+
 class DisagreementError(Exception):
     """Ranks that hold the same value hold different numbers: a collective is missing or wrong."""
 
 
 class Machine:
-    """All ranks of a mesh, or those at some coordinates: `env` gives sizes of symbols and axes."""
+    """All ranks of a mesh, or those at some coordinates: `env` gives sizes of symbols and axes, and
+    `meet` is the other pod."""
 
     def __init__(
-        self, module: Module, env: Mapping[str, int], at: Mapping[str, int] | None = None
+        self,
+        module: Module,
+        env: Mapping[str, int],
+        at: Mapping[str, int] | None = None,
+        meet: Meet | None = None,
     ) -> None:
+        self._meet_pod = meet
         mesh = module.mesh
         self.axes = mesh.axes if mesh else ()
         self.env = {**dict.fromkeys(self.axes, 1), **env}
@@ -131,6 +154,10 @@ class Machine:
             outputs = self._accumulate(op, op.region, operands)
         elif isinstance(op.definition, Movement):
             outputs = self._movement(op, op.definition, operands)
+        elif isinstance(op.definition, Crossing) and self._meet_pod is not None:
+            microbatch = self._microbatch[1] if self._microbatch is not None else 0
+            where = Meeting(self.ranks, self._iteration, microbatch)
+            outputs = [self._meet_pod(op, where, operands[0])]
         elif not op.results:
             return
         else:
@@ -262,7 +289,12 @@ def together(op: Operation, value: Value, parts: Sequence[Locals]) -> Locals:
     return [np.concatenate(mine, axis=d) for mine in zip(*parts, strict=True)]
 
 
-def run_module(module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]) -> list[Array]:
+def run_module(
+    module: Module,
+    env: Mapping[str, int],
+    inputs: Mapping[str, Array],
+    meet: Meet | None = None,
+) -> list[Array]:
     """Run the main function. Raises `DiagnosticError` if a size is open."""
     missing = {
         s for a in module.main.body.args for d in a.tensor.dims for s in d.size.symbols
@@ -273,4 +305,4 @@ def run_module(module: Module, env: Mapping[str, int], inputs: Mapping[str, Arra
             module.main.loc,
             remedy=f"give them: --set {','.join(f'{m}=4' for m in sorted(missing))}",
         )
-    return Machine(module, env).run(module.main, inputs)
+    return Machine(module, env, meet=meet).run(module.main, inputs)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from stagec.interp.machine import DisagreementError, Locals, Machine, run_module, together
+from stagec.interp.machine import DisagreementError, Locals, Machine, Meet, run_module, together
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.layers import LayerStack, in_order
@@ -37,12 +37,16 @@ def is_staged(module: Module) -> bool:
 
 
 def run_named(
-    module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]
+    module: Module,
+    env: Mapping[str, int],
+    inputs: Mapping[str, Array],
+    meet: Meet | None = None,
 ) -> dict[str, Array]:
-    """The results of a module by name, the loss first. Raises `DisagreementError`."""
+    """The results of a module by name, the loss first; `meet` is the other pod. Raises
+    `DisagreementError`."""
     if is_staged(module):
-        return run_stages(module, env, inputs)
-    results = run_module(module, env, inputs)
+        return run_stages(module, env, inputs, meet)
+    results = run_module(module, env, inputs, meet)
     found: dict[str, Array] = {}
     for value, result in zip(module.main.body.terminator.operands, results, strict=True):
         found[value.name if value.name not in found else f"{value.name}.{len(found)}"] = result
@@ -50,15 +54,19 @@ def run_named(
 
 
 def run_stages(
-    module: Module, env: Mapping[str, int], inputs: Mapping[str, Array]
+    module: Module,
+    env: Mapping[str, int],
+    inputs: Mapping[str, Array],
+    meet: Meet | None = None,
 ) -> dict[str, Array]:
     """The results of a module whose functions are pipeline stages, by name: parts of stacked values
     put together, the losses of several stages added. Raises `DisagreementError`."""
-    return _Job(module, env).run(inputs)
+    return _Job(module, env, meet).run(inputs)
 
 
 class _Job:
-    def __init__(self, module: Module, env: Mapping[str, int]) -> None:
+    def __init__(self, module: Module, env: Mapping[str, int], meet: Meet | None) -> None:
+        self.meet = meet
         func = module.functions[0]
         placement = placement_of(module, func)
         if placement is None:
@@ -132,7 +140,7 @@ class _Stage(Machine):
     """The ranks of one stage in lockstep."""
 
     def __init__(self, job: _Job, module: Module, func: Operation, stage: int) -> None:
-        super().__init__(module, job.env, {job.over: stage})
+        super().__init__(module, job.env, {job.over: stage}, job.meet)
         self._job, self._func, self._number = job, func, stage
         self._actions = actions_of(module, func, stage)
         self._receives = receives_of(module, func, stage)

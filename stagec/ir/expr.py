@@ -432,6 +432,12 @@ def numerator_and_denominator(value: Expr) -> tuple[Expr, Expr]:
     return Expr(above), Expr(below)
 
 
+def ratio(above: Expr, below: Expr) -> Expr:
+    """A quotient for people: no fractions in its parts, no factors that both have."""
+    (a, under_a), (b, under_b) = (sympy.expand(e.node).as_numer_denom() for e in (above, below))
+    return Expr(sympy.gcd_terms(a) * under_b / (sympy.gcd_terms(b) * under_a))
+
+
 def fraction(value: Expr) -> Fraction:
     """A constant as a fraction. Raises `UnboundError` if it contains symbols."""
     if value.symbols:

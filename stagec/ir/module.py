@@ -62,6 +62,11 @@ class Module:
     def phase(self, value: str) -> None:
         self.root.attrs["phase"] = value
 
+    @property
+    def positions(self) -> int | None:
+        """The positions that the model was trained for, None if the text does not say."""
+        return self.root.integer("positions") if "positions" in self.root.attrs else None
+
     def declaring(self, *what: str) -> list[Operation]:
         """The operations directly in the module that declare one of these (`Declares.what`)."""
         return [op for op in self.root.body.ops if op.definition.declares in what]

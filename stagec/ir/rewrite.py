@@ -9,7 +9,15 @@ from collections.abc import Iterable
 
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.module import Module
-from stagec.ir.traits import EndsLifetime, Lowered, Repeats, Stays
+from stagec.ir.traits import (
+    Accumulates,
+    Chooses,
+    EndsLifetime,
+    Lowered,
+    Repeats,
+    Stays,
+    View,
+)
 from stagec.ir.types import TensorType
 
 _Key = tuple[str, tuple[Value, ...], tuple[tuple[str, Attr], ...], str, tuple[object, ...]]
@@ -70,13 +78,25 @@ def carried(op: Operation) -> int:
     return op.integer("carry", 1) if op.has(Repeats) else 0
 
 
+def is_chosen_by(value: Value) -> bool:
+    """Whether an op chooses by a value, or by a view of it."""
+    users = [user for user, _ in value.uses]
+    return any(
+        user.has(Chooses) or (user.has(View) and any(map(is_chosen_by, user.results)))
+        for user in users
+    )
+
+
 def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:
-    """The operations that use a value of a function, or its slices in repeats: each with the number
-    of the operand that it is, and that of the repeats that slice it."""
+    """The operations that use a value of a function, its slices in repeats, or its parts in
+    microbatches: each with the number of the operand that it is, and that of the repeats that slice
+    it."""
     found: list[tuple[Operation, int, int]] = []
     for op, index in value.uses:
         if op.has(Repeats) and index >= carried(op):
             found += [(o, i, depth + 1) for o, i, depth in uses_inside(op.body.args[index])]
+        elif op.has(Accumulates):
+            found += uses_inside(op.body.args[index])
         else:
             found.append((op, index, 0))
     return found

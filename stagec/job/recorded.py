@@ -14,9 +14,9 @@ anything else is of shards: both are of other sizes on more ranks, so they are r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import permutations, product
 from math import prod
 from pathlib import Path
@@ -28,7 +28,10 @@ from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceError, TraceNode
+from stagec.job.apart import chunks_of, microbatches_of
+from stagec.job.microbatches import stream_counts, with_turns
 from stagec.job.stored import ProgramReader, Way, static_bytes, stored_seconds
+from stagec.job.turns import Pipelining, Turn, one_after_the_other
 from stagec.job.writer import DROPPED
 from stagec.machines import Machine
 from stagec.program.groups import GroupAxes, Groups, number_groups
@@ -148,22 +151,32 @@ class RecordedJob:
         counts: dict[str, int] = dict.fromkeys(NODE_KINDS, 0)
         for node, count in zip(each.program.prototypes, each.program.counts.tolist(), strict=True):
             counts[node.record] += count
-        entry = self.recording.entries.get(each.example, {})
+        entry = dict(self.recording.entries.get(each.example, {}))
+        if "memory" in entry and each.program.events is not None:
+            events = each.program.events
+            entry["memory"] = {"static_bytes": events.static, "peak_bytes": events.peak}
         dropped = list(self.format.drops(each.program, self.layout))
         return {
             "name": each.program.name,
             "count": len(ranks),
             "example_rank": int(ranks[0]),
-            "coords": dict(each.places[0]) if len(each.places) == 1 else {},
+            "coords": _common(each.places, self.mesh),
             "nodes": counts,
             **({"memory": entry["memory"]} if "memory" in entry else {}),
             **({DROPPED: dropped} if dropped else {}),
         }
 
 
-def scaled(recording: Recording, mesh: Mesh) -> RecordedJob:
-    """The job on another mesh. Raises `DiagnosticError` with the reason where the traces do not
-    say what the ranks of that mesh do."""
+def _common(places: Sequence[Mapping[str, int]], mesh: Mesh) -> dict[str, int]:
+    """The coordinates of these places and of no others; none if there are none such."""
+    shared = {a: c for a, c in places[0].items() if mesh[a] > 1 and all(p[a] == c for p in places)}
+    others = prod(mesh[axis] for axis in places[0] if axis not in shared)
+    return shared if len(places) == others else {}
+
+
+def scaled(recording: Recording, mesh: Mesh, more: Microbatches | None = None) -> RecordedJob:
+    """The job on another mesh, and with more microbatches. Raises `DiagnosticError` with the reason
+    where the traces do not say what its ranks do."""
     grown = _grown(recording, mesh)
     old = {axis: recording.mesh.get(axis, 1) for axis in mesh}
     recording = Recording(recording.name, recording.paths, recording.groups, old, recording.entries)
@@ -177,7 +190,56 @@ def scaled(recording: Recording, mesh: Mesh) -> RecordedJob:
             classes.setdefault(rank.facts(), []).append(rank)
     for alike in classes.values():
         _check_grows(alike[0], recording, grown)
-    return RecordedJob(recording, mesh, [_class(alike, old, grown) for alike in classes.values()])
+    found = [_class(alike, old, grown) for alike in classes.values()]
+    if more is not None:
+        streams = stream_counts(each.program for each in found)
+        found = [
+            _longer(part, old, more, streams) for each in found for part in _stages(each, more)
+        ]
+    return RecordedJob(recording, mesh, found)
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """How many microbatches a job is to have, and how it goes through them: None without pipeline
+    stages."""
+
+    count: int
+    pipelining: Pipelining | None = None
+
+
+def _stages(each: _Class, more: Microbatches) -> Iterator[_Class]:
+    """The class by stage: stages that do the same with few microbatches may not with more."""
+    axis = more.pipelining.axis if more.pipelining is not None else ""
+    found: dict[int, list[Mapping[str, int]]] = {}
+    for place in each.places:
+        found.setdefault(place.get(axis, 0), []).append(place)
+    for places in found.values():
+        yield replace(each, places=places)
+
+
+def _longer(each: _Class, mesh: Mesh, more: Microbatches, streams: Sequence[int]) -> _Class:
+    """The class with more microbatches."""
+    program, pipelining = each.program, more.pipelining
+    old = microbatches_of(program)
+    if more.count < old:
+        raise error(
+            f"{more.count} microbatches are less than the {old} of the traces",
+            remedy="give as many or more",
+        )
+    if not old:
+        raise error(
+            "no name of a node says a microbatch ('forward/mb0/...'), so the traces do not say how "
+            "one follows another",
+            remedy="record two microbatches or more, with stagec's names",
+        )
+    turns: Callable[[int], list[Turn]] = one_after_the_other
+    axis, chunks = "", 1
+    if pipelining is not None:
+        axis, chunks = pipelining.axis, chunks_of(program)
+        turns = partial(pipelining.turns, each.places[0][axis], mesh[axis], chunks)
+    given = turns(old), turns(more.count), axis, streams
+    return replace(each, program=with_turns(program, *given, chunks=chunks > 1))
 
 
 def _class(alike: Sequence[_Rank], mesh: Mesh, grown: frozenset[str]) -> _Class:

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -39,10 +39,11 @@ def run_units(
 
 @contextmanager
 def crew(
-    function: Callable[[U], R], workers: int
+    function: Callable[[U], R], workers: int, kind: Callable[[U], Hashable] | None = None
 ) -> Generator[Callable[[Sequence[U]], Generator[tuple[int, R]]]]:
     """The same for several lists of units: workers stay, with what they have found, until all is
-    done."""
+    done. Units of a kind go to the worker that had the first of them; another one takes them only
+    if none of them has been begun."""
     if workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
         yield lambda units: ((i, function(unit)) for i, unit in enumerate(units))
         return
@@ -51,7 +52,8 @@ def crew(
     try:
         for _ in range(workers):
             pipes.append(_started(function, started))
-        yield lambda units: _results(pipes, units)
+        homes: dict[Hashable, int] = {}
+        yield lambda units: _results(pipes, units, _Runs(len(pipes), units, kind, homes))
     finally:
         for pipe in pipes:
             pipe.close()
@@ -59,17 +61,53 @@ def crew(
             process.join()
 
 
-def _results(pipes: Sequence[Connection], units: Sequence[Any]) -> Generator[tuple[int, Any]]:
-    bounds = [len(units) * i // len(pipes) for i in range(len(pipes) + 1)]
-    runs = [deque(range(*bounds[i : i + 2])) for i in range(len(pipes))]
-    working: dict[Connection, tuple[deque[int], int]] = {}
-    for pipe, run in zip(pipes, runs, strict=True):
-        _give(pipe, run, runs, units, working)
+class _Runs:
+    """The units of each worker, by number: neighbours; or those of kinds that it had before, and of
+    new kinds so many that all have work. `homes` are the workers of kinds."""
+
+    def __init__(
+        self,
+        workers: int,
+        units: Sequence[U],
+        kind: Callable[[U], Hashable] | None,
+        homes: dict[Hashable, int],
+    ) -> None:
+        self._homes, count = homes, len(units)
+        bounds = [count * i // workers for i in range(workers + 1)]
+        self._runs = [deque(range(*bounds[i : i + 2])) for i in range(workers)]
+        self._kinds: Sequence[Hashable] = [None] * count if kind is None else [*map(kind, units)]
+        if kind is None:
+            return
+        self._runs = [deque() for _ in range(workers)]
+        for each in sorted(dict.fromkeys(self._kinds), key=lambda k: k not in homes):
+            shortest = min(range(workers), key=lambda i: len(self._runs[i]))
+            home = homes.get(each, shortest)
+            self._runs[home].extend(i for i in range(count) if self._kinds[i] == each)
+
+    def next(self, worker: int) -> int | None:
+        """The next unit for a worker: of its own, or else the last one of the longest run if its
+        kind has no home yet."""
+        run, longest = self._runs[worker], max(self._runs, key=len)
+        number = run.popleft() if run else None
+        if number is None and longest and self._kinds[longest[-1]] not in self._homes:
+            number = longest.pop()
+        if number is not None and self._kinds[number] is not None:
+            self._homes.setdefault(self._kinds[number], worker)
+        return number
+
+
+def _results(
+    pipes: Sequence[Connection], units: Sequence[Any], runs: _Runs
+) -> Generator[tuple[int, Any]]:
+    working: dict[Connection, int] = {}
+    numbers = {pipe: i for i, pipe in enumerate(pipes)}
+    for pipe in pipes:
+        _give(pipe, runs.next(numbers[pipe]), units, working)
     while working:
         for pipe in cast("list[Connection]", wait(working)):
-            run, number = working.pop(pipe)
+            number = working.pop(pipe)
             result = _received(pipe)
-            _give(pipe, run, runs, units, working)
+            _give(pipe, runs.next(numbers[pipe]), units, working)
             yield number, result
 
 
@@ -86,22 +124,15 @@ def _started(function: Callable[[Any], Any], started: list[ForkProcess]) -> Conn
 
 
 def _give(
-    pipe: Connection,
-    run: deque[int],
-    runs: Sequence[deque[int]],
-    units: Sequence[Any],
-    working: dict[Connection, tuple[deque[int], int]],
+    pipe: Connection, number: int | None, units: Sequence[Any], working: dict[Connection, int]
 ) -> None:
-    """The next unit of its run for a worker, or the last one of the longest run."""
-    number = run.popleft() if run else None
-    if number is None and (longest := max(runs, key=len)):
-        number = longest.pop()
+    """Give a worker a unit, if there is one for it."""
     if number is not None:
         try:
             pipe.send(units[number])
         except ConnectionError:
             raise _killed() from None
-        working[pipe] = run, number
+        working[pipe] = number
 
 
 def _received(pipe: Connection) -> object:

@@ -27,12 +27,14 @@ def blocks() -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
     """A model of the library: the name of its text, or of a configuration from which the text is
-    written (`stagec.importers.library`), and the values of its symbols."""
+    written (`stagec.importers.library`), the values of its symbols, and the positions that it was
+    trained for, None where the text says them."""
 
     name: str
     title: str
     text_name: str
     values: Mapping[str, int]
+    positions: int | None
 
     @property
     def is_configuration(self) -> bool:
@@ -72,4 +74,7 @@ def presets() -> Mapping[str, Preset]:
 def library() -> Mapping[str, LibraryModel]:
     """All models, by name."""
     catalog = tomllib.loads(library_text("catalog.toml"))
-    return {n: LibraryModel(n, e["title"], e["text"], e.get("set", {})) for n, e in catalog.items()}
+    return {
+        n: LibraryModel(n, e["title"], e["text"], e.get("set", {}), e.get("positions"))
+        for n, e in catalog.items()
+    }

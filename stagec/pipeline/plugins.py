@@ -143,17 +143,14 @@ class Loaded:
 
 
 def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
-    """The built-in plug-in, those of installed packages, and those in these files.
+    """The built-in plug-in, those of installed packages, and those in these files. The caller may
+    add more: what is loaded is its own.
 
     Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
     """
-    loaded = _loaded(_installed(tuple(sys.path)))
-    given = [Path(file) for file in files]
-    if not given:
-        return loaded  # nobody changes it
-    loaded = loaded.copy()
-    for file in given:
-        loaded.add(_from_file(file))
+    loaded = _loaded(_installed(tuple(sys.path))).copy()
+    for file in files:
+        loaded.add(_from_file(Path(file)))
     return loaded
 
 

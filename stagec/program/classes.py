@@ -20,13 +20,20 @@ from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
-from stagec.program.groups import Channel, GroupAxes, channel_of, coordinate, group_axes
+from stagec.program.groups import (
+    Channel,
+    GroupAxes,
+    channel_of,
+    coordinate,
+    crosses_pods,
+    group_axes,
+)
 from stagec.program.nodes import Program
 from stagec.program.runs import Run
 from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
 from stagec.program.unroll import unroll, unrolled
-from stagec.schedule.attached import actions_of, joined_axis, receives_of, stages_of
+from stagec.schedule.attached import Rows, joined_axis, stages_of
 from stagec.support.diagnostics import error
 
 #: What a graph is unrolled with.
@@ -38,8 +45,8 @@ class RankClass:
     """The ranks at these coordinates run this graph.
 
     `env` are the known sizes, `inner` the coordinates that sizes depend on, `channels` the numbers
-    of all streams of messages of the job, `templates` what is unrolled already of this graph with
-    these sizes.
+    of all streams of messages of the job, `rows` what its stages do, `templates` what is unrolled
+    already of this graph with these sizes.
     """
 
     module: Module
@@ -49,6 +56,7 @@ class RankClass:
     inner: Mapping[str, int]
     channels: Mapping[Channel, int]
     loads: Loads
+    rows: Rows
     templates: Templates
 
     @property
@@ -73,11 +81,11 @@ class RankClass:
         return unrolled(self.graph, *self.given()).runs()
 
     def given(self) -> _Given:
-        where = self.module, self.graph, self.stage
+        where = self.graph, self.stage
         joined = joined_axis(self.module, self.graph)
-        order = Order(actions_of(*where), receives_of(*where), joined)
         stages = stages_of(self.graph)
         slot = stages.index(self.stage) if stages else 0
+        order = Order(self.rows.actions(*where), self.rows.receives(*where), joined, slot)
         loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None
         return self.env, order, self.channels, loads, self.templates
 
@@ -120,20 +128,22 @@ def rank_classes(module: Module) -> list[RankClass]:
         )
     env = module.env
     known = dict(plain(env))
-    channels, loads = _channels(graphs), Loads(module)
+    channels, loads, rows = _channels(graphs), Loads(module), Rows(module)
     found: list[RankClass] = []
     for graph in graphs:
         indices = index_axes(module, graph)
         _check_known(module, graph, {**known, **{index_name(a): 0 for a in indices}})
         shared: dict[tuple[int, ...], Templates] = {}
+        apart = bool(loads) or any(map(crosses_pods, graph.body.walk()))
         for coords in class_coordinates(module, graph):
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
             if isinstance(env, Watched):
                 given = Watched(given, env.decisions, inner)
-            sizes = tuple(i for a, i in coords.items() if loads or a in indices)
+            sizes = tuple(i for a, i in coords.items() if apart or a in indices)
             templates = shared.setdefault(sizes, {})
-            found.append(RankClass(module, graph, coords, given, inner, channels, loads, templates))
+            shares = channels, loads, rows, templates
+            found.append(RankClass(module, graph, coords, given, inner, *shares))
     return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
 
 
@@ -176,7 +186,7 @@ def _channels(graphs: list[Operation]) -> dict[Channel, int]:
         channel_of(op)
         for graph in graphs
         for op in graph.body.walk()
-        if op.name in ("et.send", "et.recv")
+        if op.name in ("et.send", "et.recv") and not crosses_pods(op)
     }
     return {channel: number for number, channel in enumerate(sorted(found, key=_place))}
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagec.program.buckets import Bucketed, with_buckets
-from stagec.program.groups import Channel
+from stagec.program.groups import Channel, crosses_pods
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
-from stagec.program.stamp import Instance, Stream, Template
+from stagec.program.stamp import Inputs, Instance, Stream, Template
 
 
 class Columns:
@@ -42,21 +42,21 @@ class Columns:
 
     def add_instance(
         self,
-        template: Template,
-        outside: Ints,
+        inputs: Inputs,
+        sources: Sequence[Instance | None],
         microbatches: Sequence[int],
         tags: Mapping[Stream, int],
     ) -> Instance:
         """A template with what its placeholders stand for."""
-        base, count = self._next, len(template.nodes)
-        table = np.concatenate([outside, np.arange(base, base + count)])
-        instance = Instance(template, base, table, microbatches, tags)
-        if template not in self._uses:
-            self._uses[template] = _Use(self.add_prototypes(template.nodes))
-        self._uses[template].instances.append(instance)
+        template, base = inputs.template, self._next
+        instance = Instance(inputs, sources, base, microbatches, tags)
+        use = self._uses.get(template)
+        if use is None:
+            use = self._uses[template] = _Use(self.add_prototypes(template.nodes))
+        use.instances.append(instance)
         self._bases.append(base)
         self._instances.append(instance)
-        self._next += count
+        self._next = base + len(template.nodes)
         return instance
 
     def node(self, handle: int) -> Node:
@@ -77,6 +77,8 @@ class Columns:
         facts = _Facts(self._next)
         for node, number in self._plain.values():
             facts.put_node(node, number)
+        for instance in self._instances:
+            _ = instance.table  # each is made of earlier ones
         for template, use in self._uses.items():
             facts.put_instances(template, use, channels)
         issued = with_buckets(_issued(order), list(cut_buckets(bucketed)))
@@ -127,12 +129,13 @@ class _Facts:
         bases = np.array([i.base for i in instances], dtype=np.int64)[:, None]
         handles = bases + np.arange(len(nodes))
         self.prototype[handles] = use.first_prototype + np.arange(len(nodes))
-        tags = np.array([n.tag for n in nodes], dtype=np.int64)
-        self.tag[handles] = tags + _tag_offsets(template, instances, channels)
         numbers = np.array([[*i.microbatches, 0] for i in instances], dtype=np.int64)
         marks = [marker_of(n.name) for n in nodes]
         slots = np.array([MICROBATCH.index(m) if m else -1 for m in marks], dtype=np.int64)
         self.microbatch[handles] = numbers[:, slots]
+        tags = np.array([n.tag for n in nodes], dtype=np.int64)
+        crossing = numbers[:, slots] * np.array([_for_microbatch(n) for n in nodes])
+        self.tag[handles] = tags + _tag_offsets(template, instances, channels) + crossing
         found = [(n.id, template.place(d), 0) for n in nodes for d in n.deps]
         found += [(n.id, template.place(a), 1) for n in nodes for a in n.after]
         if found:
@@ -157,12 +160,22 @@ def _tag_offsets(
     """What is added to the tags of each instance's messages."""
     column = {(kind, channels[c]): i for i, (kind, c) in enumerate(template.sent)}
     streams = [
-        column[n.kind, n.tag % len(channels)] if n.is_message else len(column)
+        column[n.kind, n.tag % len(channels)]
+        if n.is_message and not crosses_pods(n.op)
+        else len(column)
         for n in template.nodes
     ]
     rows = [[*(i.tags[s] for s in template.sent), 0] for i in instances]
     offsets: Ints = np.array(rows, dtype=np.int64)[:, streams]
     return offsets
+
+
+def _for_microbatch(node: Node) -> int:
+    """What each microbatch adds to the tag of a message between pods: all layers that cross, for
+    each part of the batch that one of them is."""
+    if node.op is None or not crosses_pods(node.op):
+        return 0
+    return node.op.integer("turns", 1) * node.op.integer("streams")
 
 
 def _issued(order: Sequence[Node | Instance]) -> Ints:

@@ -60,8 +60,13 @@ def group_axes(op: Operation) -> GroupAxes:
 
 def channel_of(op: Operation) -> Channel:
     """The stream of messages that a lowered end of a message belongs to; between pods the axis is
-    the name of the other one."""
+    the name of the other one, and there are no streams."""
     return op.text("pod") or op.text("over"), op.expr("by"), op.integer("channel", 0)
+
+
+def crosses_pods(op: Operation | None) -> bool:
+    """Whether an operation is an end of a message between pods."""
+    return op is not None and "pod" in op.attrs
 
 
 @dataclass(frozen=True, slots=True)

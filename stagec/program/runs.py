@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stagec.program.buckets import Bucketed, completed_by
 from stagec.program.columns import cut_buckets
-from stagec.program.groups import channel_of
+from stagec.program.groups import channel_of, crosses_pods
 from stagec.program.nodes import Node
 from stagec.program.stamp import Instance, Template
 
@@ -53,7 +53,7 @@ class Run:
 
     def tag(self, node: Node) -> int:
         """The tag of a message of the run; both of its ends have the same."""
-        if self.instance is None or node.op is None:
+        if self.instance is None or node.op is None or crosses_pods(node.op):
             return node.tag
         return node.tag + self.instance.tags[node.kind, channel_of(node.op)]
 

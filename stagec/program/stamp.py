@@ -9,10 +9,10 @@ Nodes are known by handles: an instance owns a range of them, in the order of th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias, TypeVar, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -27,7 +27,6 @@ NODE = "node"
 #: A value that an earlier part of the same step makes.
 INSIDE = "inside"
 Stream = tuple[str, Channel]
-NO_NODES: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,13 @@ class Made:
     """A value that an instance made: its shape, and where its nodes are in the instance's table."""
 
     shape: Shape
-    table: Ints
-    places: Ints
+    instance: Instance
+    places: Sequence[int]
 
     @property
-    def handles(self) -> Ints:
+    def handles(self) -> list[int]:
         """The nodes of the value."""
-        return self.table[self.places]
+        return [self.instance.handle(place) for place in self.places]
 
 
 Held = Ref | Made
@@ -84,6 +83,21 @@ class TemplatePart:
         return seen.body.owner, seen.skip, self.prefix, self.slot, self.action
 
 
+class Front(NamedTuple):
+    """What is seen of the computations before a step: the last one, the last matrix product and the
+    one right before that, in order, and whether each is a matrix product. They are `places` in a
+    table, or handles."""
+
+    places: tuple[int, ...]
+    products: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[int, bool]]) -> Front:
+        """From a row for each."""
+        rows = list(found)
+        return cls(tuple(place for place, _ in rows), tuple(product for _, product in rows))
+
+
 @dataclass(slots=True, eq=False)
 class Template:
     """A step unrolled once, whatever class runs it.
@@ -92,60 +106,110 @@ class Template:
     buckets, whose place comes later.
 
     Edges lead to places in the table of an instance: what comes from outside, then the nodes.
+    `front` is what later nodes refer to of its computations, if these are all in it.
     """
 
     nodes: list[Node]
     ordered: int
     outside: int
-    made: list[dict[Value, tuple[Shape, Ints]]]
+    made: list[dict[Value, tuple[Shape, Sequence[int]]]]
     buckets: list[tuple[int, int | None]]
     sent: Mapping[Stream, int]
     computations: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
-    front: list[tuple[int, bool]] | None = None
+    front: Front | None = None
 
     def __post_init__(self) -> None:
         ordered = enumerate(self.nodes[: self.ordered])
         self.computations = [(i, bool(n.matmul)) for i, n in ordered if n.is_computation][::-1]
         found, complete = front_of(iter(self.computations))
-        self.front = found if complete else None
+        if complete:
+            self.front = Front.of((self.outside + i, product) for i, product in found)
 
     def place(self, node: Node) -> int:
         """Where a node, or a placeholder, is in the table."""
         return -node.id - 1 if node.id < 0 else self.outside + node.id
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What a part of an instance made."""
 
     instance: Instance
     part: int
 
-    @property
-    def template(self) -> Template:
-        """What it is an instance of."""
-        return self.instance.template
-
     def value(self, value: Value) -> Made | None:
         """A value of it, if it makes it."""
         found = self.instance.template.made[self.part].get(value)
-        return None if found is None else Made(found[0], self.instance.table, found[1])
+        return None if found is None else Made(found[0], self.instance, found[1])
+
+
+class Inputs:
+    """What the placeholders of a template stand for, in all steps that take the same from instances
+    of the same templates: a place in the table of one of the instances that a step takes from, by
+    the number of that, or a handle by None."""
+
+    def __init__(self, template: Template, origins: Sequence[tuple[int | None, int]]) -> None:
+        self.template, self.origins = template, origins
+
+    @cached_property
+    def _rows(self) -> Sequence[tuple[int | None, Ints, Ints]]:
+        """The origins in rows: those of one source, the placeholders, and the places of these."""
+        found: dict[int | None, list[tuple[int, int]]] = {}
+        for where, (source, place) in enumerate(self.origins):
+            found.setdefault(source, []).append((where, place))
+        tables = ((s, np.array(pairs, dtype=np.int64)) for s, pairs in found.items())
+        return [(source, table[:, 0], table[:, 1]) for source, table in tables]
+
+    def handles(self, sources: Sequence[Instance | None]) -> Ints:
+        """What they stand for in a step that takes from these instances, whose tables are there."""
+        found = np.empty(self.template.outside, dtype=np.int64)
+        for source, where, places in self._rows:
+            instance = None if source is None else sources[source]
+            found[where] = places if instance is None else instance.table[places]
+        return found
 
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """A template at one place of the program. `table` are the handles of what comes from outside,
-    and then of its own nodes, which start at `base`."""
+    """A template at one place of the program: its own nodes have the handles from `base` on, its
+    `inputs` come from `sources`. Its `table` has the handles of what comes from outside, and then
+    those of its own nodes."""
 
-    template: Template
+    inputs: Inputs
+    sources: Sequence[Instance | None]
     base: int
-    table: Ints
     microbatches: Sequence[int]
     tags: Mapping[Stream, int]
-    _nodes: dict[int, Node] = field(default_factory=dict[int, Node])
+    _table: Ints | None = None
+    _nodes: dict[int, Node] | None = None
+
+    @property
+    def template(self) -> Template:
+        """What it is an instance of."""
+        return self.inputs.template
+
+    @property
+    def table(self) -> Ints:
+        """All of its table. Ask for those of earlier instances first: it is made of them."""
+        if self._table is None:
+            own = np.arange(self.base, self.base + len(self.template.nodes))
+            self._table = np.concatenate([self.inputs.handles(self.sources), own])
+        return self._table
+
+    def handle(self, place: int) -> int:
+        """One handle of the table. What it was given may have been given to its source as well."""
+        instance = self
+        while place < instance.inputs.template.outside:
+            source, place = instance.inputs.origins[place]
+            found = None if source is None else instance.sources[source]
+            if found is None:
+                return place
+            instance = found
+        return instance.base + place - instance.inputs.template.outside
 
     def node(self, place: int) -> Node:
         """A node that stands for the one at a place of the template."""
+        if self._nodes is None:
+            self._nodes = {}
         if place not in self._nodes:
             original = self.template.nodes[place]
             self._nodes[place] = replace(original, deps=[], after=[], id=self.base + place)
@@ -158,7 +222,7 @@ class Instance:
     def buckets(self) -> Iterator[tuple[int, int | None]]:
         """Handles of its buckets, and of what completes them."""
         for place, ready in self.template.buckets:
-            yield self.base + place, None if ready is None else int(self.table[ready])
+            yield self.base + place, None if ready is None else self.handle(ready)
 
 
 T = TypeVar("T")
@@ -208,13 +272,11 @@ def leaves(ref: Ref) -> Iterator[Node]:
         yield ref
 
 
-def flat(ref: Held) -> tuple[Shape, Ints]:
+def flat(ref: Held) -> tuple[Shape, Sequence[int]]:
     """The shape of a value and the handles of its nodes."""
-    if ref is None:
-        return None, NO_NODES
     if isinstance(ref, Made):
         return ref.shape, ref.handles
-    return shape_of(ref), np.array([n.id for n in leaves(ref)], dtype=np.int64)
+    return shape_of(ref), [n.id for n in leaves(ref)]
 
 
 def build(shape: Shape, nodes: Iterator[Node]) -> Ref:
@@ -261,5 +323,5 @@ def make_template(
     return found
 
 
-def _places(template: Template, ref: Ref) -> Ints:
-    return np.array([template.place(n) for n in leaves(ref)], dtype=np.int64)
+def _places(template: Template, ref: Ref) -> list[int]:
+    return [template.place(n) for n in leaves(ref)]

@@ -7,29 +7,28 @@ computed right before; what it was when it was first seen is its template.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
-from typing import cast
-
-import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
 from stagec.program.groups import Channel
-from stagec.program.nodes import MICROBATCH, OUTSIDE, Ints, Node, Program, Ref
+from stagec.program.nodes import MICROBATCH, OUTSIDE, Node, Program, Ref
 from stagec.program.runs import Run, issued_runs
 from stagec.program.sizes import Layered
 from stagec.program.stamp import (
     INSIDE,
-    NO_NODES,
+    Front,
+    Inputs,
     Instance,
     Placeholders,
     Seen,
     Shape,
     Stamp,
+    Stream,
     Template,
     TemplatePart,
     build,
@@ -39,31 +38,31 @@ from stagec.program.stamp import (
     make_template,
 )
 from stagec.program.unroller import Unroller, handle_of
-from stagec.schedule.action import Action, RankActions, steps
+from stagec.schedule.action import Action, Kind, RankActions, steps
 from stagec.schedule.attached import regions_of
 
 #: Templates by what they are known by: classes that run a graph with the same sizes share them.
 Templates = dict[Hashable, Template]
 
 
-#: The regions of an action, its chunk, and which of the step's microbatches it is for.
-_Kind = tuple[tuple[tuple[str, int], ...], int, int]
+#: An action for any microbatch, and which of the step's microbatches it is for.
+_Kind = tuple[Kind, int, bool, int]
+_NO_TAGS: Mapping[Stream, int] = {}
+_NOTHING: Mapping[Seen, Stamp] = {}
 #: What made a value: nothing in the accumulation (None), the step itself (INSIDE), or a part.
 Source = Stamp | str | None
-#: A template, and where its inputs come from: the index of the source (None: the handles are the
-#: same every time), where they go, and their places in the table of the source.
-_Known = tuple[Template, list[tuple[int | None, Ints, Ints]]]
 
 
 @dataclass(frozen=True)
 class Order:
     """What a pipeline stage does: its actions, and by the place of the first action of a step those
     whose receives stand before it; `joined` is the axis of the stages if sums over them wait for
-    the last action."""
+    the last action, `slot` its place among the stages that run the graph."""
 
     actions: RankActions = ()
     receives: Mapping[int, Sequence[Action]] = field(default_factory=dict[int, Sequence[Action]])
     joined: str = ""
+    slot: int = 0
 
 
 class Stepper(Unroller):
@@ -77,7 +76,7 @@ class Stepper(Unroller):
         loads: Layered | None,
         templates: Templates,
     ) -> None:
-        super().__init__(env, channels, loads, order.joined)
+        super().__init__(env, channels, loads, order.joined, order.slot)
         self._steps, self._templates = order, templates
         self.returned: list[Ref] = []
 
@@ -162,7 +161,8 @@ class Stepper(Unroller):
     ) -> tuple[TemplatePart, ...]:
         """The regions that a step of such actions runs."""
         parts: list[TemplatePart] = []
-        for which, (runs, chunk, slot) in enumerate(kinds):
+        for which, (kind, chunk, split, slot) in enumerate(kinds):
+            runs = regions_of(Action(kind, chunk, 0, split=split))
             scope = f"c{chunk}/" if chunk else ""
             prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{scope}"
             seen = filter(None, map(regions.get, runs))
@@ -174,31 +174,28 @@ class Stepper(Unroller):
     ) -> None:
         """Run the regions of one step: stamp what it was when it was first seen."""
         sources, key = made.sources(parts, microbatches)
-        front = self._front()
-        key = parts, key, tuple(product for _, product in front)
-        known = made.known.get(key)
-        if known is None:
-            known = made.known[key] = self._template(parts, sources, front, made)
-        template, inputs = known
-        outside = np.empty(template.outside, dtype=np.int64)
-        for which, where, places in inputs:
-            stamp = None if which is None else sources[which]
-            table = stamp.instance.table if isinstance(stamp, Stamp) else None
-            outside[where] = places if table is None else table[places]
-        outside[template.outside - len(front) :] = [handle for handle, _ in front]
-        made.put(parts, microbatches, self._stamp(template, microbatches, outside))
+        last, front = self._front()
+        key = parts, key, last and last.template, front
+        instances = [s.instance if isinstance(s, Stamp) else None for s in sources]
+        instances.append(last)
+        inputs = made.known.get(key)
+        if inputs is None:
+            inputs = made.known[key] = self._inputs(parts, sources, last, front, made)
+        made.put(parts, microbatches, self._stamp(inputs, instances, microbatches))
 
-    def _template(
+    def _inputs(
         self,
         parts: Sequence[TemplatePart],
         sources: Sequence[Source],
-        front: Sequence[tuple[int, bool]],
+        last: Instance | None,
+        front: Front,
         made: _Stamps,
-    ) -> _Known:
-        """The template of a step, and where what it takes from outside comes from."""
+    ) -> Inputs:
+        """The template of a step, and where what it takes from outside comes from: the sources and,
+        after them, the instance that has the front."""
         shapes: list[Shape] = []
-        taken: defaultdict[int | None, list[tuple[int, int]]] = defaultdict(list)
-        count, first = 0, 0
+        origins: list[tuple[int | None, int]] = []
+        first = 0
         for part in parts:
             makers = made.makers(part.seen)
             for value in part.seen.captured:
@@ -208,36 +205,33 @@ class Stepper(Unroller):
                     shapes.append(INSIDE)
                     continue
                 if isinstance(source, Stamp):
-                    shape, places = source.template.made[source.part].get(value, (None, NO_NODES))
+                    template = source.instance.template
+                    shape, places = template.made[source.part].get(value, (None, ()))
                 else:
                     which = None
                     shape, places = flat(self._refs.get(value))
                 shapes.append(shape)
-                taken[which] += enumerate(cast("list[int]", places.tolist()), count)
-                count += len(places)
+                origins += [(which, place) for place in places]
             first += len(makers)
-        fronts = tuple(product for _, product in front)
-        key = (*(part.key for part in parts), *shapes, fronts)
+        origins += [(None if last is None else first, place) for place in front.places]
+        key = (*(part.key for part in parts), *shapes, front.products)
         template = self._templates.get(key)
         if template is None:
-            template = self._templates[key] = self._unrolled(parts, shapes, fronts)
-        inputs: list[tuple[int | None, Ints, Ints]] = []
-        for which, pairs in taken.items():
-            table: Ints = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-            inputs.append((which, table[:, 0], table[:, 1]))
-        return template, inputs
+            template = self._templates[key] = self._unrolled(parts, shapes, front.products)
+        return Inputs(template, origins)
 
-    def _front(self) -> list[tuple[int, bool]]:
-        """What is seen of the computations before a step: the last one, the last matrix product
-        and the one right before that; in order, and whether they are matrix products."""
+    def _front(self) -> tuple[Instance | None, Front]:
+        """What is seen of the computations before a step, and the instance that has it; None if
+        there are several."""
         for thing in reversed(self._order):
             if not isinstance(thing, Instance):
                 break
             if thing.template.front is not None:
-                return [(thing.base + place, product) for place, product in thing.template.front]
+                return thing, thing.template.front
             if thing.template.computations:
                 break
-        return front_of((handle_of(t, i), product) for t, i, product in self._computations())[0]
+        found, _ = front_of((handle_of(t, i), product) for t, i, product in self._computations())
+        return None, Front.of(found)
 
     def _unrolled(
         self,
@@ -289,11 +283,16 @@ class Stepper(Unroller):
         self._in_template = False
         return template
 
-    def _stamp(self, template: Template, microbatches: Sequence[int], outside: Ints) -> Instance:
+    def _stamp(
+        self, inputs: Inputs, sources: Sequence[Instance | None], microbatches: Sequence[int]
+    ) -> Instance:
         """Add an instance."""
-        tags = {stream: self._sent[stream] * len(self._channels) for stream in template.sent}
-        instance = self._columns.add_instance(template, outside, microbatches, tags)
-        self._sent.update(template.sent)
+        template, tags, sent = inputs.template, _NO_TAGS, self._sent
+        if template.sent:
+            tags = {stream: sent[stream] * len(self._channels) for stream in template.sent}
+            for stream, count in template.sent.items():
+                sent[stream] += count
+        instance = self._columns.add_instance(inputs, sources, microbatches, tags)
         self._order.append(instance)
         if template.buckets:
             self._bucketed.append(instance)
@@ -309,7 +308,7 @@ class _Stamps:
 
     def __init__(self, regions: Sequence[Seen]) -> None:
         self.latest: dict[Seen, Stamp] = {}
-        self.known: dict[Hashable, _Known] = {}
+        self.known: dict[Hashable, Inputs] = {}
         self.owner = {value: seen for seen in regions for value in seen.results}
         self._of: dict[int, dict[Seen, Stamp]] = {}
         self.makers = cache(self._makers_of)
@@ -324,27 +323,29 @@ class _Stamps:
         """What made the things that each part takes, maker by maker; and what tells them apart."""
         found: list[Source] = []
         for i, part in enumerate(parts):
-            mine = self._of.setdefault(microbatches[part.slot], {})
+            mine = self._of.get(microbatches[part.slot], _NOTHING)
             for maker in self.makers(part.seen):
-                before = [p.slot for p in parts[:i] if p.seen is maker]
+                before = [p.slot for p in parts[:i] if p.seen is maker] if i else ()
                 if before and (part.slot in before or maker not in mine):
                     found.append(INSIDE)
                 else:
                     found.append(mine.get(maker) or self.latest.get(maker))
-        key = tuple((s.template, s.part) if isinstance(s, Stamp) else s for s in found)
-        return found, key
+        key = [(s.instance.template, s.part) if isinstance(s, Stamp) else s for s in found]
+        return found, tuple(key)
 
     def put(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: Instance
     ) -> None:
         """What the parts of a step made."""
         for i, part in enumerate(parts):
-            stamp = Stamp(instance, i)
-            self.latest[part.seen] = self._of[microbatches[part.slot]][part.seen] = stamp
+            stamp, number = Stamp(instance, i), microbatches[part.slot]
+            if number not in self._of:
+                self._of[number] = {}
+            self.latest[part.seen] = self._of[number][part.seen] = stamp
 
 
 def _kind(action: Action, slot: int) -> _Kind:
-    return tuple(regions_of(action)), action.chunk, slot
+    return action.kind, action.chunk, action.split, slot
 
 
 def receives_in(body: Region) -> frozenset[Operation]:

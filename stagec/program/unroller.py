@@ -6,6 +6,7 @@ cut into buckets, messages numbered on their channel.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from stagec.ir.layers import LayerStack, in_order
 from stagec.ir.replay import replays
 from stagec.program.buckets import Bucketed, BucketPiece, Filled, label, pieces, readiness
 from stagec.program.columns import Columns
-from stagec.program.groups import Channel, channel_of, group_axes
+from stagec.program.groups import Channel, channel_of, crosses_pods, group_axes
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
 from stagec.program.sizes import Layered, Sizes
 from stagec.program.stamp import Held, Instance, Made, Stream, build
@@ -52,8 +53,8 @@ class Unroller:
     are is not: `stagec.program.sizes` says it for other sizes too.
 
     `joined` is the axis of pipeline stages whose sums wait for the end of the schedule, see
-    `stagec.schedule.attached.joined_axis`. `_in_template` tells whether that is a template, or the
-    program itself.
+    `stagec.schedule.attached.joined_axis`. `slot` is the place of the stage among those of the
+    graph. `_in_template` tells whether that is a template, or the program itself.
     """
 
     def __init__(
@@ -62,9 +63,12 @@ class Unroller:
         channels: Mapping[Channel, int],
         loads: Layered | None,
         joined: str = "",
+        slot: int = 0,
     ) -> None:
         self._env, self._channels, self._joined = env, channels, joined
         self._sizes, self._loads, self._layer = Sizes(plain(env), loads), loads, 0
+        self._slot = slot
+        self._turn: int = 0
         self._refs: dict[Value, Held] = {}
         self._in_order: dict[Region, Sequence[Operation | LayerStack]] = {}
         self._order: list[Node | Instance] = []
@@ -104,7 +108,7 @@ class Unroller:
         held = self._refs.get(value)
         if not isinstance(held, Made):
             return held
-        return build(held.shape, map(self._columns.node, held.handles.tolist()))
+        return build(held.shape, map(self._columns.node, held.handles))
 
     def _number(self, op: Operation, name: str) -> int:
         """A size, which does not change what the program consists of."""
@@ -117,6 +121,7 @@ class Unroller:
     def _stack(self, stack: LayerStack) -> None:
         """Run the layers of a stack in turn. Gathers of parameters go ahead along all of it."""
         carry, prefix, outer, layer = stack.carried, self._prefix, self._replays, self._layer
+        turn = self._turn
         kinds = [self._kind(op, carry) for op in stack.members]
         carried = [self._ref(v) for v in stack.inputs]
         turns = stack.turns(kinds[0].count)
@@ -125,6 +130,7 @@ class Unroller:
         for step, (place, m, i) in enumerate(turns):
             kind = kinds[m]
             self._layer = layer if kind.first is None else kind.first + i
+            self._turn = turn * kind.count + i
             while len(ready) < min(step + ahead + 1, len(turns)):
                 later = turns[len(ready)]
                 early = kinds[later.member].early
@@ -140,7 +146,7 @@ class Unroller:
             carried, kind.last = yielded[:carry], i
             for items, ref in zip(kind.stacks, yielded[carry:], strict=True):
                 items[i] = ref
-        self._prefix, self._replays, self._layer = prefix, outer, layer
+        self._prefix, self._replays, self._layer, self._turn = prefix, outer, layer, turn
         for kind in kinds:
             self._refs.update(zip(kind.op.results, carried + kind.stacked(), strict=True))
 
@@ -267,24 +273,17 @@ class Unroller:
         return node
 
     def _message(self, op: Operation) -> Node:
-        channel, kind = channel_of(op), op.name.removeprefix("et.")
-        count = self._sent[kind, channel]
-        self._sent[kind, channel] += 1
-        by = self._count(op, "by")
-        if "pod" in op.attrs:  # both pods number the values that cross alike
-            streams, stream = op.integer("streams"), channel[2]
-        else:
-            streams, stream = len(self._channels), self._channels[channel]
-            by %= self._env[channel[0]]
+        kind = op.name.removeprefix("et.")
+        by, tag = self._crossing(op) if crosses_pods(op) else self._numbered(op, kind)
         node = Node(
             kind,
             f"{self._name(op)}.{kind}" if kind == "send" else self._name(op),
             op.phase,
             self._number(op, "bytes"),
             scope=self._scope(op),
-            over=channel[0],
+            over=channel_of(op)[0],
             by=by,
-            tag=count * streams + stream,
+            tag=tag,
             op=op,
             deps=self._deps(op),
             index=self._layer,
@@ -293,6 +292,24 @@ class Unroller:
             node.after += self._before_last_product()
         self._issue(node)
         return node
+
+    def _numbered(self, op: Operation, kind: str) -> tuple[int, int]:
+        """How far a message goes along its axis, and its tag: its number in its stream."""
+        channel = channel_of(op)
+        count = self._sent[kind, channel]
+        self._sent[kind, channel] += 1
+        tag = count * len(self._channels) + self._channels[channel]
+        return self._count(op, "by") % self._env[channel[0]], tag
+
+    def _crossing(self, op: Operation) -> tuple[int, int]:
+        """The number of a message to another pod, and its tag in the first microbatch: that of the
+        layer among all that cross."""
+        layers, shares = op.integers("layers"), op.integers("shares") or (0,)
+        layer = self._turn + (layers[self._slot] if layers else 0)
+        share = bisect_right(shares, layer) - 1
+        number = self._count(op, "by") + share * op.integer("ways", 0)
+        streams, stream = op.integer("streams"), op.integer("channel", 0)
+        return number, op.integer("turn", 0) * streams + stream + layer
 
     def _before_last_product(self) -> list[Node]:
         """The computation right before the last matrix product, which starts when it is done."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from stagec.ir.core import Operation
@@ -11,7 +11,7 @@ from stagec.ir.opdef import Registry
 from stagec.schedule.action import Action, Placement, RankActions
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import UNIT
-from stagec.schedule.messages import receives_before, senders
+from stagec.schedule.messages import Content, contents_sent, receives_before, senders
 from stagec.schedule.registry import find_schedule
 from stagec.schedule.replay import replay
 
@@ -38,28 +38,56 @@ def accumulation_of(op: Operation) -> Operation | None:
 
 def actions_of(module: Module, op: Operation, stage: int) -> RankActions:
     """What a stage does, in order; () if its function or graph is not scheduled."""
-    return next(iter(_rows(module, op, (stage,)).values()), ())
+    return Rows(module).actions(op, stage)
 
 
 def receives_of(module: Module, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
     """By the place of the first action of a step: the actions whose receives stand before it, in
     the order in which their messages are sent."""
-    placement = placement_of(module, op)
-    if placement is None:
-        return {}
-    rows = _rows(module, op, (stage, *senders(stage, placement)))
-    return receives_before(stage, rows, placement)
+    return Rows(module).receives(op, stage)
 
 
-def _rows(module: Module, op: Operation, stages: Iterable[int]) -> dict[int, RankActions]:
-    """The actions of some stages; none if the function or graph is not scheduled."""
-    found = accumulation_of(op)
-    if found is None:
-        return {}
-    schedule = schedule_of(module.registry, found.text("schedule"))
-    sizes = module.env[op.text("over")], found.integer("count"), found.integer("chunks", 1)
-    schedule.check(*sizes)
-    return {stage: tuple(schedule.rank_actions(stage, *sizes)) for stage in stages}
+class Rows:
+    """What the stages of a module do, and what they send each other: found once for each stage."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._known: dict[Hashable, RankActions] = {}
+        self._sent: dict[Hashable, Mapping[int, Sequence[Content]]] = {}
+
+    def actions(self, op: Operation, stage: int) -> RankActions:
+        """What a stage does, in order; () if its function or graph is not scheduled."""
+        found = accumulation_of(op)
+        return () if found is None else self._row(op, found, stage)
+
+    def receives(self, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
+        """By the place of the first action of a step: the actions whose receives stand before it,
+        in the order in which their messages are sent."""
+        found, placement = accumulation_of(op), placement_of(self._module, op)
+        if found is None or placement is None:
+            return {}
+        sent: dict[int, Sequence[Content]] = {}
+        for peer in senders(stage, placement):
+            row = self._row(op, found, peer)
+            key = peer, *self._key(op, found)
+            if key not in self._sent:
+                self._sent[key] = contents_sent(peer, row, placement)
+            sent[peer] = self._sent[key].get(stage, ())
+        return receives_before(stage, self._row(op, found, stage), sent, placement)
+
+    def _row(self, op: Operation, found: Operation, stage: int) -> RankActions:
+        name, *sizes = self._key(op, found)
+        key = stage, name, *sizes
+        if key not in self._known:
+            schedule = schedule_of(self._module.registry, name)
+            schedule.check(*sizes)
+            self._known[key] = tuple(schedule.rank_actions(stage, *sizes))
+        return self._known[key]
+
+    def _key(self, op: Operation, found: Operation) -> tuple[str, int, int, int]:
+        """The name of a schedule, and its stages, microbatches and chunks."""
+        stages = self._module.env[op.text("over")]
+        return found.text("schedule"), stages, found.integer("count"), found.integer("chunks", 1)
 
 
 def placement_of(module: Module, op: Operation) -> Placement | None:

@@ -15,8 +15,8 @@ that do not wait (eager) as well as with sends that do (rendezvous).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
 from operator import itemgetter
@@ -27,8 +27,10 @@ from stagec.support.diagnostics import error
 
 Direction: TypeAlias = Literal["send", "recv"]
 Payload: TypeAlias = Literal["activation", "gradient"]
-#: The first fields of a message.
-_End: TypeAlias = tuple[Direction, Payload, int, int, int]
+#: What both ends of a transfer agree on: virtual stages that it goes from and to, microbatch.
+Content: TypeAlias = tuple[int, int, int]
+#: The other rank, and the virtual stages of a transfer.
+_End: TypeAlias = tuple[int, int, int]
 #: sender, receiver
 Pair: TypeAlias = tuple[int, int]
 
@@ -51,7 +53,7 @@ class Message:
     position: int
 
     @property
-    def content(self) -> tuple[int, int, int]:
+    def content(self) -> Content:
         """What both ends of a transfer agree on."""
         return self.source, self.target, self.microbatch
 
@@ -74,14 +76,23 @@ def _rank_messages(
     return tuple(sorted((*got, *sent), key=lambda m: (m.position, m.direction == "send")))
 
 
+def contents_sent(rank: int, row: RankActions, placement: Placement) -> dict[int, list[Content]]:
+    """What a rank sends to each other one, in order."""
+    found: defaultdict[int, list[Content]] = defaultdict(list)
+    for peer, content, _ in _contents("send", rank, row, placement):
+        found[peer].append(content)
+    return found
+
+
 def receives_before(
-    rank: int, rows: Mapping[int, RankActions], placement: Placement
+    rank: int, row: RankActions, sent: Mapping[int, Sequence[Content]], placement: Placement
 ) -> dict[int, list[Action]]:
     """By the place of the first action of a step: the actions whose receives stand before it, in
-    order. `rows` are the lists of the rank and of its `senders`."""
+    order. `sent` is what each of the rank's `senders` sends to it. Raises `DiagnosticError` where a
+    message is sent and not received, or received and not sent."""
     found: dict[int, list[Action]] = {}
-    for message, action in posted(rank, rows, placement):
-        found.setdefault(message.position, []).append(action)
+    for position, _, action in _posted(rank, row, sent, placement):
+        found.setdefault(position, []).append(action)
     return found
 
 
@@ -101,32 +112,52 @@ def posted(
     rank: int, rows: Mapping[int, RankActions], placement: Placement
 ) -> list[tuple[Message, Action]]:
     """The receives of a rank in the order in which it posts them, and the action of each. Raises
-    `DiagnosticError` where a message is sent and not received, or received and not sent."""
-    wanted = {m.content: (m, place) for m, place in _receives(rank, rows[rank], placement)}
-    starts = [start for start, step in _steps(rows[rank]) for _ in step]
-    found: list[tuple[int, Message, Action]] = []
-    for peer in senders(rank, placement):
-        sent = [m for m in _sends(peer, rows[peer], placement) if m.peer == rank]
-        for message in sent:
-            if message.content not in wanted:
-                raise _unmatched(message, peer, rank, "is sent and not received")
-        got = [wanted.pop(message.content) for message in sent]
+    `DiagnosticError` as `receives_before` does."""
+    peers = senders(rank, placement)
+    sent = {p: contents_sent(p, rows[p], placement).get(rank, []) for p in peers}
+    found: list[tuple[Message, Action]] = []
+    for position, (source, target, microbatch), action in _posted(
+        rank, rows[rank], sent, placement
+    ):
+        peer, payload = placement[source].rank, _payload(source, target)
+        message = Message("recv", payload, peer, source, target, microbatch, position)
+        found.append((message, action))
+    return found
+
+
+def _posted(
+    rank: int, row: RankActions, sent: Mapping[int, Sequence[Content]], placement: Placement
+) -> list[tuple[int, Content, Action]]:
+    """The receives of a rank: the place of the first action of the step that each stands before."""
+    wanted = {content: place for _, content, place in _contents("recv", rank, row, placement)}
+    starts = [start for start, step in _steps(row) for _ in step]
+    found: list[tuple[int, Content, int]] = []
+    for peer, contents in sent.items():
+        for content in contents:
+            if content not in wanted:
+                raise _unmatched(content, peer, rank, "is sent and not received")
+        got = [wanted.pop(content) for content in contents]
         # of each message, the first action that needs it or a later one
-        first = [*accumulate((place for _, place in reversed(got)), min)][::-1]
-        for (receive, place), at in zip(got, first, strict=True):
-            message = replace(receive, position=starts[at])
-            found.append((at, message, rows[rank][place]))
-    for receive, _ in wanted.values():
-        raise _unmatched(receive, receive.peer, rank, "is received and not sent")
-    return [(message, action) for _, message, action in sorted(found, key=itemgetter(0))]
+        first = [*accumulate(reversed(got), min)][::-1]
+        found += zip(first, contents, got, strict=True)
+    for content in wanted:
+        peer = placement[content[0]].rank
+        raise _unmatched(content, peer, rank, "is received and not sent")
+    found.sort(key=itemgetter(0))
+    return [(starts[at], content, row[place]) for at, content, place in found]
 
 
-def _unmatched(message: Message, sender: int, receiver: int, what: str) -> Exception:
+def _unmatched(content: Content, sender: int, receiver: int, what: str) -> Exception:
+    source, target, microbatch = content
     return error(
-        f"the {message.payload} of microbatch {message.microbatch} from stage {message.source} on "
-        f"rank {sender} to stage {message.target} on rank {receiver} {what}",
+        f"the {_payload(source, target)} of microbatch {microbatch} from stage {source} on "
+        f"rank {sender} to stage {target} on rank {receiver} {what}",
         remedy="give both ranks the actions of this microbatch",
     )
+
+
+def _payload(source: int, target: int) -> Payload:
+    return "activation" if source < target else "gradient"
 
 
 def _steps(row: RankActions) -> Iterator[tuple[int, tuple[Action, ...]]]:
@@ -138,34 +169,33 @@ def _steps(row: RankActions) -> Iterator[tuple[int, tuple[Action, ...]]]:
 
 
 def _sends(rank: int, row: RankActions, placement: Placement) -> list[Message]:
-    ends = cache(partial(_end, "send", rank, placement))
+    leaves = [start + len(step) - 1 for start, step in _steps(row) for _ in step]
     return [
-        Message(*end, action.microbatch, start + len(step) - 1)
-        for start, step in _steps(row)
-        for action in step
-        if (end := ends(action.kind, action.chunk)) is not None
+        Message("send", _payload(source, target), peer, source, target, number, leaves[place])
+        for peer, (source, target, number), place in _contents("send", rank, row, placement)
     ]
 
 
-def _receives(rank: int, row: RankActions, placement: Placement) -> Iterator[tuple[Message, int]]:
-    """The receives of a rank as its actions need them, each with the place of its action."""
-    ends = cache(partial(_end, "recv", rank, placement))
+def _contents(
+    direction: Direction, rank: int, row: RankActions, placement: Placement
+) -> Iterator[tuple[int, Content, int]]:
+    """What the actions of a rank send, or need: the other rank, and the place of the action."""
+    ends = cache(partial(_end, direction, rank, placement))
     for place, action in enumerate(row):
         if (end := ends(action.kind, action.chunk)) is not None:
-            yield Message(*end, action.microbatch, place), place
+            peer, source, target = end
+            yield peer, (source, target, action.microbatch), place
 
 
 def _end(direction: Direction, rank: int, at: Placement, kind: Kind, chunk: int) -> _End | None:
-    """The message that actions of a kind send or receive, if they do."""
+    """Whom actions of a kind send to or receive from, and the virtual stages of the transfer."""
     if kind == "W":
         return None
     stage, forward = at.stage(rank, chunk), kind == "F"
     other = at.following(stage) if forward == (direction == "send") else at.previous(stage)
     if other is None or at[other].rank == rank:
         return None
-    payload: Payload = "activation" if forward else "gradient"
-    ends = (stage, other) if direction == "send" else (other, stage)
-    return direction, payload, at[other].rank, *ends
+    return (at[other].rank, *((stage, other) if direction == "send" else (other, stage)))
 
 
 def pairs(messages: tuple[RankMessages, ...]) -> dict[Pair, tuple[RankMessages, RankMessages]]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stagec.serving.requests import Request
-from stagec.support.diagnostics import error
-from stagec.support.suggest import did_you_mean
+from stagec.support.named import by_name, find
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,32 +148,17 @@ class FirstComeFirstServed(BatchingPolicy):
         return StepPlan(work)
 
 
-_BUILT_IN = (FirstComeFirstServed(),)
-POLICIES: dict[str, BatchingPolicy] = {policy.name: policy for policy in _BUILT_IN}
+_BUILT_IN: tuple[BatchingPolicy, ...] = (FirstComeFirstServed(),)
 
 
 def known_policies(extra: Iterable[BatchingPolicy] = ()) -> dict[str, BatchingPolicy]:
     """The built-in policies and others. Raises `DiagnosticError` for a name used twice."""
-    found = dict(POLICIES)
-    for policy in extra:
-        if policy.name in found:
-            raise error(
-                f"two batching policies have the name '{policy.name}'",
-                remedy="give the new one another name",
-            )
-        found[policy.name] = policy
-    return found
+    return by_name("batching policies", _BUILT_IN, extra)
 
 
 def find_policy(name: str, extra: Iterable[BatchingPolicy] = ()) -> BatchingPolicy:
     """The policy of a name. Raises `DiagnosticError` with the nearest name if there is none."""
-    known = known_policies(extra)
-    if name not in known:
-        raise error(
-            f"no batching policy '{name}'",
-            remedy=did_you_mean(name, known) or f"choose among {', '.join(known)}",
-        )
-    return known[name]
+    return find("batching policy", name, known_policies(extra))
 
 
 def policies_of(extras: Iterable[object]) -> list[BatchingPolicy]:

@@ -82,6 +82,24 @@ class Step:
         n*(q*c + q*(q + 1)/2), over all classes."""
         return sum(c.count * (c.new * c.cached + c.new * (c.new + 1) // 2) for c in self.classes)
 
+    @property
+    def structure(self) -> tuple[tuple[int, bool, bool], ...]:
+        """What tells the modules of two steps apart, whatever their sizes. Of each class: its
+        tokens if all are sampled (latents are absorbed for so few of them), else 0; whether some
+        are sampled, and whether some are cached."""
+        return tuple(
+            (c.new if c.sampled == c.new else 0, bool(c.sampled), bool(c.cached))
+            for c in self.classes
+        )
+
+    def values(self, sequence: str) -> dict[str, int]:
+        """The sizes of the step, by the symbols of `stagec.passes.serving.mixed`; `sequence` is
+        that of its tokens."""
+        found = {sequence: self.tokens}
+        for i, each in enumerate(self.classes):
+            found |= {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
+        return found
+
     def later(self, steps: int) -> Step:
         """The step that is so many steps later, if each adds as many tokens to the same sequences;
         a prompt that ends is followed by others like it."""
@@ -99,6 +117,19 @@ class Step:
         if bucket == 1:
             return self
         return step_of(replace(c, cached=-(-c.cached // bucket) * bucket) for c in self.classes)
+
+    def together(self) -> Step:
+        """The step in which sequences that add and sample equally many tokens are one class, of
+        their mean of cached tokens, rounded up: an approximation of one kernel over all of them,
+        which reads as many rows together."""
+        found: dict[tuple[int, int], list[SequenceClass]] = {}
+        for each in self.classes:
+            found.setdefault((each.new, each.sampled), []).append(each)
+        return step_of(
+            SequenceClass(new, -(-sum(c.count * c.cached for c in alike) // count), sampled, count)
+            for (new, sampled), alike in found.items()
+            if (count := sum(c.count for c in alike))
+        )
 
     def __str__(self) -> str:
         return ",".join(map(str, self.classes))

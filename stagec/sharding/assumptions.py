@@ -63,16 +63,20 @@ class Assumptions:
             common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
             remedy = _choices(size, divisor, common, tried)
             if share:
-                more = Fraction(-(-have // tried) * tried, have) * self._capacity()
-                remedy = f"choose {size} as a multiple of {tried}, or --capacity-factor {more}"
+                remedy = f"choose {size} as a multiple of {tried}"
+                if (capacity := self._capacity()) is not None:
+                    more = Fraction(-(-have // tried) * tried, have) * capacity
+                    remedy += f", or --capacity-factor {more}"
             problems.error(
                 f"{size} = {have} does not divide over {divisor} = {tried}", loc, remedy=remedy
             )
         problems.check()
 
-    def _capacity(self) -> Fraction:
-        given = (op.expr("capacity") for op in self._module.walk() if "capacity" in op.attrs)
-        return fraction(next(given, const(1)))
+    def _capacity(self) -> Fraction | None:
+        """The room of experts; None if there are none."""
+        routing = [op for op in self._module.walk() if "capacity" in op.definition.params_by_name]
+        given = (op.expr("capacity") for op in routing if "capacity" in op.attrs)
+        return fraction(next(given, const(1))) if routing else None
 
     def _declare(self, relation: Relation) -> None:
         """Append to the stg.assume of these relations, which stands after the declarations."""

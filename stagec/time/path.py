@@ -25,10 +25,10 @@ def critical_path(step: StepTime) -> Iterator[Link]:
     """The path, from the end of the step to its start."""
     at = _last(step)
     while at is not None:
-        cause = _cause(at)
-        before = 0 if cause is None else _end(cause)
+        cause = cause_of(at)
+        before = 0 if cause is None else end_of(cause)
         inside = at.owner.plan[at.piece].shape.steps[at.place]
-        yield Link(at.owner, inside.node, inside.part, _end(at) - before)
+        yield Link(at.owner, inside.node, inside.part, end_of(at) - before)
         at = cause
 
 
@@ -44,7 +44,8 @@ def _last(step: StepTime) -> At | None:
     return None
 
 
-def _end(at: At) -> int:
+def end_of(at: At) -> int:
+    """When a node ended, in picoseconds."""
     return at.owner.bases[at.piece] + at.owner.ends[at.piece][at.place]
 
 
@@ -53,7 +54,7 @@ def _last_computation(mine: ClassReplay, piece: int) -> int:
     return next(i for i in range(len(steps) - 1, -1, -1) if steps[i].computes)
 
 
-def _cause(at: At) -> At | None:
+def cause_of(at: At) -> At | None:
     """What a node waited for last; None for what starts with the step."""
     mine, piece, place = at
     entry = mine.entries[piece]

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from stagec.ir.opdef import Array, OpDef
-from tests.support import compiled, inputs_of, parse, registry, run_numeric, run_passes
+from tests.support import DISTINCT, compiled, inputs_of, parse, registry, run_numeric, run_passes
+
+pytestmark = DISTINCT
 
 LETTERS = "abcdefg"
 STEP = 1e-6

@@ -98,6 +98,23 @@ def test_experts_serve(model: str, options: dict[str, Any]) -> None:
     assert_serves(job_of(model, **options), ONE_BY_ONE)
 
 
+@pytest.mark.parametrize(
+    "pods",
+    first(
+        ({"tp": 2, "cp": 2}, {"dp": 2, "tp": 4}),
+        ({"tp": 4}, {"cp": 2, "page": 2}),
+        ({"pp": 2, "tp": 2}, {"tp": 8}),
+        ({"dp": 8}, {"tp": 2, "dp": 2, "dp_attention": True}),
+    ),
+    ids=lambda pods: "to".join(map(named, pods)),
+)
+@pytest.mark.parametrize("model", first(LLAMA, MIXTRAL))
+def test_pods_serve(model: str, pods: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """What one strategy has prefilled another one decodes."""
+    prefill, decode = (job_of(model, **options) for options in pods)
+    assert_serves(prefill, LONG, decode)
+
+
 @pytest.mark.parametrize("mode", first("ring", "all-gather", "ulysses"))
 @pytest.mark.parametrize(
     "options", first({"cp": 2, "tp": 2, "dp": 2}, {"cp": 2}, {"cp": 4}), ids=named

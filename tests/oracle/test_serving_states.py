@@ -53,7 +53,8 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "microbatches": 2, "tp": 2},
     {"dp": 2, "microbatches": 2},
 )
-_HEARD = {"B": 4, "S": 5, "T": 8, "D": 8, "H": 4, "K": 2, "F": 8, "L": 2, "L_dec": 2, "V": 16}
+#: Sizes of a tiny encoder and decoder.
+HEARD = {"B": 4, "S": 5, "T": 8, "D": 8, "H": 4, "K": 2, "F": 8, "L": 2, "L_dec": 2, "V": 16}
 #: Encoders and decoders, of another length each.
 ENCODERS: Mapping[str, Mapping[str, int]] = {
     "t5-base": {"N": 4},
@@ -90,7 +91,7 @@ def test_deepseek_serves(model: str) -> None:
 @crossed(model=list(ENCODERS), strategy=list(range(len(STRATEGIES))))
 def test_an_encoder_is_seen_from_its_cached_keys(model: str, strategy: int) -> None:
     """Prefill runs the encoder, decode has its keys and values alone: no tokens or sound of it."""
-    sizes = {**_HEARD, **ENCODERS[model]}
+    sizes = {**HEARD, **ENCODERS[model]}
     assert_serves(JobOptions(model, sizes=sizes, **STRATEGIES[strategy]), STEPS["tokens"])
     module, _ = step_modules(JobOptions(model, sizes=sizes), "decode", 1, 3)
     assert {a.name for a in module.main.body.args if not a.tensor.role} == {"targets"}

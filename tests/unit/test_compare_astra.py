@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from stagec.support.diagnostics import DiagnosticError
+from tests.support import LLAMA, TINY
 from tools.compare_astra import JOBS, MACHINE, compared
 
 TOLERANCE = 0.03
+SIZES = ",".join(f"{name}={size}" for name, size in TINY[LLAMA].items())
+JOB = {"one": [LLAMA, "--set", SIZES]}
 SMALL = {name: JOBS[name] for name in ("one device, tiny", "FSDP, tiny", "1F1B, tiny")}
 
 
@@ -27,8 +30,7 @@ def test_the_last_rank_is_compared(tmp_path: Path) -> None:
     more = ", exposed communication 2 cycles."
     ends = f"sys[0] finished, 70 cycles{more}\nsys[1] finished, 90 cycles{more}"
     program = stand_in(tmp_path, ends)
-    job = {"one": JOBS["one device, tiny"]}
-    (found,) = compared(program, MACHINE, job, tmp_path / "traces")
+    (found,) = compared(program, MACHINE, JOB, tmp_path / "traces")
     assert (found.ranks, found.theirs) == (1, 90)
     assert found.difference == pytest.approx(found.ours / 90 - 1)
 
@@ -36,9 +38,8 @@ def test_the_last_rank_is_compared(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_end_is_told(tmp_path: Path) -> None:
     end = "sys[0] finished, 70 cycles, exposed communication 2 cycles."
     program = stand_in(tmp_path, end)
-    job = {"one": JOBS["one device, tiny"]}
     with pytest.raises(DiagnosticError, match="1 of 2 ranks"):
-        list(compared(program, MACHINE, job, tmp_path / "traces"))
+        list(compared(program, MACHINE, JOB, tmp_path / "traces"))
 
 
 @pytest.mark.skipif("ASTRA_SIM" not in os.environ, reason="ASTRA_SIM names no program")

@@ -143,7 +143,7 @@ def test_a_full_disk(module: Path) -> None:
 
 def test_a_reader_that_leaves_early(tmp_path: Path) -> None:
     path = tmp_path / "big.stg"
-    path.write_text("".join(f"{MODULE}// -----\n" for _ in range(2000)) + MODULE, encoding="utf-8")
+    path.write_text("".join(f"{MODULE}// -----\n" for _ in range(1200)) + MODULE, encoding="utf-8")
     script = f"{sys.executable} -m stagec opt {path} --split-input-file | head -n 1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout == MODULE.splitlines()[0] + "\n"

@@ -11,7 +11,7 @@ import pytest
 
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.driver.time import time_of
+from stagec.driver.timed import time_of
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceNode

@@ -192,7 +192,7 @@ def test_of_two_writers_one_wins_and_the_other_is_told(tmp_path: Path) -> None:
     words = [sys.executable, "-c", TWO, "compile", LLAMA, *SIZES, "--dp", "2", "-o", str(out)]
     runs = [
         subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(2)
     ]
     for run in runs:
         assert run.stdin is not None
@@ -200,7 +200,7 @@ def test_of_two_writers_one_wins_and_the_other_is_told(tmp_path: Path) -> None:
         run.stdin.flush()
     told = [run.communicate()[1] for run in runs]
     codes = sorted(run.returncode for run in runs)
-    assert codes == [0, 1, 1], told
+    assert codes == [0, 1], told
     for text in filter(None, told):
         assert "is being written by process" in text or "is not empty" in text, text
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -26,6 +26,7 @@ SHORT = {
     "archives": 150,
     "folders": 100,
     "traces": 40,
+    "records": 600,
 }
 
 

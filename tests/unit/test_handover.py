@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
 from itertools import product
 from math import lcm, prod
 from pathlib import Path
@@ -15,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.formats.chakra.files import read_trace
+from stagec.job.archive_index import parse_index
 from stagec.program.handover import Layouts, NoHandoverError, handover
 from tests.support import examples, stagec
 
@@ -81,19 +85,30 @@ def test_parts_that_cut_each_other_are_refused() -> None:
 
 # -- jobs ------------------------------------------------------------------------------------------
 
-SIZES = "L=2,D=64,H=8,G=4,K=8,F=128,V=128"
+SIZES = "L=4,D=64,H=8,G=4,K=8,F=128,V=128"
 CASES = (
     ("tp=2,dp=2", "tp=4,dp=2"),
     ("tp=4", "dp=4,tp=2"),
     ("dp=4", "tp=2"),
     ("tp=8", "dp=2,tp=2"),
     ("cp=2,tp=2", "dp=2,tp=2"),
+    ("cp=2,pp=2,microbatches=2", "dp=2,tp=2,microbatches=2"),
+    ("tp=2,pp=2,microbatches=2", "dp=2,pp=4,microbatches=2"),
+    ("pp=4,microbatches=2", "cp=2,pp=2,microbatches=2"),
+    ("pp=2,microbatches=2,schedule=interleaved,chunks=2", "pp=4,microbatches=2"),
+)
+#: Microbatches of other numbers: the messages of two ranks are in another order at both ends.
+UNORDERED = (
+    ("tp=2,pp=2,microbatches=4", "tp=4,microbatches=2"),
+    ("dp=2", "pp=2,microbatches=4,tp=2"),
+    ("pp=2,microbatches=8", "pp=2,microbatches=2,schedule=interleaved,chunks=2"),
 )
 
 
-@pytest.mark.parametrize(("prefill", "decode"), CASES)
-def test_both_pods_are_one_job(prefill: str, decode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", range(len(CASES + UNORDERED)))
+def test_both_pods_are_one_job(case: int, tmp_path: Path) -> None:
     """The checker proves it, and as many bytes cross as the decoding ranks hold of the caches."""
+    prefill, decode = (CASES + UNORDERED)[case]
     batch, prompt = 8, 16
     step = ("--serve", "disaggregated", "--batch", str(batch), "--prompt", str(prompt))
     words = ("llama3-8b", *step, "--set", SIZES, "--prefill", prefill, "--decode", decode)
@@ -101,9 +116,9 @@ def test_both_pods_are_one_job(prefill: str, decode: str, tmp_path: Path) -> Non
     assert ran.code == 0, ran.err
     checked = stagec("check", tmp_path / "job", "--json")
     assert checked.code == 0, checked.out
-    assert json.loads(checked.out)["rendezvous"]
+    assert json.loads(checked.out)["rendezvous"] == (case < len(CASES))
     found = json.loads(stagec("analyze", *words, "--json").out)
-    a_token = 2 * 2 * 4 * 8 * 2  # keys and values of two layers, four heads of eight, two bytes
+    a_token = 2 * 4 * 4 * 8 * 2  # keys and values of four layers, four heads of eight, two bytes
     degrees = dict(part.split("=") for part in decode.split(","))
     copies = max(1, int(degrees.get("tp", 1)) // 4)
     assert found["handover"]["bytes"] == batch * prompt * a_token * copies
@@ -131,7 +146,13 @@ def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, A
         (("--prefill", "tp=2"), "expects --prompt"),
         (("--prompt", "16", "--prefill", "tq=2"), "no flag 'tq' of a strategy"),
         (("--prompt", "16", "--prefill", "tp=x"), "--prefill 'tp=x'"),
-        (("--prompt", "16", "--prefill", "pp=2,microbatches=2"), "without pipeline stages"),
+        (
+            ("--prompt", "16", "--prefill", "microbatches=2", "--decode", "microbatches=3"),
+            "2 micro",
+        ),
+        (("--prompt", "16", "--prefill", "dp=4,tp=4", "--decode", "microbatches=4"), "has 3 on a"),
+        (("--prompt", "16", "--prefill", "tp=3"), "in the pod of --prefill"),
+        (("--prompt", "16", "--limit", "h100"), "--limit is of one pod"),
         (("--prompt", "15", "--prefill", "tp=2,dp=3", "--decode", "tp=2,dp=2"), "3 parts, and 2"),
     ],
 )
@@ -142,3 +163,149 @@ def test_what_is_wrong_is_told(words: tuple[str, ...], says: str) -> None:
     assert ran.code == 1
     assert says in ran.err
     assert "Traceback" not in ran.err
+
+
+# -- what a command writes ---------------------------------------------------------------------
+
+DISAGGREGATED = ("--serve", "disaggregated", "--batch", "8", "--set", SIZES)
+SMALL = ("llama3-8b", *DISAGGREGATED, "--prefill", "tp=2,dp=2", "--decode", "tp=4")
+
+
+def test_both_strategies_are_printed() -> None:
+    for command in ("compile", "analyze"):
+        ran = stagec(command, *SMALL, "--prompt", "16", "--print-strategy")
+        assert ran.code == 0, ran.err
+        assert ran.out.index("// prefill") < ran.out.index("[dp = 2, tp = 2]")
+        assert ran.out.index("// decode") < ran.out.index("@pod[tp = 4]")
+
+
+def test_pods_are_dumped_apart(tmp_path: Path) -> None:
+    ran = stagec("compile", *SMALL, "--prompt", "16", "--dry-run", "--dump-dir", tmp_path)
+    assert ran.code == 0, ran.err
+    for pod, op in (("prefill", "stg.hand_over"), ("decode", "stg.take_over")):
+        (dump,) = (tmp_path / pod).glob("*-hand-over.stg")
+        assert op in dump.read_text()
+
+
+def test_a_warning_is_told_once() -> None:
+    """Each pod tells what it has to say, and what both have once."""
+    ran = stagec("analyze", *SMALL, "--prompt", "20000")
+    assert ran.code == 0
+    lines = [line for line in ran.err.splitlines() if "warning" in line]
+    assert lines
+    assert len(lines) == len(set(lines))
+
+
+def test_times_and_memory_are_written(tmp_path: Path) -> None:
+    """As for one pod: durations of computations, and what nodes add to memory."""
+    more = ("--machine", "h100-sxm", "--memory-events", "--names", "short", "--quiet")
+    for pods in (SMALL, (*SMALL[:-3], "tp=2,pp=2,microbatches=4", "--decode", "tp=2,pp=2")):
+        job = tmp_path / str(len(pods[-1]))
+        ran = stagec("compile", *pods, "--prompt", "16", *more, "-o", job)
+        assert ran.code == 0, ran.err
+        assert stagec("check", job).code == 0
+        manifest = json.loads((job / "manifest.json").read_text())
+        words = manifest["command"]
+        assert "--names short" in words
+        assert "--machine h100-sxm" in words
+        assert "--prefill" in words
+        assert all(c["memory"]["peak_bytes"] > 0 for c in manifest["classes"])
+        first = manifest["classes"][0]
+        nodes = list(read_trace(job / f"llama3-8b.{first['example_rank']}.et"))
+        assert any(node.duration_micros for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--format", "goal"), "'goal' is of one mesh"),
+        (("--format", "astra-sim", "--machine", "h100-sxm"), "'astra-sim' is of one mesh"),
+        (("--steps", "3"), "--steps writes steps of one server"),
+        (("--name", "manifest"), "'manifest' is no name"),
+    ],
+)
+def test_what_pods_do_not_have_is_refused(
+    words: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    ran = stagec("compile", *SMALL, "--prompt", "16", *words, "-o", tmp_path / "job")
+    assert ran.code == 1
+    assert says in ran.err
+    assert "help: " in ran.err
+    assert not (tmp_path / "job").exists()
+
+
+def test_an_archive_has_both_pods(tmp_path: Path) -> None:
+    """What is made of it are the files of a folder, byte for byte, and the check proves it."""
+    words = ("compile", *SMALL[:-3], "tp=2,pp=2,microbatches=2", "--decode", "dp=2,microbatches=2")
+    words += ("--prompt", "16", "--machine", "h100-sxm", "--quiet")
+    archive = tmp_path / "pods.stagec"
+    for more in (("--archive", archive), ("-o", tmp_path / "folder")):
+        ran = stagec(*words, *more)
+        assert ran.code == 0, ran.err
+    checked = stagec("check", archive, "--json")
+    assert checked.code == 0, checked.out
+    assert json.loads(checked.out)["ranks"] == 6
+    assert stagec("materialize", archive, "-o", tmp_path / "made", "--quiet").code == 0
+    files = {f.name: f.read_bytes() for f in (tmp_path / "folder").iterdir()}
+    assert files == {f.name: f.read_bytes() for f in (tmp_path / "made").iterdir()}
+    refused = stagec("materialize", archive, "-o", tmp_path / "goal", "--format", "goal")
+    assert refused.code == 1
+    assert "'goal' is of one mesh" in refused.err
+
+
+INDEX: dict[str, Any] = {
+    "name": "job",
+    "mesh": {"a/x": 2, "b/x": 1},
+    "about": {},
+    "pods": [
+        {"name": "a", "mesh": {"x": 2}, "far": {"b": {"ranks": [[2, 2]], "messages": [0]}}},
+        {"name": "b", "mesh": {"x": 1}, "far": {"a": {"ranks": [[0], [1]], "messages": [0, 1]}}},
+    ],
+    "classes": [
+        {
+            "pod": pod,
+            "coords": {},
+            "uses": [],
+            "axes": [],
+            "entry": {"count": n, "nodes": {"comp": 1, "coll": 0, "send": 1, "recv": 0}},
+            "variants": [
+                {
+                    "widths": [],
+                    "start": 0,
+                    "size": 1,
+                    "bytes": 5,
+                    "trace_bytes": 1,
+                    "sha256": "",
+                    "groups": [],
+                    "peers": [["b" if pod == "a" else "a", 0, 1]],
+                }
+            ],
+        }
+        for pod, n in (("a", 2), ("b", 1))
+    ],
+}
+
+
+def test_the_index_of_pods_is_checked() -> None:
+    index = parse_index(INDEX, 10)
+    assert [m.tolist() for m in index.members] == [[0, 1], [2]]
+    assert index.pods["b"].start == 2
+
+    def wrong(change: Callable[[dict[str, Any]], object]) -> None:
+        given = deepcopy(INDEX)
+        change(given)
+        with pytest.raises(ValueError, match=r"pod|message|axis|ranks|partition|class"):
+            parse_index(given, 10)
+
+    wrong(lambda i: i["pods"][1].update(name="a"))
+    wrong(lambda i: i["pods"][1].update(name=""))
+    wrong(lambda i: i["pods"][0]["mesh"].update(x=3))
+    wrong(lambda i: i["pods"][0]["mesh"].update(x=1 << 40))
+    wrong(lambda i: i["pods"][0]["far"]["b"].update(messages=[1]))
+    wrong(lambda i: i["pods"][0]["far"]["b"].update(ranks=[[2, 3]]))
+    wrong(lambda i: i["pods"][0]["far"]["b"].update(ranks=[[2]]))
+    wrong(lambda i: i["pods"][0]["far"].update(c={"ranks": [], "messages": []}))
+    wrong(lambda i: i["classes"][0].update(pod="c"))
+    wrong(lambda i: i["classes"][0].update(pod="b"))
+    wrong(lambda i: i["classes"][0]["variants"][0].update(peers=[["b", 1, 1]]))
+    wrong(lambda i: i["classes"][0]["variants"][0].update(peers=[["y", 1, 1]]))

@@ -116,7 +116,7 @@ def test_a_limit_that_holds() -> None:
 
 def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command that it prints works when pasted, and shows what was told of it."""
-    monkeypatch.setattr(suggestions, "BUDGET", 16)
+    monkeypatch.setattr(suggestions, "BUDGET", 8)
     job = *SMALL[:3], "--dp", "2", "--tp", "2"
     ran = stagec("memory", *job, "--limit", "12GB")
     assert ran.code == 1

@@ -11,7 +11,9 @@ import pytest
 
 from stagec.importers.library import model_source
 from stagec.models import LibraryModel, library
-from tests.support import TINY, TINY_CLICKS, parse, run_passes
+from tests.support import DISTINCT, TINY, TINY_CLICKS, parse, run_passes
+
+pytestmark = DISTINCT
 
 BATCH = "B"  # given by a job, not by a model
 

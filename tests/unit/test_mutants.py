@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stagec.testing.syntax import find_tests
+from tests.support import DISTINCT
 from tools.mutants import LIT, ROOT, TABLE, Mutant, read_table
+
+pytestmark = DISTINCT
 
 MUTANTS = read_table(TABLE.read_text())
 

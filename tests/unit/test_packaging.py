@@ -132,12 +132,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.long
 def test_the_wheel_contains_every_file(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packed = {name for name in names if ".dist-info/" not in name}
     assert packed == set(shipped_files())
 
 
+@pytest.mark.long
 def test_the_wheel_has_its_entry_points(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from stagec.ir.opdef import OpDef
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "plugin_example"
 
@@ -49,6 +50,14 @@ def test_an_installed_package(site: Path) -> None:
     assert "min(max(x, 0), limit)" in stagec("ops", "ex.relu6").out
 
 
+def test_what_a_caller_adds_is_its_own() -> None:
+    class Mine(OpDef):
+        name = "my.op"
+
+    load_plugins().registry.add(Mine())
+    assert load_plugins().registry.get("my.op") is None
+
+
 def test_the_same_plugin_twice_is_a_clash(site: Path) -> None:
     shutil.copytree(EXAMPLE / "src" / "stagec_example", site / "stagec_example")
     pretend_installed(site, "example", "stagec_example:PLUGIN")
@@ -66,6 +75,7 @@ def test_a_broken_package_is_a_diagnostic(site: Path, value: str) -> None:
     assert "Traceback" not in outcome.err
 
 
+@LONG
 def test_pip_installs_the_example(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "site"
     shutil.copytree(EXAMPLE, source)

@@ -99,11 +99,12 @@ def test_the_text_of_a_preset_is_a_strategy_file(tmp_path: Path) -> None:
 
 def test_sizes_of_a_preset_can_be_changed() -> None:
     changed = stagec(
-        "analyze", "--preset", "megatron-gpt-1t", "--dp", "2", "--set", "B=1024,L=64", "--json"
+        *("analyze", "--preset", "megatron-gpt-1t", "--dp", "2", "--pp", "8"),
+        *("--set", "B=1024,L=16", "--json"),
     )
     found = json.loads(changed.out)
-    assert found["ranks"] == 64 * 2 * 8
-    assert len(found["classes"]) == 64
+    assert found["ranks"] == 8 * 2 * 8
+    assert len(found["classes"]) == 8
 
 
 @pytest.mark.parametrize(

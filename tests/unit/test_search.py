@@ -29,6 +29,7 @@ from stagec.driver.search_question import questions
 from stagec.driver.search_run import Answer, Question, search
 from stagec.driver.search_space import KNOBS, default_space, listed
 from stagec.driver.search_table import command_of
+from stagec.driver.serving import CACHES, STEP
 from stagec.explore.bounds import Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
 from stagec.explore.layout import Layers, Layout, laid_out
@@ -83,12 +84,17 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+#: Options of the command that are not given.
+NOT_GIVEN = (
+    *("space", "seed_from", "limit", "pareto", "exhaustive", "batch", "price", "objective"),
+    *("serve", *STEP, *CACHES, "ttft", "tpot"),
+)
+
+
 def asked(model: str, sizes: str, ranks: int, machine: str, **more: Any) -> Question:
     """A question of a space that is given."""
     values = {n: int(v) for n, v in (part.split("=") for part in sizes.split(","))}
-    usual: dict[str, Any] = dict.fromkeys(
-        (*KNOBS, "space", "seed_from", "limit", "pareto", "exhaustive", "batch", "price"), None
-    )
+    usual: dict[str, Any] = dict.fromkeys((*KNOBS, *NOT_GIVEN), None)
     knobs = {**USUAL, **{n: v for n, v in more.items() if n in KNOBS}}
     rest = {n: v for n, v in more.items() if n not in KNOBS}
     about = {"model": model, "sizes": values, "ranks": (ranks,), "machine": (machine_of(machine),)}
@@ -318,7 +324,8 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
 
 def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
     """And a command that is proposed compiles, to traces that hold, with the memory foretold."""
-    found = json.loads(stagec(*SMALL, "--json", "--top", "2").out)
+    few = ("--zero", "0", "--microbatch-size", "1")
+    found = json.loads(stagec(*SMALL, *few, "--json", "--top", "2").out)
     assert {"points", "legal", "evaluated", "seconds", "best"} <= found.keys()
     assert len(found["best"]) == 2
     first = found["best"][0]
@@ -400,17 +407,18 @@ def test_an_empty_space_is_told() -> None:
 def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question is answered from the folder; another one is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    line = [w for w in SMALL if w != "--no-cache"]
-    first = json.loads(stagec(*line, "--json", "--pp", "1").out)
-    again = json.loads(stagec(*line, "--json", "--pp", "1").out)
+    line = [*(w for w in SMALL if w != "--no-cache"), "--json", "--zero", "0", "--tp", "2"]
+    first = json.loads(stagec(*line, "--pp", "1").out)
+    again = json.loads(stagec(*line, "--pp", "1").out)
     assert "cached" not in first
     assert again == {**first, "cached": True}
-    assert "cached" not in json.loads(stagec(*line, "--json", "--pp", "2").out)
+    assert "cached" not in json.loads(stagec(*line, "--pp", "2").out)
 
 
 def test_several_ranks_and_fronts() -> None:
     """By ranks a row for each; on a front no row beats another."""
-    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--json", "--pp", "1").out)
+    few = ("--pp", "1", "--zero", "0", "--microbatch-size", "1")
+    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--json", *few).out)
     assert [s["ranks"] for s in found["searches"]] == [4, 8]
     front = json.loads(stagec(*SMALL, "--pareto", "time,memory", "--json").out)["best"]
     points = [(row["step_seconds"], row["memory_peak"]) for row in front]

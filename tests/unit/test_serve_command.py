@@ -84,6 +84,16 @@ def test_limits_choose_among_batches() -> None:
     assert none["best"] is None
 
 
+def test_what_is_to_be_warned_of_is_said_once() -> None:
+    """Prefill and decode reach a position each, whatever the chunks and batches."""
+    ran = run("--set", "L=2", "--batches", "1,2", "--prompt", "9216", "--chunk", "1024")
+    assert ran.code == 0
+    warned = [line for line in ran.err.splitlines() if "warning" in line]
+    assert len(warned) == 2
+    assert "reaches position 9,216," in warned[0]
+    assert "reaches position 9,281," in warned[1]
+
+
 def test_a_prompt_in_chunks_reads_the_weights_again() -> None:
     whole, parts = served("--batches", "1"), served("--batches", "1", "--chunk", "128")
     assert parts["points"][0]["ttft"] > whole["points"][0]["ttft"]

@@ -3,6 +3,7 @@ steps, and that caches are held once."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support import stagec
 SMALL = "L=4,D=64,F=64,V=64,H=8,G=4,K=8,theta=100"
 DECODE = ("llama3-8b", "--set", SMALL, "--serve", "decode", "--batch", "8", "--context", "31")
 PREFILL = ("llama3-8b", "--set", SMALL, "--serve", "prefill", "--batch", "8", "--prompt", "32")
+MIXED = ("llama3-8b", "--set", SMALL, "--serve", "mixed", "--step", "decode=4x8,prefill=1x4+0")
 REFUSED = [
     ("--zero 1 --dp 2", "--zero is about training"),
     ("--recompute full", "--recompute is about training"),
@@ -41,6 +43,12 @@ def test_what_makes_no_step_is_refused(flags: str, text: str) -> None:
     ("argv", "text"),
     [
         (("llama3-8b", "--context", "4"), "--context is about a step of serving"),
+        (("llama3-8b", "--page", "4"), "--page is about a step of serving"),
+        (("llama3-8b", "--kv-dtype", "fp8"), "--kv-dtype is about a step of serving"),
+        (("llama3-8b", "--prefill", "tp=2"), "add --serve disaggregated"),
+        ((*DECODE, "--decode", "tp=2"), "--decode is for --serve disaggregated"),
+        ((*MIXED, "--cp", "2"), "give --cp-mode all-gather"),
+        ((*MIXED, "--cp", "8", "--cp-mode", "all-gather"), "as a multiple of 32\n"),
         (("llama3-8b", "--tp", "2", "--dp-attention"), "--dp-attention is about a step of serving"),
         (("llama3-8b", "--serve", "decode"), "--serve decode expects --context"),
         (("llama3-8b", "--serve", "decode", "--context", "0", "--cp", "2"), "caches none"),
@@ -56,11 +64,26 @@ def test_other_jobs_are_refused(argv: tuple[str, ...], text: str) -> None:
     assert text in ran.err
 
 
-def test_positions_beyond_those_of_the_model_are_a_warning() -> None:
-    ran = stagec("analyze", "llama3-8b", "--serve", "decode", "--context", "8192")
+@pytest.mark.parametrize(
+    ("model", "positions"),
+    [("llama3-8b", 8192), ("gpt3-5b", 2048), ("qwen2.5-7b", 131_072), ("mixtral-8x7b", 32_768)],
+)
+def test_positions_beyond_those_of_the_model_are_a_warning(model: str, positions: int) -> None:
+    """Those of the library's table, of a table of positions, and of a configuration; not those that
+    a training step has."""
+    words = ("analyze", model, "--set", "L=1", "--serve", "decode", "--context")
+    ran = stagec(*words, str(positions))
     assert ran.code == 0
-    assert "reaches position 8,193, beyond S = 8,192 of the model's text" in ran.err
-    assert "beyond" not in stagec("analyze", *DECODE).err
+    assert f"reaches position {positions + 1:,}, beyond the {positions:,} of the model" in ran.err
+    assert "beyond" not in stagec(*words, str(positions - 1)).err
+
+
+def test_a_model_without_a_last_position_has_no_warning() -> None:
+    ran = stagec(
+        "analyze", "mamba-2.8b", "--set", "L=1", "--serve", "decode", "--context", "9999999"
+    )
+    assert ran.code == 0
+    assert not ran.err
 
 
 def test_the_largest_batch_fits_and_no_larger_one() -> None:
@@ -71,6 +94,16 @@ def test_the_largest_batch_fits_and_no_larger_one() -> None:
     for batch, fits in ((most, True), (most + 2, False)):
         job = (*DECODE[:-4], "--batch", str(batch), "--context", "31", "--dp", "2")
         assert (stagec("memory", *job, "--limit", "2MiB").code == 0) is fits
+
+
+@pytest.mark.parametrize("flags", ["", "--cp 2 --page 3"])
+def test_the_longest_context_fits_and_no_longer_one(flags: str) -> None:
+    job = ("llama3-8b", "--set", SMALL, "--serve", "decode", "--batch", "4", *flags.split())
+    found = stagec("analyze", *job, "--context", "31", "--limit", "2MiB", "--json")
+    most = json.loads(found.out)["serving"]["max_context"]
+    for context, fits in ((most, True), (most + 1, False)):
+        ran = stagec("memory", *job, "--context", str(context), "--limit", "2MiB")
+        assert (ran.code == 0) is fits
 
 
 JOBS = ["", "--tp 4", "--tp 8", "--pp 2", "--pp 2 --tp 2 --dp 2", "--cp 4", "--tp 2 --dp-attention"]
@@ -90,9 +123,7 @@ def test_caches_are_held_once(flags: str) -> None:
     """2*L*G*K bytes of keys and as many of values for each token, and nothing as large beside."""
     text = stagec("memory", *DECODE, *flags.split(), "--json")
     assert text.code == 0, text.err
-    from json import loads
-
-    ranks = loads(text.out)["classes"]
+    ranks = json.loads(text.out)["classes"]
     ways = {"": 1, "--tp 4": 4, "--tp 8": 4, "--pp 2": 2, "--pp 2 --tp 2 --dp 2": 8, "--cp 4": 4}
     held = 2 * 2 * 4 * 4 * 8 * 32 * 8 // ways.get(flags, 2)
     for rank in ranks:

@@ -27,7 +27,9 @@ from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
 from stagec.text.build import parse_module
-from tests.support import LLAMA, parse, stagec
+from tests.support import DISTINCT, LLAMA, parse, stagec
+
+pytestmark = DISTINCT
 
 #: A mesh and values on which every flag has an effect.
 AXES: dict[str, int | None] = {"pp": 2, "dp": 2, "ep": 2, "cp": 2, "tp": 2}

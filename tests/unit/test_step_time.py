@@ -18,7 +18,7 @@ from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.machines import Machine, load_machine
-from stagec.program.groups import neighbours
+from stagec.program.groups import crosses_pods, neighbours
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.replay import replay as replay_actions
@@ -137,6 +137,9 @@ def clocked(
         for over, by in ((c[0], evaluate(c[1], each.env)) for c in each.channels)
         for r in range(len(of))
     }
+    for r in range(len(of)):  # of other pods: nobody waits for what goes there
+        crossing = (n for n in programs[of[r]].nodes if crosses_pods(n.op))
+        peers.update({(r, n.over, n.by): -1 - r for n in crossing})
     return clock(works, issued.groups, peers, slowdown, overlap=overlap, one_stream=one_stream)
 
 

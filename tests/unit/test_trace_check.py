@@ -903,7 +903,7 @@ def test_total_order_against_reachability(seed: int) -> None:
 
 
 def test_cost_of_a_class_does_not_grow_with_its_ranks(tmp_path: Path) -> None:
-    layers, ranks = 1000, 64
+    layers, ranks = 400, 64
     for rank in range(ranks):
         group = str(1 + rank // 2)
         nodes = [comp(0)]
@@ -916,5 +916,5 @@ def test_cost_of_a_class_does_not_grow_with_its_ranks(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(groups))
     start = time.process_time()
     report = check_directory(tmp_path)
-    assert time.process_time() - start < 120  # one by one takes far longer
+    assert time.process_time() - start < 48  # one by one takes far longer
     assert (report.ok(), report.nodes) == (True, ranks * (5 * layers + 1))

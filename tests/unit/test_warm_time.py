@@ -13,7 +13,7 @@ from stagec.api import DiagnosticError, time_step
 from stagec.driver import figures
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
-from stagec.driver.time import time_of
+from stagec.driver.timed import time_of
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
 from stagec.time.replay import replay

@@ -10,8 +10,9 @@ from __future__ import annotations
 from tools.fuzzing.base import Family, FaultError
 from tools.fuzzing.jobs import JOBS
 from tools.fuzzing.lines import LINES
+from tools.fuzzing.records import RECORDS
 from tools.fuzzing.texts import TEXTS
 
 __all__ = ["FAMILIES", "Family", "FaultError"]
 
-FAMILIES = {family.name: family for family in (*TEXTS, *LINES, *JOBS)}
+FAMILIES = {family.name: family for family in (*TEXTS, *LINES, *JOBS, *RECORDS)}

@@ -265,4 +265,4 @@ def _change(chance: Random, holder: Any, key: Any, others: Sequence[Any]) -> Non
         case 4 if inside == "list":
             holder.append(deepcopy(value))
         case _:
-            holder[key] = chance.choice(_ODD_JSON)
+            holder[key] = deepcopy(chance.choice(_ODD_JSON))  # those are not to change

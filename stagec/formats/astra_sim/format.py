@@ -37,6 +37,7 @@ class AstraSimFormat(ChakraFormat):
     name: ClassVar[str] = "astra-sim"
     needs: ClassVar[frozenset[Need]] = frozenset({"machine"})
     wants_flops: ClassVar[bool] = True
+    pods: ClassVar[bool] = False
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
         _check_program(program)

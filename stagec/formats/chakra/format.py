@@ -28,6 +28,7 @@ class ChakraFormat(Format):
     name: ClassVar[str] = "chakra"
     suffix: ClassVar[str] = "et"
     patched: ClassVar[bool] = True
+    pods: ClassVar[bool] = True
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
         tensors = tensors_of(program) if self.tensor_names else None

@@ -1,0 +1,137 @@
+"""The nodes of turns, laid out in order, and what they wait for by rule.
+
+F0 F1 B0 F2 B1 B2 sum    `sum` is fixed behind the last B; it waits for what was made last in a
+                         role of B, and B for what was made in roles of F for its microbatch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stagec.job.apart import Apart, Run, runs
+from stagec.job.turns import Turn
+from stagec.program.nodes import Ints
+
+#: What a node waits for: what was `made` in a role, the `fixed` node of a number, or the
+#: computation so many `back`.
+Rule = tuple[str, int]
+#: A role in a context, or as (None, -1 - number) a fixed node.
+Key = tuple[Hashable, int]
+NOTHING = 0
+
+
+@dataclass(frozen=True)
+class Laid:
+    """Nodes in order: the role of each or -1, its microbatch or -1, the number of its fixed node or
+    -1, and the number of its context."""
+
+    apart: Apart
+    role: Ints
+    microbatch: Ints
+    fixed: Ints
+    context: Ints
+    contexts: Sequence[Hashable]
+
+    @cached_property
+    def which(self) -> Ints:
+        """The prototype of each node."""
+        roles = np.array([*self.apart.roles, 0], dtype=np.int64)[self.role]
+        fixed = np.array([*self.apart.fixed, 0], dtype=np.int64)[self.fixed]
+        return np.where(self.role >= 0, roles, fixed)
+
+    @cached_property
+    def computations(self) -> Ints:
+        """The identifiers of computations."""
+        computes = np.array([n.is_computation for n in self.apart.labels.nodes])
+        return np.flatnonzero(computes[self.which]) + 1
+
+    @cached_property
+    def of_role(self) -> dict[int, Ints]:
+        """The identifiers of the nodes of each role, in order."""
+        order = np.argsort(self.role, kind="stable")
+        roles, starts = np.unique(self.role[order], return_index=True)
+        parts = np.split(order + 1, starts[1:])
+        return {int(r): part for r, part in zip(roles, parts, strict=True) if r >= 0}
+
+    @cached_property
+    def place(self) -> Ints:
+        """The identifiers of fixed nodes."""
+        found = np.zeros(len(self.apart.fixed), dtype=np.int64)
+        there = np.flatnonzero(self.fixed >= 0)
+        found[self.fixed[there]] = there + 1
+        return found
+
+    @cached_property
+    def keys(self) -> dict[Key, Ints]:
+        """The identifiers of nodes that wait for the same."""
+        found: dict[Key, Ints] = {
+            (None, -1 - f): self.place[f : f + 1] for f in range(len(self.place))
+        }
+        for number, context in enumerate(self.contexts):
+            inside = self.context == number
+            for role, nodes in self.of_role.items():
+                mine = nodes[inside[nodes - 1]]
+                if len(mine):
+                    found[context, role] = mine
+        return found
+
+    def key(self, identifier: int) -> Key:
+        """What a node waits as."""
+        i = identifier - 1
+        role = int(self.role[i])
+        return (
+            (self.contexts[int(self.context[i])], role)
+            if role >= 0
+            else (None, -1 - int(self.fixed[i]))
+        )
+
+    def targets(self, rule: Rule, sources: Ints) -> Ints:
+        """What nodes wait for by a rule; 0 where there is none."""
+        kind, value = rule
+        if kind == "fixed":
+            return np.full(len(sources), self.place[value])
+        if kind == "back":
+            at = np.searchsorted(self.computations, sources) - value
+            return np.where(at >= 0, self.computations[at], NOTHING)
+        nodes = self.of_role.get(value, np.zeros(0, dtype=np.int64))
+        if not len(nodes):
+            return np.full(len(sources), NOTHING)
+        numbers = self.microbatch[nodes - 1]
+        mine = np.zeros(int(max(numbers.max(), self.microbatch.max())) + 2, dtype=np.int64)
+        mine[numbers] = nodes
+        own = mine[self.microbatch[sources - 1]]  # of no microbatch: the last place, which is 0
+        latest = np.searchsorted(nodes, sources) - 1
+        made = np.where(latest >= 0, nodes[latest], NOTHING)
+        return np.where((own > 0) & (own < sources), own, made)
+
+
+def laid_out(apart: Apart, turns: Sequence[Turn]) -> Laid:
+    """The nodes of turns in order, and the fixed ones where they belong."""
+    contexts: dict[Hashable, int] = {None: 0}
+    columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]
+    made: dict[Run, Ints] = {}
+    for run, turn in runs(turns):
+        if run not in made:
+            found = apart.template(run)
+            context = contexts.setdefault(found.context, len(contexts))
+            rows = found.roles, found.slots, [context] * len(found.roles)
+            made[run] = np.array(rows, dtype=np.int64).reshape(3, -1)
+        part = made[run].copy()
+        part[1] = np.array(turn.microbatches, dtype=np.int64)[part[1]]
+        columns.append(part)
+    role, number, within = np.concatenate(columns, axis=1)
+    last = {int(r): i + 1 for i, r in enumerate(role.tolist())}
+    places = [0 if a is None else last.get(a, len(role)) for a in apart.after]
+    fixed = np.insert(np.full(len(role), -1), places, np.arange(len(places)))
+    return Laid(
+        apart,
+        np.insert(role, places, -1),
+        np.insert(number, places, -1),
+        fixed,
+        np.insert(within, places, 0),
+        [*contexts],
+    )

@@ -1,0 +1,339 @@
+"""The program of a rank for more microbatches than were recorded.
+
+What is recorded is taken apart into turns, and each node into what it waits for. The turns of more
+microbatches are known from the schedule, so the program is put together again:
+
+    recorded   F0 F1 B0 F2 B1 B2 sum         F, B    turns, see `stagec.job.apart`
+    more       F0 F1 B0 F2 B1 F3 B2 B3 sum   sum     stands behind the last B
+
+Of a microbatch a node takes what was made for it, or else what was made last, as the compiler has
+it (`stagec.program.stepper`). It is ordered behind the node before it on its stream, or behind a
+computation so many before it. That this is all there is to a program is not assumed: put together
+again for the recorded number of microbatches, it has to be the recorded one, node by node and edge
+by edge. Where it is not, and where the recording does not say what comes next, it is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+
+import numpy as np
+
+from stagec.job.apart import Apart, Labels, labelled, taken_apart
+from stagec.job.laid import NOTHING, Key, Laid, Rule, laid_out
+from stagec.job.turns import Turn
+from stagec.program.columns import sorted_edges, stream_edges
+from stagec.program.nodes import Events, Ints, Node, Program
+from stagec.support.diagnostics import error
+
+
+def stream_counts(programs: Iterable[Program]) -> list[int]:
+    """How many streams of messages a job may have, by the tags of its programs: a tag is the number
+    of messages before it on its stream, as many times as there are streams, and its stream."""
+    apart = 0
+    for program in programs:
+        labels = labelled(program, chunks=False)
+        last: dict[int, int] = {}
+        for which, tag in _messages(program, labels):
+            apart = gcd(apart, tag - last.get(which, tag))
+            last[which] = tag
+    return [n for n in range(1, apart + 1) if apart % n == 0] or [1]
+
+
+def _messages(program: Program, labels: Labels) -> list[tuple[int, int]]:
+    """The prototype and the tag of each message, in order."""
+    there = np.array([n.is_message for n in labels.nodes])[labels.which]
+    which: list[int] = labels.which[there].tolist()
+    tags: list[int] = program.tag[there].tolist()
+    return [*zip(which, tags, strict=True)]
+
+
+def with_turns(
+    program: Program,
+    recorded: Sequence[Turn],
+    wanted: Sequence[Turn],
+    axis: str,
+    streams: Sequence[int],
+    *,
+    chunks: bool,
+) -> Program:
+    """A program that consists of the recorded turns, with the wanted ones instead. `axis` is that
+    of the stages, `streams` are the numbers of streams of messages that the job may have. Raises
+    `DiagnosticError` where that is not all that the program is made of."""
+    apart = taken_apart(program, recorded, axis, chunks=chunks)
+    before, after = (laid_out(apart, turns) for turns in (recorded, wanted))
+    wrong = None
+    found: list[Program] = []
+    for nodes in _with_blocking(program, before):
+        learnt = _learnt(program, before, nodes, streams)
+        wrong = _differ(program, apart, learnt.program(before))
+        if wrong is None:
+            found.append(learnt.program(after))
+    if wrong is not None and not found:
+        raise error(
+            f"'{apart.labels.name(wrong)}' does not follow from the microbatches before it: what "
+            "it waits for, or its tag, is another than the schedule gives",
+            remedy="compile the larger job",
+        )
+    if _differ(found[0], apart, found[-1]) is not None:
+        raise error(
+            "the traces do not tell whether computations wait for a collective",
+            remedy="record more microbatches",
+        )
+    return found[0]
+
+
+def _differ(program: Program, apart: Apart, again: Program) -> int | None:
+    """The first node, counted from 0, that waits for others or has another tag; None if there is
+    none. The nodes are the same."""
+    same = program.tag == again.tag
+    sizes = [np.diff(p.starts) for p in (program, again)]
+    data = [p.control - p.starts[:-1] for p in (program, again)]
+    same &= (sizes[0] == sizes[1]) & (data[0] == data[1])
+    if same.all() and np.array_equal(program.edges, again.edges):
+        return None
+    if same.all():
+        edge = int(np.flatnonzero(program.edges != again.edges)[0])
+        return int(np.searchsorted(program.starts, edge, side="right")) - 1
+    return int(np.flatnonzero(~same)[0])
+
+
+# -- what nodes wait for ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """What a node takes data from, and what it is ordered behind beside its stream."""
+
+    data: Sequence[Rule] = ()
+    order: Sequence[Rule] = ()
+
+
+@dataclass(frozen=True)
+class _Learnt:
+    """What all nodes of a role wait for, the stream of each message by the number of streams, and
+    the memory of each node: of its role's first, last and other ones."""
+
+    name: str
+    apart: Apart
+    nodes: Sequence[Node]
+    waits: dict[Key, _Waits]
+    streams: dict[int, dict[int, int]]
+    memory: dict[tuple[Key, str], tuple[int, int]] | None
+    static: int
+
+    def program(self, laid: Laid) -> Program:
+        """The program of nodes in this order. Raises `DiagnosticError` if what was recorded does
+        not say it."""
+        sources, targets, control = list[Ints](), list[Ints](), list[Ints]()
+        for key, mine in laid.keys.items():
+            waits = self.waits.get(key, _Waits())
+            rules = [(rule, 0) for rule in waits.data] + [(rule, 1) for rule in waits.order]
+            for rule, ordered in rules:
+                found = laid.targets(rule, mine)
+                there = found != NOTHING
+                sources.append(mine[there])
+                targets.append(found[there])
+                control.append(np.full(int(there.sum()), ordered))
+        streams = stream_edges(self.nodes, laid.which)
+        starts, middle, edges = sorted_edges(
+            len(laid.role),
+            np.concatenate([*sources, streams[0]]),
+            np.concatenate([*targets, streams[1]]),
+            np.concatenate([*control, np.ones(len(streams[0]), dtype=np.int64)]),
+        )
+        columns = laid.which, np.maximum(laid.microbatch, 0), self._tags(laid)
+        events = self._events(laid)
+        nodes = self.apart.labels.nodes
+        return Program(self.name, nodes, *columns, starts, middle, edges, events)
+
+    def _tags(self, laid: Laid) -> Ints:
+        messages = np.array([n.is_message for n in self.nodes])
+        there = np.flatnonzero(messages[laid.which])
+        which: list[int] = laid.which[there].tolist()
+        found: list[list[int]] = []
+        for count, stream in self.streams.items():
+            sent: Counter[tuple[str, int]] = Counter()
+            tags: list[int] = []
+            for number in which:
+                channel = self.nodes[number].kind, stream[number]
+                tags.append(stream[number] + count * sent[channel])
+                sent[channel] += 1
+            found.append(tags)
+        if any(tags != found[0] for tags in found[1:]):
+            raise error(
+                "the tags of messages do not say on how many streams they are",
+                remedy="record more microbatches",
+            )
+        result = np.zeros(len(laid.role), dtype=np.int64)
+        if found:
+            result[there] = found[0]
+        return result
+
+    def _events(self, laid: Laid) -> Events | None:
+        if self.memory is None:
+            return None
+        columns = np.zeros((2, len(laid.role)), dtype=np.int64)
+        for key, place, nodes in _by_place(laid):
+            if (key, place) not in self.memory:
+                raise error(
+                    "the memory of a microbatch that is neither the first nor the last is not in "
+                    "the traces",
+                    remedy="record three microbatches or more",
+                )
+            columns[:, nodes - 1] = np.array(self.memory[key, place])[:, None]
+        return Events(self.static, *columns)
+
+
+def _by_place(laid: Laid) -> Iterable[tuple[Key, str, Ints]]:
+    """The nodes of each key that are the first of their role, the last, or neither."""
+    for key, nodes in laid.keys.items():
+        every = laid.of_role.get(key[1], nodes)
+        first, last = nodes == every[0], nodes == every[-1]
+        for place, there in (
+            ("only", first & last),
+            ("first", first & ~last),
+            ("last", last & ~first),
+            ("other", ~first & ~last),
+        ):
+            if there.any():
+                yield key, place, nodes[there]
+
+
+def _learnt(program: Program, laid: Laid, nodes: Sequence[Node], streams: Sequence[int]) -> _Learnt:
+    """What a program teaches whose prototypes say which collectives block."""
+    found = stream_edges(nodes, laid.which)
+    wide = len(program) + 1
+    by_stream = found[0] * wide + found[1]
+    sources = np.repeat(np.arange(1, wide), np.diff(program.starts))
+    ordered = np.arange(len(program.edges)) >= np.repeat(program.control, np.diff(program.starts))
+    said = ordered & np.isin(sources * wide + program.edges, by_stream)
+    rows = zip(
+        sources[~said].tolist(), program.edges[~said].tolist(), ordered[~said].tolist(), strict=True
+    )
+    data: defaultdict[int, list[Rule]] = defaultdict(list)
+    order: defaultdict[int, list[Rule]] = defaultdict(list)
+    computes = np.zeros(wide, dtype=np.int64)
+    computes[laid.computations] = 1
+    rank = np.cumsum(computes)
+    for source, target, is_order in rows:
+        if is_order and computes[target]:
+            back = int(rank[source - 1] - rank[target] + 1)
+            order[source].append(("back", back))
+            continue
+        role, number = int(laid.role[target - 1]), int(laid.fixed[target - 1])
+        rule = ("made", role) if role >= 0 else ("fixed", number)
+        (order if is_order else data)[source].append(rule)
+    waits: dict[Key, _Waits] = {}
+    for source in sorted({*data, *order}):
+        key = laid.key(source)
+        known, mine = waits.get(key, _Waits()), data.get(source, ())
+        waits[key] = _Waits(
+            mine if len(mine) > len(known.data) else known.data,
+            [*dict.fromkeys([*known.order, *order.get(source, ())])],
+        )
+    memory = _memory(program, laid)
+    static = program.events.static if program.events is not None else 0
+    of_count = _streams(program, laid.apart, streams)
+    return _Learnt(program.name, laid.apart, nodes, waits, of_count, memory, static)
+
+
+def _with_blocking(program: Program, laid: Laid) -> Iterator[list[Node]]:
+    """The prototypes with those collectives that block: a blocking one waits for the computation
+    before it, and the next one for it. Where that takes its data, or another collective stands
+    between, it does not show: first all that may block do, then those alone that must."""
+    nodes, found = laid.apart.labels.nodes, _Blocking(program, laid)
+    may = found.may_block()
+    for which in (may, found.must_block(may)):
+        yield [replace(n, blocking=i in which) for i, n in enumerate(nodes)]
+
+
+class _Blocking:
+    """The collectives of a program and the computations around them."""
+
+    def __init__(self, program: Program, laid: Laid) -> None:
+        self._computations = laid.computations
+        self._which: list[int] = laid.which.tolist()
+        starts, control = program.starts.tolist(), program.control.tolist()
+        ranges = zip(starts[:-1], control, starts[1:], strict=True)
+        self._waits = [(program.edges[a:b], program.edges[b:c]) for a, b, c in ranges]
+        kinds = {i for i, n in enumerate(laid.apart.labels.nodes) if n.is_collective}
+        self._nodes = [i + 1 for i, which in enumerate(self._which) if which in kinds]
+        self._before: list[int] = np.searchsorted(self._computations, self._nodes).tolist()
+
+    def may_block(self) -> set[int]:
+        """The prototypes of which no node tells that they do not."""
+        found = {self._which[node - 1] for node in self._nodes}
+        found -= {
+            self._which[node - 1]
+            for node, at in zip(self._nodes, self._before, strict=True)
+            if at and not self._wait(node, int(self._computations[at - 1]))
+        }
+        while wrong := {which for which, data, order in self._last(found) if not data | order}:
+            found -= wrong
+        return found
+
+    def must_block(self, found: set[int]) -> set[int]:
+        """Those of which a node tells that they do."""
+        return {which for which, data, order in self._last(found) if order and not data}
+
+    def _wait(self, node: int, other: int) -> bool:
+        return any(other in waits for waits in self._waits[node - 1])
+
+    def _last(self, found: set[int]) -> Iterator[tuple[int, bool, bool]]:
+        """The last of these before each computation, and whether that takes its data, and whether
+        it is ordered behind it."""
+        last = len(self._computations)
+        for node, at in zip(reversed(self._nodes), reversed(self._before), strict=True):
+            which = self._which[node - 1]
+            if which in found and at < last:
+                last = at
+                data, order = self._waits[int(self._computations[at]) - 1]
+                yield which, node in data, node in order
+
+
+def _streams(program: Program, apart: Apart, counts: Sequence[int]) -> dict[int, dict[int, int]]:
+    """The stream of each prototype of messages, by each number of streams that fits the tags: those
+    of a stream are numbered without gaps. Raises `DiagnosticError` if none fits."""
+    nodes, found = apart.labels.nodes, dict[int, dict[int, int]]()
+    messages = _messages(program, apart.labels)
+    for count in counts:
+        stream: dict[int, int] = {}
+        sent: Counter[tuple[str, int]] = Counter()
+        for which, tag in messages:
+            channel = nodes[which].kind, tag % count
+            if (
+                tag // count != sent[channel]
+                or stream.setdefault(which, tag % count) != tag % count
+            ):
+                break
+            sent[channel] += 1
+        else:
+            found[count] = stream
+    if not found:
+        raise error(
+            "the tags of messages do not number them on their streams",
+            remedy="compile the larger job",
+        )
+    return found
+
+
+def _memory(program: Program, laid: Laid) -> dict[tuple[Key, str], tuple[int, int]] | None:
+    """The bytes of nodes by key and place. Raises `DiagnosticError` if alike nodes differ."""
+    events = program.events
+    if events is None:
+        return None
+    found: dict[tuple[Key, str], tuple[int, int]] = {}
+    for key, place, nodes in _by_place(laid):
+        rows = np.stack([events.alloc[nodes - 1], events.free[nodes - 1]])
+        if (rows != rows[:, :1]).any():
+            name = laid.apart.labels.name(int(nodes[-1]) - 1)
+            raise error(
+                f"microbatches take up other bytes of memory, the first at '{name}'",
+                remedy="compile the larger job",
+            )
+        found[key, place] = int(rows[0, 0]), int(rows[1, 0])
+    return found

@@ -1,0 +1,280 @@
+"""The caches that cross from one pod to another: which ranks of each pod hold them, with pipeline
+stages and microbatches, and the numbers of their messages.
+
+A message is known to both pods by the layer that it is of, and by the part of the batch. Take six
+layers on two stages that prefill, and on three that decode. The second stage of prefill holds the
+layers from 3 on, and meets two stages: layer 3 goes to the second one, 4 and 5 to the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+from stagec.ir.rewrite import uses_inside
+from stagec.ir.traits import Accumulates, Terminates
+from stagec.ir.types import CACHED
+from stagec.program.handover import Handover, Ints, Layouts, handover, ratio
+from stagec.schedule.attached import placement_of, stages_of
+from stagec.support.diagnostics import error
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The layers from `start` on of a cache, which a chunk of a pipeline stage holds: the part of
+    the model of number `depth`. What no repeat slices counts as one layer, ranks without stages as
+    stage 0."""
+
+    start: int
+    depth: int = 0
+    stage: int = 0
+    chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a pod holds a cache: its placement on the ranks of a stage, the stages, and so many
+    `layers` in all. `value` is one of the arguments that are parts of it."""
+
+    layouts: Layouts
+    shares: tuple[Share, ...]
+    layers: int
+    value: Value = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PodMesh:
+    """The axes of a pod with their sizes, and that of its pipeline stages, '' if it has none.
+    `chunks` are the stages that hold the parts of the model, in order."""
+
+    axes: tuple[tuple[str, int], ...]
+    over: str = ""
+    chunks: tuple[int, ...] = (0,)
+
+    @property
+    def inner(self) -> tuple[tuple[str, int], ...]:
+        """The axes of the ranks of a stage."""
+        return tuple((a, n) for a, n in self.axes if a != self.over)
+
+    def stages(self) -> Ints:
+        """The ranks of each stage, in order: a row for each."""
+        grid = np.arange(prod(n for _, n in self.axes), dtype=np.int64)
+        if not self.over:
+            return grid[None]
+        along = [a for a, _ in self.axes].index(self.over)
+        rows = np.moveaxis(grid.reshape([n for _, n in self.axes]), along, 0)
+        return rows.reshape(rows.shape[0], -1)
+
+    def places(self) -> Ints:
+        """For each rank its number among those of its stage."""
+        stages = self.stages()
+        found = np.empty(stages.size, dtype=np.int64)
+        found[stages] = np.arange(stages.shape[1])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The messages of one pod for a cache.
+
+    For each chunk of the pod, `first` is the number of its first message among all of the pod;
+    `starts` are the first layers of stages and chunks. Each share of the other pod, whose first
+    layers are `shares`, has `ways` of them: so many ranks, and for each the `turns`, since the
+    other pod has so many microbatches for one of here.
+    """
+
+    first: Mapping[int, int]
+    starts: Mapping[tuple[int, int], int]
+    shares: tuple[int, ...]
+    ways: int
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A cache that crosses: who meets whom in a stage, and both ends. Its layers are the `layers`
+    from `stream` on of all that cross."""
+
+    way: Handover
+    source: End
+    target: End
+    stream: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossings:
+    """All caches that cross, by name, in order. `to[j]` and `of[j]` are the ranks of the other pod
+    that message j of each rank goes to, and comes from."""
+
+    caches: Mapping[str, Crossing]
+    to: Sequence[Ints]
+    of: Sequence[Ints]
+
+    @property
+    def layers(self) -> int:
+        """The layers of all caches."""
+        return sum(c.layers for c in self.caches.values())
+
+
+def crossings(source: Module, target: Module) -> Crossings:
+    """How the caches of two placed modules cross, whether cut into stages or not.
+
+    Where both have microbatches, a sequence takes another place in the batch of the target: a
+    rank gives each rank that it meets a part of every microbatch. All caches of a sequence go to
+    one place. Raises `DiagnosticError` for caches that are not the same in both and for open axes,
+    and `NoHandoverError`.
+    """
+    mine, theirs = held_caches(source), held_caches(target)
+    _check_alike(source, mine, theirs)
+    more, fewer = ratio(microbatches(source), microbatches(target), "microbatches")
+    meshes = pod_mesh(source), pod_mesh(target)
+    to, of = _Numbers(meshes[0], meshes[1]), _Numbers(meshes[1], meshes[0])
+    found: dict[str, Crossing] = {}
+    stream = 0
+    for name in sorted(mine):
+        ends = mine[name], theirs[name]
+        way = handover(ends[0].layouts, ends[1].layouts)
+        sent, got = to.end(*ends, way.to, fewer), of.end(ends[1], ends[0], way.of, more)
+        found[name] = Crossing(way, sent, got, stream, mine[name].layers)
+        stream += mine[name].layers
+    return Crossings(found, to.peers, of.peers)
+
+
+class _Numbers:
+    """Numbers the messages of a pod: for each of its chunks those with each chunk of the other pod,
+    in the order of the model. Caches that are placed alike share them, so that the messages of two
+    ranks are in order."""
+
+    def __init__(self, here: PodMesh, there: PodMesh) -> None:
+        self._places, self._stages, self._chunks = here.places(), there.stages(), there.chunks
+        self._first: dict[tuple[object, ...], int] = {}
+        self.peers: list[Ints] = []
+
+    def end(self, here: Held, there: Held, ways: Sequence[Ints], turns: int) -> End:
+        """The end of a cache here, where `ways` are who meets whom in a stage."""
+        shares, each = there.shares, len(ways) * turns
+        stages, skipped = tuple(s.stage for s in shares), 0
+        if shares[-1].depth - shares[0].depth == len(shares) - 1:  # parts that follow each other
+            stages, skipped = self._chunks, shares[0].depth
+        first: dict[int, int] = {}
+        for chunk in sorted({share.chunk for share in here.shares}):
+            key = here.layouts, there.layouts, chunk, stages
+            if key not in self._first:
+                self._first[key] = len(self.peers)
+                for stage, way in product(stages, ways):
+                    self.peers += [self._stages[stage][way[self._places]]] * turns
+            first[chunk] = self._first[key] + skipped * each
+        starts = {(s.stage, s.chunk): s.start for s in here.shares}
+        return End(first, starts, tuple(s.start for s in shares), each, turns)
+
+
+def _check_alike(source: Module, mine: Mapping[str, Held], theirs: Mapping[str, Held]) -> None:
+    """Raises `DiagnosticError` for caches that the pods do not share."""
+    if mine.keys() != theirs.keys():
+        lost = min(mine.keys() ^ theirs.keys())
+        raise error(
+            f"%{lost} is a cache of one pod and not of the other",
+            source.functions[0].loc,
+            remedy="serve the same model in both pods, with the same element types",
+        )
+    for name, held in mine.items():
+        here, there = held.value, theirs[name].value
+        if here.tensor.rank != there.tensor.rank or held.layers != theirs[name].layers:
+            raise error(
+                f"%{name} is {here.type} in one pod and {there.type} in the other",
+                here.loc,
+                remedy="serve the same model in both pods",
+            )
+
+
+# -- how a pod holds its caches --------------------------------------------------------------------
+
+
+def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
+    """The arguments that are caches: the function of each, the name of the whole cache, and the
+    chunk that holds this part of it."""
+    staged = [func for func in module.functions if "stages" in func.attrs]
+    for func in staged or [module.main]:
+        for arg in func.body.args:
+            if arg.tensor.role in CACHED:
+                name, chunk = arg.tensor.part or (arg.name, 0)
+                yield func, arg, name, chunk
+
+
+def held_caches(module: Module) -> dict[str, Held]:
+    """The caches of a placed module by name. Raises `DiagnosticError` for open sizes."""
+    layouts = pod_mesh(module).inner
+    parts: dict[str, dict[int, tuple[Share, int, Value]]] = {}
+    for func, arg, name, chunk in caches_of(module):
+        count = _layers(module, arg)
+        for stage in stages_of(func) or (0,):
+            place = _depth(module, func, stage, chunk)
+            parts.setdefault(name, {})[place] = Share(0, place, stage, chunk), count, arg
+    found: dict[str, Held] = {}
+    for name, by_depth in parts.items():
+        shares: list[Share] = []
+        start = 0
+        for _, (share, count, _) in sorted(by_depth.items(), key=lambda item: item[0]):
+            shares.append(replace(share, start=start))
+            start += count
+        value = next(v for _, _, v in by_depth.values())
+        splits = tuple(d.axes for d in value.tensor.dims)
+        found[name] = Held(Layouts(layouts, splits), tuple(shares), start, value)
+    return found
+
+
+def used(cache: Value) -> tuple[Operation, int, int]:
+    """The first operation of a step that uses a cache, which operand it is, and how many repeats
+    slice it. Raises `DiagnosticError` if there is none."""
+    for op, index, depth in uses_inside(cache):
+        if not op.has(Terminates):
+            return op, index, depth
+    raise error(
+        f"the step does not use the cache %{cache.name}",
+        cache.loc,
+        remedy="hand over what 'to-serving' has made",
+    )
+
+
+def _layers(module: Module, cache: Value) -> int:
+    """The layers of an argument: the iterations of the repeats that slice it."""
+    _, _, depth = used(cache)
+    return prod(evaluate(d.size, module.env) for d in cache.tensor.dims[:depth])
+
+
+def _depth(module: Module, func: Operation, stage: int, chunk: int) -> int:
+    """Which part of the model a chunk is."""
+    placement = placement_of(module, func)
+    return 0 if placement is None else placement.stage(stage, chunk)
+
+
+def pod_mesh(module: Module) -> PodMesh:
+    """The mesh of a pod. Raises `DiagnosticError` for an open axis."""
+    sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
+    known = [(axis, n) for axis, n in sizes.items() if n is not None]
+    if open_ := sorted(sizes.keys() - dict(known).keys()):
+        raise error(
+            f"the size of axis {open_[0]} is open: who sends to whom depends on it",
+            module.root.loc,
+            remedy=module.how_to_set(open_),
+        )
+    func = module.functions[0]
+    placement = placement_of(module, func)
+    chunks = (0,) if placement is None else tuple(home.rank for home in placement.homes)
+    return PodMesh(tuple(known), func.text("over"), chunks)
+
+
+def microbatches(module: Module) -> int:
+    """The microbatches of a step. Raises `DiagnosticError` for an open number."""
+    for op in module.functions[0].body.ops:
+        if op.has(Accumulates):
+            return evaluate(op.expr("count"), module.env)
+    return 1

@@ -1,0 +1,45 @@
+"""What is chosen by its name: schedules, formats, batching policies, built in or from plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Protocol, TypeVar
+
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+
+
+class Named(Protocol):
+    """A class of things that have a name, as users write it."""
+
+    name: ClassVar[str]
+
+
+N = TypeVar("N", bound=Named)
+T = TypeVar("T")
+
+
+def by_name(kinds: str, *groups: Iterable[N]) -> dict[str, N]:
+    """All of some kind by their names, in order; `kinds` is the plural. Raises `DiagnosticError`
+    for a name used twice."""
+    found: dict[str, N] = {}
+    for group in groups:
+        for each in group:
+            if each.name in found:
+                raise error(
+                    f"two {kinds} have the name '{each.name}'",
+                    remedy="give the new one another name",
+                )
+            found[each.name] = each
+    return found
+
+
+def find(kind: str, name: str, known: Mapping[str, T], more: str = "") -> T:
+    """What has this name; `more` is told behind the names. Raises `DiagnosticError` with the
+    nearest name if there is none."""
+    if name not in known:
+        raise error(
+            f"no {kind} '{name}'",
+            remedy=did_you_mean(name, known) or f"choose among {', '.join(known)}{more}",
+        )
+    return known[name]
