@@ -34,15 +34,12 @@ def logits_of(job: JobOptions, past: int, inputs: dict[str, Array], copies: int)
     args = stated.main.body.args
     fresh = random_inputs(args, stated.env, 5)
     for name, value in fresh.items():
-        known = inputs.setdefault(name, value)
-        for d in (
-            d for d, (a, b) in enumerate(zip(known.shape, value.shape, strict=True)) if a != b
-        ):
+        known: Array = inputs.setdefault(name, value)
+        other = [d for d in range(value.ndim) if known.shape[d] != value.shape[d]]
+        fresh[name] = known
+        for d in other:
             first = known.take(range(copies), axis=d)
             fresh[name] = np.concatenate([known, first], axis=d)
-            break
-        else:
-            fresh[name] = known
     found = run_named(ready, ready.env, fresh)
     logits = stated.main.body.terminator.operands[0].name
     return found[logits]
