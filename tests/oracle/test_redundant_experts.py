@@ -116,3 +116,10 @@ def test_a_text_of_training_cannot_have_copies(tmp_path: Path) -> None:
     ran = stagec("analyze", "mixtral-8x7b", str(file))
     assert ran.code == 1
     assert "s.stg:2:3: error: copies of experts are about a step of serving" in ran.err
+
+
+def test_passes_after_it_keep_what_a_step_computes() -> None:
+    words = ("mixtral-8x7b", "--set", "L=2", "--serve", "decode", "--context", "4", "--batch", "24")
+    split = ("--dp", "2", "--ep", "2", "--redundant-experts", "4", "--check-numerics")
+    ran = stagec("analyze", *words, *split)
+    assert ran.code == 0, ran.err
