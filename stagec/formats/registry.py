@@ -10,6 +10,7 @@ from stagec.formats.base import Format
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.goal.format import GOAL
 from stagec.formats.hpcc import HPCC
+from stagec.formats.llmservingsim import LLM_SERVING_SIM
 from stagec.formats.perfetto.format import PerfettoFormat
 from stagec.formats.pytorch_et import PytorchEtFormat
 from stagec.formats.scale_sim import SCALE_SIM
@@ -21,7 +22,7 @@ from stagec.support.diagnostics import error
 from stagec.support.named import by_name, find
 
 _TIMELINES = KinetoFormat(), PerfettoFormat(), ChromeFormat()
-_MESSAGES = SIMAI, GOAL, SCALE_SIM, HPCC
+_MESSAGES = SIMAI, GOAL, SCALE_SIM, HPCC, LLM_SERVING_SIM
 BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM, *_MESSAGES, *_TIMELINES, PytorchEtFormat())
 _ONE = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\}\s*)?(?:,|$)")
 

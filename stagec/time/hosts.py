@@ -26,7 +26,7 @@ class _Mark(NamedTuple):
     """Before how many computations of a piece, of which so many are `issued`, one may wait for
     something else; or, if it `ends`, after how many something else may wait for the last one."""
 
-    count: int
+    done: int
     issued: int
     ends: bool
 
@@ -64,8 +64,8 @@ def _keeps_ahead(known: _Marks, spans: Sequence[int], issue: int) -> bool:
     less what is issued, are at each end no less than at all starts before."""
     sums = [*accumulate([spans[place] for place in known.places], initial=0)]
     most = 0
-    for count, issued, ends in known.marks:
-        ahead = sums[count] - issue * issued
+    for done, issued, ends in known.marks:
+        ahead = sums[done] - issue * issued
         if not ends:
             most = max(most, ahead)
         elif ahead < most:

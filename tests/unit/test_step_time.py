@@ -6,6 +6,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 from graphlib import CycleError
 from math import inf
 from random import Random
@@ -25,6 +26,7 @@ from stagec.schedule.replay import replay as replay_actions
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.clock import RankWork, clock
 from stagec.time.costs import CostTable
+from stagec.time.hosts import Hosts
 from stagec.time.join import joined
 from stagec.time.path import critical_path
 from stagec.time.pieces import Piece
@@ -388,6 +390,46 @@ def test_without_launch_gaps_there_are_none() -> None:
     (each,), (other,) = with_gaps.classes, without.classes
     assert LAUNCH in with_gaps.parts(each)
     assert LAUNCH not in without.parts(other)
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("slowdown", SLOWDOWNS)
+def test_hosts_that_are_never_late_are_not_behind(name: str, slowdown: int) -> None:
+    """Up to the longest issue for which it is clear: all pieces of devices end later, or with
+    them."""
+    issued = issued_of(options_of(*JOBS[name]))
+    count = len(issued.classes)
+    _, devices = replayed(issued, dict.fromkeys(range(count), arbitrary), slowdown)
+    hosts = Hosts([each.joined for each in devices])
+    pieces = {piece for each in devices for piece in each.pieces}
+    clear = [issue for issue in range(120) if hosts.never_late(pieces, issue)]
+    assert clear == [*range(len(clear))]
+    cost = {i: partial(host_cost, clear[-1]) for i in range(count)}
+    for device, host in zip(devices, replayed(issued, cost)[1], strict=True):
+        assert host.compute <= device.compute
+        assert host.end <= device.end
+        assert all(h <= d for h, d in zip(ends(host), ends(device), strict=True))
+
+
+def test_stretches_count_and_not_nodes() -> None:
+    """A job with a computation that is shorter than its issue, and hosts that are never late."""
+    issued = issued_of(options_of(LLAMA, {}))
+    _, (device,) = replayed(issued, {0: arbitrary})
+    shortest = min(s.launch + s.time for p in device.pieces for s in p.costs if s.launch)
+    assert Hosts([device.joined]).never_late(device.pieces, shortest + 1)
+
+
+def host_cost(issue: int, node: Node) -> Cost:
+    return Cost(0, issue if node.is_computation and node.phase != "optimizer" else 0)
+
+
+def ends(each: ClassReplay) -> list[int]:
+    """When what other classes wait for has happened: the last nodes of pieces on each stream."""
+    return [
+        base + max(found)
+        for base, found, planned in zip(each.bases, each.ends, each.plan, strict=True)
+        if planned.shape.joins or planned.shape.computes
+    ]
 
 
 # -- interference ----------------------------------------------------------------------------------
