@@ -291,4 +291,3 @@ def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: in
 
         classes.append(ClassReplay(i, plans[i], piece))
     return replay(classes, slowdown), classes
-
