@@ -27,6 +27,7 @@ from stagec.passes.pipeline_stages.gather_parameters_once import GatherParameter
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
 from stagec.passes.serving.absorb_latent import AbsorbLatent
+from stagec.passes.serving.copy_experts import CopyExperts
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
 from stagec.passes.serving.to_serving import ToServing
@@ -57,6 +58,7 @@ PLUGIN = Plugin(
         AddLora,
         SetElementTypes,
         InsertFp8Casts,
+        CopyExperts,
         QuantizeWeights,
         SizeExperts,
         ChooseRecompute,
@@ -93,8 +95,9 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "normalize-strategy,add-lora,set-element-types,quantize-weights,"
-        "insert-fp8-casts,size-experts,choose-recompute,split-microbatches,place-values,"
+        "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
+        "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
+        "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,insert-collectives,narrow-collectives,"
         "keep-gathered-parameters,record-expert-rows",

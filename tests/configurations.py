@@ -48,6 +48,21 @@ _LATENT: Keys = {
     "kv_lora_rank": 8,
     "q_lora_rank": 8,
 }
+_HEADS_OF_LATENTS: Keys = {k: v for k, v in _LATENT.items() if k not in _ROUTED}
+_GEMMA4: Keys = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 4,
+    "attention_k_eq_v": True,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 32,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 8,
+}
 _GEMMA3: Keys = {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2}
 _LLAMA4: Keys = {
     "head_dim": 8,
@@ -61,6 +76,36 @@ _LLAMA4: Keys = {
 NEEDS: Mapping[str, Keys] = {
     "gemma3": _GEMMA3,
     "llama4": _LLAMA4,
+    "gemma4_text": _GEMMA4,
+    "gemma4": _GEMMA4,
+    "vaultgemma": {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 6},
+    "cwm": {"head_dim": 8, "sliding_window": 6},
+    "ministral3": {"head_dim": 8},
+    "jais2": {"head_dim": 8},
+    "minicpm3": _HEADS_OF_LATENTS,
+    "youtu": _HEADS_OF_LATENTS,
+    "glm4_moe_lite": _LATENT,
+    "flex_olmo": _WIDE,
+    "exaone_moe": {**_EXPERTS, "num_shared_experts": 1, "sliding_window": 6},
+    "solar_open": {**_ROUTED, "first_k_dense_replace": 0, "head_dim": 8},
+    "hy_v3": {**_EXPERTS, "num_shared_experts": 1, "head_dim": 8},
+    "afmoe": {
+        **_EXPERTS,
+        "num_shared_experts": 1,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "mup_enabled": True,
+    },
+    "mimo_v2_flash": {
+        **_ROUTED,
+        "n_shared_experts": None,
+        "head_dim": 8,
+        "v_head_dim": 4,
+        "swa_num_key_value_heads": 4,
+        "partial_rotary_factor": 0.5,
+        "sliding_window": 6,
+        "hybrid_layer_pattern": [0, 1, 1, 0],
+    },
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 6},
     "gemma3_text": _GEMMA3,
@@ -114,6 +159,16 @@ _MAMBA2: Keys = {
     "mamba_d_state": 2,
     "mamba_d_conv": 3,
     "mamba_chunk_size": 4,
+}
+_DELTA: Keys = {
+    "head_dim": 8,
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 2,
+    "linear_value_head_dim": 2,
+    "linear_conv_kernel_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "partial_rotary_factor": 0.5,
 }
 #: State-space models, linear attention and hybrids.
 SCANS: Mapping[str, Keys] = {
@@ -203,6 +258,32 @@ SCANS: Mapping[str, Keys] = {
         "full_attention_interval": 2,
         "partial_rotary_factor": 0.5,
     },
+    "qwen3_5_text": {**_BASE, **_HEADS, **_DELTA},
+    "qwen3_5_moe_text": {
+        **_BASE,
+        **_HEADS,
+        **_CHOSEN,
+        **_DELTA,
+        "num_experts": 4,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+    },
+    "lfm2": {
+        **_BASE,
+        **_HEADS,
+        "block_multiple_of": 4,
+        "full_attn_idxs": [1],
+        "rope_theta": 100,
+    },
+    "lfm2_moe": {
+        **_BASE,
+        **_HEADS,
+        **_CHOSEN,
+        "num_experts": 4,
+        "moe_intermediate_size": 8,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+    },
     "minimax_m1": {
         **_BASE,
         **_HEADS,
@@ -227,6 +308,10 @@ SCANS: Mapping[str, Keys] = {
 ALIASES = {
     "camembert": "roberta",
     "llava_next": "llava",
+    "llava_next_video": "llava",
+    "llava_onevision": "llava",
+    "smolvlm": "idefics3",
+    "mvp": "plbart",
     "mt5": "t5-gated",
     "xlm-roberta": "roberta",
     "minimax": "minimax_m1",
@@ -321,6 +406,23 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "deepseek": {"moe_layer_freq": (1, 2), "norm_topk_prob": (True, False)},
     "deepseek_v2": {"q_lora_rank": (8, None), "topk_method": ("greedy", "group_limited_greedy")},
     "deepseek_v3": {"first_k_dense_replace": (0, 1, 4), "routed_scaling_factor": (2.5, 1.0)},
+    "gemma4_text": {
+        "enable_moe_block": (True, False),
+        "attention_k_eq_v": (True, False),
+        "hidden_size_per_layer_input": (0, 4),
+        "final_logit_softcapping": (30.0, None),
+    },
+    "lfm2": {"full_attn_idxs": ([0, 2], [3]), "conv_bias": (True, False)},
+    "mimo_v2_flash": {"attention_value_scale": (0.707, None), "first_k_dense_replace": (0, 2)},
+    "afmoe": {"mup_enabled": (True, False), "num_dense_layers": (1, 2)},
+    "exaone_moe": {"sliding_window_pattern": (2, "LLLG"), "first_k_dense_replace": (0, 1)},
+    "apertus": _LLAMA,
+    "nanochat": {"final_logit_softcapping": (15.0, 0)},
+    "minicpm3": {"q_lora_rank": (8, None), "scale_depth": (1.4, 1)},
+    "qwen3_5_text": {"layer_types": (None, ["full_attention"] * 4)},
+    "modernbert": {"attention_bias": (True, False), "norm_bias": (True, False)},
+    "mbart": {"scale_embedding": (True, False)},
+    "SD3Transformer2DModel": {"qk_norm": ("rms_norm", None), "dual_attention_layers": ([], [0])},
 }
 
 

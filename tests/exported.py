@@ -1,9 +1,11 @@
-"""Jobs that exporters are tried on, and what `stagec analyze` says of them."""
+"""Jobs that exporters are tried on, with tiny sizes, and what `stagec analyze` says of them."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,17 @@ from stagec.job.emit import Job, make_job
 from stagec.job.writer import Emission, write_source
 from stagec.machines import load_machine
 from stagec.time.durations import Durations
-from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, PALM, tiny_options
+from tests.support import (
+    DEEPSEEK,
+    EXHAUSTIVE,
+    GPT,
+    LLAMA,
+    MIXTRAL,
+    PALM,
+    TINY,
+    stagec,
+    tiny_options,
+)
 
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "one": {},
@@ -51,6 +63,20 @@ class Tried(NamedTuple):
             found["sizes"] = {"L": 4}
         return found
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The same as the words of a command."""
+        options = self.options
+        sizes: Mapping[str, int] = options.pop("sizes", {})
+        return tiny(self.model, *_flags(options), **sizes)
+
+
+def _flags(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        yield f"--{name}"
+        if value is not True:
+            yield str(value)
+
 
 def _known(model: str, strategy: str) -> bool:
     experts = model in (MIXTRAL, DEEPSEEK)
@@ -65,9 +91,9 @@ ALL = [Tried(m, s) for m, s in product((LLAMA, GPT, MIXTRAL, PALM, DEEPSEEK), ST
 JOBS = [job for job in ALL if _known(*job)]
 
 
-def tried(*quick: Tried) -> pytest.MarkDecorator:
-    """All jobs; those that are not `quick` are exhaustive."""
-    rows = [pytest.param(j, id="-".join(j), marks=[] if j in quick else EXHAUSTIVE) for j in JOBS]
+def tried(*quick: Tried, jobs: Sequence[Tried] = JOBS) -> pytest.MarkDecorator:
+    """These jobs; those that are not `quick` are exhaustive."""
+    rows = [pytest.param(j, id="-".join(j), marks=[] if j in quick else EXHAUSTIVE) for j in jobs]
     assert len(rows) >= 30
     return pytest.mark.parametrize("tried_job", rows)
 
@@ -93,3 +119,52 @@ def sums(rows: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
     for row in rows:
         found[row["op"], "+".join(row["over"])] += row["bytes"]
     return found
+
+
+# -- jobs as the words of commands -----------------------------------------------------------------
+
+#: Jobs of several ranks that whole commands are tried on, as a parameter `tried_job`.
+WRITTEN = tried(
+    Tried(LLAMA, "1f1b"),
+    Tried(MIXTRAL, "tp-sp-dp"),
+    jobs=[job for job in JOBS if job.strategy != "one"],
+)
+#: Calls and bytes of the full buffer, by kind and axes; of messages by `send` and `recv`.
+Traffic = Mapping[tuple[str, str], tuple[int, int]]
+
+
+def tiny(model: str, *words: str, **more: int) -> tuple[str, ...]:
+    """The words of a tiny job."""
+    sizes = ",".join(f"{k}={v}" for k, v in {**TINY[model], **more}.items())
+    return model, "--set", sizes, *words
+
+
+@cache
+def _analyzed(words: Sequence[str]) -> dict[str, Any]:
+    done = stagec("analyze", *words, "--json")
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def classes(words: Sequence[str]) -> list[dict[str, Any]]:
+    """What `stagec analyze` says of each class of a job."""
+    found: list[dict[str, Any]] = _analyzed(tuple(words))["classes"]
+    return found
+
+
+def flops_of(each: Mapping[str, Any]) -> int:
+    """FLOPs of a rank of a class."""
+    return sum(each["flops"].values())
+
+
+def traffic_of(each: Mapping[str, Any]) -> Traffic:
+    """The traffic of a rank of a class."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for row in each["collectives"]:
+        found.setdefault((row["op"], "+".join(row["over"])), Counter()).update(
+            calls=row["count"], bytes=row["bytes"]
+        )
+    for row in each["p2p"]:
+        found.setdefault((row["dir"], ""), Counter()).update(calls=row["count"], bytes=row["bytes"])
+    return {key: (v["calls"], v["bytes"]) for key, v in found.items()}

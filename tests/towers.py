@@ -34,6 +34,18 @@ _PAIR: Keys = {
     "vocab_size": 16,
 }
 _LLAMA: Keys = {**_ENCODER, "num_key_value_heads": 4, "rope_theta": 100}
+_DINO: Keys = {k: v for k, v in _VISION.items() if k != "intermediate_size"}
+_SEEN: Keys = {"depth": 2, "hidden_size": 8, "intermediate_size": 8}
+_EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+_DELTA: Keys = {
+    "head_dim": 8,
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 2,
+    "linear_value_head_dim": 2,
+    "linear_conv_kernel_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
 #: By name: the first part is the model type, or the class.
 TOWERS: Mapping[str, Keys] = {
     "bert": {**_ENCODER, "type_vocab_size": 2},
@@ -51,10 +63,57 @@ TOWERS: Mapping[str, Keys] = {
     "t5-gated": {"d_model": 16, "num_layers": 2, "num_heads": 4, "d_kv": 4, "d_ff": 8}
     | {"vocab_size": 16, "n_positions": 8, "feed_forward_proj": "gated-gelu"}
     | {"tie_word_embeddings": False},
+    "electra": {**_ENCODER, "embedding_size": 8, "type_vocab_size": 2},
+    "electra-replaced": {
+        **_ENCODER,
+        "embedding_size": 16,
+        "architectures": ["ElectraForPreTraining"],
+    },
+    "albert": {**_ENCODER, "embedding_size": 8, "type_vocab_size": 2},
+    "modernbert": {**_ENCODER, "global_attn_every_n_layers": 2, "local_attention": 4},
+    "nomic_bert": {**_ENCODER, "type_vocab_size": 2},
+    "esm": {**_ENCODER, "position_embedding_type": "rotary"},
+    "mpnet": {**_ENCODER, "max_position_embeddings": 10, "relative_attention_num_buckets": 4},
+    "ernie": {**_ENCODER, "type_vocab_size": 2},
+    "megatron-bert": {**_ENCODER, "type_vocab_size": 2},
+    "roberta-prelayernorm": {**_ENCODER, "max_position_embeddings": 10},
+    "xlm-roberta-xl": {**_ENCODER, "max_position_embeddings": 10, "type_vocab_size": 1},
+    "umt5": {"d_model": 16, "num_layers": 4, "num_heads": 4, "d_kv": 4, "d_ff": 8}
+    | {"vocab_size": 16, "n_positions": 8, "relative_attention_num_buckets": 4},
+    "switch_transformers": {
+        "d_model": 16,
+        "num_layers": 4,
+        "num_heads": 4,
+        "d_kv": 4,
+        "d_ff": 8,
+        "vocab_size": 16,
+        "n_positions": 16,
+        "relative_attention_num_buckets": 4,
+        "num_experts": 4,
+        "encoder_sparse_step": 2,
+        "decoder_sparse_step": 2,
+    },
+    "mbart": {**_PAIR, "max_position_embeddings": 8},
+    "plbart": {**_PAIR, "max_position_embeddings": 8},
+    "blenderbot": {**_PAIR, "max_position_embeddings": 8},
+    "pegasus": {**_PAIR, "max_position_embeddings": 8, "activation_function": "relu"},
+    "marian": {**_PAIR, "max_position_embeddings": 8, "activation_function": "swish"},
+    "m2m_100": {**_PAIR, "max_position_embeddings": 8},
     "bart": {**_PAIR, "max_position_embeddings": 8, "scale_embedding": True},
     "whisper": {**_PAIR, "num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 8},
     "vit": {**_VISION, "num_labels": 4},
     "deit": {**_VISION, "num_labels": 4, "qkv_bias": False},
+    "deit-teacher": {**_VISION, "num_labels": 4}
+    | {"architectures": ["DeiTForImageClassificationWithTeacher"]},
+    "dinov2": {
+        **_DINO,
+        "mlp_ratio": 2,
+        "use_swiglu_ffn": True,
+        "architectures": ["Dinov2ForImageClassification"],
+        "num_labels": 4,
+    },
+    "dinov2_with_registers": {**_DINO, "mlp_ratio": 2, "num_register_tokens": 2},
+    "dinov3_vit": {**_VISION, "num_register_tokens": 2},
     "clip": {
         "projection_dim": 8,
         "text_config": {**_ENCODER, "hidden_size": 8, "num_hidden_layers": 2},
@@ -85,6 +144,79 @@ TOWERS: Mapping[str, Keys] = {
         "pooled_projection_dim": 8,
         "guidance_embeds": True,
     },
+    "SD3Transformer2DModel": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 4,
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 6,
+        "sample_size": 8,
+        "joint_attention_dim": 8,
+        "caption_projection_dim": 16,
+        "pooled_projection_dim": 8,
+        "qk_norm": "rms_norm",
+        "dual_attention_layers": [0, 1],
+    },
+    "qwen3_vl": {
+        "text_config": {**_LLAMA, "head_dim": 4},
+        "vision_config": {**_SEEN, "out_hidden_size": 16, "deepstack_visual_indexes": [0]},
+    },
+    "qwen3_vl_moe": {
+        "text_config": {**_LLAMA, **_EXPERTS, "head_dim": 4},
+        "vision_config": {**_SEEN, "out_hidden_size": 16, "deepstack_visual_indexes": [0]},
+    },
+    "qwen3_5": {
+        "text_config": {**_LLAMA, **_DELTA},
+        "vision_config": {**_SEEN, "out_hidden_size": 16},
+    },
+    "qwen3_5_moe": {
+        "text_config": {**_LLAMA, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 8},
+        "vision_config": {**_SEEN, "out_hidden_size": 16},
+    },
+    "glm4v": {
+        "text_config": {**_LLAMA, "head_dim": 4},
+        "vision_config": {**_SEEN, "out_hidden_size": 16},
+    },
+    "glm4v_moe": {
+        "text_config": {
+            **_LLAMA,
+            "head_dim": 4,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8,
+        },
+        "vision_config": {**_SEEN, "out_hidden_size": 16},
+    },
+    "mistral3": {
+        "text_config": {**_LLAMA, "model_type": "mistral"},
+        "vision_config": {**_VISION, "model_type": "pixtral"},
+    },
+    "internvl": {
+        "text_config": {**_LLAMA, "model_type": "qwen2"},
+        "vision_config": {**_VISION, "model_type": "internvl_vision", "image_size": [6, 6]},
+        "downsample_ratio": 0.5,
+    },
+    "paligemma": {
+        "text_config": {**_LLAMA, "model_type": "gemma", "head_dim": 4},
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
+    },
+    "idefics3": {
+        "text_config": {**_LLAMA, "model_type": "llama"},
+        "vision_config": {**_VISION, "model_type": "idefics3_vision"},
+    },
+    "aya_vision": {
+        "text_config": {**_LLAMA, "model_type": "cohere2", "sliding_window": 4},
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
+    },
+    "qwen2_audio": {
+        "text_config": {**_LLAMA, "model_type": "qwen2"},
+        "audio_config": {"d_model": 8, "encoder_layers": 2, "encoder_ffn_dim": 8},
+    },
+    "voxtral": {
+        "text_config": {**_LLAMA, "model_type": "llama"},
+        "audio_config": {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 32},
+    },
     "qwen2_5_vl": {
         **_LLAMA,
         "vision_config": {
@@ -111,10 +243,17 @@ TOWERS: Mapping[str, Keys] = {
 SIZES: Mapping[str, Mapping[str, int]] = {
     "DiTTransformer2DModel": {"U": 8},
     "FluxTransformer2DModel": {"U": 8, "S": 4, "X": 8},
+    "SD3Transformer2DModel": {"U": 8, "S": 4},
+    "switch_transformers": {"S": 16, "T": 16},
 }
+
+
+#: Types of models that have a hyphen themselves.
+_HYPHENATED = ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
 
 
 def tower(name: str) -> dict[str, Any]:
     """The configuration of that name."""
     key = "_class_name" if name[0].isupper() else "model_type"
-    return {key: name.partition("-")[0], **TOWERS[name]}
+    kind = name if name in _HYPHENATED else name.partition("-")[0]
+    return {key: kind, **TOWERS[name]}

@@ -2,9 +2,9 @@
 bytes.
 
 `python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. `python tools/bench.py
-scale` measures emission at scale, `memory` planning, `search` searches of strategies, `time`
-evaluations of the time of a step. Every measured run is a process of its own, so that its peak
-memory is its own; both sides of a ratio are measured in the same run.
+scale` measures emission at scale, `formats` all formats of 512 ranks, `memory` planning, `search`
+searches of strategies, `time` evaluations of the time of a step. Every measured run is a process of
+its own, so that its peak memory is its own; both sides of a ratio are measured in the same run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TIMED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **{name: ("", {"preset": name}) for name in PLANNED},
 }
-#: Formats that are written beside Chakra's.
+#: Formats that are written beside Chakra's. Perfetto's and Chrome's are for some ranks of a job.
 FORMATS = ("simai", "goal", "goal{binary}", "kineto{ranks=all}", "pytorch-et")
 #: Bytes that are written at once where files are large.
 _BLOCK = 1 << 24
@@ -342,6 +342,11 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _as_format(name: str) -> dict[str, Any]:
+    """512 ranks in a format."""
+    return _job(64, name)
+
+
 def _plain_write(folder: Path, sizes: list[int]) -> float:
     """Seconds to write as many files of the same sizes, one after the other, and nothing else."""
     target = folder / "plain"
@@ -357,6 +362,7 @@ def _plain_write(folder: Path, sizes: list[int]) -> float:
 
 #: What is measured by a function for each of some names.
 ONE_EACH: dict[str, tuple[Callable[[str], Any], Iterable[str]]] = {
+    "formats": (_as_format, FORMATS),
     "memory": (_planned, PLANNED),
     "search": (_searched, SEARCHED),
     "time": (_timed, TIMED),

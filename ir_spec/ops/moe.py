@@ -41,7 +41,8 @@ class Route(OpDef):
     2.2; 2412.19437). The optional second operand is a bias [E] that counts for the choice only.
     The load is balanced: token s of a sequence takes experts (s k + j) mod E for j < k, as where
     TorchTitan forces it for debugging; the weights are the scores of those experts, so the router
-    has its gradient. FLOPs per logit: 5 for a softmax or 3 for a sigmoid, 1 for the
+    has its gradient. With `copies` of experts the load is even over all of them, and expert E + i
+    is a copy of i. FLOPs per logit: 5 for a softmax or 3 for a sigmoid, 1 for the
     bias, 1 comparison for the choice and 1 more with groups; 2 per weight.
     """
 
@@ -53,6 +54,7 @@ class Route(OpDef):
         *_SCORES,
         Param("groups", "size", "groups of experts"),
         Param("top_groups", "size", "groups that a token may take experts of"),
+        Param("copies", "size", "experts beside these: copies of the first of them"),
         PAST,
     )
     example = (
@@ -95,11 +97,12 @@ class Route(OpDef):
         logits, k = args[0], ctx.size(op.expr("k"))
         length: int = logits.shape[1]
         count: int = logits.shape[2]
+        held = count + (ctx.size(op.expr("copies")) if "copies" in op.attrs else 0)
         tokens = np.arange(length) + ctx.start(op.operands[0].tensor.dims[1])
         tokens += ctx.size(past_of(op))
-        chosen = (tokens[:, None] * k + np.arange(k)) % count
+        chosen = (tokens[:, None] * k + np.arange(k)) % held
         experts = np.broadcast_to(chosen, (*logits.shape[:2], k))
-        return [_weights(op, _scores(op, logits), experts), experts]
+        return [_weights(op, _scores(op, logits), experts % count), experts]
 
 
 class RouteGrad(OpDef):

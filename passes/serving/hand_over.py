@@ -21,12 +21,10 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import uses_inside
 from stagec.ir.serving import PAST
-from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.pods import message_bytes
 from stagec.ir_spec.ops.serving import rows_of
-from stagec.program.crossings import Crossing, caches_of, crossings
+from stagec.program.crossings import Crossing, caches_of, crossings, used
 from stagec.program.handover import NoHandoverError
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
@@ -107,7 +105,7 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
     found = rows_of(cache)
     if found is None:
         return {}
-    depth = max(depth for _, _, depth in uses_inside(cache))
+    _, _, depth = used(cache)
     held = found.held(symbol(PAST))
     if lacking := sorted(held.symbols - decode.env.keys()):
         raise error(
@@ -124,14 +122,7 @@ class _Cache:
 
     def __init__(self, module: Module, arg: Value) -> None:
         self._module = module
-        uses = [use for use in uses_inside(arg) if not use[0].has(Terminates)]
-        if not uses:
-            raise error(
-                f"the step does not use the cache %{arg.name}",
-                arg.loc,
-                remedy="hand over what 'to-serving' has made",
-            )
-        self._op, self._index, self._depth = uses[0]
+        self._op, self._index, self._depth = used(arg)
         self.value = self._op.operands[self._index]
 
     def send(self, attrs: Mapping[str, RawAttr], crossing: Crossing) -> None:

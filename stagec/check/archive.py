@@ -19,7 +19,6 @@ from stagec.formats.chakra.files import split_records
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceError, decode_node, varint
 from stagec.job.archive import Archive, StoredProgram
-from stagec.program.groups import neighbours
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -81,8 +80,9 @@ def _traces(
     like = reader.read_bytes(path, first, bytes(data))
     variant = program.variant(program.widths(first))
     _check_tables(path, data, [*variant.ends.values(), *variant.peers.values()])
-    names = {str(n[first]): n[ranks] for n in map(archive.groups.number.__getitem__, variant.ends)}
-    ways = {way: neighbours(archive.mesh, *way, ranks) for way in variant.peers}
+    layout = program.layout
+    names = {str(n[first]): n[ranks] for n in map(layout.groups.number.__getitem__, variant.ends)}
+    ways = {way: layout.peers(ranks, *way) for way in variant.peers}
     known: dict[int, Ints] = {}
     for found in ways.values():
         if not np.array_equal(known.setdefault(int(found[0]), found), found):

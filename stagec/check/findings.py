@@ -29,7 +29,8 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        where = str(self.path) if self.node is None else f"{self.path}: node {self.node}"
+        told = self.node is None or f"node {self.node} " in self.message
+        where = str(self.path) if told else f"{self.path}: node {self.node}"
         return f"{where}: {self.message} [{self.code}]; {self.remedy}"
 
 

@@ -5,7 +5,6 @@ A command's module is imported only when it runs, so that help and usage errors 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -96,17 +95,13 @@ def main(argv: Sequence[str]) -> int:
     return run_safely(run)
 
 
-#: Objects between two looks for garbage. A compile makes many that stay, and little garbage: at
-#: Python's default of 700 it spends a tenth to a third of its time on looking.
-_ALLOCATIONS = 50_000
-
-
 def entry() -> None:
     """The console script."""
     from stagec.driver.streams import flush_streams, prepare_streams
+    from stagec.support.garbage import seldom_collected
 
     prepare_streams()
-    gc.set_threshold(_ALLOCATIONS, *gc.get_threshold()[1:])
-    code = main(sys.argv[1:])
+    with seldom_collected():
+        code = main(sys.argv[1:])
     flush_streams()
     sys.exit(code)

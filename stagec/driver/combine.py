@@ -239,6 +239,11 @@ def _serving(request: Request) -> Iterator[Diagnostic]:
     if not serve:
         if request["dp_attention"]:
             yield _error("--dp-attention is about a step of serving", "add --serve, or use --sp")
+        if request["redundant_experts"]:
+            yield _error(
+                "--redundant-experts is about a step of serving: copies would be trained apart",
+                "add --serve, or leave it out",
+            )
         if request["weight_dtype"] != "bf16":
             yield _error(
                 "--weight-dtype is about a step of serving: weights of few bits have no gradient",

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -33,8 +34,6 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
     "symbolic": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
     "limit": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
     "html": ("of one job is for 'stagec memory'", "look at one pod with that"),
-    "archive": ("keeps programs of one mesh", "write files: -o DIR"),
-    "scheduler": ("sends archives, which are of one mesh", "write files by processes here"),
 }
 
 
@@ -62,6 +61,7 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
         formats_asked,
         tell_written,
         write_formats,
+        write_one_archive,
     )
 
     _refuse(given)
@@ -79,15 +79,18 @@ def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durat
     name = given["name"] or model_name(options)
     check_name(name)
     events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
-    plans = _event_plans() if events else {}
+    plans = _event_plans(PODS if events else ())
     pods = lower_pods(options, {pod: [plan] for pod, plan in plans.items()})
     result = _analysis(pods)
     compiled = time.perf_counter() - began
+    about = {**_provenance(pods, options, given), "serving": result["handover"]}
+    job = _job(pods, name, given, durations, plans)
     written: list[Written] = []
     if output is not None and not given["dry_run"]:
-        about = {**_provenance(pods, options, given), "serving": result["handover"]}
-        job = _job(pods, name, given, durations, plans)
         written = write_formats(job.as_format, formats, output, about, given)
+    archive: Path | None = given["archive"]
+    if archive is not None and not given["dry_run"]:
+        write_one_archive(job.as_format(formats[0]), archive, about, quiet=given["quiet"])
     if not given["quiet"]:
         _print(result, sys.stdout)
         if output is not None and written:
@@ -105,12 +108,11 @@ def _refuse(given: Mapping[str, Any]) -> None:
 
 def _check_formats(formats: Sequence[Format]) -> None:
     """Refuse formats of one mesh. Raises `DiagnosticError`."""
+    from stagec.job.pods import of_one_mesh
+
     for each in formats:
         if not each.pods:
-            raise error(
-                f"the format '{each.name}' is of one mesh and one model, and the job has two pods",
-                remedy="write --format chakra, or one pod: --serve prefill, or --serve decode",
-            )
+            raise of_one_mesh(each)
 
 
 def _registry(options: JobOptions) -> Registry:
@@ -119,10 +121,10 @@ def _registry(options: JobOptions) -> Registry:
     return load_plugins(options.plugin).registry
 
 
-def _event_plans() -> Mapping[str, Planned[EventPlans]]:
+def _event_plans(pods: Iterable[str]) -> Mapping[str, Planned[EventPlans]]:
     from stagec.analysis.memory_events import EventPlans
 
-    return {pod: Planned(EventPlans) for pod in PODS}
+    return {pod: Planned(EventPlans) for pod in pods}
 
 
 def _job(
@@ -162,14 +164,33 @@ def _analysis(pods: Pods) -> dict[str, Any]:
     from stagec.analysis.report import analysis
 
     each = {p: analysis(pods.modules[p], f"{pods.name} ({p})") for p in PODS}
-    sent = [
-        (c["count"] * row["count"], c["count"] * row["bytes"])
-        for c in each[PREFILL]["classes"]
-        for row in c["p2p"]
-        if row["over"] == DECODE
-    ]
-    crossed = {"messages": sum(n for n, _ in sent), "bytes": sum(size for _, size in sent)}
+    found = _sent(each[PREFILL])
+    crossed = {"messages": found.messages, "bytes": found.bytes}
     return {"schema": 1, "model": pods.name, "pods": each, "handover": crossed}
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What goes from one pod to the other: messages and bytes of all ranks."""
+
+    messages: int
+    bytes: int
+
+
+def handed_over(pods: Pods) -> HandedOver:
+    """What goes from one pod to the other in a step."""
+    from stagec.analysis.report import analysis
+
+    return _sent(analysis(pods.modules[PREFILL], pods.name))
+
+
+def _sent(prefill: Mapping[str, Any]) -> HandedOver:
+    messages = total = 0
+    for each in prefill["classes"]:
+        rows = [row for row in each["p2p"] if row["over"] == DECODE]
+        messages += each["count"] * sum(row["count"] for row in rows)
+        total += each["count"] * sum(row["bytes"] for row in rows)
+    return HandedOver(messages, total)
 
 
 def _print(result: Mapping[str, Any], out: TextIO) -> None:

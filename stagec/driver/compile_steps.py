@@ -10,11 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from stagec.driver.options import JobOptions
 from stagec.driver.provenance import provenance
 from stagec.driver.serve_steps import Asked, StepList
 from stagec.driver.serving import STEP
 from stagec.driver.step_modules import StepModules
+from stagec.driver.step_times import StepTimes
+from stagec.driver.time_table import seconds_text
 from stagec.driver.written import (
     check_name,
     check_targets,
@@ -25,11 +29,14 @@ from stagec.driver.written import (
 )
 from stagec.job.emit import Job
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
+from stagec.serving.latency import PERCENTILES, latencies
+from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.time.durations import Durations
 
+_TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
 #: Of many steps the first and the last ones are shown.
 _SHOWN = 4
 
@@ -43,7 +50,7 @@ def compile_steps(options: JobOptions, given: dict[str, Any], durations: Duratio
     if options.print_strategy:
         sys.stdout.write(strategy)
         return 0
-    steps = _asked(options, given, modules).steps()
+    steps = _asked(options, given, modules, durations).steps()
     formats = formats_asked(given["format"], builder.module.registry, given)
     if given["memory_events"] or given["tensor_names"]:
         raise error("memory events are those of one step", remedy="write one step, without --steps")
@@ -76,7 +83,12 @@ def compile_steps(options: JobOptions, given: dict[str, Any], durations: Duratio
     return 0
 
 
-def _asked(options: JobOptions, given: Mapping[str, Any], modules: StepModules) -> Asked:
+def _asked(
+    options: JobOptions,
+    given: Mapping[str, Any],
+    modules: StepModules,
+    durations: Durations | None,
+) -> Asked:
     module = modules.builder.module
     strategy, mesh = read_strategy(module), module.mesh
     axis = strategy.pipeline.over if strategy.pipeline is not None else ""
@@ -84,7 +96,10 @@ def _asked(options: JobOptions, given: Mapping[str, Any], modules: StepModules) 
     serving = modules.builder.serving
     positions, longest = (serving.positions, serving.longest) if serving is not None else (0, 0)
     groups = module.env[strategy.batch]
-    return Asked(options, given, module.registry, depth or 1, positions, longest, groups)
+    times = None
+    if given["machine"] is not None and durations is not None:
+        times = StepTimes(modules, durations.machine, durations.measured, depth or 1)
+    return Asked(options, given, module.registry, depth or 1, positions, longest, groups, times)
 
 
 def _job(
@@ -127,6 +142,25 @@ def print_steps(steps: StepList, compiles: int) -> None:
     tokens = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(kinds.items()))
     sampled = sum(step.sampled for step in steps.steps)
     out.print(f"Tokens: {tokens}; {sampled:,} sampled; each of the steps of one group of sequences")
+    if steps.served:
+        print_times(steps, out)
+
+
+def print_times(steps: StepList, out: Console) -> None:
+    """What users of the server meet, and tokens a second of a group."""
+    from stagec.driver.tables import table
+
+    names = ("mean", *(f"p{n}" for n in PERCENTILES))
+    shown = table("Requests that were served", "", *names, text_columns=1)
+    for name, spread in latencies(steps.served).items():
+        found = spread.as_json()
+        shown.add_row(_TIMES[name], *(seconds_text(found[n]) for n in names))
+    out.print(shown)
+    tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
+    out.print(
+        f"{len(steps.served):,} requests and {tokens:,} tokens of theirs in "
+        f"{seconds_text(seconds)}: {tokens / seconds:,.1f} tokens/s of a group"
+    )
 
 
 def _shown(count: int) -> list[int | None]:

@@ -96,10 +96,11 @@ def emit(
     """Write the traces of a job as asked for. Raises `DiagnosticError`."""
     from stagec.job.archive import Archive
     from stagec.job.emit import Job
+    from stagec.job.pods import PodsJob
     from stagec.job.writer import write_source
 
     with _emission(given) as how:
-        if given["scheduler"] is None or not isinstance(source, Job | Archive):
+        if given["scheduler"] is None or not isinstance(source, Job | PodsJob | Archive):
             return write_source(source, directory, about, how)
         from stagec.job.remote import written_by
 

@@ -40,7 +40,7 @@ class CompiledJob:
         values = dict(builder.module.env)
         if builder.serving is not None:
             values |= builder.serving.values
-        compiled = _compiles(builder).find(values, lambda: builder.module)
+        compiled = compiles_of(builder).find(values, lambda: builder.module)
         for diagnostic in compiled.diagnostics:
             report(diagnostic)
         return cls(builder.model_name, compiled, values)
@@ -78,8 +78,9 @@ def figures(options: JobOptions) -> Figures:
     return CompiledJob.of(options).figures()
 
 
-def _compiles(builder: JobBuilder) -> Compiles:
-    """The jobs of these texts: model, names of axes, strategy, passes and plug-ins."""
+def compiles_of(builder: JobBuilder) -> Compiles:
+    """What was compiled of the jobs of these texts: model, names of axes, strategy, passes and
+    plug-ins."""
     module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
     serving = builder.serving
     same = pipeline

@@ -27,7 +27,8 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.ops.axes import AXES, REPLICAS
+from stagec.ir_spec.ops.axes import AXES, EXPERTS, REPLICAS
+from stagec.ir_spec.ops.copies import CopiesRule
 from stagec.models import Preset, library, presets
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
@@ -89,6 +90,7 @@ class JobBuilder:
         self._add_strategy(module)
         if self.serving is not None:
             refuse_training(module)
+        self._hold_copies(module)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
         self._default_batch(module)
@@ -103,6 +105,20 @@ class JobBuilder:
                 report(warning)
             found.declare(module)
         return found
+
+    def _hold_copies(self, module: Module) -> None:
+        """Experts of the module are those that ranks hold, copies with them."""
+        rule, experts = read_strategy(module).one(CopiesRule), module.symbols.get(EXPERTS)
+        if not rule.count:
+            return
+        if self.serving is None:
+            raise error(
+                "copies of experts are about a step of serving: they would be trained apart",
+                rule.loc,
+                remedy="add --serve, or leave them out",
+            )
+        if experts is not None:
+            module.set_values({EXPERTS: experts + rule.count})
 
     def _read_model(self) -> Source:
         """The text of a file, or that which a configuration becomes."""

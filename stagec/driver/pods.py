@@ -4,7 +4,7 @@ the second."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.common import kept_reports, report
+from stagec.driver.common import kept_reports, reports_once
 from stagec.driver.flags import FLAGS
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import Hooks
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note
+from stagec.support.diagnostics import DiagnosticError, error, note
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | No
             passes[pod], placed[pod] = builder.pipeline_text(), builder.lower(until=_PLACED)
     builders: dict[str, JobBuilder] = {}
     modules: dict[str, Module] = {}
-    with tempfile.TemporaryDirectory() as folder, kept_reports() as told:
+    with tempfile.TemporaryDirectory() as folder, reports_once():
         texts = {pod: Path(folder) / f"{pod}.stg" for pod in PODS}
         for pod, module in placed.items():
             texts[pod].write_text(print_module(module), encoding="utf-8")
@@ -73,7 +73,6 @@ def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | No
             with _about(pod):
                 builders[pod] = JobBuilder(asked[pod].changed(pipeline=text))
                 modules[pod] = builders[pod].lower(watching=(watching or {}).get(pod, ()))
-    _tell_once(told)
     return Pods(builders, modules, crossings(placed[PREFILL], placed[DECODE]))
 
 
@@ -98,17 +97,10 @@ def _about(pod: str) -> Generator[None]:
         ) from None
 
 
-def _tell_once(told: list[Diagnostic]) -> None:
-    """Report what both pods say once."""
-    for diagnostic in dict.fromkeys(told):
-        report(diagnostic)
-
-
 def strategies(options: JobOptions) -> str:
     """The texts of mesh and strategy of both pods. Raises `DiagnosticError`."""
-    with kept_reports() as told:
+    with reports_once():
         texts = [f"// {p}\n{JobBuilder(options_of_pod(p, options)).strategy()}" for p in PODS]
-    _tell_once(told)
     return "".join(texts)
 
 
@@ -149,7 +141,7 @@ def _given(**given: Any) -> JobOptions:
 
 def _read(pod: str, text: str) -> JobOptions:
     """The flags of `tp=4,sp`, or of `--tp 4 --sp`. Raises `DiagnosticError`."""
-    words = list(_words(pod, text))
+    words = _words(pod, text)
     try:
         with _given.make_context(pod, words) as context:
             found: JobOptions = _given.invoke(context)
@@ -160,17 +152,22 @@ def _read(pod: str, text: str) -> JobOptions:
         ) from None
 
 
-def _words(pod: str, text: str) -> Iterator[str]:
+def _words(pod: str, text: str) -> list[str]:
+    """The words of a command line: what is no flag belongs to the value before it."""
+    found: list[str] = []
     for part in text.replace("--", " ").replace(",", " ").split():
         name, _, value = part.partition("=")
         known = name.replace("-", "_")
+        if value and known not in FLAGS and known not in _OF_MESH:
+            options = {f.option.removeprefix("--") for f in FLAGS.values()}
+            raise error(
+                f"--{pod} '{text}': no flag '{name}' of a strategy",
+                remedy=did_you_mean(name, options) or "as in --prefill 'tp=4,sp'",
+            )
         if value or known in FLAGS or known in _OF_MESH:
-            if known not in FLAGS and known not in _OF_MESH:
-                options = {f.option.removeprefix("--") for f in FLAGS.values()}
-                raise error(
-                    f"--{pod} '{text}': no flag '{name}' of a strategy",
-                    remedy=did_you_mean(name, options) or "as in --prefill 'tp=4,sp'",
-                )
-            yield f"--{name}"
-        if value or known not in FLAGS:
-            yield value or part
+            found += [f"--{name}", *([value] if value else [])]
+        elif found and not found[-1].startswith("--"):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found

@@ -31,7 +31,7 @@ from stagec.time.streams import PICOSECONDS
 #: compile with any larger number.
 LAYERS, _FEW = "L", (8, 12)
 #: Probes are of the clock of the devices; that of the hosts can only make a step longer.
-_NO_HOST = {"efficiency.host.issue": 0.0}
+_NO_HOST = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
 _OF_MICROBATCH = ("forward", "backward")
 _STATIC = ("parameters", "gradients", "optimizer")
 #: Flags of which a probe of the work of a microbatch has the default: they are about many
@@ -66,7 +66,7 @@ class Probe:
     before a computation of forward and of backward, seconds of a further layer on the stream of
     communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
     beside them, and those of a further layer's parameters and their state; the actions of a
-    pipeline, and seconds of a further layer once all backward is done."""
+    pipeline, and seconds of a further layer once all backward is done; or why it is no job."""
 
     layer: float = 0.0
     rest: float = 0.0
@@ -79,6 +79,7 @@ class Probe:
     static: float = 0.0
     times: ActionTimes | None = None
     tail: float = 0.0
+    refused: str = ""
 
 
 def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
@@ -139,7 +140,9 @@ def probe(asked: Asked) -> Probe:
     try:
         with kept_reports():
             return makers[asked.what](asked)
-    except (DiagnosticError, NotAnIntegerError):
+    except DiagnosticError as problem:
+        return Probe(refused=problem.diagnostics[0].message)
+    except NotAnIntegerError:
         return Probe()
 
 

@@ -25,7 +25,8 @@ from stagec.driver.search_space import BATCHES, KNOBS, RANKS, Values, knob_optio
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.driver.search_run import Answer, Question, Run, Tell
+    from stagec.driver.search_jobs import Run
+    from stagec.driver.search_run import Answer, Question, Tell
 
 _OPTIONS = (
     click.argument("model", required=False, default=""),

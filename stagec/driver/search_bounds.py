@@ -45,7 +45,8 @@ SAME = -1.0
 
 class JobBounds:
     """Bounds of the seconds and of the bytes of jobs of a model of these layers and sizes.
-    `array_seconds` is what the bounds of all took, without the probes."""
+    `refused` says of each job why the compiler makes no probe of it, `array_seconds` is what the
+    bounds of all took, without the probes."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class JobBounds:
         group, first = jobs.alike(named, [self._batches])
         wanted = [work_probe(jobs[n].changed(**least), self._sizes) for n in first]
         probes = self._probed(wanted)
+        self.refused = [probes[i].refused for i in group.tolist()]
         every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
         found = self._of(every, probes, group, np.zeros(len(jobs)), keeps)
@@ -150,7 +152,9 @@ class JobBounds:
         own = [work_probe(self._jobs[n], self._sizes) for n in asked]
         self._work |= dict(zip(asked, self._probed(own), strict=True))
         states = self._probed([state_probe(self._jobs[n]) for n in numbers], "state")
-        self._static |= {n: p.static for n, p in zip(numbers, states, strict=True)}
+        for number, found in zip(numbers, states, strict=True):
+            self._static[number] = found.static
+            self.refused[number] = self.refused[number] or found.refused
 
     def _improve(self, works: Mapping[int, Probe]) -> None:
         """Better bounds of jobs by these probes of their work."""
@@ -166,8 +170,10 @@ class JobBounds:
         """Whether a job before this one differs from it in what is recomputed, and by its probe in
         nothing that it does: where attention is one kernel, selective is none."""
         mine = self._work[number]
-        return mine != Probe() and any(
-            self._work[n] == mine for n in self._kin(number) if n < number
+        return (
+            not mine.refused
+            and mine != Probe()
+            and any(self._work[n] == mine for n in self._kin(number) if n < number)
         )
 
     def _kin(self, number: int) -> Sequence[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stagec.driver.search_jobs import Evaluated, Task
+from stagec.driver.search_jobs import Evaluated, Run, Task
 from stagec.driver.search_near import neighbours_of
-from stagec.driver.search_run import Answer, Run
+from stagec.driver.search_run import Answer
 from stagec.driver.search_table import strategy_of
 from stagec.machines import Machine
 

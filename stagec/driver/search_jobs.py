@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stagec.driver.common import kept_reports
 from stagec.driver.limit import Limit
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _RARELY = 500_000
 
 
+#: Runs units of work: results with the numbers of the units.
+Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
 #: What jobs of a structure may differ in. Stages are not among them.
 _NUMBERS = {"sizes", "ranks", "explicit", *AXES} - {"pp"}
 
@@ -95,3 +97,26 @@ def work(unit: Task | Asked) -> Evaluated | str | Probe:
     """What a worker does."""
     gc.set_threshold(_RARELY, 20, 100)
     return probe(unit) if isinstance(unit, Asked) else evaluate(unit)
+
+
+class Probes:
+    """Makes probes, each once; `tell` is told how many."""
+
+    def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
+        self._run, self._tell = run, tell
+        self._known: dict[str, Probe] = {}
+
+    def __call__(self, asked: Sequence[Asked]) -> list[Probe]:
+        """The probes in order. Those that share a compile are made one after the other."""
+        keys = [f"{a.what} {_key(a.options)}" for a in asked]
+        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
+        order = sorted(new, key=lambda k: repr(kind_of(new[k])))
+        for number, found in self._run([new[k] for k in order]):
+            self._known[order[number]] = found
+            if number % 16 == 0:
+                self._tell(f"{len(self._known):,} probes")
+        return [self._known[k] for k in keys]
+
+
+def _key(options: JobOptions) -> str:
+    return repr({n: v for n, v in vars(options).items() if n not in ("explicit", "ranks")})

@@ -14,9 +14,8 @@ from stagec.driver.job import mesh_axes
 from stagec.driver.legal import BATCH
 from stagec.driver.limit import Limit
 from stagec.driver.options import JobOptions
-from stagec.driver.probes import Asked, Probe
 from stagec.driver.search_bounds import SAME, JobBounds
-from stagec.driver.search_jobs import Evaluated, Task, kind_of
+from stagec.driver.search_jobs import Evaluated, Probes, Run, Task
 from stagec.driver.search_near import neighbours_of
 from stagec.driver.search_space import Listed, listed
 from stagec.explore.bounds import Floats
@@ -26,8 +25,6 @@ from stagec.explore.space import Space
 from stagec.machines import Machine
 from stagec.serving.step import Step as ServingStep
 
-#: Runs units of work: results with the numbers of the units.
-Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
 #: Characters of a message of the compiler that tell it from others.
 _LONG = 60
 
@@ -127,10 +124,10 @@ class _Searching:
         self._question, self._answer, self._run = question, answer, run
         self._at_a_time, self._tell = at_a_time, tell
         self._jobs = answer.listed.jobs
-        self._probes: dict[str, Probe] = {}
         self._bounds: JobBounds | None = None
         self._began = time.monotonic()
-        self._dropped = 0
+        self._dropped = self._skipped = 0
+        self._refused: set[str] = set()
 
     def go(self) -> None:
         """Bound all, evaluate the promising."""
@@ -142,7 +139,7 @@ class _Searching:
             return
         search = self._front(bounds) if self._question.pareto else self._best(bounds)
         answer.best, answer.proven, answer.left = search.best, search.proven, search.left
-        answer.evaluated = search.tried
+        answer.evaluated = search.tried - self._skipped
         if self._bounds is not None and search.best and not answer.interrupted:
             sizes = self._question.sizes
             self._bounds.settle([*neighbours_of(self._jobs, search.best[0].number, sizes)])
@@ -189,7 +186,8 @@ class _Searching:
         question, answer, every = self._question, self._answer, range(len(self._jobs))
         if question.exhaustive:
             return dict.fromkeys(every, 0.0)
-        about = self._jobs, question.layers, question.sizes, question.machine, self._probed
+        probes = Probes(self._run, self._tell)
+        about = self._jobs, question.layers, question.sizes, question.machine, probes
         bounds = self._bounds = JobBounds(*about, overlap=question.overlap)
         answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
         if question.pareto:
@@ -231,26 +229,21 @@ class _Searching:
         self._dropped += sum(bound is None for bound in found.values())
         return found
 
-    def _probed(self, asked: Sequence[Asked]) -> list[Probe]:
-        """The probes, each made once; those that share a compile one after the other."""
-        keys = [f"{a.what} {_key(a.options)}" for a in asked]
-        new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._probes}
-        order = sorted(new, key=lambda k: repr(kind_of(new[k])))
-        for number, found in self._run([new[k] for k in order]):
-            self._probes[order[number]] = found
-            if number % 16 == 0:
-                self._tell(f"{len(self._probes):,} probes for {len(self._jobs):,} jobs")
-        return [self._probes[k] for k in keys]
-
     # -- exact -------------------------------------------------------------------------------------
 
     def _evaluate(self, numbers: Sequence[int]) -> Iterator[tuple[int, float | None, Evaluated]]:
         question, answer = self._question, self._answer
         about = question.machine, question.limit, question.overlap, question.measured
-        for i, found in self._run([Task(self._jobs[n], *about) for n in numbers]):
-            number = numbers[i]
+        none = [n for n in numbers if self._is_none(n)]
+        answer.cut.update(f"refused by the compiler: {self._why(n)[:_LONG]}" for n in none)
+        self._skipped += len(none)
+        yield from ((n, None, _NOTHING) for n in none)
+        jobs = [n for n in numbers if n not in none]
+        for i, found in self._run([Task(self._jobs[n], *about) for n in jobs]):
+            number = jobs[i]
             answer.known[number] = found
             if isinstance(found, str):
+                self._refused.add(found)
                 answer.cut[f"refused by the compiler: {found[:_LONG]}"] += 1
                 yield number, None, _NOTHING
             elif found.seconds is None:
@@ -265,6 +258,15 @@ class _Searching:
                 seconds = question.per_group(found.seconds, found.tokens)
                 least = found.peak if question.objective == "memory" else seconds
                 yield number, self._value(least), found
+
+    def _why(self, number: int) -> str:
+        """Why the compiler makes no probe of a job; empty if it does."""
+        return self._bounds.refused[number] if self._bounds else ""
+
+    def _is_none(self, number: int) -> bool:
+        """Whether the compiler refuses a job: its probe for a reason for which it has refused a
+        whole job."""
+        return self._why(number) in self._refused
 
     def _is_late(self, seconds: float) -> bool:
         most = self._question.most_seconds
@@ -287,7 +289,3 @@ _NOTHING = Evaluated({}, {}, None)
 
 def _slower(objective: str) -> str:
     return "larger" if objective == "memory" else "slower"
-
-
-def _key(options: JobOptions) -> str:
-    return repr({n: v for n, v in vars(options).items() if n not in ("explicit", "ranks")})

@@ -7,7 +7,7 @@ rank's trace is all steps one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,9 +17,10 @@ import click
 from stagec.driver.common import report
 from stagec.ir.serving import MIXED
 from stagec.serving.arrivals import requests_of
-from stagec.serving.engine import Engine
+from stagec.serving.engine import Duration, Engine, Served
+from stagec.serving.latency import latencies
 from stagec.serving.policy import ServerLimits, find_policy, policies_of
-from stagec.serving.requests import SECOND, Request, seconds_text
+from stagec.serving.requests import Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -32,6 +33,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: What a server takes by default: vLLM v1's budget of tokens of a step on cards of 70 GiB and more,
 #: and sequences at once (vllm/engine/arg_utils.py).
 BUDGET, SEQUENCES = 8192, 256
+#: Nanoseconds of a step where nothing says how long it takes.
+TICK = 10**7
 #: Most steps of a job.
 MAX_STEPS = 1_000_000
 _COUNT = click.IntRange(min=1)
@@ -92,9 +95,9 @@ _OPTIONS = (
     click.option(
         "--tick",
         type=Milliseconds(),
-        default="10",
         metavar="MS",
-        help="With --requests: the time that a step takes, in milliseconds (default 10).",
+        help="With --requests: the time that a step takes, in milliseconds (default: as long as it "
+        f"takes on the --machine, else {TICK // 10**6}).",
     ),
 )
 
@@ -123,11 +126,14 @@ def has_steps(options: JobOptions, given: Mapping[str, Any]) -> bool:
 @dataclass(frozen=True)
 class StepList:
     """What the steps hold. `after[i]` says how many steps before the tokens of step i were sampled;
-    `about` is what the manifest says of where they come from."""
+    `about` is what the manifest says of where they come from. `served` are the requests that are
+    done, and `end` when the last step ends, in nanoseconds."""
 
     steps: Sequence[Step]
     after: Sequence[int]
     about: Mapping[str, object]
+    served: Sequence[Served] = ()
+    end: int = 0
 
     @property
     def distinct(self) -> list[Step]:
@@ -143,14 +149,17 @@ class StepList:
     def manifest(self) -> dict[str, object]:
         """What the manifest says: the distinct steps, and which of them run how often in a row."""
         runs = [[number, len(list(same))] for number, same in groupby(self.order)]
-        return {**self.about, "compositions": [str(s) for s in self.distinct], "steps": runs}
+        times = {name: spread.as_json() for name, spread in latencies(self.served).items()}
+        about = {**self.about, **({"times": times} if times else {})}
+        return {**about, "compositions": [str(s) for s in self.distinct], "steps": runs}
 
 
 @dataclass(frozen=True)
 class Asked:
     """What a job of steps is asked for: its options, on so many pipeline stages, of a model with so
     many positions (0: not known), whose text has sequences of `longest` tokens (0: open); `groups`
-    of ranks have requests of their own."""
+    of ranks have requests of their own. `times` says how long a step takes on the machine, if there
+    is one."""
 
     options: JobOptions
     given: Mapping[str, Any]
@@ -159,7 +168,7 @@ class Asked:
     positions: int
     longest: int
     groups: int
-    notes: list[str] = field(default_factory=list[str])
+    times: Callable[[Step], int] | None = None
 
     def steps(self) -> StepList:
         """The steps. Raises `DiagnosticError`, `OSError`."""
@@ -167,7 +176,7 @@ class Asked:
         bucket = self.given["bucket"]
         steps = [step.rounded(bucket) for step in found.steps]
         about = {**found.about, **({"bucket": bucket} if bucket > 1 else {})}
-        return StepList(steps, found.after, about)
+        return replace(found, steps=steps, about=about)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -180,12 +189,14 @@ class Asked:
         limits = ServerLimits(
             options.chunk or BUDGET, options.batch or SEQUENCES, given["cache_blocks"]
         )
-        engine = Engine(requests, policy, limits, given["tick"], self.depth)
+        engine = Engine(requests, policy, limits, self._duration, self.depth)
+        end = 0
         steps: list[Step] = []
         after: list[int] = []
         for stretch in engine.stretches(given["steps"] or MAX_STEPS):
             steps += stretch.steps
             after += [stretch.after, *[1] * (stretch.count - 1)]
+            end = stretch.end
         if engine.unserved:
             text = f"{engine.unserved:,} of {len(requests):,} requests are not done after the steps"
             report(Diagnostic(text, severity="remark"))
@@ -196,9 +207,25 @@ class Asked:
             "tokens": limits.tokens,
             "sequences": limits.sequences,
             **({} if limits.blocks is None else {"blocks": limits.blocks, "block": limits.block}),
-            "tick_seconds": seconds_text(given["tick"]),
+            **self._clock,
         }
-        return StepList(steps, after, about)
+        return StepList(steps, after, about, engine.served, end)
+
+    @property
+    def _duration(self) -> Duration:
+        """How long steps take, in nanoseconds."""
+        times, bucket = self.times, self.given["bucket"]
+        if self.given["tick"] is not None or times is None:
+            return int(self.given["tick"] or TICK)
+        return lambda step: times(step.rounded(bucket))
+
+    @property
+    def _clock(self) -> Mapping[str, str]:
+        """What the manifest says of how long steps take."""
+        duration = self._duration
+        if isinstance(duration, int):
+            return {"tick_seconds": seconds_text(duration)}
+        return {"machine": str(self.given["machine"])}
 
     def _refuse(self, *names: str) -> None:
         for name in names:
@@ -279,9 +306,3 @@ def _parts(step: Step, depth: int) -> list[Step]:
         )
     classes = [SequenceClass(c.new, c.cached, c.sampled, c.count // depth) for c in step.classes]
     return [step_of(classes)] * depth
-
-
-def tick_text(nanoseconds: int) -> str:
-    """`10 ms`."""
-    whole, rest = divmod(nanoseconds, SECOND // 1000)
-    return f"{whole + rest / 10**6:g} ms"

@@ -59,12 +59,13 @@ class StepModules:
             )
         self._options = options
         with kept_reports() as told:
-            self.builder = self._builder(_ANY)
+            self.builder = self.builder_of(_ANY)
         for warning in (d for d in told if d.severity != "remark"):
             report(warning)
         self._made: list[_Compiled] = []
 
-    def _builder(self, step: Step) -> JobBuilder:
+    def builder_of(self, step: Step) -> JobBuilder:
+        """The builder of a step. Raises `DiagnosticError`."""
         plain = dict.fromkeys(("batch", "prompt", "context", "chunk", "speculative"))
         return JobBuilder(self._options.changed(serve=MIXED, step=str(step), **plain))
 
@@ -93,7 +94,7 @@ class StepModules:
                     return rank_classes(found.module)
         watch = _Watch()
         with kept_reports() as told:
-            module = self._builder(step).lower(watching=[watch, Verification()], verify=False)
+            module = self.builder_of(step).lower(watching=[watch, Verification()], verify=False)
         for warning in (d for d in told if d.severity != "remark" and not self._made):
             report(warning)
         self._made.append(_Compiled(step, watch.decisions, module))

@@ -15,9 +15,11 @@ from stagec.driver.machine import captured, machine_option
 from stagec.driver.measurements import measured_options, measurements
 from stagec.driver.options import JobOptions, job_options, take_options
 from stagec.driver.pods import PREFILL
+from stagec.driver.serving import DISAGGREGATED
 from stagec.driver.sweep import check_alone, sweep, sweep_options
 from stagec.driver.sweep_rows import Case
 from stagec.driver.time_files import draw, draws, time_files
+from stagec.driver.time_pods import time_pods
 from stagec.driver.timed import time_job
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -65,6 +67,8 @@ def command(**given: Any) -> int:
     if given["limit"] is not None:
         raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
     machine = given["machine"]
+    if options.serve == DISAGGREGATED:
+        return time_pods(options, given)
     timed = time_job(
         options,
         captured(machine) if options.serve and given["graphs"] else machine,

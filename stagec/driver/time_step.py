@@ -15,6 +15,7 @@ from stagec.driver.flags import FLAGS, type_of
 from stagec.driver.machine import machine_of
 from stagec.driver.options import JobOptions, Sizes
 from stagec.support.diagnostics import NotAnIntegerError, error
+from stagec.support.garbage import seldom_collected
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def time_step(
 
     options = JobOptions(model).changed(**_checked(flags), explicit=frozenset(flags))
     on = machine_of(machine) if isinstance(machine, str) else machine
-    with kept_reports() as told:
+    with seldom_collected(), kept_reports() as told:
         try:
             found = CompiledJob.of(options).time(on, overlap=overlap, levers=levers)
         except NotAnIntegerError as problem:

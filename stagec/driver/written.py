@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
     from stagec.job.emit import Job
+    from stagec.job.pods import PodsJob
     from stagec.job.writer import Written
 
 
@@ -107,7 +108,9 @@ def tell_written(written: Sequence[Written], output: Path, times: str) -> None:
     tell(f"wrote {files} files, {bytes_text(size)}, to {output} {times}")
 
 
-def write_one_archive(job: Job, path: Path, about: Mapping[str, object], *, quiet: bool) -> None:
+def write_one_archive(
+    job: Job | PodsJob, path: Path, about: Mapping[str, object], *, quiet: bool
+) -> None:
     """Write a job to an archive, and tell so. Raises `DiagnosticError`."""
     from stagec.job.archive import write_archive
 

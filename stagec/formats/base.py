@@ -66,10 +66,14 @@ class Layout:
     def peer(self, rank: int, over: str, by: int) -> int:
         """The rank that is `by` places further along an axis, round the ring; or the one of another
         pod that message `by` goes to or comes from."""
-        place = rank - self.start
+        return int(self.peers(np.array([rank], dtype=np.int64), over, by)[0])
+
+    def peers(self, ranks: Ints, over: str, by: int) -> Ints:
+        """The same of several ranks."""
+        places = ranks - self.start
         if over in self.far:
-            return int(self.far[over][abs(by)][place])
-        return self.start + int(neighbours(self.mesh, over, by, np.array([place]))[0])
+            return self.far[over][abs(by)][places]
+        return self.start + neighbours(self.mesh, over, by, places)
 
 
 class TraceJob(Protocol):

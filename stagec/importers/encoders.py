@@ -1,16 +1,18 @@
-"""Encoders, and encoders with decoders: BERT and its kin, T5, BART, Whisper."""
+"""Encoders, and encoders with decoders: BERT and its kin, T5 and its kin."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from stagec.importers.blocks import ACTIVATIONS, LAYER, RMS, FeedForward
+from stagec.importers.blocks import ACTIVATIONS, LAYER, RMS, Experts, FeedForward, Norm
 from stagec.importers.common import begin, read_size
 from stagec.importers.config import Config
 from stagec.importers.family import ModelFamily
 from stagec.importers.heads import expect_head
+from stagec.importers.stack import Layer, Part, write_stack
 from stagec.importers.text import Body, ModelText
-from stagec.importers.towers import MultiHead, decoder, encoder, linear, with_positions
+from stagec.importers.towers import MultiHead, encoder, linear, with_positions
 
 _LABELS = "%tokens: i32[B, S], %labels: i32[B, S]"
 
@@ -32,25 +34,67 @@ def read_heads_of(config: Config, text: ModelText, suffix: str, key: str, heads:
 # -- BERT ------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a family differs from BERT: its first positions that are not used, its token types, norms
+    before the parts of a layer and behind all layers (`pre`), norms of embeddings, a bias by
+    distance that all layers share (`relative`)."""
+
+    title: str
+    before: int = 0
+    types: int = 2
+    pre: bool = False
+    embed_norm: bool = True
+    relative: bool = False
+
+
 def read_bert(config: Config) -> ModelText:
     """BERT (arXiv 1810.04805): a norm behind each sum, token types, learned positions."""
-    return _bert(config, "BERT", before=0, types=2)
+    return _bert(config, Words("BERT"))
 
 
 def read_roberta(config: Config) -> ModelText:
     """RoBERTa (arXiv 1907.11692): BERT whose first two positions are not used."""
-    return _bert(config, "RoBERTa", before=2, types=1)
+    return _bert(config, Words("RoBERTa", before=2, types=1))
 
 
 def read_distilbert(config: Config) -> ModelText:
     """DistilBERT (arXiv 1910.01108): BERT without token types."""
     config.only("sinusoidal_pos_embds", False)
     config.skip("qa_dropout", "seq_classif_dropout")
-    return _bert(config, "DistilBERT", before=0, types=0)
+    return _bert(config, Words("DistilBERT", types=0))
 
 
-def _bert(config: Config, title: str, *, before: int, types: int) -> ModelText:
-    text, longest = begin(config, title, 512 + before)
+def read_roberta_pre(config: Config) -> ModelText:
+    """RoBERTa with norms before the parts of a layer."""
+    return _bert(config, Words("RoBERTa-PreLayerNorm", before=2, types=2, pre=True))
+
+
+def read_xlm_roberta_xl(config: Config) -> ModelText:
+    """XLM-RoBERTa-XL (arXiv 2105.00572): norms before the parts, none of the embeddings."""
+    return _bert(config, Words("XLM-RoBERTa-XL", 2, 1, pre=True, embed_norm=False))
+
+
+def read_megatron_bert(config: Config) -> ModelText:
+    """Megatron-BERT (arXiv 1909.08053): norms before the parts, none of the embeddings."""
+    return _bert(config, Words("Megatron-BERT", pre=True, embed_norm=False))
+
+
+def read_ernie_words(config: Config) -> ModelText:
+    """ERNIE 2.0 (arXiv 1907.12412): BERT; its types of tasks are not modelled."""
+    config.only("use_task_id", False)
+    config.skip("task_type_vocab_size")
+    return _bert(config, Words("ERNIE 2.0"))
+
+
+def read_mpnet(config: Config) -> ModelText:
+    """MPNet (arXiv 2004.09297): BERT with a bias by distance, without token types."""
+    return _bert(config, Words("MPNet", before=2, types=0, relative=True))
+
+
+def _bert(config: Config, kind: Words) -> ModelText:
+    before, types = kind.before, kind.types
+    text, longest = begin(config, kind.title, 512 + before)
     text.symbols.pop("S")
     text.symbol("S", min(longest - before, 4096), "tokens of a sequence")
     read_size(config, text, "D", "hidden_size", "dim", default=768)
@@ -68,20 +112,27 @@ def _bert(config: Config, title: str, *, before: int, types: int) -> ModelText:
         read_size(config, text, "Y", "type_vocab_size", default=types)
     act = read_activation(config, "hidden_act", "activation")
     body = Body()
-    x = _bert_embedding(body, before, types)
-    layers = encoder(text, MultiHead(), FeedForward(act, gated=False, bias=True), post=True)
-    y = layers.write(body, x, "y")
+    x = _bert_embedding(body, kind)
+    operands: list[str] = []
+    if kind.relative:
+        read_size(config, text, "N", "relative_attention_num_buckets", default=32)
+        operands.append(relative(body, "bias", "sizes = (S, S)"))
+    mlp = FeedForward(act, gated=False, bias=True)
+    mixer = MultiHead(bias=kind.relative)
+    layers = encoder(text, mixer, mlp, post=not kind.pre, operands=operands)
+    y = layers.write(body, x, "y0" if kind.pre else "y")
+    y = LAYER.write(body, "y", y, "norm") if kind.pre else y
     args = _LABELS if not types else "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
     return _bert_head(config, text, body, y, act, args)
 
 
-def _bert_embedding(body: Body, before: int, types: int) -> str:
+def _bert_embedding(body: Body, kind: Words) -> str:
     x = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
-    if types:
+    if kind.types:
         t = body.let("t", f"stg.embedding({body.param('type_embed', 'Y, D')}, %types)")
         x = body.let("et", f"stg.add({x}, {t})")
-    x = with_positions(body, "ep", x, "P, D", start=before, size="S")
-    return LAYER.write(body, "x", x, "embed_norm")
+    x = with_positions(body, "ep", x, "P, D", start=kind.before, size="S")
+    return LAYER.write(body, "x", x, "embed_norm") if kind.embed_norm else x
 
 
 def _bert_head(
@@ -107,11 +158,21 @@ def _bert_head(
         classify(body, z, "N")
         return text.train(args.replace("%labels: i32[B, S]", "%labels: i32[B]"), body)
     config.only("tie_word_embeddings", True)
-    steps = [
-        f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_transform", "D, D")})',
-        f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_transform", "D")})',
+    predict_words(body, y, act)
+    return text.train(args, body)
+
+
+def predict_words(
+    body: Body, y: str, act: str, *, width: str = "D", norm: Norm = LAYER, bias: bool = True
+) -> None:
+    """Append the head of masked words on `y`: a product to the width of the table, with a `bias`,
+    an activation and a norm; the table `%embed`, and the loss of all positions."""
+    steps = [f'stg.einsum["bsd,de->bse"]({{}}, {body.param("w_transform", f"D, {width}")})']
+    if bias:
+        steps.append(f'stg.add["bsd,d->bsd"]({{}}, {body.param("b_transform", width)})')
+    steps += [
         ACTIVATIONS[act],
-        LAYER.step(body, "transform_norm", "D"),
+        norm.step(body, "transform_norm", width),
         'stg.einsum["bsd,vd->bsv"]({}, %embed)',
         f'stg.add["bsv,v->bsv"]({{}}, {body.param("head_bias", "V")})',
         "stg.cast[f32]({})",
@@ -119,7 +180,6 @@ def _bert_head(
     logits = body.steps("logits", y, steps)
     body.let("loss", f"stg.cross_entropy[mean = B*S]({logits}, %labels)")
     body.do("stg.return(%loss)")
-    return text.train(args, body)
 
 
 def classify(body: Body, z: str, classes: str) -> None:
@@ -131,22 +191,37 @@ def classify(body: Body, z: str, classes: str) -> None:
 
 # -- encoders with decoders ------------------------------------------------------------------------
 
-_PAIRS = "%tokens: i32[B, S], %targets: i32[B, T], %labels: i32[B, T]"
+PAIRS = "%tokens: i32[B, S], %targets: i32[B, T], %labels: i32[B, T]"
 
 
 def read_t5(config: Config) -> ModelText:
     """T5 (arXiv 1910.10683): a bias by distance that all layers of a side share; scores are not
     scaled."""
+    return _t5(config, "T5")
+
+
+def read_umt5(config: Config) -> ModelText:
+    """UMT5 (arXiv 2304.09151): T5 with a bias by distance for each layer."""
+    config.only("scalable_attention", True)
+    return _t5(config, "UMT5", own_bias=True)
+
+
+def read_switch(config: Config) -> ModelText:
+    """Switch Transformers (arXiv 2101.03961): T5 with one of many experts in every so many-th
+    layer."""
+    return _t5(config, "Switch Transformers", sparse=True)
+
+
+def _t5(config: Config, title: str, *, own_bias: bool = False, sparse: bool = False) -> ModelText:
     expect_head(config, "ConditionalGeneration")
-    text, longest = begin(config, "T5", 512)
+    text, longest = begin(config, title, 512)
     text.symbol("T", min(longest, 4096), "tokens of a target")
     read_size(config, text, "D", "d_model", default=512)
     read_size(config, text, "H", "num_heads", default=8)
     read_size(config, text, "K", "d_kv", default=64)
     read_size(config, text, "F", "d_ff", default=2048)
     count = config.layers("num_layers", default=6)
-    text.symbol("L", count, "num_layers")
-    text.symbol("L_dec", config.layers("num_decoder_layers", default=count), "num_decoder_layers")
+    behind = config.layers("num_decoder_layers", default=count)
     read_size(config, text, "V", "vocab_size", default=32128)
     read_size(config, text, "N", "relative_attention_num_buckets", default=32)
     most = config.size("relative_attention_max_distance", default=128)
@@ -160,156 +235,93 @@ def read_t5(config: Config) -> ModelText:
     mlp = FeedForward(kind, gated=gated)
     tied = config.flag("tie_word_embeddings", default=True)
     scaled = config.flag("scale_decoder_outputs", default=tied)
+    experts = _read_experts(config, text) if sparse else None
+    sides = [
+        _T5Side("encoder", count, f"sizes = (S, S), most = {most}"),
+        _T5Side("decoder", behind, f"sizes = (T, T), most = {most}, causal"),
+    ]
     body = Body()
     table = body.param("embed", "V, D")
-    x = body.let("x", f"stg.embedding({table}, %tokens)")
-    bias = _relative(body, "encoder_bias", f"sizes = (S, S), most = {most}")
-    own = MultiHead("", "rsqrt = 1", bias=True)
-    layers = encoder(text, own, mlp, name="encoder", norm=RMS, operands=(bias,))
-    e = RMS.write(body, "e", layers.write(body, x, "y0"), "encoder_norm")
-    x = body.let("t", f"stg.embedding({table}, %targets)")
-    bias = _relative(body, "decoder_bias", f"sizes = (T, T), most = {most}, causal")
-    causal = MultiHead("", "causal, rsqrt = 1", bias=True, name="causal_attention")
-    cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention")
-    layers = decoder(text, causal, cross, mlp, e, norm=RMS, operands=(bias,))
-    n = RMS.write(body, "n", layers.write(body, x, "y"), "norm")
+    source = ""
+    for side, tokens in zip(sides, ("%tokens", "%targets"), strict=True):
+        x = body.let(f"x_{side.name}", f"stg.embedding({table}, {tokens})")
+        every = config.size(f"{side.name}_sparse_step", default=4) if sparse else 0
+        config.skip(f"num_sparse_{side.name}_layers")
+        y = side.write(text, body, x, source, mlp, experts, every=every, own_bias=own_bias)
+        last = "encoder_norm" if not source else "norm"
+        source = RMS.write(body, "e" if not source else "n", y, last)
     steps = ["stg.scale[rsqrt = D]({})"] if scaled else []
     head = table if tied else body.param("head", "V, D")
-    _translate(body, n, [*steps, f'stg.einsum["bsd,vd->bsv"]({{}}, {head})'])
-    return text.train(_PAIRS, body)
+    translate(body, source, [*steps, f'stg.einsum["bsd,vd->bsv"]({{}}, {head})'])
+    return text.train(PAIRS, body)
 
 
-def _relative(body: Body, name: str, statics: str) -> str:
-    """Append a bias [H, queries, keys] by distance; its name."""
+def _read_experts(config: Config, text: ModelText) -> Experts:
+    """One expert for each token, by a softmax; its weight is its probability."""
+    read_size(config, text, "E", "num_experts", default=8)
+    text.symbol("M", text.symbols["F"].value, "d_ff")
+    config.only("router_bias", False)
+    config.only("router_type", "tokens_masked")
+    config.skip("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
+    config.skip("batch_prioritized_routing")
+    return Experts(route=(), activation="relu", gated=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _T5Side:
+    """The layers of a side: `bias` are the static parameters of its bias by distance."""
+
+    name: str
+    count: int
+    bias: str
+
+    def write(
+        self,
+        text: ModelText,
+        body: Body,
+        x: str,
+        source: str,
+        mlp: FeedForward,
+        experts: Experts | None,
+        *,
+        every: int,
+        own_bias: bool,
+    ) -> str:
+        """Append the layers on `x`, which attend to `source` if there is one; the result's name.
+        One in `every` so many layers has experts, if there are some."""
+        causal = "causal, rsqrt = 1" if source else "rsqrt = 1"
+        name = "causal_attention" if source else "attention"
+        own = MultiHead("", causal, bias=not own_bias, relative=self.bias * own_bias, name=name)
+        operands = [] if own_bias else [relative(body, f"{self.name}_bias", self.bias)]
+        parts = [Part(own.write(text), "self" if source else "attn", RMS, operands=operands)]
+        if source:
+            cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention")
+            parts.append(Part(cross.write(text), "cross", RMS, operands=[source]))
+        kinds = {self.name: Layer([*parts, Part(mlp.write(text), "mlp", RMS)])}
+        order = [self.name] * self.count
+        if experts is not None:
+            sparse = f"{self.name}_sparse"
+            block = f"{experts.write(text)}[T = 1]"  # elsewhere T are the tokens of a target
+            text.relations.clear()
+            kinds[sparse] = Layer([*parts, Part(block, "mlp", RMS)])
+            order = [
+                sparse if i % every == 1 or every == 1 else self.name for i in range(self.count)
+            ]
+        return write_stack(text, body, x, kinds, order, name=self.name, out=f"y_{self.name}")
+
+
+def relative(body: Body, name: str, statics: str) -> str:
+    """Append a bias [H, queries, keys] by distance, of a table [N, H]; its name."""
     table = body.param(f"{name}_table", "N, H")
     return body.let(name, f"stg.relative_bias[{statics}]({table})")
 
 
-def _translate(body: Body, n: str, steps: Sequence[str]) -> None:
+def translate(body: Body, n: str, steps: Sequence[str]) -> None:
     """Append the head and the loss of `%labels` [B, T]."""
     logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
     body.let("loss", f"stg.cross_entropy[mean = B*T]({logits}, %labels)")
     body.do("stg.return(%loss)")
 
-
-def read_bart(config: Config) -> ModelText:
-    """BART (arXiv 1910.13461): a norm behind each sum, learned positions, tied everything."""
-    expect_head(config, "ConditionalGeneration")
-    text, longest = begin(config, "BART", 1024)
-    text.symbol("T", min(longest, 4096), "tokens of a target")
-    _read_sides(config, text, layers=12, inner=4096, heads=16, width=1024)
-    read_size(config, text, "V", "vocab_size", default=50265)
-    text.symbol("P", longest + 2, "learned positions")
-    config.only("normalize_before", False)
-    config.only("add_final_layer_norm", False)
-    config.only("normalize_embedding", True)
-    config.only("static_position_embeddings", False)
-    config.only("add_bias_logits", False)
-    config.only("tie_word_embeddings", True)
-    config.only("is_encoder_decoder", True)
-    config.skip(
-        "classif_dropout",
-        "extra_pos_embeddings",
-        "num_hidden_layers",
-        "force_bos_token_to_be_generated",
-    )
-    act = read_activation(config, "activation_function")
-    scaled = config.flag("scale_embedding", default=False)
-    mlp = FeedForward(act, gated=False, bias=True)
-    body = Body()
-    table = body.param("embed", "V, D")
-    x = _side(body, table, "%tokens", "encoder", "S", scaled)
-    layers = encoder(text, MultiHead(), mlp, name="encoder", post=True)
-    e = layers.write(body, x, "e")
-    x = _side(body, table, "%targets", "decoder", "T", scaled)
-    causal = MultiHead(statics="causal", name="causal_attention")
-    cross = MultiHead(cross=True, name="cross_attention")
-    y = decoder(text, causal, cross, mlp, e, post=True).write(body, x, "y")
-    _translate(body, y, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
-    return text.train(_PAIRS, body)
-
-
-def _side(body: Body, table: str, tokens: str, side: str, size: str, scaled: bool) -> str:
-    """Append embedding, positions and norm of one side."""
-    s = side[0]
-    steps = [f"stg.embedding({table}, {tokens})", *(["stg.scale[sqrt = D]({})"] if scaled else [])]
-    x = body.steps(f"x{s}", "", steps)
-    p = body.param(f"{side}_positions", "P, D")
-    p = body.let(f"p{s}", f"stg.slice[dim = 0, start = 2, size = {size}]({p})")
-    x = body.let(f"xp{s}", f'stg.add["bsd,sd->bsd"]({x}, {p})')
-    return LAYER.write(body, side, x, f"{side}_embed_norm")
-
-
-def _read_sides(
-    config: Config, text: ModelText, *, layers: int, inner: int, heads: int, width: int
-) -> None:
-    """Declare the sizes of an encoder and a decoder, whose heads and inner widths are the same."""
-    read_size(config, text, "D", "d_model", default=width)
-    read_heads_of(config, text, "", "encoder_attention_heads", heads)
-    config.only("decoder_attention_heads", text.symbols["H"].value or 1, why="differs")
-    read_size(config, text, "F", "encoder_ffn_dim", default=inner)
-    config.only("decoder_ffn_dim", text.symbols["F"].value or 1, why="differs")
-    text.symbol("L", config.layers("encoder_layers", default=layers), "encoder_layers")
-    text.symbol("L_dec", config.layers("decoder_layers", default=layers), "decoder_layers")
-    config.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers")
-
-
-def read_whisper(config: Config) -> ModelText:
-    """Whisper (arXiv 2212.04356): two convolutions, a sinusoid that is not trained, keys without a
-    bias."""
-    expect_head(config, "ConditionalGeneration")
-    text, _ = begin(config, "Whisper", 1 << 20)
-    text.symbols.pop("S")
-    sounds = config.size("max_source_positions", default=1500)
-    text.symbol("S", sounds, "half of the frames of a sound")
-    text.symbol("P_enc", sounds, "max_source_positions")
-    words = config.size("max_target_positions", default=448)
-    text.symbol("T", words, "tokens of a target")
-    text.symbol("P", words, "max_target_positions")
-    text.assume("P >= T")
-    text.assume("P_enc >= S")
-    read_size(config, text, "M", "num_mel_bins", default=80)
-    _read_sides(config, text, layers=6, inner=1536, heads=6, width=384)
-    read_size(config, text, "V", "vocab_size", default=51865)
-    config.only("scale_embedding", False)
-    config.only("tie_word_embeddings", True)
-    config.only("is_encoder_decoder", True)
-    for key in ("apply_spec_augment", "use_weighted_layer_sum"):
-        config.only(key, False)
-    config.skip(*(f"mask_{n}" for n in _MASKS), "classifier_proj_size", "median_filter_width")
-    mlp = FeedForward(read_activation(config, "activation_function"), gated=False, bias=True)
-    body = Body()
-    x = "%mel"
-    for out, size, stride in (("conv_a", "M", ""), ("conv_b", "D", "stride = 2, ")):
-        steps = [
-            f"stg.conv1d[{stride}pad = 1]({{}}, {body.param(f'w_{out}', f'3, {size}, D')})",
-            f'stg.add["bsd,d->bsd"]({{}}, {body.param(f"b_{out}", "D")})',
-            "stg.gelu[form = erf]({})",
-        ]
-        x = body.steps(out, x, steps)
-    sinusoid = body.param("encoder_positions", "P_enc, D", role="frozen")
-    sinusoid = body.let("pe", f"stg.slice[dim = 0, size = S]({sinusoid})")
-    x = body.let("x", f'stg.add["bsd,sd->bsd"]({x}, {sinusoid})')
-    layers = encoder(text, MultiHead("qvo"), mlp, name="encoder")
-    e = LAYER.write(body, "e", layers.write(body, x, "y0"), "encoder_norm")
-    table = body.param("embed", "V, D")
-    x = body.let("t", f"stg.embedding({table}, %targets)")
-    x = with_positions(body, "tp", x, "P, D", size="T")
-    causal = MultiHead("qvo", "causal", name="causal_attention")
-    cross = MultiHead("qvo", cross=True, name="cross_attention")
-    n = LAYER.write(body, "n", decoder(text, causal, cross, mlp, e).write(body, x, "y"), "norm")
-    _translate(body, n, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
-    return text.train("%mel: bf16[B, 2*S, M], %targets: i32[B, T], %labels: i32[B, T]", body)
-
-
-_MASKS = (
-    "time_prob",
-    "time_length",
-    "time_min_masks",
-    "feature_prob",
-    "feature_length",
-    "feature_min_masks",
-)
 
 FAMILIES: Sequence[ModelFamily] = (
     ModelFamily("BERT", ("bert",), read_bert, "encoder, norm behind each sum, token types"),
@@ -320,11 +332,23 @@ FAMILIES: Sequence[ModelFamily] = (
         "BERT with shifted positions",
     ),
     ModelFamily("DistilBERT", ("distilbert",), read_distilbert, "BERT without token types"),
+    ModelFamily("MPNet", ("mpnet",), read_mpnet, "BERT with a bias by distance"),
+    ModelFamily("ERNIE 2.0", ("ernie",), read_ernie_words, "BERT"),
+    ModelFamily("Megatron-BERT", ("megatron-bert",), read_megatron_bert, "norms before the parts"),
+    ModelFamily(
+        "RoBERTa-PreLayerNorm",
+        ("roberta-prelayernorm",),
+        read_roberta_pre,
+        "norms before the parts",
+    ),
+    ModelFamily(
+        "XLM-RoBERTa-XL", ("xlm-roberta-xl",), read_xlm_roberta_xl, "norms before the parts"
+    ),
+    ModelFamily("UMT5", ("umt5",), read_umt5, "T5 with a bias for each layer"),
+    ModelFamily(
+        "Switch Transformers", ("switch_transformers",), read_switch, "T5 with one of many experts"
+    ),
     ModelFamily(
         "T5", ("t5", "mt5"), read_t5, "encoder and decoder, bias by distance, ReLU or GeGLU"
-    ),
-    ModelFamily("BART", ("bart",), read_bart, "encoder and decoder, norm behind each sum"),
-    ModelFamily(
-        "Whisper", ("whisper",), read_whisper, "convolutions, encoder and decoder, tied head"
     ),
 )

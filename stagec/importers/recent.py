@@ -36,7 +36,7 @@ def read_ministral3(config: Config) -> ModelText:
         beta = parameters.ratio("llama_4_scaling_beta")
         floor = parameters.size("original_max_position_embeddings", default=16384)
         if beta:
-            queries = f"stg.temperature[floor = {floor}, scale = {beta}]({{}})"
+            queries = f"stg.temperature[floor = {floor}, scale = {beta}, start = 0]({{}})"
     mixer = Attention(rope=kin.rope(), queries=queries)
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
@@ -55,7 +55,8 @@ def read_nanochat(config: Config) -> ModelText:
     """nanochat: norms without scales, one of the embeddings too; a squared ReLU, bounded logits."""
     kin = Kin(config, "nanochat", Sizes(768, 8192, 12, 6, 50304, 2048))
     config.only("attention_bias", False)
-    mixer = Attention(qk_norm=_PLAIN, after_rope=True, rope=kin.rope())
+    rope = replace(kin.rope(), inverse=True)
+    mixer = Attention(qk_norm=_PLAIN, after_rope=True, rope=rope)
     block = FeedForward(kin.activation("relu2"), gated=False)
     cap = config.ratio("final_logit_softcapping", default=15)
     decoder = Decoder(_PLAIN, tied=kin.tied(), embed_norm=_PLAIN, logit_cap=cap or None)
@@ -68,7 +69,7 @@ def read_nanochat(config: Config) -> ModelText:
 @dataclass(frozen=True, slots=True)
 class _XIELU:
     """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero, exp(x) - 1 - x below
-    it, each times a trained number, and x/2."""
+    it, each times a trained number, and x times beta, a buffer."""
 
     def write(self, text: ModelText, kind: str = "") -> str:
         """Add the block; its name."""
@@ -76,8 +77,8 @@ class _XIELU:
         u = body.let("u", f'stg.einsum["bsd,df->bsf"](%x, {body.param("w_up", "D, F")})')
         above = body.let("above", f"stg.softplus({body.param('alpha_p', '')})")
         below = body.let("below0", f"stg.softplus({body.param('alpha_n', '')})")
-        half = body.steps("half", "", ["stg.constant[value = 1/2] : f32[]", "stg.cast[bf16]({})"])
-        below = body.let("below", f'stg.add[",->"]({below}, {half})')
+        beta = body.param("beta", "", role="state")
+        below = body.let("below", f'stg.add[",->"]({below}, {beta})')
         r = body.let("r", f"stg.relu({u})")
         p = body.let(
             "p", f'stg.einsum["bsf,->bsf"]({body.let("rr", f"stg.mul({r}, {r})")}, {above})'
@@ -88,11 +89,11 @@ class _XIELU:
             f'stg.einsum["bsf,->bsf"]({{}}, {below})',
         ]
         q = body.steps("q", body.let("minus_n", f"stg.scale[by = -1]({n})"), steps)
+        linear = f'stg.einsum["bsf,->bsf"]({u}, {beta})'
         least = body.let("least", f"stg.scale[by = -1]({below})")
         m = body.let(
             "m",
-            f'stg.add["bsf,bsf,bsf,->bsf"]({p}, {q}, '
-            f"{body.let('x2', f'stg.scale[by = 1/2]({u})')}, {least})",
+            f'stg.add["bsf,bsf,bsf,->bsf"]({p}, {q}, {body.let("linear", linear)}, {least})',
         )
         y = body.let("y", f'stg.einsum["bsf,fd->bsd"]({m}, {body.param("w_down", "F, D")})')
         body.do(f"stg.return({y})")
@@ -166,7 +167,8 @@ def read_glm4_moe_lite(config: Config) -> ModelText:
     """GLM-4.7-Flash: GLM-4.5's experts over latent attention."""
     sizes = Sizes(2048, 10240, 47, 20, 154880, 202752)
     kin, mixer = latent_of(config, "GLM-4.7-Flash", sizes)
-    return sigmoid_stack(kin, mixer, count=64, top=4, inner=1536, dense=1)
+    scale = Fraction("1.8")
+    return sigmoid_stack(kin, mixer, count=64, top=4, inner=1536, dense=1, scale=scale)
 
 
 # -- experts ---------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def read_exaone_moe(config: Config) -> ModelText:
     near = kin.masked(rotary, [True] * kin.count, kin.window(4096))[0][1]
     still = replace(rotary, rope=None) if any(local) else rotary
     mixers: list[Named] = [("local", near) if each else ("global", still) for each in local]
-    return _sparse(kin, mixers, count=64, top=8, inner=1024, dense=1)
+    return _sparse(kin, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
 
 
 def read_solar_open(config: Config) -> ModelText:
@@ -219,14 +221,22 @@ def read_hy_v3(config: Config) -> ModelText:
     config.skip("enable_moe_fp32_combine")
     biased = kin.flag("attention_bias")
     mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
-    return _sparse(kin, kin.all(mixer), count=192, top=8, inner=1536, dense=1)
+    scale = Fraction("2.826")
+    return _sparse(kin, kin.all(mixer), count=192, top=8, inner=1536, dense=1, scale=scale)
 
 
 def _sparse(
-    kin: Kin, mixers: Sequence[Named], *, count: int, top: int, inner: int, dense: int
+    kin: Kin,
+    mixers: Sequence[Named],
+    *,
+    count: int,
+    top: int,
+    inner: int,
+    dense: int,
+    scale: Fraction | int = 1,
 ) -> ModelText:
     """Dense layers first, then experts of DeepSeek-V3."""
-    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1)
+    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
     dense = kin.config.count("first_k_dense_replace", default=dense)
     blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
     return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))
@@ -307,7 +317,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     mixture = kin.sigmoid_experts(count=256, top=8, inner=2048, shared=0)
     plain = FeedForward(mixture.activation)
     sparse = config.sizes("moe_layer_freq", length=kin.count, most=1)
-    blocks = kin.dense_first(1, mixture, plain)
+    blocks = kin.dense_first(config.count("first_k_dense_replace", default=1), mixture, plain)
     if sparse:
         blocks = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
     return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))

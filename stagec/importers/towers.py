@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagec.importers.blocks import LAYER, FeedForward, Norm
+from stagec.importers.blocks import LAYER, FeedForward, Norm, Rope
 from stagec.importers.text import Body, ModelText
 
 
@@ -35,13 +35,16 @@ class Tower:
 class MultiHead:
     """Attention of H heads of K. `biases` are those of q, k, v and o that it has. With `cross` keys
     and values are of another sequence; `statics` are the static parameters of the kernel, `bias`
-    says that what is added to the scores is an operand of the block."""
+    says that what is added to the scores is an operand of the block; `relative` are the static
+    parameters of one by distance that the block has itself. Queries and keys may be rotated."""
 
     biases: str = "qkvo"
     statics: str = ""
     cross: bool = False
     bias: bool = False
     name: str = "attention"
+    relative: str = ""
+    rope: Rope | None = None
 
     @property
     def symbols(self) -> str:
@@ -54,9 +57,13 @@ class MultiHead:
         source = "%c" if self.cross else "%x"
         q = self._projected(body, "q", "%x")
         k, v = (self._projected(body, n, source) for n in "kv")
-        statics = ", ".join(filter(None, (self.statics, "bias" if self.bias else "")))
+        added = self.bias or self.relative
+        statics = ", ".join(filter(None, (self.statics, "bias" if added else "")))
         brackets = f"[{statics}]" if statics else ""
-        more = ", %bias" if self.bias else ""
+        if self.relative:
+            table = body.param("bias_table", "N, H")
+            body.let("bias", f"stg.relative_bias[{self.relative}]({table})")
+        more = ", %bias" if added else ""
         a = body.let("a", f"stg.attention{brackets}({q}, {k}, {v}{more})")
         steps = [f'stg.einsum["bshk,hkd->bsd"]({{}}, {body.param("wo", "H, K, D")})']
         if "o" in self.biases:
@@ -69,6 +76,8 @@ class MultiHead:
         steps = [f'stg.einsum["bsd,dhk->bshk"]({{}}, {body.param(f"w{out}", "D, H, K")})']
         if out in self.biases:
             steps.append(f'stg.add["bshk,hk->bshk"]({{}}, {body.param(f"b{out}", "H, K")})')
+        if self.rope and out != "v":
+            steps.append(self.rope.step())
         return body.steps(out, source, steps)
 
 
@@ -83,7 +92,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Stack:
     """The layers of a tower, each of some parts that add to the stream. With `post` a norm follows
-    each sum, else it stands before the part."""
+    each sum, else it stands before the part. What parts make is multiplied by a vector if it is
+    `scaled`."""
 
     tower: Tower
     name: str
@@ -91,6 +101,7 @@ class Stack:
     steps: Sequence[Step]
     norm: Norm = LAYER
     post: bool = False
+    scaled: bool = False
 
     def write(self, body: Body, x: str, out: str) -> str:
         """Append the repeat on `x`; the result's name."""
@@ -109,9 +120,12 @@ class Stack:
             r = body.let(f"r{number}", f"stg.add({h}, {a})")
             return self.norm.write(body, f"n{number}", r, norm, width)
         n = self.norm.write(body, f"n{number}", h, norm, width)
-        return body.let(
-            f"r{number}", f"stg.add({h}, {body.let(step.name[0], step.call.format(n))})"
-        )
+        steps = [step.call]
+        if self.scaled:
+            scale = body.param(f"{step.name}_scale", width)
+            steps.append(f'stg.einsum["bsd,d->bsd"]({{}}, {scale})')
+        a = body.steps(step.name[0], n, steps)
+        return body.let(f"r{number}", f"stg.add({h}, {a})")
 
 
 def encoder(
@@ -124,6 +138,7 @@ def encoder(
     count: str = "L",
     norm: Norm = LAYER,
     post: bool = False,
+    scaled: bool = False,
     operands: Sequence[str] = (),
 ) -> Stack:
     """Layers of self-attention, with more `operands` of the block, and a feed-forward block."""
@@ -132,7 +147,7 @@ def encoder(
         Step("attn", t.call(attention.write(text), attention.symbols, "{}", *operands)),
         Step("mlp", t.call(mlp.write(text), "D F", "{}")),
     ]
-    return Stack(t, name, count, steps, norm, post)
+    return Stack(t, name, count, steps, norm, post, scaled)
 
 
 def decoder(

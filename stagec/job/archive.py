@@ -37,6 +37,7 @@ from stagec.formats.chakra.nodes import TraceNode, decode_node
 from stagec.formats.registry import find_format
 from stagec.job.archive_index import Index, StoredClass, StoredVariant, parse_index
 from stagec.job.emit import Job
+from stagec.job.pods import PodsJob, groups_of, of_one_mesh, one_behind_the_other
 from stagec.job.stored import stored_program, stored_seconds
 from stagec.job.writer import DROPPED
 from stagec.machines import Machine
@@ -65,7 +66,7 @@ def is_archive(path: Path) -> bool:
         return False
 
 
-def write_archive(job: Job, path: Path, about: Mapping[str, object]) -> int:
+def write_archive(job: Job | PodsJob, path: Path, about: Mapping[str, object]) -> int:
     """Write a job to a file, all or nothing; the bytes of the file. Raises `DiagnosticError` for a
     format without a table of what differs between ranks."""
     if not job.format.patched or isinstance(job.format, JobFormat):
@@ -75,7 +76,7 @@ def write_archive(job: Job, path: Path, about: Mapping[str, object]) -> int:
     return path.stat().st_size
 
 
-def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
+def _write(job: Job | PodsJob, file: BinaryIO, about: Mapping[str, object]) -> None:
     """Frames first, then the index, then the head, whose place was left free."""
     file.write(bytes(_HEAD.size))
     classes: list[dict[str, object]] = []
@@ -87,7 +88,8 @@ def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
                 f"the format '{job.format.name}' is patched, but its encoder is no PatchedEncoder",
                 remedy="derive its encoder from stagec.api.PatchedEncoder",
             )
-        for widths in _widths(job.groups, encoder.axes, job.members[number]):
+        groups = job.layout_of(number).groups
+        for widths in _widths(groups, encoder.axes, job.members[number]):
             variant = encoder.variant(widths)
             raw, ends, peers = _payload(variant)
             start, size = file.tell(), file.write(_compressed(raw))
@@ -110,12 +112,17 @@ def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
                 "axes": [axes.words for axes in encoder.axes],
                 "entry": job.entry(number),
                 "variants": variants,
+                **({"pod": job.pod_of(number)} if isinstance(job, PodsJob) else {}),
             }
         )
+    pods: dict[str, object] = {}
+    if isinstance(job, PodsJob):
+        pods["pods"] = [_pod(name, layout) for name, layout in job.layouts.items()]
     index = {
         "name": job.name,
         "format": job.format.name,
         "mesh": dict(job.mesh),
+        **pods,
         "about": dict(about),
         "classes": classes,
     }
@@ -124,6 +131,17 @@ def _write(job: Job, file: BinaryIO, about: Mapping[str, object]) -> None:
     file.write(packed)
     file.seek(0)
     file.write(_HEAD.pack(MAGIC, VERSION, len(packed), len(raw), hashlib.sha256(raw).digest()))
+
+
+def _pod(name: str, layout: Layout) -> dict[str, object]:
+    """What the index says of a pod: its mesh, and for each other pod the ranks there that message
+    after message of its own ranks meets, each list once."""
+    far: dict[str, object] = {}
+    for other, numbered in layout.far.items():
+        lists: dict[bytes, tuple[int, Ints]] = {}
+        numbers = [lists.setdefault(r.tobytes(), (len(lists), r))[0] for r in numbered]
+        far[other] = {"ranks": [r.tolist() for _, r in lists.values()], "messages": numbers}
+    return {"name": name, "mesh": dict(layout.mesh), "far": far}
 
 
 def _widths(groups: Groups, axes: Sequence[GroupAxes], members: Ints) -> list[tuple[int, ...]]:
@@ -204,6 +222,8 @@ class Archive:
                 "is made into others",
                 remedy="write the archive with --format chakra",
             )
+        if self.index.apart and not format_.pods:
+            raise of_one_mesh(format_)
         return replace(self, format=format_, machine=machine, original=self.format)
 
     @property
@@ -233,13 +253,28 @@ class Archive:
 
     @cached_property
     def _groups(self) -> Groups:
-        used = zip((c.uses for c in self.index.classes), self.members, strict=True)
-        return number_groups(self.mesh, used)
+        if self.index.apart:
+            return groups_of(self._layouts)
+        return self.layout_of(0).groups
+
+    @cached_property
+    def _layouts(self) -> Mapping[str, Layout]:
+        """The layout of each pod."""
+        found: list[Layout] = []
+        for name, pod in self.index.pods.items():
+            classes = zip(self.index.classes, self.members, strict=True)
+            used = [(c.uses, ranks - pod.start) for c, ranks in classes if c.pod == name]
+            found.append(Layout(pod.mesh, number_groups(pod.mesh, used), far=pod.far))
+        return dict(zip(self.index.pods, one_behind_the_other(found), strict=True))
 
     @property
     def layout(self) -> Layout:
-        """Who talks to whom."""
-        return Layout(self.mesh, self.groups)
+        """The mesh and all groups; of several pods, who talks to whom is in `layout_of`."""
+        return Layout(self.mesh, self.groups) if self.index.apart else self.layout_of(0)
+
+    def layout_of(self, number: int) -> Layout:
+        """Who talks to whom, of the ranks of a class."""
+        return self._layouts[self.index.classes[number].pod]
 
     @cached_property
     def _timed(self) -> bool:
@@ -257,26 +292,28 @@ class Archive:
         if self.original is None:
             return found
         found.pop(DROPPED, None)
-        dropped = list(self.format.drops(self.program(number), self.layout))
+        dropped = list(self.format.drops(self.program(number), self.layout_of(number)))
         return {**found, **({DROPPED: dropped} if dropped else {})}
 
     def encoder(self, number: int) -> RankBytes:
         """The program of a class as bytes."""
         if self.original is None:
             return self.stored(number)
-        return self.format.encoder(self.program(number), self.layout, self.durations)
+        layout = self.layout_of(number)
+        return self.format.encoder(self.program(number), layout, self.durations)
 
     def stored(self, number: int) -> StoredProgram:
         """The program of a class as it is in the file."""
         format_ = self.original or self.format
-        return StoredProgram(self.path, self.index.classes[number], format_, self.layout)
+        return StoredProgram(self.path, self.index.classes[number], format_, self.layout_of(number))
 
     def program(self, number: int) -> Program:
         """The nodes of a class, without kernels. Raises `DiagnosticError`."""
         stored = self.stored(number)
         variant = stored.variant(stored.widths(int(self.members[number][0])))
         entry = self.index.classes[number].entry
-        about = str(entry.get("name")), variant, self.mesh, self.path, entry.get("memory")
+        mesh = self.layout_of(number).mesh
+        about = str(entry.get("name")), variant, mesh, self.path, entry.get("memory")
         return stored_program(*about)
 
     def class_of(self, rank: int) -> int:

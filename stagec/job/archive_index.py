@@ -5,8 +5,8 @@ All here raises ValueError for an index that is not well-formed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, cast
 
@@ -35,9 +35,11 @@ class StoredVariant:
 
 @dataclass(frozen=True, slots=True)
 class StoredClass:
-    """A class: its coordinates, the groups that number it and those in its program, what the
-    manifest says of it, and its programs by widths of identifiers."""
+    """A class: its pod ('' in a job without pods), its coordinates, the groups that number it and
+    those in its program, what the manifest says of it, and its programs by widths of
+    identifiers."""
 
+    pod: str
     coords: Mapping[str, int]
     uses: Sequence[GroupAxes]
     axes: Sequence[GroupAxes]
@@ -46,15 +48,42 @@ class StoredClass:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPod:
+    """A mesh whose ranks begin with `start`, and the ranks of other pods that its own exchange
+    messages with, by pod and number of the message."""
+
+    mesh: Mapping[str, int]
+    start: int = 0
+    far: Mapping[str, Sequence[Ints]] = field(default_factory=dict[str, "Sequence[Ints]"])
+
+    @property
+    def ranks(self) -> int:
+        """How many it has."""
+        return prod(self.mesh.values())
+
+    @property
+    def ways(self) -> frozenset[str]:
+        """What messages go along: axes, and other pods."""
+        return frozenset((*self.mesh, *self.far))
+
+
+@dataclass(frozen=True, slots=True)
 class Index:
-    """What an archive says of its job; `members` are the ranks of each class."""
+    """What an archive says of its job; `members` are the ranks of each class. A job without pods
+    has one without a name."""
 
     name: str
     format: str
     mesh: Mapping[str, int]
+    pods: Mapping[str, StoredPod]
     about: Mapping[str, object]
     classes: Sequence[StoredClass]
     members: Sequence[Ints]
+
+    @property
+    def apart(self) -> bool:
+        """Whether it is a job of several pods."""
+        return "" not in self.pods
 
 
 def parse_index(parsed: object, file_bytes: int) -> Index:
@@ -65,11 +94,12 @@ def parse_index(parsed: object, file_bytes: int) -> Index:
     if not plain or name.startswith(".") or name in ("", "manifest") or len(name) > 200:
         raise ValueError(f"{name[:40]!r} is no name of a job")
     mesh = {axis: _number(size, 1) for axis, size in _object(given.get("mesh")).items()}
-    ranks = prod(mesh.values())
+    pods = _pods(_list(given["pods"])) if "pods" in given else {"": StoredPod(mesh)}  # came later
+    ranks = sum(pod.ranks for pod in pods.values())
     if ranks > MAX_RANKS:
         raise ValueError(f"it has {ranks} ranks, expected at most {MAX_RANKS}")
-    classes = [_class(each, mesh, file_bytes) for each in _list(given.get("classes"))]
-    members = [_members(each.coords, mesh, ranks) for each in classes]
+    classes = [_class(each, pods, file_bytes) for each in _list(given.get("classes"))]
+    members = [_members(each.coords, pods[each.pod]) for each in classes]
     every = np.concatenate([np.zeros(0, dtype=np.int64), *members])
     if len(every) != ranks or len(np.unique(every)) != ranks:
         raise ValueError("its classes are not a partition of the ranks")
@@ -77,19 +107,59 @@ def parse_index(parsed: object, file_bytes: int) -> Index:
         if each.entry.get("count") != len(found):
             raise ValueError("the size of a class is another one")
     format_ = _text(given.get("format", "chakra"))  # formats came later
-    return Index(name, format_, mesh, _object(given.get("about")), classes, members)
+    return Index(name, format_, mesh, pods, _object(given.get("about")), classes, members)
 
 
-def _members(coords: Mapping[str, int], mesh: Mapping[str, int], ranks: int) -> Ints:
-    every = np.arange(ranks, dtype=np.int64)
-    inside = np.ones(ranks, dtype=bool)
-    for axis, index in coords.items():
-        inside &= coordinate(mesh, axis, every) == index
-    return every[inside]
+def _pods(parsed: Sequence[object]) -> dict[str, StoredPod]:
+    """The pods of a job, whose ranks follow each other."""
+    given = [_object(each) for each in parsed]
+    names = [_text(each.get("name")) for each in given]
+    meshes = [{a: _number(n, 1) for a, n in _object(each.get("mesh")).items()} for each in given]
+    total = sum(prod(mesh.values()) for mesh in meshes)
+    if not names or "" in names or len(set(names)) < len(names) or total > MAX_RANKS:
+        raise ValueError("its pods are none")
+    found: dict[str, StoredPod] = {}
+    start = 0
+    for name, mesh, each in zip(names, meshes, given, strict=True):
+        own = prod(mesh.values())
+        far = {n: _far(item, own, total) for n, item in _object(each.get("far")).items()}
+        if not set(far) <= set(names) - {name} or set(far) & set(mesh):
+            raise ValueError("a pod sends to none of its pods")
+        found[name] = StoredPod(mesh, start, far)
+        start += own
+    return found
 
 
-def _class(parsed: object, mesh: Mapping[str, int], file_bytes: int) -> StoredClass:
+def _far(parsed: object, own: int, total: int) -> list[Ints]:
+    """The other ends of messages, for each rank of a pod of so many of its `own`."""
     given = _object(parsed)
+    lists = [
+        np.array([_number(r, 0) for r in _list(ranks)], dtype=np.int64)
+        for ranks in _list(given.get("ranks"))
+    ]
+    if any(len(ranks) != own or ranks.max() >= total for ranks in lists):
+        raise ValueError("a message leads out of its pods")
+    numbers = [_number(n, 0) for n in _list(given.get("messages"))]
+    if max(numbers, default=-1) >= len(lists):
+        raise ValueError("a message has no other end")
+    return [lists[n] for n in numbers]
+
+
+def _members(coords: Mapping[str, int], pod: StoredPod) -> Ints:
+    every = np.arange(pod.ranks, dtype=np.int64)
+    inside = np.ones(pod.ranks, dtype=bool)
+    for axis, index in coords.items():
+        inside &= coordinate(pod.mesh, axis, every) == index
+    return every[inside] + pod.start
+
+
+def _class(parsed: object, pods: Mapping[str, StoredPod], file_bytes: int) -> StoredClass:
+    given = _object(parsed)
+    name = _text(given.get("pod", ""))
+    if name not in pods:
+        raise ValueError(f"{name[:40]!r} is no pod of it")
+    pod = pods[name]
+    mesh = pod.mesh
     coords = {_axis(a, mesh): _number(i, 0) for a, i in _object(given.get("coords")).items()}
     uses = [_axes(axes, mesh) for axes in _list(given.get("uses"))]
     axes = [_axes(axes, mesh) for axes in _list(given.get("axes"))]
@@ -106,12 +176,12 @@ def _class(parsed: object, mesh: Mapping[str, int], file_bytes: int) -> StoredCl
         widths = tuple(_number(w, 1) for w in _list(each.get("widths")))
         if len(widths) != len(axes):
             raise ValueError("a program has other groups than its class")
-        variants[widths] = _variant(each, axes, mesh, file_bytes)
-    return StoredClass(coords, uses, axes, entry, variants)
+        variants[widths] = _variant(each, axes, pod, file_bytes)
+    return StoredClass(name, coords, uses, axes, entry, variants)
 
 
 def _variant(
-    given: Mapping[str, object], axes: Sequence[GroupAxes], mesh: Mapping[str, int], file_bytes: int
+    given: Mapping[str, object], axes: Sequence[GroupAxes], pod: StoredPod, file_bytes: int
 ) -> StoredVariant:
     start, size = _number(given.get("start"), 0), _number(given.get("size"), 0)
     total, trace = _number(given.get("bytes"), 0), _number(given.get("trace_bytes"), 1)
@@ -121,10 +191,13 @@ def _variant(
     peers: dict[tuple[str, int], int] = {}
     for item in _list(given.get("groups")):
         one, count = _items(item, 2)
-        groups[_axes(one, mesh)] = _number(count, 0)
+        groups[_axes(one, pod.mesh)] = _number(count, 0)
     for item in _list(given.get("peers")):
         axis, by, count = _items(item, 3)
-        peers[_axis(_text(axis), mesh), _number(by, -_MOST)] = _number(count, 0)
+        way, number = _axis(_text(axis), pod.ways), _number(by, -_MOST)
+        if abs(number) >= len(pod.far.get(way, ())) and way in pod.far:
+            raise ValueError("a message has no other end")
+        peers[way, number] = _number(count, 0)
     tables = 4 * (sum(groups.values()) + sum(peers.values()))
     if total != trace + tables or total > MOST_PROGRAM_BYTES or not set(groups) <= set(axes):
         raise ValueError("the tables of a program do not fit it")
@@ -139,7 +212,7 @@ def _axes(parsed: object, mesh: Mapping[str, int]) -> GroupAxes:
     return found
 
 
-def _axis(name: str, mesh: Mapping[str, int]) -> str:
+def _axis(name: str, mesh: Container[str]) -> str:
     if name not in mesh:
         raise ValueError(f"{name[:40]!r} is no axis of its mesh")
     return name

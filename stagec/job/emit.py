@@ -67,6 +67,10 @@ class Job:
         """Who talks to whom."""
         return Layout(self.mesh, self.groups)
 
+    def layout_of(self, number: int) -> Layout:
+        """That of the ranks of a class: the same for all."""
+        return self.layout
+
     @property
     def model(self) -> ModelJob | None:
         """What it was compiled from."""

@@ -9,8 +9,10 @@ from functools import cached_property
 from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
 from stagec.job.emit import Job
 from stagec.machines import Machine
+from stagec.program.classes import RankClass
 from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Program
+from stagec.support.diagnostics import DiagnosticError, error
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,11 @@ class PodsJob:
     @cached_property
     def layouts(self) -> Mapping[str, Layout]:
         """The layout of each pod."""
-        total = sum(pod.job.groups.ranks for pod in self.pods)
-        found: dict[str, Layout] = {}
-        first = 0
+        found: list[Layout] = []
         for pod in self.pods:
-            start = self.starts[pod.name]
             far = {n: [r + self.starts[n] for r in ranks] for n, ranks in pod.far.items()}
-            groups = pod.job.groups.moved(start, first, total)
-            found[pod.name] = Layout(pod.job.mesh, groups, start, far)
-            first += len(pod.job.groups.ids)
-        return found
+            found.append(Layout(pod.job.mesh, pod.job.groups, far=far))
+        return dict(zip(self.starts, one_behind_the_other(found), strict=True))
 
     @property
     def groups(self) -> Groups:
@@ -95,17 +92,20 @@ class PodsJob:
 
     @cached_property
     def _groups(self) -> Groups:
-        every = [
-            (GroupAxes((f"{name}/", *axes.axes), axes.mirrored), axes, layout.groups)
-            for name, layout in self.layouts.items()
-            for axes in layout.groups.members
-        ]
-        return Groups(
-            sum(pod.job.groups.ranks for pod in self.pods),
-            {new: groups.first[axes] for new, axes, groups in every},
-            {new: groups.members[axes] for new, axes, groups in every},
-            {new: groups.number[axes] for new, axes, groups in every},
-        )
+        return groups_of(self.layouts)
+
+    @property
+    def classes(self) -> list[RankClass]:
+        """The classes of all pods."""
+        return [each for pod in self.pods for each in pod.job.classes]
+
+    def layout_of(self, number: int) -> Layout:
+        """That of the ranks of a class."""
+        return self.layouts[self.pod_of(number)]
+
+    def pod_of(self, number: int) -> str:
+        """The name of the pod of a class."""
+        return self._of(number)[0].name
 
     @property
     def layout(self) -> Layout:
@@ -139,3 +139,39 @@ class PodsJob:
         return {**entry, "pod": pod.name, "name": f"{pod.name}/{entry['name']}"} | {
             "example_rank": example
         }
+
+
+def one_behind_the_other(pods: Sequence[Layout]) -> list[Layout]:
+    """The layouts of pods whose ranks and groups follow each other, from those with ranks and
+    groups of their own; what is `far` has ranks of the job."""
+    total = sum(each.groups.ranks for each in pods)
+    found: list[Layout] = []
+    start = first = 0
+    for each in pods:
+        groups = each.groups.moved(start, first, total)
+        found.append(Layout(each.mesh, groups, start, each.far))
+        start, first = start + each.groups.ranks, first + len(each.groups.ids)
+    return found
+
+
+def groups_of(pods: Mapping[str, Layout]) -> Groups:
+    """The groups of all pods by name, each over axes named after its pod."""
+    every = [
+        (GroupAxes((f"{name}/", *axes.axes), axes.mirrored), axes, layout.groups)
+        for name, layout in pods.items()
+        for axes in layout.groups.members
+    ]
+    return Groups(
+        next(iter(pods.values())).groups.ranks,
+        {new: groups.first[axes] for new, axes, groups in every},
+        {new: groups.members[axes] for new, axes, groups in every},
+        {new: groups.number[axes] for new, axes, groups in every},
+    )
+
+
+def of_one_mesh(format_: Format) -> DiagnosticError:
+    """The error for a format that does not take jobs of several pods."""
+    return error(
+        f"the format '{format_.name}' is of one mesh and one model, and the job has several pods",
+        remedy="write --format chakra, or one pod: --serve prefill, or --serve decode",
+    )

@@ -20,6 +20,7 @@ from stagec.formats.registry import known_formats
 from stagec.job.archive import Archive, write_archive
 from stagec.job.cluster import Run
 from stagec.job.emit import Job
+from stagec.job.pods import PodsJob
 from stagec.job.writer import Done, Elsewhere, Files, RankWriter, Unit
 from stagec.support.diagnostics import error
 
@@ -40,7 +41,7 @@ class WorkOrder:
     compare: bool
 
 
-def written_by(run: Run, source: Job | Archive) -> Elsewhere:
+def written_by(run: Run, source: Job | PodsJob | Archive) -> Elsewhere:
     """Writes files of a job with the workers that `run` gives work to."""
 
     def write(folder: Path, units: Sequence[Unit], compare: bool) -> Iterator[tuple[int, Done]]:
@@ -55,7 +56,7 @@ def written_by(run: Run, source: Job | Archive) -> Elsewhere:
 
 
 @contextmanager
-def _stored(source: Job | Archive, folder: Path) -> Generator[Archive]:
+def _stored(source: Job | PodsJob | Archive, folder: Path) -> Generator[Archive]:
     """An archive of the job: itself, or one beside the folder for as long as it is needed."""
     if isinstance(source, Archive):
         yield source

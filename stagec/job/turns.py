@@ -49,8 +49,8 @@ class Pipelining:
             peer: contents_sent(peer, row(peer), placement).get(stage, ())
             for peer in senders(stage, placement)
         }
-        own = row(stage)
-        return [*_turns(own, receives_before(stage, own, sent, placement))]
+        mine = row(stage)
+        return [*_turns(mine, receives_before(stage, mine, sent, placement))]
 
 
 def _turns(row: Sequence[Action], receives: dict[int, list[Action]]) -> Iterator[Turn]:

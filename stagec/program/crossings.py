@@ -9,7 +9,7 @@ layers from 3 on, and meets two stages: layer 3 goes to the second one, 4 and 5 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
@@ -19,7 +19,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.rewrite import uses_inside
-from stagec.ir.traits import Accumulates
+from stagec.ir.traits import Accumulates, Terminates
 from stagec.ir.types import CACHED
 from stagec.program.handover import Handover, Ints, Layouts, handover, ratio
 from stagec.schedule.attached import placement_of, stages_of
@@ -28,10 +28,12 @@ from stagec.support.diagnostics import error
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The layers from `start` on of a cache, which a chunk of a pipeline stage holds. What no
-    repeat slices counts as one layer, ranks without stages as stage 0."""
+    """The layers from `start` on of a cache, which a chunk of a pipeline stage holds: the part of
+    the model of number `depth`. What no repeat slices counts as one layer, ranks without stages as
+    stage 0."""
 
     start: int
+    depth: int = 0
     stage: int = 0
     chunk: int = 0
 
@@ -49,10 +51,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class PodMesh:
-    """The axes of a pod with their sizes, and that of its pipeline stages, '' if it has none."""
+    """The axes of a pod with their sizes, and that of its pipeline stages, '' if it has none.
+    `chunks` are the stages that hold the parts of the model, in order."""
 
     axes: tuple[tuple[str, int], ...]
     over: str = ""
+    chunks: tuple[int, ...] = (0,)
 
     @property
     def inner(self) -> tuple[tuple[str, int], ...]:
@@ -130,54 +134,46 @@ def crossings(source: Module, target: Module) -> Crossings:
     """
     mine, theirs = held_caches(source), held_caches(target)
     _check_alike(source, mine, theirs)
-    turns = ratio(microbatches(source), microbatches(target), "microbatches")
-    ways = _Ways(pod_mesh(source), pod_mesh(target), turns)
+    more, fewer = ratio(microbatches(source), microbatches(target), "microbatches")
+    meshes = pod_mesh(source), pod_mesh(target)
+    to, of = _Numbers(meshes[0], meshes[1]), _Numbers(meshes[1], meshes[0])
     found: dict[str, Crossing] = {}
     stream = 0
     for name in sorted(mine):
-        way, *ends = ways.between(mine[name], theirs[name])
-        found[name] = Crossing(way, *ends, stream, mine[name].layers)
+        ends = mine[name], theirs[name]
+        way = handover(ends[0].layouts, ends[1].layouts)
+        sent, got = to.end(*ends, way.to, fewer), of.end(ends[1], ends[0], way.of, more)
+        found[name] = Crossing(way, sent, got, stream, mine[name].layers)
         stream += mine[name].layers
-    return Crossings(found, ways.to, ways.of)
+    return Crossings(found, to.peers, of.peers)
 
 
-class _Ways:
-    """Numbers the messages of both pods. Caches that are held alike share them."""
+class _Numbers:
+    """Numbers the messages of a pod: for each of its chunks those with each chunk of the other pod,
+    in the order of the model. Caches that are placed alike share them, so that the messages of two
+    ranks are in order."""
 
-    def __init__(self, source: PodMesh, target: PodMesh, turns: tuple[int, int]) -> None:
-        self._source, self._target, self._turns = source, target, turns
-        self._known: dict[tuple[Held, ...], tuple[Handover, End, End]] = {}
-        self.to: list[Ints] = []
-        self.of: list[Ints] = []
+    def __init__(self, here: PodMesh, there: PodMesh) -> None:
+        self._places, self._stages, self._chunks = here.places(), there.stages(), there.chunks
+        self._first: dict[tuple[object, ...], int] = {}
+        self.peers: list[Ints] = []
 
-    def between(self, mine: Held, theirs: Held) -> tuple[Handover, End, End]:
-        """The way of a cache, and the ends of its messages. Raises `NoHandoverError`."""
-        key = mine, theirs
-        if key not in self._known:
-            way = handover(mine.layouts, theirs.layouts)
-            more, fewer = self._turns  # microbatches of the source in one of the target
-            to = self._end(mine, theirs, way.to, fewer, self.to, (self._source, self._target))
-            of = self._end(theirs, mine, way.of, more, self.of, (self._target, self._source))
-            self._known[key] = way, to, of
-        return self._known[key]
-
-    def _end(
-        self,
-        here: Held,
-        there: Held,
-        ways: Sequence[Ints],
-        turns: int,
-        numbered: list[Ints],
-        meshes: tuple[PodMesh, PodMesh],
-    ) -> End:
-        places, stages = meshes[0].places(), meshes[1].stages()
+    def end(self, here: Held, there: Held, ways: Sequence[Ints], turns: int) -> End:
+        """The end of a cache here, where `ways` are who meets whom in a stage."""
+        shares, each = there.shares, len(ways) * turns
+        stages, skipped = tuple(s.stage for s in shares), 0
+        if shares[-1].depth - shares[0].depth == len(shares) - 1:  # parts that follow each other
+            stages, skipped = self._chunks, shares[0].depth
         first: dict[int, int] = {}
         for chunk in sorted({share.chunk for share in here.shares}):
-            first[chunk] = len(numbered)
-            for share, way in product(there.shares, ways):
-                numbered += [stages[share.stage][way[places]]] * turns
+            key = here.layouts, there.layouts, chunk, stages
+            if key not in self._first:
+                self._first[key] = len(self.peers)
+                for stage, way in product(stages, ways):
+                    self.peers += [self._stages[stage][way[self._places]]] * turns
+            first[chunk] = self._first[key] + skipped * each
         starts = {(s.stage, s.chunk): s.start for s in here.shares}
-        return End(first, starts, tuple(s.start for s in there.shares), len(ways) * turns, turns)
+        return End(first, starts, tuple(s.start for s in shares), each, turns)
 
 
 def _check_alike(source: Module, mine: Mapping[str, Held], theirs: Mapping[str, Held]) -> None:
@@ -209,7 +205,8 @@ def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
     for func in staged or [module.main]:
         for arg in func.body.args:
             if arg.tensor.role in CACHED:
-                yield func, arg, *(arg.tensor.part or (arg.name, 0))
+                name, chunk = arg.tensor.part or (arg.name, 0)
+                yield func, arg, name, chunk
 
 
 def held_caches(module: Module) -> dict[str, Held]:
@@ -220,13 +217,13 @@ def held_caches(module: Module) -> dict[str, Held]:
         count = _layers(module, arg)
         for stage in stages_of(func) or (0,):
             place = _depth(module, func, stage, chunk)
-            parts.setdefault(name, {})[place] = Share(0, stage, chunk), count, arg
+            parts.setdefault(name, {})[place] = Share(0, place, stage, chunk), count, arg
     found: dict[str, Held] = {}
     for name, by_depth in parts.items():
         shares: list[Share] = []
         start = 0
         for _, (share, count, _) in sorted(by_depth.items(), key=lambda item: item[0]):
-            shares.append(Share(start, share.stage, share.chunk))
+            shares.append(replace(share, start=start))
             start += count
         value = next(v for _, _, v in by_depth.values())
         splits = tuple(d.axes for d in value.tensor.dims)
@@ -234,9 +231,22 @@ def held_caches(module: Module) -> dict[str, Held]:
     return found
 
 
+def used(cache: Value) -> tuple[Operation, int, int]:
+    """The first operation of a step that uses a cache, which operand it is, and how many repeats
+    slice it. Raises `DiagnosticError` if there is none."""
+    for op, index, depth in uses_inside(cache):
+        if not op.has(Terminates):
+            return op, index, depth
+    raise error(
+        f"the step does not use the cache %{cache.name}",
+        cache.loc,
+        remedy="hand over what 'to-serving' has made",
+    )
+
+
 def _layers(module: Module, cache: Value) -> int:
     """The layers of an argument: the iterations of the repeats that slice it."""
-    depth = max((depth for _, _, depth in uses_inside(cache)), default=0)
+    _, _, depth = used(cache)
     return prod(evaluate(d.size, module.env) for d in cache.tensor.dims[:depth])
 
 
@@ -248,7 +258,7 @@ def _depth(module: Module, func: Operation, stage: int, chunk: int) -> int:
 
 def pod_mesh(module: Module) -> PodMesh:
     """The mesh of a pod. Raises `DiagnosticError` for an open axis."""
-    sizes = module.mesh.sizes if module.mesh else {}
+    sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
     known = [(axis, n) for axis, n in sizes.items() if n is not None]
     if open_ := sorted(sizes.keys() - dict(known).keys()):
         raise error(
@@ -256,7 +266,10 @@ def pod_mesh(module: Module) -> PodMesh:
             module.root.loc,
             remedy=module.how_to_set(open_),
         )
-    return PodMesh(tuple(known), module.functions[0].text("over"))
+    func = module.functions[0]
+    placement = placement_of(module, func)
+    chunks = (0,) if placement is None else tuple(home.rank for home in placement.homes)
+    return PodMesh(tuple(known), func.text("over"), chunks)
 
 
 def microbatches(module: Module) -> int:

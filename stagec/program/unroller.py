@@ -67,7 +67,8 @@ class Unroller:
     ) -> None:
         self._env, self._channels, self._joined = env, channels, joined
         self._sizes, self._loads, self._layer = Sizes(plain(env), loads), loads, 0
-        self._slot, self._turn = slot, 0
+        self._slot = slot
+        self._turn: int = 0
         self._refs: dict[Value, Held] = {}
         self._in_order: dict[Region, Sequence[Operation | LayerStack]] = {}
         self._order: list[Node | Instance] = []

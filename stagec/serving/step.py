@@ -118,6 +118,19 @@ class Step:
             return self
         return step_of(replace(c, cached=-(-c.cached // bucket) * bucket) for c in self.classes)
 
+    def together(self) -> Step:
+        """The step in which sequences that add and sample equally many tokens are one class, of
+        their mean of cached tokens, rounded up: an approximation of one kernel over all of them,
+        which reads as many rows together."""
+        found: dict[tuple[int, int], list[SequenceClass]] = {}
+        for each in self.classes:
+            found.setdefault((each.new, each.sampled), []).append(each)
+        return step_of(
+            SequenceClass(new, -(-sum(c.count * c.cached for c in alike) // count), sampled, count)
+            for (new, sampled), alike in found.items()
+            if (count := sum(c.count for c in alike))
+        )
+
     def __str__(self) -> str:
         return ",".join(map(str, self.classes))
 

@@ -15,9 +15,10 @@ from math import prod
 import numpy as np
 
 from stagec.machines import Level, Machine
-from stagec.program.groups import GroupAxes, Groups, neighbours
+from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
+from stagec.support.diagnostics import error
 from stagec.time.kernels import seconds_in_step
 from stagec.time.network import Span, collective_seconds, level_between, message_seconds, spans
 from stagec.time.streams import PICOSECONDS, Cost
@@ -73,7 +74,8 @@ class _Distances:
 
 
 class CostTable:
-    """The costs of the nodes of a job on a machine, each found once."""
+    """The costs of the nodes of a job on a machine, each found once. `pods` is the level of the
+    network between its pods."""
 
     def __init__(
         self,
@@ -83,7 +85,9 @@ class CostTable:
         overlap: bool = True,
         communicates: bool = True,
         measured: Measurements | None = None,
+        pods: Level | None = None,
     ) -> None:
+        self._pods = pods
         self._communicates, self._measured = communicates, measured or Measurements()
         #: How many kernels and collectives were matched, interpolated, and modelled.
         self.ways: Counter[int] = Counter()
@@ -137,7 +141,7 @@ class CostTable:
         if not self._communicates:
             return Cost(0)
         if node.is_message:
-            level = far.messages[node.kind, node.over, node.by]
+            level = self._level(node, far)
             key: Hashable = "message", node.size, level.name
             if key not in self._known:
                 self._known[key] = Cost(
@@ -153,6 +157,18 @@ class CostTable:
             factor = self._machine.efficiency.interference.collectives if beside else 1.0
             self._known[key] = Cost(picoseconds(max(times) * factor))
         return self._known[key]
+
+    def _level(self, node: Node, far: _Distances) -> Level:
+        """The level of the network that a message crosses. Raises `DiagnosticError` for one to
+        another pod if no level joins them."""
+        if not crosses_pods(node.op):
+            return far.messages[node.kind, node.over, node.by]
+        if self._pods is None:
+            raise error(
+                f"{node.name} goes to another pod, of which nothing is known",
+                remedy="time both pods: --serve disaggregated",
+            )
+        return self._pods
 
     def _collective(self, kind: str, size: int, over: Sequence[Span]) -> float:
         measured = self._measured.collective(kind, size, over, self._machine)

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeVar
 
+import numpy as np
+
 from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
-from stagec.machines import Machine
+from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
-from stagec.program.groups import Groups, number_groups
+from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
 from stagec.time.costs import CostTable, Measurements, picoseconds
+from stagec.time.hosts import Hosts, HostTimes, host_costs
 from stagec.time.join import Joined, joined
+from stagec.time.network import spans
 from stagec.time.pieces import Piece
 from stagec.time.replay import ClassReplay, replay
 from stagec.time.shapes import Shape
@@ -62,7 +67,8 @@ class _Programs:
                     self._inner.append(inner)
                 self.number[node] = known[key]
         self._plans: dict[tuple[bool, bool], list[Joined]] = {}
-        self._hosts: tuple[Hashable, Replayed] | None = None
+        self._hosts: dict[Hashable, Hosts] = {}
+        self._replayed: tuple[Hashable, Replayed] | None = None
         self._numbers: dict[Shape, list[int]] = {}
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
@@ -96,17 +102,31 @@ class _Programs:
             )
         return self._plans[key]
 
-    def hosts(
-        self, mesh: Mapping[str, int], issue: int, *, overlap: bool, one_stream: bool
-    ) -> Replayed:
-        """The replay of hosts that take so many picoseconds for a computation; the last one asked
-        for is kept."""
-        key = issue, overlap, one_stream
-        if self._hosts is None or self._hosts[0] != key:
-            plans = self.plans(mesh, overlap=overlap, one_stream=one_stream)
-            cost = 0, partial(_host_costs, issue)
-            self._hosts = key, _replayed(plans, [cost] * len(plans), 0)
-        return self._hosts[1]
+    def late_hosts(
+        self,
+        mesh: Mapping[str, int],
+        spent: HostTimes,
+        devices: Sequence[ClassReplay],
+        *,
+        overlap: bool,
+        one_stream: bool,
+    ) -> Replayed | None:
+        """The replay of hosts that spend so much time, unless it is clear without one that they are
+        never behind these devices; the last one asked for is kept. Hosts that compare what they
+        call wait for each collective."""
+        how = overlap and not spent.checks, one_stream
+        if self._replayed is not None and self._replayed[0] == (spent, how):
+            return self._replayed[1]
+        plans = self.plans(mesh, overlap=how[0], one_stream=one_stream)
+        if not spent.checks:
+            if how not in self._hosts:
+                self._hosts[how] = Hosts(plans)
+            pieces = {p for each in devices for p in each.pieces}
+            if self._hosts[how].never_late(pieces, spent.issue):
+                return None
+        cost = 0, partial(host_costs, spent)
+        self._replayed = (spent, how), _replayed(plans, [cost] * len(plans), 0)
+        return self._replayed[1]
 
 
 class Issued:
@@ -166,10 +186,19 @@ class Issued:
         """The plans of all classes."""
         return self._programs.plans(self.mesh, overlap=overlap, one_stream=one_stream)
 
-    def hosts(self, issue: int, *, overlap: bool, one_stream: bool = False) -> Replayed:
-        """The replay of hosts that take so many picoseconds to issue a computation and do nothing
-        else: the same in all sizes."""
-        return self._programs.hosts(self.mesh, issue, overlap=overlap, one_stream=one_stream)
+    def late_hosts(
+        self,
+        spent: HostTimes,
+        devices: Sequence[ClassReplay],
+        *,
+        overlap: bool,
+        one_stream: bool = False,
+    ) -> Replayed | None:
+        """The replay of hosts that spend so much time and do nothing else: the same in all sizes.
+        None if they are never behind these devices."""
+        return self._programs.late_hosts(
+            self.mesh, spent, devices, overlap=overlap, one_stream=one_stream
+        )
 
     @cached_property
     def members(self) -> list[Ints]:
@@ -216,9 +245,11 @@ def step_time(
     overlap: bool = True,
     communicates: bool = True,
     measured: Measurements | None = None,
+    pods: Level | None = None,
 ) -> StepTime:
     """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
     communicates, collectives and messages take no time. What is `measured` wins over models.
+    Messages to another pod cross the level `pods` of the network.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
@@ -227,7 +258,12 @@ def step_time(
     does not join, and classes that wait for each other in a ring.
     """
     table = CostTable(
-        machine, issued.mesh, overlap=overlap, communicates=communicates, measured=measured
+        machine,
+        issued.mesh,
+        overlap=overlap,
+        communicates=communicates,
+        measured=measured,
+        pods=pods,
     )
     computations = table.prepare(issued.samples)
     costs: list[ClassCosts] = []
@@ -240,11 +276,14 @@ def step_time(
     one_stream = efficiency.streams == "one"
     plans = issued.plans(overlap=overlap, one_stream=one_stream)
     devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
-    issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
-    if not issue:
+    checks = _checks(issued, machine) if communicates else ()
+    spent = HostTimes(picoseconds(efficiency.host.issue), checks)
+    if efficiency.kernels == "roofline" or not any(spent):
         return devices
-    hosts = StepTime(*issued.hosts(issue, overlap=overlap, one_stream=one_stream), table.ways)
-    return max(devices, hosts, key=lambda step: step.picoseconds)
+    hosts = issued.late_hosts(spent, devices.classes, overlap=overlap, one_stream=one_stream)
+    if hosts is None:
+        return devices
+    return max(devices, StepTime(*hosts, table.ways), key=lambda step: step.picoseconds)
 
 
 def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: int) -> Replayed:
@@ -262,8 +301,16 @@ def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: in
     return replay(classes, slowdown), classes
 
 
-def _host_costs(issue: int, shape: Shape) -> list[Cost]:
-    """What nodes cost their host. Optimizers launch few kernels, each for many parameters."""
-    some, none = Cost(0, issue), Cost(0)
-    nodes = (step.node for step in shape.steps)
-    return [some if n.is_computation and n.phase != "optimizer" else none for n in nodes]
+def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:
+    """What hosts spend on a collective of each group, where they compare what they call."""
+    levels = machine.efficiency.network
+    if not any(level.check for level in levels.values()):
+        return ()
+    found: list[tuple[GroupAxes, int]] = []
+    for axes, members in issued.groups.members.items():
+        over = spans(machine, np.sort(members[0]))
+        reached = [0, *(span.size for span in over)]
+        ranks = zip(over, pairwise(reached), strict=True)
+        time = sum((b - a) * levels[span.level.name].check for span, (a, b) in ranks)
+        found.append((axes, picoseconds(time)))
+    return tuple(found)

@@ -1,8 +1,9 @@
 """The streams of a rank: what runs one after the other, and what time is accounted as.
 
 A rank computes on one stream. Each communicator, each direction of copies, and sends to and
-receives from each neighbour have a stream of their own, beside it; a machine may say that its
-collectives and sends share one. A blocking collective is on the stream of its communicator and on
+receives from each neighbour have a stream of their own, beside it; so have all messages to another
+pod, which share the link of the rank. A machine may say that its collectives and sends share one
+stream. A blocking collective is on the stream of its communicator and on
 that of the computations.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stagec.program.groups import crosses_pods
 from stagec.program.nodes import Node
 
 #: Clocks count picoseconds: so many in a second.
@@ -51,6 +53,8 @@ def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) ->
     collectives and sends share it."""
     if node.is_copy:
         return (("copy", node.to),)
+    if crosses_pods(node.op):
+        return ((node.kind, node.over),)
     if node.is_message:
         shared = one_stream and node.kind == "send"
         return (SHARED,) if shared else ((node.kind, node.over, node.by),)

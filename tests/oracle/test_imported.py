@@ -54,17 +54,23 @@ STRATEGIES = 8
 TYPES = [(*family.model_types, *family.marks) for family in BUILT_IN]
 
 #: Without a dimension S; with a loss of pairs of the batch.
-UNSPLIT = ("vit", "deit", "DiTTransformer2DModel")
+DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
+UNSPLIT = ("vit", "deit", "DiTTransformer2DModel", *DINO)
 PAIRED = ("clip", "siglip")
+#: Layers of several kinds that attend to one output: no message brings its gradient.
+UNCUT = (*PAIRED, "switch_transformers")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
-GATHERED = ("t5", "mt5", "bart", "whisper", "deepseek_v32", "glm_moe_dsa")
+_CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
+_BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
+GATHERED = (*_BY_DISTANCE, *_CROSS, "m2m_100", "deepseek_v32", "glm_moe_dsa")
 #: Attention to texts and images in one row, of which S are texts: they are gathered.
-JOINT = ("FluxTransformer2DModel",)
+JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel")
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
 ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv6", "rwkv7")
-SCANNED = (*(name for name in SCANS if name not in ALONE), "minimax", "minimax_text_01")
+_DELTAS = ("qwen3_5", "qwen3_5_moe")
+SCANNED = (*(n for n in SCANS if n not in ALONE), "minimax", "minimax_text_01", *_DELTAS)
 
 
 def _rows() -> list[Any]:
@@ -84,7 +90,7 @@ def _rows() -> list[Any]:
 def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of a combination, with what the family takes in place of what it does not."""
     schedule, pp, chunks, microbatches = (
-        row["pipeline"] if model_type not in PAIRED else ("", 1, 0, 1)
+        row["pipeline"] if model_type not in UNCUT else ("", 1, 0, 1)
     )
     dp, ep = row["data"]
     given: dict[str, Any] = {"dp": dp, "microbatches": microbatches, "recompute": row["recompute"]}

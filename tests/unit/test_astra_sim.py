@@ -13,7 +13,6 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,21 +29,18 @@ from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from stagec.formats.chakra.tensors import tensors_of
 from stagec.machines import load_machine
 from stagec.program.nodes import Events, Node, Program
-from tests.support import EXHAUSTIVE, TINY, examples, stagec
+from tests.exported import WRITTEN, Tried
+from tests.exported import tiny as words_of
+from tests.support import examples, stagec
 
 ROOT = Path(__file__).parents[2]
 MACHINE = ("--machine", "h100-sxm")
 FORMAT = ("--format", "astra-sim", *MACHINE, "--quiet")
 
 
-def sizes(model: str, **more: int) -> str:
-    """The value of --set for a tiny model."""
-    return ",".join(f"{k}={v}" for k, v in {**TINY[model], **more}.items())
-
-
 def tiny(model: str, *words: str, **more: int) -> tuple[str, ...]:
-    """The words of a tiny job."""
-    return "compile", model, "--set", sizes(model, **more), *words
+    """The words that compile a tiny job."""
+    return "compile", *words_of(model, *words, **more)
 
 
 def stub(tmp_path: Path) -> Path:
@@ -198,29 +194,9 @@ def assert_as_analyzed(tmp_path: Path, words: Sequence[str]) -> None:
     assert found["mfu"] == pytest.approx(about["model_flops"] / rate)
 
 
-STRATEGIES = (
-    ("--tp", "2"),
-    ("--dp", "4", "--zero", "3"),
-    ("--tp", "2", "--sp", "--dp", "2", "--zero", "1"),
-    ("--tp", "2", "--pp", "2", "--microbatches", "2", "--schedule", "1f1b"),
-    ("--pp", "2", "--microbatches", "4", "--schedule", "zb-h1", "--dp", "2"),
-    ("--pp", "2", "--microbatches", "4", "--schedule", "dualpipe"),
-    ("--pp", "2", "--microbatches", "4", "--schedule", "gpipe", "--tp", "2", "--sp"),
-    ("--dp", "2", "--recompute", "full"),
-)
-MODELS = ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "palm-540b")
-QUICK = {("llama3-8b", STRATEGIES[3]), ("mixtral-8x7b", STRATEGIES[2])}
-JOBS = [
-    pytest.param(m, s, marks=[] if (m, s) in QUICK else [EXHAUSTIVE])
-    for m, s in product(MODELS, STRATEGIES)
-]
-
-
-@pytest.mark.parametrize(("model", "words"), JOBS)
-def test_calls_and_bytes_are_those_of_analyze(
-    model: str, words: Sequence[str], tmp_path: Path
-) -> None:
-    assert_as_analyzed(tmp_path, tiny(model, *words))
+@WRITTEN
+def test_calls_and_bytes_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
+    assert_as_analyzed(tmp_path, ("compile", *tried_job.words))
 
 
 def test_ranks_that_do_not_end_are_an_error(
@@ -242,6 +218,11 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     assert "has no readable 'stagec.json'" in empty.err
     no = stagec("simulate", folder, "--astra-sim", tmp_path / "none")
     assert "is no program" in no.err
+    other = stagec("simulate", folder, "--astra-sim", "/bin/true")
+    assert (other.code, "prints nothing and exits with 0: it is not ASTRA-sim" in other.err) == (
+        1,
+        True,
+    )
     (folder / "llama3-8b.1.et").unlink()
     gone = stagec("simulate", folder, "--astra-sim", binary)
     assert "ASTRA-sim needs the traces of all 2 ranks" in gone.err
@@ -373,15 +354,12 @@ def tracked_peak(nodes: Sequence[TraceNode]) -> int:
     return most
 
 
-@pytest.mark.parametrize(("model", "words"), JOBS)
-def test_the_peak_of_tensors_is_that_of_the_plan(
-    model: str, words: Sequence[str], tmp_path: Path
-) -> None:
-    given_words = tiny(model, *words, "--tensor-names")
-    folder = written(tmp_path, *given_words)
+@WRITTEN
+def test_the_peak_of_tensors_is_that_of_the_plan(tried_job: Tried, tmp_path: Path) -> None:
+    folder = written(tmp_path, "compile", *tried_job.words, "--tensor-names")
     manifest = json.loads((folder / "manifest.json").read_text())
     for each in manifest["classes"]:
-        nodes = [*read_trace(folder / f"{model}.{each['example_rank']}.et")]
+        nodes = [*read_trace(folder / f"{tried_job.model}.{each['example_rank']}.et")]
         assert tracked_peak(nodes) == each["memory"]["peak_bytes"]
         before: dict[int, set[int]] = {}
         writer = {n: e.id for e in nodes for n, _ in tensors(e, "outputs")}

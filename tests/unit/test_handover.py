@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
 from itertools import product
 from math import lcm, prod
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.formats.chakra.files import read_trace
+from stagec.job.archive_index import parse_index
 from stagec.program.handover import Layouts, NoHandoverError, handover
 from tests.support import examples, stagec
 
@@ -93,6 +96,7 @@ CASES = (
     ("tp=2,pp=2,microbatches=2", "dp=2,pp=4,microbatches=2"),
     ("pp=4,microbatches=2", "cp=2,pp=2,microbatches=2"),
     ("pp=2,microbatches=2,schedule=interleaved,chunks=2", "pp=4,microbatches=2"),
+    ("--pp 3 --stage-layers 2,1,1 --microbatches 2", "pp=2,stage-layers=1,3,microbatches=2"),
 )
 #: Microbatches of other numbers: the messages of two ranks are in another order at both ends.
 UNORDERED = (
@@ -116,7 +120,7 @@ def test_both_pods_are_one_job(case: int, tmp_path: Path) -> None:
     assert json.loads(checked.out)["rendezvous"] == (case < len(CASES))
     found = json.loads(stagec("analyze", *words, "--json").out)
     a_token = 2 * 4 * 4 * 8 * 2  # keys and values of four layers, four heads of eight, two bytes
-    degrees = dict(part.split("=") for part in decode.split(","))
+    degrees = dict(part.split("=") for part in decode.split(",") if "=" in part)
     copies = max(1, int(degrees.get("tp", 1)) // 4)
     assert found["handover"]["bytes"] == batch * prompt * a_token * copies
     manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
@@ -229,3 +233,80 @@ def test_what_pods_do_not_have_is_refused(
     assert says in ran.err
     assert "help: " in ran.err
     assert not (tmp_path / "job").exists()
+
+
+def test_an_archive_has_both_pods(tmp_path: Path) -> None:
+    """What is made of it are the files of a folder, byte for byte, and the check proves it."""
+    pods = (*SMALL[:-3], "tp=2,pp=2,microbatches=2", "--decode", "dp=2,microbatches=2")
+    words = ("compile", *pods, "--prompt", "16", "--machine", "h100-sxm", "--quiet")
+    archive = tmp_path / "pods.stagec"
+    for more in (("--archive", archive), ("-o", tmp_path / "folder")):
+        ran = stagec(*words, *more)
+        assert ran.code == 0, ran.err
+    checked = stagec("check", archive, "--json")
+    assert checked.code == 0, checked.out
+    assert json.loads(checked.out)["ranks"] == 6
+    assert stagec("materialize", archive, "-o", tmp_path / "made", "--quiet").code == 0
+    files = {f.name: f.read_bytes() for f in (tmp_path / "folder").iterdir()}
+    assert files == {f.name: f.read_bytes() for f in (tmp_path / "made").iterdir()}
+    refused = stagec("materialize", archive, "-o", tmp_path / "goal", "--format", "goal")
+    assert refused.code == 1
+    assert "'goal' is of one mesh" in refused.err
+
+
+INDEX: dict[str, Any] = {
+    "name": "job",
+    "mesh": {"a/x": 2, "b/x": 1},
+    "about": {},
+    "pods": [
+        {"name": "a", "mesh": {"x": 2}, "far": {"b": {"ranks": [[2, 2]], "messages": [0]}}},
+        {"name": "b", "mesh": {"x": 1}, "far": {"a": {"ranks": [[0], [1]], "messages": [0, 1]}}},
+    ],
+    "classes": [
+        {
+            "pod": pod,
+            "coords": {},
+            "uses": [],
+            "axes": [],
+            "entry": {"count": n, "nodes": {"comp": 1, "coll": 0, "send": 1, "recv": 0}},
+            "variants": [
+                {
+                    "widths": [],
+                    "start": 0,
+                    "size": 1,
+                    "bytes": 5,
+                    "trace_bytes": 1,
+                    "sha256": "",
+                    "groups": [],
+                    "peers": [["b" if pod == "a" else "a", 0, 1]],
+                }
+            ],
+        }
+        for pod, n in (("a", 2), ("b", 1))
+    ],
+}
+
+
+def test_the_index_of_pods_is_checked() -> None:
+    index = parse_index(INDEX, 10)
+    assert [m.tolist() for m in index.members] == [[0, 1], [2]]
+    assert index.pods["b"].start == 2
+
+    def wrong(change: Callable[[dict[str, Any]], object]) -> None:
+        given = deepcopy(INDEX)
+        change(given)
+        with pytest.raises(ValueError, match=r"pod|message|axis|ranks|partition|class"):
+            parse_index(given, 10)
+
+    wrong(lambda i: i["pods"][1].update(name="a"))
+    wrong(lambda i: i["pods"][1].update(name=""))
+    wrong(lambda i: i["pods"][0]["mesh"].update(x=3))
+    wrong(lambda i: i["pods"][0]["mesh"].update(x=1 << 40))
+    wrong(lambda i: i["pods"][0]["far"]["b"].update(messages=[1]))
+    wrong(lambda i: i["pods"][0]["far"]["b"].update(ranks=[[2, 3]]))
+    wrong(lambda i: i["pods"][0]["far"]["b"].update(ranks=[[2]]))
+    wrong(lambda i: i["pods"][0]["far"].update(c={"ranks": [], "messages": []}))
+    wrong(lambda i: i["classes"][0].update(pod="c"))
+    wrong(lambda i: i["classes"][0].update(pod="b"))
+    wrong(lambda i: i["classes"][0]["variants"][0].update(peers=[["b", 1, 1]]))
+    wrong(lambda i: i["classes"][0]["variants"][0].update(peers=[["y", 1, 1]]))

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.exported import WRITTEN, Tried, classes, tiny, traffic_of
 from tests.support import stagec
-from tests.written_jobs import JOBS, classes, tiny, traffic_of
 
 #: What comm_replay has tensors of: `dtypeMap` of comms_utils.py.
 SIZE = {"bfloat16": 2, "float": 4, "byte": 1, "int": 4, "long": 8, "half": 2, "bool": 1, "char": 1}
@@ -120,11 +120,9 @@ def compiled(tmp_path: Path, words: Sequence[str], *more: str) -> Path:
     return folder
 
 
-@JOBS
-def test_calls_and_bytes_are_those_of_analyze(
-    model: str, words: Sequence[str], tmp_path: Path
-) -> None:
-    job = tiny(model, *words)
+@WRITTEN
+def test_calls_and_bytes_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
+    job = tried_job.words
     found = classes(job)
     world = sum(each["count"] for each in found)
     folder = compiled(tmp_path, job)

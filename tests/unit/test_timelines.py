@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from stagec.formats.timeline import ranks as timeline
+from tests.exported import WRITTEN, Tried, classes, flops_of, tiny, traffic_of
 from tests.support import stagec
-from tests.written_jobs import JOBS, classes, flops_of, tiny, traffic_of
 
 #: A machine whose hosts hold up no step, however small it is.
 MACHINE = ("--machine", str(Path(__file__).parents[1] / "data" / "fast-host.toml"))
@@ -118,14 +118,14 @@ def check_kineto(path: Path) -> dict[str, Any]:
     return trace
 
 
-@JOBS
-def test_kineto_has_what_analyze_counts(model: str, words: Sequence[str], tmp_path: Path) -> None:
-    job = tiny(model, *words)
+@WRITTEN
+def test_kineto_has_what_analyze_counts(tried_job: Tried, tmp_path: Path) -> None:
+    job = tried_job.words
     folder = compiled(tmp_path, "kineto{ranks=classes}", job)
     told = json.loads(stagec("time", *job, *MACHINE, "--no-levers", "--json").out)
     times = {each["name"]: each["breakdown"] for each in told["classes"]}
     for each in classes(job):
-        trace = check_kineto(folder / f"{model}.{each['example_rank']}.json")
+        trace = check_kineto(folder / f"{tried_job.model}.{each['example_rank']}.json")
         found = kernels(trace)
         assert sum(e["args"].get("flops", 0) for e in found) == flops_of(each)
         traffic: dict[tuple[str, str], Counter[str]] = {}
@@ -221,11 +221,11 @@ def reduced(event: Event) -> int:
 # -- Chrome and Perfetto ---------------------------------------------------------------------------
 
 
-@JOBS
-def test_chrome_has_what_analyze_counts(model: str, words: Sequence[str], tmp_path: Path) -> None:
-    job = tiny(model, *words)
+@WRITTEN
+def test_chrome_has_what_analyze_counts(tried_job: Tried, tmp_path: Path) -> None:
+    job = tried_job.words
     folder = compiled(tmp_path, "chrome", job, "--memory-events")
-    events = read(folder / f"{model}.trace.json")["traceEvents"]
+    events = read(folder / f"{tried_job.model}.trace.json")["traceEvents"]
     flops: Counter[int] = Counter()
     peaks: Counter[int] = Counter()
     threads: defaultdict[tuple[int, int], list[Event]] = defaultdict(list)

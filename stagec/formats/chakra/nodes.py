@@ -43,6 +43,8 @@ ATTR_TYPES: Mapping[str, str] = MappingProxyType(
 )
 """The exact type of each attribute that consumers read; another integer type reads as 0."""
 
+#: Most characters of a name in a message.
+_LONGEST = 100
 _LAST_NODE_FIELD = 10
 _LAST_ATTR_FIELD = 32
 
@@ -118,8 +120,10 @@ class TraceNode:
 
     @property
     def label(self) -> str:
-        """How messages name the node: `node 7 'layer0.mlp'`."""
-        return f"node {self.id} {self.name!r}"
+        """How messages name the node: `node 7 'layer0.mlp'`. Of a long name, such as a kernel's
+        with its templates, the start is shown."""
+        name = self.name if len(self.name) <= _LONGEST else f"{self.name[: _LONGEST - 3]}..."
+        return f"node {self.id} {name!r}"
 
 
 def encode_metadata(version: str) -> bytes:

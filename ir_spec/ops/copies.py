@@ -1,0 +1,40 @@
+"""The statement of copies of experts, which servers keep of those that many tokens choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.ir_spec.ops.axes import EXPERTS
+from stagec.ir_spec.ops.statement import Flag, Record, Statement, parameter
+
+
+@dataclass(frozen=True)
+class CopiesRule(Record):
+    """How many experts are held twice."""
+
+    count: int = parameter(
+        "int",
+        "experts that are held beside those of the model",
+        default=0,
+        least=0,
+        flag=Flag(
+            "redundant_experts",
+            "Of a step of serving: so many more experts than the model has, copies of those that "
+            "many tokens choose.",
+            metavar="N",
+            needs=(EXPERTS,),
+        ),
+    )
+
+
+class CopiesOp(Statement):
+    """Ranks hold copies of some experts, so that many tokens for one expert go to several ranks
+    (DeepSeek's expert parallelism load balancer; arXiv 2412.19437, section 3.4). E counts all that
+    are held, of which a rank has E/ep; routers choose among the others. The load is even over all.
+    """
+
+    name, record = "stg.redundant_experts", CopiesRule
+    example = "stg.redundant_experts[count = 32]"
+
+
+OPS = (CopiesOp(),)

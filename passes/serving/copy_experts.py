@@ -1,0 +1,132 @@
+"""copy-experts: ranks hold more experts than the router chooses among, copies of some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from stagec.api import (
+    Expr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Value,
+    const,
+    error,
+    evaluate,
+    read_strategy,
+)
+from stagec.ir.facts import Relation
+from stagec.ir.infer import forget_types, infer_module
+from stagec.ir_spec.ops.copies import CopiesRule
+
+#: The parameter of ops that choose among experts with copies.
+COPIES = "copies"
+
+
+@dataclass(frozen=True)
+class CopyExperts(Pass):
+    """Let routers choose among fewer experts than ranks hold: the last of these are copies of the
+    first, which servers keep of experts that many tokens choose (`stg.redundant_experts`).
+
+    The number of experts of the module counts copies. Routers, with all that only they use, get the
+    dimension of the others; the load is even over all that are held.
+
+    Before:
+        stg.strategy @s {
+          stg.redundant_experts[count = 32]
+        }
+        stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E | frozen]) {
+          %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E]
+          %g, %e = stg.route[k = T](%l) : (f32[B, S, T], i32[B, S, T])
+          %xs = stg.dispatch[count = E](%x, %e) : bf16[E, B, S*T/E, D]
+          stg.return(%xs)
+        }
+    After:
+        stg.strategy @s {
+          stg.redundant_experts[count = 32]
+        }
+        stg.assume[E >= 64]
+        stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E - 32 | frozen]) {
+          %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E - 32]
+          %g, %e = stg.route[k = T, copies = 32](%l) : (f32[B, S, T], i32[B, S, T])
+          %xs = stg.dispatch[count = E](%x, %e) : bf16[E, B, S*T/E, D]
+          stg.return(%xs)
+        }
+    """
+
+    name = "copy-experts"
+    needs = Phase.SHAPED
+
+    count: int = field(default=0, metadata={"help": "copies (default: of the strategy)"})
+
+    def applies(self, module: Module) -> bool:
+        return bool(self.count or read_strategy(module).one(CopiesRule).count)
+
+    def run(self, module: Module) -> None:
+        copy_experts(module, self.count or read_strategy(module).one(CopiesRule).count)
+
+
+def copy_experts(module: Module, count: int) -> None:
+    """Make so many of the experts copies, in place.
+
+    Raises `DiagnosticError` for a model without routers, and for more copies than experts.
+    """
+    routers = [op for op in module.walk() if COPIES in op.definition.params_by_name]
+    if not routers:
+        raise error(
+            "no op chooses among experts, so there is nothing to copy",
+            module.main.loc,
+            remedy="leave stg.redundant_experts out, or choose a mixture of experts",
+        )
+    for op in routers:
+        experts = op.operands[0].tensor.shape[-1]
+        _check(module, op, experts, count)
+        for value in _chosen_by(op, experts):
+            dims = tuple(
+                replace(d, size=experts - count) if d.size == experts else d
+                for d in value.tensor.dims
+            )
+            value.type = replace(value.tensor, dims=dims)
+        op.attrs[COPIES] = const(count)
+        _assume(module, op, Relation(experts, ">=", const(2 * count)))
+    for op in module.main.body.ops:
+        forget_types(op)
+    infer_module(module)
+
+
+def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
+    if experts.symbols <= module.env.keys() and 2 * count > evaluate(experts, module.env):
+        held = evaluate(experts, module.env)
+        raise error(
+            f"{count} of {experts} = {held} experts are copies of the other {held - count}",
+            op.loc,
+            remedy="choose at most as many copies as there are experts",
+        )
+
+
+def _assume(module: Module, op: Operation, relation: Relation) -> None:
+    if relation not in {r for r, _ in module.relations}:
+        definition = module.registry["stg.assume"]
+        stated = Operation(definition, (), {"relations": (relation,)}, loc=op.loc)
+        module.root.body.insert(module.main.position(), stated)
+
+
+def _chosen_by(op: Operation, experts: Expr) -> Iterator[Value]:
+    """The arguments with a dimension of all experts by which an op chooses, in every region that
+    they come through."""
+    seen: set[Value] = set()
+    stack = list(op.operands)
+    while stack:
+        value = stack.pop()
+        if value in seen or experts not in value.tensor.shape:
+            continue
+        seen.add(value)
+        if value.producer is not None:
+            stack += value.producer.operands
+            continue
+        yield value
+        owner = value.region.owner
+        if value.index < len(owner.operands):
+            stack.append(owner.operands[value.index])

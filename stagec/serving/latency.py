@@ -1,0 +1,48 @@
+"""What users of a server meet: times to first tokens and between tokens, over the requests that
+were served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from stagec.serving.engine import Served
+from stagec.serving.requests import SECOND
+
+#: Shares of the requests, in percent.
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Nanoseconds of the requests in order, least first; at least one."""
+
+    values: Sequence[Fraction]
+
+    @property
+    def mean(self) -> Fraction:
+        """Their mean."""
+        return sum(self.values, Fraction(0)) / len(self.values)
+
+    def percentile(self, percent: int) -> Fraction:
+        """The least value that so many percent of the requests do not exceed (nearest rank)."""
+        return self.values[max(0, -(-len(self.values) * percent // 100) - 1)]
+
+    def as_json(self) -> dict[str, float]:
+        """Seconds, by `mean`, `p50`, `p90` and `p99`."""
+        named = {f"p{n}": self.percentile(n) for n in PERCENTILES}
+        return {name: float(v / SECOND) for name, v in {"mean": self.mean, **named}.items()}
+
+
+def latencies(served: Sequence[Served]) -> dict[str, Spread]:
+    """`ttft`, from arrival to the first token; `tpot`, between tokens of a request, the mean of
+    each; `latency`, from arrival to the last token. What no request has is left out, such as `tpot`
+    where all have one token."""
+    several = [s for s in served if s.request.output > 1]
+    found = {
+        "ttft": [Fraction(s.first - s.request.arrival) for s in served],
+        "tpot": [Fraction(s.last - s.first, s.request.output - 1) for s in several],
+        "latency": [Fraction(s.last - s.request.arrival) for s in served],
+    }
+    return {name: Spread(sorted(values)) for name, values in found.items() if values}

@@ -1,0 +1,137 @@
+"""How long steps of requests take, and what users meet: sums of single steps, and definitions."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagec.driver.machine import machine_of
+from stagec.driver.step_modules import StepModules
+from stagec.driver.step_times import StepTimes
+from stagec.serving.engine import Served
+from stagec.serving.latency import Spread, latencies
+from stagec.serving.requests import Request
+from stagec.serving.step import SequenceClass, Step, parse_step, step_of
+from tests.support import LLAMA, examples, stagec, tiny_options
+
+H100 = "h100-sxm"
+SMALL = ("llama3-8b", "--set", "L=2,D=256,F=512,V=512")
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 100))
+@examples(60)
+def test_a_percentile_is_the_least_that_so_many_do_not_exceed(values: list[int], at: int) -> None:
+    spread = Spread(sorted(map(Fraction, values)))
+    enough = [v for v in values if 100 * sum(w <= v for w in values) >= at * len(values)]
+    assert spread.percentile(at) == min(enough)
+    assert spread.mean == Fraction(sum(values), len(values))
+
+
+def test_times_of_requests_by_definition() -> None:
+    """From arrival to the first token; between tokens; a request of one token has none between."""
+    found = latencies(
+        [
+            Served(Request(5, 10, 1), 1, 105, 105, 0),
+            Served(Request(0, 10, 5), 2, 50, 90, 0),
+            Served(Request(7, 10, 4), 3, 47, 107, 0),
+        ]
+    )
+    values = {name: [int(v) for v in spread.values] for name, spread in found.items()}
+    assert values == {"ttft": [40, 50, 100], "tpot": [10, 20], "latency": [90, 100, 100]}
+    assert latencies([]) == {}
+
+
+@st.composite
+def classes_of_steps(draw: st.DrawFn) -> SequenceClass:
+    new = draw(st.integers(1, 4))
+    sampled = draw(st.integers(0, new))
+    return SequenceClass(new, draw(st.integers(0, 99)), sampled, draw(st.integers(1, 5)))
+
+
+@given(st.lists(classes_of_steps(), min_size=1, max_size=8))
+@examples(60)
+def test_sequences_taken_together_read_as_many_rows(classes: list[SequenceClass]) -> None:
+    """As many tokens, samples and sequences; cached rows are rounded up by less than one each."""
+    step = step_of(classes)
+    found = step.together()
+    assert (found.tokens, found.sampled, found.sequences) == (
+        *(step.tokens, step.sampled, step.sequences),
+    )
+    alike = {(c.new, c.sampled) for c in step.classes}
+    assert len(found.classes) == len(alike)
+    for each in found.classes:
+        mine = [c for c in step.classes if (c.new, c.sampled) == (each.new, each.sampled)]
+        rows = sum(c.count * c.cached for c in mine)
+        assert rows <= each.count * each.cached < rows + each.count
+
+
+def step_seconds(step: str) -> float:
+    words = ("--serve", "mixed", "--step", step, "--machine", H100, "--json")
+    ran = stagec("time", *SMALL, *words)
+    assert ran.code == 0, ran.err
+    return float(json.loads(ran.out)["step_seconds"])
+
+
+def served(tmp_path: Path, requests: str, *words: str) -> dict[str, Any]:
+    """What the manifest says of requests, given as lines of arrival, prompt and output."""
+    file = tmp_path / "requests.csv"
+    file.write_text(f"arrival,prompt,output\n{requests}\n")
+    out = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
+    line = ("--serve", "mixed", "--requests", str(file), *words, "-o", str(out), "--quiet")
+    ran = stagec("compile", *SMALL, *line)
+    assert ran.code == 0, ran.err
+    return dict(json.loads((out / "manifest.json").read_text())["serving"])
+
+
+def test_a_request_alone_takes_its_steps(tmp_path: Path) -> None:
+    """Two chunks of a prompt, then three steps of decode: their seconds, one by one."""
+    found = served(tmp_path, "0,96,4", "--chunk", "64", "--machine", H100)
+    first = step_seconds("chunk=1x64+0") + step_seconds("prefill=1x32+64")
+    more = [step_seconds(f"decode=1x{c}") for c in (96, 97, 98)]
+    assert found["times"]["ttft"]["p50"] == pytest.approx(first, abs=5e-9)
+    assert found["times"]["tpot"]["mean"] == pytest.approx(sum(more) / 3, abs=5e-9)
+    assert found["times"]["latency"]["p99"] == pytest.approx(first + sum(more), abs=9e-9)
+    assert found["machine"] == H100
+    assert "tick_seconds" not in found
+
+
+def test_a_tick_is_what_it_says(tmp_path: Path) -> None:
+    """Also with a machine, of which traces have durations; without either it is 10 ms."""
+    for words, tick in (
+        (("--tick", "3", "--machine", H100), 0.003),
+        (("--tick", "3"), 0.003),
+        ((), 0.01),
+    ):
+        found = served(tmp_path, "0,8,5", *words)
+        assert found["times"]["tpot"]["p90"] == pytest.approx(tick)
+        assert found["times"]["ttft"]["mean"] == pytest.approx(tick)
+        assert "machine" not in found
+
+
+def test_a_busy_server_lets_requests_wait(tmp_path: Path) -> None:
+    """Requests that come together: the last first token is later than that of one alone."""
+    alone = served(tmp_path, "0,64,3", "--machine", H100)["times"]
+    lines = "\n".join("0,64,3" for _ in range(8))
+    found = served(tmp_path, lines, "--machine", H100, "--batch", "2")["times"]
+    assert found["ttft"]["p99"] > 3 * alone["ttft"]["p99"]
+    assert found["ttft"]["p50"] < found["ttft"]["p90"] <= found["ttft"]["p99"]
+
+
+def test_each_distinct_step_is_evaluated_once() -> None:
+    """Steps of one structure share a compile; classes that are taken together are one step."""
+    job = tiny_options(LLAMA).changed(serve="mixed", sizes={"L": 2, "D": 8, "H": 4, "G": 2, "K": 2})
+    modules = StepModules(job)
+    times = StepTimes(modules, machine_of(H100), None, 1)
+    texts = ["decode=2x8", "decode=1x7,decode=1x9", "decode=2x8", "decode=3x8", "decode=2x9"]
+    steps: list[Step] = [parse_step(t) for t in texts]
+    found = [times(step) for step in steps]
+    assert found[0] == found[1] == found[2]
+    assert len(times) == 3
+    halves = StepTimes(modules, machine_of(H100), None, 2)
+    assert halves(steps[0]) == -(-found[0] // 2)

@@ -1,0 +1,98 @@
+"""The time of two pods: caches that leave layer by layer, beside what is computed."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.driver.pods import PREFILL, lower_pods
+from stagec.machines import load_machine
+from stagec.time.network import message_seconds
+from stagec.time.step import Issued
+from tests.support import LLAMA, stagec, tiny_options
+from tests.unit.test_step_time import arbitrary, compare
+
+SIZES = "L=4,D=512,H=8,G=4,K=64,F=1024,V=1024"
+WORDS = ("llama3-8b", "--serve", "disaggregated", "--batch", "8", "--prompt", "512", "--set", SIZES)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ("tp=2", "tp=4,dp=2"),
+        ("pp=2,microbatches=4", "tp=2,microbatches=2"),
+        ("pp=2,microbatches=4,schedule=interleaved,chunks=2", "pp=4,microbatches=4"),
+        ("dp=2,microbatches=2", ""),
+    ],
+)
+@pytest.mark.parametrize("one_stream", [False, True])
+def test_the_replay_of_a_pod_that_sends_is_the_clock(
+    prefill: str, decode: str, one_stream: bool
+) -> None:
+    """Every node ends at the same picosecond. Messages to the other pod follow each other."""
+    options = tiny_options(LLAMA, sizes={"L": 4}).changed(serve="disaggregated", batch=8, prompt=8)
+    sizes = {n: v for n, v in options.sizes.items() if n not in ("B", "S")}
+    pods = lower_pods(options.changed(sizes=sizes, prefill=prefill, decode=decode))
+    issued = Issued.of(pods.modules[PREFILL])
+    costs = dict.fromkeys(range(len(issued.classes)), arbitrary)
+    compare(issued, costs, 0, overlap=True, one_stream=one_stream)
+
+
+def timed(*words: str | Path) -> dict[str, Any]:
+    """What `stagec time --json` says of both pods."""
+    ran = stagec("time", *WORDS, *words, "--json", "--no-levers")
+    assert ran.code == 0, ran.err
+    return dict(json.loads(ran.out))
+
+
+def slow_network(folder: Path, by: int) -> Path:
+    """An H100 whose nodes are joined by a network that is slower by a factor."""
+    text = (files("stagec.machines") / "h100-sxm.toml").read_text()
+    assert text.count('value = "50 GB/s"') == 1
+    path = folder / f"slow{by}.toml"
+    path.write_text(text.replace('value = "50 GB/s"', f'value = "{50 / by} GB/s"'))
+    return path
+
+
+def test_a_link_that_is_never_idle(tmp_path: Path) -> None:
+    """Where the network is slow the link of a rank sends from the first layer on: the time to the
+    first token lies between that of all messages, and that of prefill and all messages."""
+    pods = ("--prefill", "", "--decode", "tp=2", "--machine")
+    found = timed(*pods, slow_network(tmp_path, 1000))
+    machine = load_machine(str(slow_network(tmp_path, 1000)))
+    messages = 4 * 2 * 2  # layers, keys and values, ranks that decode
+    size = found["handover"]["bytes"] // messages
+    assert size == 8 * 512 * 2 * 64 * 2
+    sent = messages * message_seconds(machine, size, machine.network[-1])
+    prefill = found["pods"]["prefill"]["step_seconds"]
+    assert sent < found["serving"]["ttft_seconds"] < sent + prefill
+    assert found["serving"]["ttft_seconds"] == prefill + found["handover"]["exposed_seconds"]
+    assert found["serving"]["tpot_seconds"] == found["pods"]["decode"]["step_seconds"]
+    assert found["handover"]["level"] == "infiniband"
+
+
+def test_a_fast_network_hides_all_but_the_end(tmp_path: Path) -> None:
+    """The same steps on three networks: only what is behind prefill differs."""
+    pods = ("--prefill", "tp=2", "--decode", "tp=2", "--machine")
+    slow, usual = timed(*pods, slow_network(tmp_path, 100)), timed(*pods, "h100-sxm")
+    assert slow["pods"]["prefill"]["breakdown"] == usual["pods"]["prefill"]["breakdown"]
+    for found in (slow, usual):
+        assert found["handover"]["exposed_seconds"] <= found["handover"]["alone_seconds"]
+    assert usual["handover"]["exposed_seconds"] < slow["handover"]["exposed_seconds"]
+
+
+def test_times_of_pods_are_told() -> None:
+    pods = ("--prefill", "pp=2,microbatches=2", "--decode", "tp=2,dp=2")
+    ran = stagec("time", *WORDS, *pods, "--machine", "h100-sxm", "--no-levers")
+    assert ran.code == 0, ran.err
+    last, end = ran.out.splitlines()[-2:]
+    assert last.startswith("From prefill to decode: 16.00 MiB of caches in 64 messages over inf")
+    assert end.startswith("TTFT ")
+    assert "; TPOT " in end
+    refused = stagec("time", *WORDS, *pods, "--machine", "h100-sxm", "--html", "x.html")
+    assert refused.code == 1
+    assert "of one pod" in refused.err
