@@ -117,11 +117,12 @@ def _setting(
     """A value as the flag of that name takes it. Raises `click.BadParameter`."""
     option = name.replace("-", "_")
     taken = {p.name: p for p in ctx.command.params} if ctx is not None else {}
-    names = [*NAMES, *(n for n in OF_TIME if n in taken)]
+    timed = all(n in taken for n in OF_TIME)  # `analyze` has a machine for one step only
+    names = [*NAMES, *(OF_TIME if timed else ())]
     if option in names and option in taken:
         value = taken[option].type(text, taken[option], ctx)
         return Setting(option, "option" if option in NAMES else "case", value)
-    if name.startswith(_MACHINE) and "machine" in taken:
+    if name.startswith(_MACHINE) and timed:
         return Setting(name.removeprefix(_MACHINE), "figure", text)
     if not name[:1].isupper():
         hint = did_you_mean(name, (n.replace("_", "-") for n in names)) or "tp=1,2"
