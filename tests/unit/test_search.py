@@ -451,11 +451,10 @@ def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_several_ranks_and_fronts() -> None:
     """By ranks a row for each; on a front no row beats another."""
-    few = ("--pp", "1", "--zero", "0", "--microbatch-size", "1")
-    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--json", *few).out)
+    few = ("--json", "--pp", "1", "--microbatch-size", "1")
+    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--zero", "0", *few).out)
     assert [s["ranks"] for s in found["searches"]] == [4, 8]
-    few = ("--pp", "1", "--microbatch-size", "1")
-    front = json.loads(stagec(*SMALL, *few, "--pareto", "time,memory", "--json").out)["best"]
+    front = json.loads(stagec(*SMALL, *few, "--pareto", "time,memory").out)["best"]
     points = [(row["step_seconds"], row["memory_peak"]) for row in front]
     assert len(points) > 1
     assert not any(beats(a, b) for a in points for b in points)
