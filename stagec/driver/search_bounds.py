@@ -77,7 +77,7 @@ class JobBounds:
         group, first = jobs.alike(named, [self._batches])
         wanted = [work_probe(jobs[n].changed(**least), self._sizes) for n in first]
         probes = self._probed(wanted)
-        self.refused = [probes[i].refused for i in group.tolist()]
+        self.refused: list[str] = [probes[int(i)].refused for i in group]
         every, _ = np.arange(len(jobs)), self._laid_out
         began = time.process_time()
         found = self._of(every, probes, group, np.zeros(len(jobs)), keeps)
