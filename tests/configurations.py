@@ -406,6 +406,23 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "deepseek": {"moe_layer_freq": (1, 2), "norm_topk_prob": (True, False)},
     "deepseek_v2": {"q_lora_rank": (8, None), "topk_method": ("greedy", "group_limited_greedy")},
     "deepseek_v3": {"first_k_dense_replace": (0, 1, 4), "routed_scaling_factor": (2.5, 1.0)},
+    "gemma4_text": {
+        "enable_moe_block": (True, False),
+        "attention_k_eq_v": (True, False),
+        "hidden_size_per_layer_input": (0, 4),
+        "final_logit_softcapping": (30.0, None),
+    },
+    "lfm2": {"full_attn_idxs": ([0, 2], [3]), "conv_bias": (True, False)},
+    "mimo_v2_flash": {"attention_value_scale": (0.707, None), "first_k_dense_replace": (0, 2)},
+    "afmoe": {"mup_enabled": (True, False), "num_dense_layers": (1, 2)},
+    "exaone_moe": {"sliding_window_pattern": (2, "LLLG"), "first_k_dense_replace": (0, 1)},
+    "apertus": _LLAMA,
+    "nanochat": {"final_logit_softcapping": (15.0, 0)},
+    "minicpm3": {"q_lora_rank": (8, None), "scale_depth": (1.4, 1)},
+    "qwen3_5_text": {"layer_types": (None, ["full_attention"] * 4)},
+    "modernbert": {"attention_bias": (True, False), "norm_bias": (True, False)},
+    "mbart": {"scale_embedding": (True, False)},
+    "SD3Transformer2DModel": {"qk_norm": ("rms_norm", None), "dual_attention_layers": ([], [0])},
 }
 
 

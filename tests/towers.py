@@ -34,6 +34,7 @@ _PAIR: Keys = {
     "vocab_size": 16,
 }
 _LLAMA: Keys = {**_ENCODER, "num_key_value_heads": 4, "rope_theta": 100}
+_DINO: Keys = {k: v for k, v in _VISION.items() if k != "intermediate_size"}
 _SEEN: Keys = {"depth": 2, "hidden_size": 8, "intermediate_size": 8}
 _EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 _DELTA: Keys = {
@@ -86,7 +87,7 @@ TOWERS: Mapping[str, Keys] = {
         "d_kv": 4,
         "d_ff": 8,
         "vocab_size": 16,
-        "n_positions": 8,
+        "n_positions": 16,
         "relative_attention_num_buckets": 4,
         "num_experts": 4,
         "encoder_sparse_step": 2,
@@ -105,13 +106,13 @@ TOWERS: Mapping[str, Keys] = {
     "deit-teacher": {**_VISION, "num_labels": 4}
     | {"architectures": ["DeiTForImageClassificationWithTeacher"]},
     "dinov2": {
-        **_VISION,
+        **_DINO,
         "mlp_ratio": 2,
         "use_swiglu_ffn": True,
         "architectures": ["Dinov2ForImageClassification"],
         "num_labels": 4,
     },
-    "dinov2_with_registers": {**_VISION, "mlp_ratio": 2, "num_register_tokens": 2},
+    "dinov2_with_registers": {**_DINO, "mlp_ratio": 2, "num_register_tokens": 2},
     "dinov3_vit": {**_VISION, "num_register_tokens": 2},
     "clip": {
         "projection_dim": 8,
@@ -243,10 +244,16 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "DiTTransformer2DModel": {"U": 8},
     "FluxTransformer2DModel": {"U": 8, "S": 4, "X": 8},
     "SD3Transformer2DModel": {"U": 8, "S": 4},
+    "switch_transformers": {"S": 16, "T": 16},
 }
+
+
+#: Types of models that have a hyphen themselves.
+_HYPHENATED = ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
 
 
 def tower(name: str) -> dict[str, Any]:
     """The configuration of that name."""
     key = "_class_name" if name[0].isupper() else "model_type"
-    return {key: name.partition("-")[0], **TOWERS[name]}
+    kind = name if name in _HYPHENATED else name.partition("-")[0]
+    return {key: kind, **TOWERS[name]}

@@ -137,13 +137,14 @@ class Rope(OpDef):
 
 
 class Temperature(Elementwise):
-    """Queries times 1 + scale log(1 + floor((position + 1) / floor)), along dimension 1: the
+    """Queries times 1 + scale log(1 + floor((position + start) / floor)), along dimension 1: the
     temperature of attention without positions, as Llama 4 has it; 1 FLOP per element."""
 
     name = "stg.temperature"
     params = (
         Param("floor", "size", "positions over which it is the same", required=True),
         Param("scale", "ratio", "how fast it grows (default 1/10)"),
+        Param("start", "int", "what the first position counts as (default 1)"),
         PAST,
     )
     example = "%q2 = stg.temperature[floor = 8192](%q) : bf16[B, S, H, K]"
@@ -168,7 +169,8 @@ class Temperature(Elementwise):
         (x,) = args
         at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1])) + ctx.size(past_of(op))
         scale = float(fraction(op.expr("scale"))) if "scale" in op.attrs else 0.1
-        factor = 1 + scale * np.log1p((at + 1) // ctx.size(op.expr("floor")))
+        start = op.integer("start", 1)
+        factor = 1 + scale * np.log1p((at + start) // ctx.size(op.expr("floor")))
         return [x * factor.reshape(1, -1, *([1] * (x.ndim - 2)))]
 
 

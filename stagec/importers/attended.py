@@ -140,7 +140,9 @@ def read_olmo3(config: Config) -> ModelText:
         full = _olmo_mixer(kin, ropes["full_attention"])
         local = replace(full, rope=ropes["sliding_attention"])
     else:
-        full = local = _olmo_mixer(kin, kin.rope())
+        full = _olmo_mixer(kin, kin.rope())
+        # a window is no longer than before: its positions are not stretched
+        local = _olmo_mixer(kin, replace(full.rope or Rope(), scaling=""))
     if window is not None:
         kin.text.symbol("W", window, "sliding_window")
         local = replace(local, mask="causal, window = W")

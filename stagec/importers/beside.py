@@ -31,7 +31,7 @@ def _pixtral(vision: Config, text: ModelText) -> Idle:
     vision.only("head_dim", _value(text, "D_v") // vision.size("num_attention_heads", default=16))
     vision.skip("image_size", "rope_theta", "rope_parameters", "vocab_size")
     idle = Idle(text)
-    idle.matrix("patch", "C, P, P, D_v")
+    idle.matrix("patch", "C, P_v, P_v, D_v")
     idle.param("pre_norm", "D_v")
     for name in "qkvo":
         idle.matrix(name, "L_v, D_v, D_v")
@@ -54,7 +54,7 @@ def _intern(vision: Config, text: ModelText) -> Idle:
     rms = vision.word("norm_type", among=("layer_norm", "rms_norm"), default="layer_norm")
     vision.skip("layer_scale_init_value", "use_mean_pooling")
     idle = Idle(text)
-    idle.matrix("patch", "C, P, P, D_v", "D_v")
+    idle.matrix("patch", "C, P_v, P_v, D_v", "D_v")
     idle.param("class_token", "D_v")
     idle.param("positions", "N_v + 1, D_v")
     for name in "qkv":
@@ -123,6 +123,8 @@ def _read(config: Config, projector: Projector, *, tower: str, words: str) -> Mo
         raise config.refuse("text_config", "is missing: expected a language model and a tower")
     spoken.inherit(config, "tie_word_embeddings")
     kind = spoken.word("model_type", among=_LANGUAGES, default=words)
+    if not spoken.has("model_type"):
+        spoken.inherit(config, "model_type")
     prefix = spoken.drop("use_bidirectional_attention")
     text = _LANGUAGES[kind].read(spoken)
     if prefix:

@@ -65,7 +65,7 @@ class Rope:
     rotated, or last ones; pairs are the two halves of these, or neighbours. `scaling` are the
     static parameters that stretch the frequencies. With `sections`, static parameters too, the
     positions are data, an operand `%places` of the block. What is rotated may be `cached` in place
-    of what follows from it."""
+    of what follows from it; `inverse` rotates the other way."""
 
     base: str = "theta"
     part: str | None = None
@@ -74,6 +74,7 @@ class Rope:
     last: bool = False
     sections: str = ""
     cached: bool = False
+    inverse: bool = False
 
     def step(self) -> str:
         """The operation, on `{}`."""
@@ -81,6 +82,7 @@ class Rope:
         if self.part:
             words.append(f"{'last' if self.last else 'first'} = {self.part}")
         words += ["interleaved"] if self.interleaved else []
+        words += ["inverse"] if self.inverse else []
         words += ["cached"] if self.cached else []
         words += [word for word in (self.scaling, self.sections) if word]
         places = ", %places" if self.sections else ""

@@ -151,12 +151,19 @@ def read_deepseek_v3(config: Config) -> ModelText:
 
 
 def sigmoid_stack(
-    kin: Kin, mixer: Block, *, count: int = 256, top: int = 8, inner: int = 2048, dense: int = 3
+    kin: Kin,
+    mixer: Block,
+    *,
+    count: int = 256,
+    top: int = 8,
+    inner: int = 2048,
+    dense: int = 3,
+    scale: Fraction = Fraction("2.5"),
 ) -> ModelText:
     """Dense layers first, then experts chosen by sigmoids; the numbers are those of keys left
     out."""
     config = kin.config
-    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1)
+    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
     plain = FeedForward(kin.activation())
     dense = config.count("first_k_dense_replace", default=dense)
     config.only("moe_layer_freq", 1)

@@ -68,13 +68,13 @@ def read_idle(
     count = config.layers("num_hidden_layers", "depth", default=layers)
     text.symbol("L_v", count, "layers of the tower")
     read_size(config, text, "C", "num_channels", "in_chans", "in_channels", default=3)
-    text.symbol("P", config.side("patch_size", default=patch), "patch_size")
+    text.symbol("P_v", config.side("patch_size", default=patch), "patch_size")
     config.skip("num_attention_heads", "num_heads", "attention_heads", "hidden_act", "norm_eps")
 
 
 def image_tokens(config: Config, text: ModelText, image: int) -> None:
     """Declare N_v, the patches of an image."""
-    side = config.side("image_size", default=image) // (text.symbols["P"].value or 1)
+    side = config.side("image_size", default=image) // (text.symbols["P_v"].value or 1)
     text.symbol("N_v", side * side, "(image_size / patch_size)^2")
 
 
@@ -87,7 +87,7 @@ def siglip(vision: Config, text: ModelText, *, head: bool = False) -> Idle:
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
     vision.skip("max_image_size", "vocab_size")
     idle = Idle(text)
-    idle.matrix("patch", "C, P, P, D_v", "D_v")
+    idle.matrix("patch", "C, P_v, P_v, D_v", "D_v")
     idle.param("positions", "N_v, D_v")
     idle.layers()
     idle.norm("norm", "D_v")
@@ -108,7 +108,7 @@ def clip(vision: Config, text: ModelText) -> Idle:
     image_tokens(vision, text, 224)
     vision.skip("projection_dim", "vocab_size")
     idle = Idle(text)
-    idle.matrix("patch", "C, P, P, D_v")
+    idle.matrix("patch", "C, P_v, P_v, D_v")
     idle.param("class_token", "D_v")
     idle.param("positions", "N_v + 1, D_v")
     idle.norm("pre_norm", "D_v")
@@ -148,7 +148,7 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
     vision.skip("rope_theta", "vision_feature_layer", "vision_feature_select_strategy")
     vision.skip("multi_modal_projector_bias", "projector_dropout", "rope_parameters")
     idle = Idle(text)
-    idle.matrix("patch", "C, P, P, D_v")
+    idle.matrix("patch", "C, P_v, P_v, D_v")
     idle.param("class_token", "D_v")
     idle.param("positions", "N_v + 1, D_v")
     idle.norm("pre_norm", "D_v")
@@ -189,7 +189,7 @@ def _gemma4_images(vision: Config, idle: Idle) -> None:
     vision.skip("hidden_activation", "max_position_embeddings", "rope_parameters", "rope_theta")
     vision.skip("pooling_kernel_size", "default_output_length", "use_clipped_linears")
     vision.skip("standardize", "global_head_dim")
-    idle.matrix("patch", "C, P, P, D_v")
+    idle.matrix("patch", "C, P_v, P_v, D_v")
     idle.param("positions", "2, N_v, D_v")
     for name, dims in (("q", "D_v, U_v"), ("k", "D_v, G_v"), ("v", "D_v, G_v"), ("o", "U_v, D_v")):
         idle.matrix(name, f"L_v, {dims}")

@@ -190,25 +190,34 @@ class Kin:
         found = activation or self.activation()
         return Experts(route=("normalize",) if normalize else (), activation=found)
 
-    def sigmoid_experts(self, *, count: int, top: int, inner: int, shared: int) -> Experts:
+    def sigmoid_experts(
+        self,
+        *,
+        count: int,
+        top: int,
+        inner: int,
+        shared: int,
+        scale: Fraction | int = 1,
+        normalize: bool = True,
+    ) -> Experts:
         """Experts of DeepSeek-V3: sigmoids with a bias for the choice, maybe among groups; `shared`
-        ones that every token takes."""
+        ones that every token takes. `scale` and `normalize` are those of keys left out."""
         config = self.config
         mixture = self.experts(count=count, top=top, inner=inner)
         config.only("scoring_func", "sigmoid", "noaux_tc")
         config.only("topk_method", "noaux_tc")
-        normalize = config.flag("norm_topk_prob", default=True)
+        normalize = config.flag("norm_topk_prob", default=normalize)
         route = ["scores = sigmoid", *(["normalize"] if normalize else [])]
-        route += self.weights() + self.groups()
+        route += self.weights(scale) + self.groups()
         keys = ("n_shared_experts", "num_shared_experts")
         number = config.count(*keys, default=shared)
         block = self.shared(number, "n_shared_experts") if number else None
         return replace(mixture, route=tuple(route), choice_bias="state", shared=block)
 
-    def weights(self) -> list[str]:
+    def weights(self, default: Fraction | int = 1) -> list[str]:
         """`routed_scaling_factor`, as a static parameter of the router."""
         keys = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
-        scale = self.config.ratio(*keys, default=1)
+        scale = self.config.ratio(*keys, default=default)
         return [f"scale = {scale}"] if scale != 1 else []
 
     def groups(self) -> list[str]:

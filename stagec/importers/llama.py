@@ -175,15 +175,15 @@ def read_glm4(config: Config) -> ModelText:
 
 
 def read_glm4v_text(config: Config) -> ModelText:
-    """The text model of GLM-4.1V: GLM-4-0414 with biases of queries, keys and values."""
-    return _glm(config, "GLM-4.1V", sandwich=True, biased=True)
+    """The text model of GLM-4.1V: GLM-4-0414."""
+    return _glm(config, "GLM-4.1V", sandwich=True)
 
 
-def _glm(config: Config, title: str, *, sandwich: bool, biased: bool = False) -> ModelText:
+def _glm(config: Config, title: str, *, sandwich: bool) -> ModelText:
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=128)
     kin = Kin(config, title, sizes)
     mixer = Attention(
-        qkv_bias=kin.flag("attention_bias", biased or not sandwich),
+        qkv_bias=kin.flag("attention_bias", True),
         rope=kin.rope(partial=HALF, interleaved=True),
     )
     post = RMS if sandwich else None
@@ -216,7 +216,8 @@ def skip_hunyuan(config: Config) -> None:
 def read_helium(config: Config) -> ModelText:
     """Helium-1."""
     kin = Kin(config, "Helium", Sizes(2560, 7040, 24, 20, 48000, 4096, groups=20, dim=128))
-    mixer = Attention(qkv_bias=kin.flag("attention_bias"), rope=kin.rope())
+    rope = kin.rope(interleaved=True)
+    mixer = Attention(qkv_bias=kin.flag("attention_bias"), rope=rope)
     block = FeedForward(kin.activation(), bias=kin.flag("mlp_bias"))
     return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
 

@@ -178,7 +178,7 @@ def read_glm4_moe(config: Config) -> ModelText:
 def read_dots1(config: Config) -> ModelText:
     """dots.llm1 (arXiv 2506.05767): as DeepSeek-V3's experts, over attention with normed heads."""
     kin = Kin(config, "dots.llm1", Sizes(4608, 10944, 62, 32, 152064, 2048))
-    mixture = kin.sigmoid_experts(count=128, top=6, inner=1408, shared=2)
+    mixture = kin.sigmoid_experts(count=128, top=6, inner=1408, shared=2, normalize=False)
     biased = kin.flag("attention_bias")
     mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
     dense = config.count("first_k_dense_replace", default=0)
@@ -195,8 +195,8 @@ def read_ernie_moe(config: Config) -> ModelText:
     config.only("use_bias", False)
     keys = ("moe_num_experts", "moe_k", "moe_intermediate_size")
     mixture = kin.experts(count=64, top=6, inner=1536, keys=keys)
-    bias = "frozen" if kin.flag("moe_use_aux_free", True) else ""
-    mixture = replace(mixture, choice_bias=bias)
+    if kin.flag("moe_use_aux_free", True):
+        mixture = replace(mixture, choice_bias="frozen")
     shared = config.count("moe_num_shared_experts", default=2)
     if shared:
         kin.shared(shared, "moe_num_shared_experts")

@@ -55,7 +55,7 @@ def read_qwen2_vl(config: Config) -> ModelText:
     text.symbol("F_v", ratio * width, "mlp_ratio * embed_dim")
     text.symbol("L_v", vision.layers("depth", default=32), "depth")
     read_size(vision, text, "C", "in_channels", "in_chans", default=3)
-    read_size(vision, text, "P", "patch_size", default=14)
+    read_size(vision, text, "P_v", "patch_size", default=14)
     vision.skip("num_heads", "hidden_act")
     idle = _qwen_tower(vision, text)
     for name in ("attn", "mlp"):
@@ -78,7 +78,7 @@ def _qwen_tower(vision: Config, text: ModelText, bias: str = "") -> Idle:
     read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
     vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
     idle = Idle(text)
-    idle.matrix("patch", "C, Y_v, P, P, D_v", bias)
+    idle.matrix("patch", "C, Y_v, P_v, P_v, D_v", bias)
     idle.matrix("qkv", "L_v, D_v, 3, D_v", "L_v, 3, D_v")
     idle.matrix("o", "L_v, D_v, D_v", "L_v, D_v")
     return idle
@@ -151,7 +151,7 @@ def _tiled(vision: Config, idle: Idle) -> None:
     """The tower: images in tiles, each with positions of its own; layers with gates behind the
     others; outputs of several layers side by side."""
     text = idle.text
-    side = vision.size("image_size", default=448) // (text.symbols["P"].value or 1)
+    side = vision.size("image_size", default=448) // (text.symbols["P_v"].value or 1)
     text.symbol("N_v", side * side + 1, "(image_size / patch_size)^2 + 1")
     tiles = vision.size("max_num_tiles", default=4)
     text.symbol("X_v", tiles, "max_num_tiles")
@@ -162,7 +162,7 @@ def _tiled(vision: Config, idle: Idle) -> None:
     width = (1 + parts) * (text.symbols["D_v"].value or 1)
     text.symbol("U_v", width, "(1 + intermediate_layers_indices) * D_v")
     vision.only("vision_output_dim", width)
-    idle.matrix("patch", "C, P, P, D_v")
+    idle.matrix("patch", "C, P_v, P_v, D_v")
     idle.param("class_token", "D_v")
     idle.param("positions", "N_v, D_v")
     idle.param("tile_positions", "A_v, X_v, N_v, D_v")
@@ -243,14 +243,14 @@ def _glm_v(config: Config, read: Reader) -> ModelText:
     text.symbol("F_v", inner, "out_hidden_size")
     text.symbol("L_v", vision.layers("depth", default=24), "depth")
     read_size(vision, text, "C", "in_channels", default=3)
-    read_size(vision, text, "P", "patch_size", default=14)
+    read_size(vision, text, "P_v", "patch_size", default=14)
     read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
     read_size(vision, text, "X_v", "spatial_merge_size", default=2)
     image_tokens(vision, text, 336)
     vision.only("attention_bias", False)
     vision.skip("num_heads", "hidden_act", "rope_parameters")
     idle = Idle(text)
-    idle.matrix("patch", "C, Y_v, P, P, D_v", "D_v")
+    idle.matrix("patch", "C, Y_v, P_v, P_v, D_v", "D_v")
     idle.param("positions", "N_v, D_v")
     for name in ("pre_norm", "post_norm"):
         idle.param(name, "D_v")
@@ -275,6 +275,8 @@ def _words(config: Config, read: Reader) -> tuple[ModelText, Config]:
     if words is None:
         raise config.refuse("text_config", "is missing: expected the language model")
     words.inherit(config, "tie_word_embeddings")
+    if not words.has("model_type"):
+        words.inherit(config, "model_type")
     text = read(words)
     words.finish()
     return replace(text, name=config.text("model_type")), _vision(config)

@@ -12,8 +12,18 @@ from stagec.importers.blocks import Rope
 from stagec.importers.config import Config
 from stagec.importers.text import ModelText
 
-_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "ntk", "mrope")
-_KINDS = (*_KINDS, "proportional")
+_KINDS: tuple[str, ...] = (
+    "default",
+    "linear",
+    "dynamic",
+    "llama3",
+    "yarn",
+    "longrope",
+    "su",
+    "ntk",
+    "mrope",
+    "proportional",
+)
 #: Keys of a scaling that its kind does not read.
 _UNREAD = """
     factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast beta_slow

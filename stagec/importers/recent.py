@@ -36,7 +36,7 @@ def read_ministral3(config: Config) -> ModelText:
         beta = parameters.ratio("llama_4_scaling_beta")
         floor = parameters.size("original_max_position_embeddings", default=16384)
         if beta:
-            queries = f"stg.temperature[floor = {floor}, scale = {beta}]({{}})"
+            queries = f"stg.temperature[floor = {floor}, scale = {beta}, start = 0]({{}})"
     mixer = Attention(rope=kin.rope(), queries=queries)
     mixers = kin.masked(mixer, kin.windows([True] * kin.count), kin.window())
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
@@ -55,7 +55,8 @@ def read_nanochat(config: Config) -> ModelText:
     """nanochat: norms without scales, one of the embeddings too; a squared ReLU, bounded logits."""
     kin = Kin(config, "nanochat", Sizes(768, 8192, 12, 6, 50304, 2048))
     config.only("attention_bias", False)
-    mixer = Attention(qk_norm=_PLAIN, after_rope=True, rope=kin.rope())
+    rope = replace(kin.rope(), inverse=True)
+    mixer = Attention(qk_norm=_PLAIN, after_rope=True, rope=rope)
     block = FeedForward(kin.activation("relu2"), gated=False)
     cap = config.ratio("final_logit_softcapping", default=15)
     decoder = Decoder(_PLAIN, tied=kin.tied(), embed_norm=_PLAIN, logit_cap=cap or None)
@@ -166,7 +167,8 @@ def read_glm4_moe_lite(config: Config) -> ModelText:
     """GLM-4.7-Flash: GLM-4.5's experts over latent attention."""
     sizes = Sizes(2048, 10240, 47, 20, 154880, 202752)
     kin, mixer = latent_of(config, "GLM-4.7-Flash", sizes)
-    return sigmoid_stack(kin, mixer, count=64, top=4, inner=1536, dense=1)
+    scale = Fraction("1.8")
+    return sigmoid_stack(kin, mixer, count=64, top=4, inner=1536, dense=1, scale=scale)
 
 
 # -- experts ---------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def read_exaone_moe(config: Config) -> ModelText:
     near = kin.masked(rotary, [True] * kin.count, kin.window(4096))[0][1]
     still = replace(rotary, rope=None) if any(local) else rotary
     mixers: list[Named] = [("local", near) if each else ("global", still) for each in local]
-    return _sparse(kin, mixers, count=64, top=8, inner=1024, dense=1)
+    return _sparse(kin, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
 
 
 def read_solar_open(config: Config) -> ModelText:
@@ -219,14 +221,22 @@ def read_hy_v3(config: Config) -> ModelText:
     config.skip("enable_moe_fp32_combine")
     biased = kin.flag("attention_bias")
     mixer = Attention(qkv_bias=biased, out_bias=biased, qk_norm=RMS, rope=kin.rope())
-    return _sparse(kin, kin.all(mixer), count=192, top=8, inner=1536, dense=1)
+    scale = Fraction("2.826")
+    return _sparse(kin, kin.all(mixer), count=192, top=8, inner=1536, dense=1, scale=scale)
 
 
 def _sparse(
-    kin: Kin, mixers: Sequence[Named], *, count: int, top: int, inner: int, dense: int
+    kin: Kin,
+    mixers: Sequence[Named],
+    *,
+    count: int,
+    top: int,
+    inner: int,
+    dense: int,
+    scale: Fraction | int = 1,
 ) -> ModelText:
     """Dense layers first, then experts of DeepSeek-V3."""
-    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1)
+    mixture = kin.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
     dense = kin.config.count("first_k_dense_replace", default=dense)
     blocks = kin.dense_first(dense, mixture, FeedForward(mixture.activation))
     return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))
@@ -307,7 +317,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     mixture = kin.sigmoid_experts(count=256, top=8, inner=2048, shared=0)
     plain = FeedForward(mixture.activation)
     sparse = config.sizes("moe_layer_freq", length=kin.count, most=1)
-    blocks = kin.dense_first(1, mixture, plain)
+    blocks = kin.dense_first(config.count("first_k_dense_replace", default=1), mixture, plain)
     if sparse:
         blocks = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
     return kin.stack(mixers, blocks, Decoder(tied=kin.tied()))

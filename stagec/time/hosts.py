@@ -16,10 +16,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from stagec.program.groups import GroupAxes
 from stagec.time.join import Joined
 from stagec.time.pieces import Piece
 from stagec.time.shapes import Shape, Step
 from stagec.time.streams import Cost, Stream
+
+
+class HostTimes(NamedTuple):
+    """Picoseconds that a host spends on a computation, and on a collective of a group."""
+
+    issue: int
+    checks: tuple[tuple[GroupAxes, int], ...] = ()
 
 
 class _Mark(NamedTuple):
@@ -48,10 +56,11 @@ class Hosts:
         return all(_keeps_ahead(self._marks[p.shape], p.spans, issue) for p in pieces)
 
 
-def host_costs(issue: int, shape: Shape) -> list[Cost]:
+def host_costs(spent: HostTimes, shape: Shape) -> list[Cost]:
     """What nodes cost their host."""
-    some, none = Cost(0, issue), Cost(0)
-    return [some if _is_issued(step) else none for step in shape.steps]
+    some, none = Cost(0, spent.issue), Cost(0)
+    calls = {axes: Cost(time) for axes, time in spent.checks}
+    return [some if _is_issued(step) else calls.get(step.node.group, none) for step in shape.steps]
 
 
 def _is_issued(step: Step) -> bool:

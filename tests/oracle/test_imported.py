@@ -57,6 +57,8 @@ TYPES = [(*family.model_types, *family.marks) for family in BUILT_IN]
 DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 UNSPLIT = ("vit", "deit", "DiTTransformer2DModel", *DINO)
 PAIRED = ("clip", "siglip")
+#: Layers of several kinds that attend to one output: no message brings its gradient.
+UNCUT = (*PAIRED, "switch_transformers")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
 _CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
 _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
@@ -88,7 +90,7 @@ def _rows() -> list[Any]:
 def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of a combination, with what the family takes in place of what it does not."""
     schedule, pp, chunks, microbatches = (
-        row["pipeline"] if model_type not in PAIRED else ("", 1, 0, 1)
+        row["pipeline"] if model_type not in UNCUT else ("", 1, 0, 1)
     )
     dp, ep = row["data"]
     given: dict[str, Any] = {"dp": dp, "microbatches": microbatches, "recompute": row["recompute"]}

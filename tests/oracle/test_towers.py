@@ -33,7 +33,8 @@ ROWS: Sequence[Mapping[str, Any]] = (
     {"tp": 4, "sp": True, "fp8": "hybrid"},
 )
 #: Without a dimension S: sequence parallelism has none to split.
-NO_SEQUENCE = ("vit", "deit", "DiTTransformer2DModel")
+_DINO = ("dinov2", "dinov2_with_registers", "dinov3_vit")
+NO_SEQUENCE = ("vit", "deit", "deit-teacher", *_DINO, "DiTTransformer2DModel")
 #: A loss over all pairs of the batch: with microbatches it is another loss.
 PAIRS = ("clip", "siglip")
 FIRST = ("bert", "t5", "whisper", "clip", "FluxTransformer2DModel")

@@ -24,9 +24,10 @@ class MeasuredStep:
     """A measured step of `seconds` on `ranks` GPUs, and the job as `stagec time` takes it.
 
     `model` is a model of the library, or a text of this folder. `changes` are figures of the
-    machine that the source states. `sweep` names the steps that compare configurations of one model
-    on as many GPUs and with one batch; it is empty where a source has no such steps. Constants of
-    the machine were fitted on rows that are `fitted`. Errors are told for rows that are `judged`.
+    machine that the source states. `sweep` names the steps that compare configurations of one
+    model on as many GPUs and with one batch; it is empty where a source has no such steps.
+    Constants of the machine were fitted on rows that are `fitted`. Errors are told for rows that
+    are `judged`.
     """
 
     source: str
@@ -38,7 +39,7 @@ class MeasuredStep:
     sizes: Mapping[str, int]
     flags: Mapping[str, Any]
     sweep: str = ""
-    changes: Mapping[str, str] = field(default_factory=dict[str, str])
+    changes: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
     overlap: bool = True
     judged: bool = True
     fitted: bool = False
