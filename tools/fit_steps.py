@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 import stagec.machines
 from stagec.analysis.measured import MeasuredStep, measured_steps
-from stagec.driver.measured import issued_of, machine_of
+from stagec.driver.measured import issued_of, machine_of, time_of
 from stagec.machines import Machine
-from stagec.time.step import Issued, step_time
+from stagec.time.step import Issued
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = dict[str, float]
@@ -37,10 +37,8 @@ DEVICES: Final[Mapping[str, tuple[Mapping[str, tuple[float, float]], Sequence[st
         {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
         ("korthikanti", "narayanan", "deepspeed-multi", "deepspeed-single"),
     ),
-    "h100-sxm": (
-        {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
-        ("mcore", "nanotron"),
-    ),
+    "h100-sxm": ({PRODUCTS: (0.5, 1.0)}, ("mcore", "nanotron")),
+    "h100-p5": ({PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)}, ("nanotron",)),
     "h100-500w": ({PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)}, ("torchtitan",)),
     "b200": ({PRODUCTS: (0.4, 1.0)}, ("b200",)),
 }
@@ -67,8 +65,7 @@ class Prepared:
     def error(self, values: Values) -> float:
         """Logarithm of predicted over measured seconds, on the machine with these constants."""
         machine: Machine = machine_of(self.step).changed(values)
-        found = step_time(self.issued, machine, overlap=self.step.overlap)
-        return float(np.log(found.seconds / self.step.seconds))
+        return float(np.log(time_of(self.step, self.issued, machine) / self.step.seconds))
 
 
 _PREPARED: list[Prepared] = []

@@ -6,7 +6,7 @@ expressions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +27,7 @@ from stagec.api import (
     read_strategy,
     total,
 )
+from stagec.ir.alike import Alike
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
@@ -71,11 +72,12 @@ class LowerToTrace(Pass):
 def lower_to_trace(module: Module) -> None:
     """Replace the main function, or those of pipeline stages, by et.graphs, in place."""
     staged = [func for func in module.functions if "stages" in func.attrs]
+    costs = Alike(lambda op: attributes(op.name, work_of(op), op.results))
     for func in staged or [module.main]:
-        _lower(module, func)
+        _lower(module, func, costs)
 
 
-def _lower(module: Module, func: Operation) -> None:
+def _lower(module: Module, func: Operation, costs: _Costs) -> None:
     mesh = module.mesh
     attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
     axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
@@ -88,7 +90,7 @@ def _lower(module: Module, func: Operation) -> None:
         attrs |= _served(func)
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
-    _Lowering(module).function(func.body, graph.make_region())
+    _Lowering(module, costs).function(func.body, graph.make_region())
     func.erase()
 
 
@@ -104,8 +106,13 @@ def _served(func: Operation) -> dict[str, RawAttr]:
 _ACTIVATIONS = ("forward", "backward", "recompute")
 
 
+#: What a node says of a computation.
+_Costs = Callable[[Operation], dict[str, RawAttr]]
+
+
 class _Lowering:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, costs: _Costs) -> None:
+        self._costs = costs
         self._registry, self._facts = module.registry, module.facts
         self._blocking = frozenset(read_strategy(module).blocking)
         self._nodes: dict[Value, Value] = {}
@@ -233,7 +240,7 @@ class _Lowering:
         return True
 
     def _computation(self, op: Operation, b: Builder) -> Value:
-        attrs = attributes(op.name, work_of(op), op.results)
+        attrs = self._costs(op)
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
             return self._in_steps(op, rule, gathers, attrs, b)

@@ -39,6 +39,9 @@ def group_id(text: str) -> int | None:
 
 def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]]:
     """The name of the job, and its trace files by rank, lowest rank first."""
+    if not directory.is_dir():
+        _entries(directory, report)  # says why
+        return "", {}
     entries = _entries(directory, report)
     found = [_jobs(entries, end) for end in _ENDS]
     jobs = next((each for each in found if each), found[0])
@@ -48,7 +51,11 @@ def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]
             report.error(path, "bad-name", message, "rename it, ranks counting from 0")
     if not jobs:
         message = "expected trace files NAME.RANK.et, found none"
-        report.error(directory, "no-traces", message, "name a directory that holds traces")
+        inside = next((e for e in entries if e.is_dir() and any(e.glob("*.[0-9]*.et"))), None)
+        remedy = f"name the directory that holds traces: {inside}"
+        if inside is None:
+            remedy = "name a directory that holds traces"
+        report.error(directory, "no-traces", message, remedy)
         return "", {}
     if len(jobs) > 1:
         names = ", ".join(sorted(jobs))

@@ -4,7 +4,7 @@ the second."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,7 +141,7 @@ def _given(**given: Any) -> JobOptions:
 
 def _read(pod: str, text: str) -> JobOptions:
     """The flags of `tp=4,sp`, or of `--tp 4 --sp`. Raises `DiagnosticError`."""
-    words = list(_words(pod, text))
+    words = _words(pod, text)
     try:
         with _given.make_context(pod, words) as context:
             found: JobOptions = _given.invoke(context)
@@ -152,17 +152,22 @@ def _read(pod: str, text: str) -> JobOptions:
         ) from None
 
 
-def _words(pod: str, text: str) -> Iterator[str]:
+def _words(pod: str, text: str) -> list[str]:
+    """The words of a command line: what is no flag belongs to the value before it."""
+    found: list[str] = []
     for part in text.replace("--", " ").replace(",", " ").split():
         name, _, value = part.partition("=")
         known = name.replace("-", "_")
+        if value and known not in FLAGS and known not in _OF_MESH:
+            options = {f.option.removeprefix("--") for f in FLAGS.values()}
+            raise error(
+                f"--{pod} '{text}': no flag '{name}' of a strategy",
+                remedy=did_you_mean(name, options) or "as in --prefill 'tp=4,sp'",
+            )
         if value or known in FLAGS or known in _OF_MESH:
-            if known not in FLAGS and known not in _OF_MESH:
-                options = {f.option.removeprefix("--") for f in FLAGS.values()}
-                raise error(
-                    f"--{pod} '{text}': no flag '{name}' of a strategy",
-                    remedy=did_you_mean(name, options) or "as in --prefill 'tp=4,sp'",
-                )
-            yield f"--{name}"
-        if value or known not in FLAGS:
-            yield value or part
+            found += [f"--{name}", *([value] if value else [])]
+        elif found and not found[-1].startswith("--"):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found

@@ -31,7 +31,7 @@ from stagec.time.streams import PICOSECONDS
 #: compile with any larger number.
 LAYERS, _FEW = "L", (8, 12)
 #: Probes are of the clock of the devices; that of the hosts can only make a step longer.
-_NO_HOST = {"efficiency.host.issue": 0.0}
+_NO_HOST = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
 _OF_MICROBATCH = ("forward", "backward")
 _STATIC = ("parameters", "gradients", "optimizer")
 #: Flags of which a probe of the work of a microbatch has the default: they are about many

@@ -45,7 +45,7 @@ SAME = -1.0
 
 class JobBounds:
     """Bounds of the seconds and of the bytes of jobs of a model of these layers and sizes.
-    `refused` says of each job why the work of a microbatch is none, `array_seconds` is what the
+    `refused` says of each job why the compiler makes no probe of it, `array_seconds` is what the
     bounds of all took, without the probes."""
 
     def __init__(
@@ -152,7 +152,9 @@ class JobBounds:
         own = [work_probe(self._jobs[n], self._sizes) for n in asked]
         self._work |= dict(zip(asked, self._probed(own), strict=True))
         states = self._probed([state_probe(self._jobs[n]) for n in numbers], "state")
-        self._static |= {n: p.static for n, p in zip(numbers, states, strict=True)}
+        for number, found in zip(numbers, states, strict=True):
+            self._static[number] = found.static
+            self.refused[number] = self.refused[number] or found.refused
 
     def _improve(self, works: Mapping[int, Probe]) -> None:
         """Better bounds of jobs by these probes of their work."""

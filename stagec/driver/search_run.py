@@ -260,11 +260,11 @@ class _Searching:
                 yield number, self._value(least), found
 
     def _why(self, number: int) -> str:
-        """Why the work of a microbatch of a job is none; empty if it is some."""
+        """Why the compiler makes no probe of a job; empty if it does."""
         return self._bounds.refused[number] if self._bounds else ""
 
     def _is_none(self, number: int) -> bool:
-        """Whether the compiler refuses the work of a microbatch of a job, as it has refused a
+        """Whether the compiler refuses a job: its probe for a reason for which it has refused a
         whole job."""
         return self._why(number) in self._refused
 

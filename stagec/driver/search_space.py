@@ -110,7 +110,7 @@ def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Spa
     """What practitioners vary for a kind of model: dense, with experts, or of long context."""
     node = machine.network[0].ranks or ranks
     knobs: dict[str, tuple[Any, ...]] = {
-        "pp": doubled(1, min(64 if ranks >= 4096 else 16, ranks, sizes.get("L", 1))),
+        "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, sizes.get("L", 1))),
         "tp": doubled(1, min(8, node, ranks)),
         "cp": doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
         "sp": (True,),

@@ -248,7 +248,14 @@ def _run(words: list[str], where: Path, ranks: int) -> str:
         if ended == ranks:
             return run.stdout
         if run.returncode >= 0 or not left:
-            raise _stuck(run.stdout + run.stderr, ranks, ended, run.returncode)
+            text = run.stdout + run.stderr
+            if not text.strip():
+                raise error(
+                    f"'{words[0]}' prints nothing and exits with {run.returncode}: it is not "
+                    "ASTRA-sim",
+                    remedy="name AstraSim_Analytical_Congestion_Unaware, see docs/consumers.md",
+                )
+            raise _stuck(text, ranks, ended, run.returncode)
     raise AssertionError("the last try returns or raises")
 
 

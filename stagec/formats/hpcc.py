@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import numpy as np
@@ -42,6 +43,11 @@ class HpccFormat(JobFormat):
                 f"option 'collectives' of format 'hpcc' expects {', '.join(ALGORITHMS)}, found "
                 f"'{self.collectives}'",
                 remedy=did_you_mean(self.collectives, ALGORITHMS) or "for example collectives=tree",
+            )
+        if not 0 <= self.start < inf:
+            raise error(
+                f"option 'start' of format 'hpcc' expects seconds from 0 on, found {self.start:g}",
+                remedy="for example start=2",
             )
         self._chosen(job)
 

@@ -10,6 +10,7 @@ from stagec.formats.base import Format
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.goal.format import GOAL
 from stagec.formats.hpcc import HPCC
+from stagec.formats.llmservingsim import LLM_SERVING_SIM
 from stagec.formats.perfetto.format import PerfettoFormat
 from stagec.formats.pytorch_et import PytorchEtFormat
 from stagec.formats.scale_sim import SCALE_SIM
@@ -21,7 +22,7 @@ from stagec.support.diagnostics import error
 from stagec.support.named import by_name, find
 
 _TIMELINES = KinetoFormat(), PerfettoFormat(), ChromeFormat()
-_MESSAGES = SIMAI, GOAL, SCALE_SIM, HPCC
+_MESSAGES = SIMAI, GOAL, SCALE_SIM, HPCC, LLM_SERVING_SIM
 BUILTIN: tuple[Format, ...] = (CHAKRA, ASTRA_SIM, *_MESSAGES, *_TIMELINES, PytorchEtFormat())
 _ONE = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\}\s*)?(?:,|$)")
 
@@ -56,8 +57,12 @@ def asked_formats(text: str, extra: Iterable[Format] = ()) -> list[Format]:
         name, options = match[1], match[2] or ""
         if name in found:
             raise error(f"--format names '{name}' twice", remedy="drop one")
-        pairs = (part.partition("=") for part in options.split(",") if part.strip())
-        given = {key.strip(): value.strip() for key, _, value in pairs}
+        given: dict[str, str] = {}
+        for part in filter(str.strip, options.split(",")):
+            key, _, value = (each.strip() for each in part.partition("="))
+            if key in given:
+                raise error(f"option '{key}' of '{name}' is given twice", remedy="drop one")
+            given[key] = value
         found[name] = find_format(name, extra).with_options(given)
         at = match.end()
         if at == len(text) and not text.endswith(","):

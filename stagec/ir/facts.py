@@ -89,6 +89,7 @@ class Facts:
         self._quotients: dict[str, list[Expr]] = {}
         self._known: set[tuple[Expr, Expr]] = set()
         self._cache: dict[tuple[Expr, Expr], bool] = {}
+        self._proofs: dict[tuple[Expr, Expr], bool] = {}
         for relation in relations:
             self.add(relation)
 
@@ -97,6 +98,7 @@ class Facts:
         `a == b` as that in both directions."""
         self._relations.append(relation)
         self._cache.clear()
+        self._proofs.clear()
         self._bound = None
         left, right, modulus = relation.left, relation.right, relation.modulus
         if relation.op != "==" or left == 0 or modulus == 0:
@@ -135,6 +137,12 @@ class Facts:
 
     def _proven(self, divisor: Expr, size: Expr) -> bool:
         """Whether it follows from the relations, for all values."""
+        key = divisor, size
+        if key not in self._proofs:
+            self._proofs[key] = self._prove(divisor, size)
+        return self._proofs[key]
+
+    def _prove(self, divisor: Expr, size: Expr) -> bool:
         if divisor == 1 or (size, divisor) in self._known or is_integral(size / divisor):
             return True
         if any(is_integral(size * m / (n * divisor)) for n, m in self._known):

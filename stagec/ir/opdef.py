@@ -135,7 +135,8 @@ class OpDef:
         place = self.trait(InPlace) if InPlace in self.kinds else None
         return place.operands[result] if place is not None else None
 
-    # -- cost, per rank: `n` maps each factor to its local size ------------------------------------
+    # -- cost, per rank: `n` maps each factor to its local size. It may read the attributes and the
+    #    types of the op, not what is around it (`stagec.ir.alike`) --------------------------------
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """Floating-point operations executed (a multiply-add is two); 0 for pure data movement."""

@@ -37,6 +37,7 @@ from stagec.machines import Machine
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Program
 from stagec.support.diagnostics import error
+from stagec.support.limits import MAX_RANKS
 
 #: The phases in which replicas reduce what they have found.
 _REDUCING = frozenset(("gradient", "optimizer"))
@@ -261,6 +262,12 @@ def _grown(recording: Recording, mesh: Mesh) -> frozenset[str]:
         raise error(
             f"the mesh {_text(mesh)} does not have the axes of {_text(old)} in their order",
             remedy=f"write --to with all of {', '.join(old)}, in this order",
+        )
+    if prod(mesh.values()) > MAX_RANKS:
+        raise error(
+            f"the mesh {_text(mesh)} has {prod(mesh.values()):,} ranks, expected at most "
+            f"{MAX_RANKS:,}",
+            remedy="give fewer",
         )
     grown = frozenset(axis for axis, size in mesh.items() if size != old.get(axis, 1))
     for axis in sorted(grown):

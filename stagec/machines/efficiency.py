@@ -27,7 +27,8 @@ class Protocol(Text):
     latencies of the level. `share`: the share of the bandwidth of the level that data get. `copy`:
     the cost of the part that stays on a rank and is copied there, in parts that move. `adds`: how
     often a ring moves what it adds through the memory of the device while no link moves it (0: what
-    is added meanwhile hides).
+    is added meanwhile hides). `gap`: seconds that a link of the level needs for each message of a
+    ring beside its bytes.
     """
 
     start: Seconds
@@ -35,6 +36,7 @@ class Protocol(Text):
     share: Share = 1.0
     copy_: Annotated[float, Field(ge=0, allow_inf_nan=False, alias="copy")] = 0.0
     adds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    gap: Seconds = 0.0
 
 
 class NetworkEfficiency(Text):
@@ -42,11 +44,15 @@ class NetworkEfficiency(Text):
 
     `protocols` are those of rings and trees, `pairs` those of messages and all_to_all, `multicast`
     that of reductions in switches. The fastest is taken.
+    `check`: seconds that a collective holds up the hosts of its group for each rank that it reaches
+    over the level, where ranks compare what they call before they call it (PyTorch,
+    `TORCH_DISTRIBUTED_DEBUG=DETAIL`: a barrier in which rank 0 asks one rank after the other).
     """
 
     protocols: dict[str, Protocol] = Field(min_length=1)
     pairs: dict[str, Protocol] = Field(min_length=1)
     multicast: Protocol
+    check: Seconds = 0.0
     fitted: str = ""
 
 

@@ -205,8 +205,8 @@ class Stepper(Unroller):
                     shapes.append(INSIDE)
                     continue
                 if isinstance(source, Stamp):
-                    template = source.instance.template
-                    shape, places = template.made[source.part].get(value, (None, ()))
+                    values = source.instance.template.made[source.part]
+                    shape, places = values.get(value, (None, ()))
                 else:
                     which = None
                     shape, places = flat(self._refs.get(value))

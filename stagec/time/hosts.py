@@ -16,17 +16,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from stagec.program.groups import GroupAxes
 from stagec.time.join import Joined
 from stagec.time.pieces import Piece
 from stagec.time.shapes import Shape, Step
 from stagec.time.streams import Cost, Stream
 
 
+class HostTimes(NamedTuple):
+    """Picoseconds that a host spends on a computation, and on a collective of a group."""
+
+    issue: int
+    checks: tuple[tuple[GroupAxes, int], ...] = ()
+
+
 class _Mark(NamedTuple):
     """Before how many computations of a piece, of which so many are `issued`, one may wait for
     something else; or, if it `ends`, after how many something else may wait for the last one."""
 
-    count: int
+    done: int
     issued: int
     ends: bool
 
@@ -48,10 +56,11 @@ class Hosts:
         return all(_keeps_ahead(self._marks[p.shape], p.spans, issue) for p in pieces)
 
 
-def host_costs(issue: int, shape: Shape) -> list[Cost]:
+def host_costs(spent: HostTimes, shape: Shape) -> list[Cost]:
     """What nodes cost their host."""
-    some, none = Cost(0, issue), Cost(0)
-    return [some if _is_issued(step) else none for step in shape.steps]
+    some, none = Cost(0, spent.issue), Cost(0)
+    calls = {axes: Cost(time) for axes, time in spent.checks}
+    return [some if _is_issued(step) else calls.get(step.node.group, none) for step in shape.steps]
 
 
 def _is_issued(step: Step) -> bool:
@@ -64,8 +73,8 @@ def _keeps_ahead(known: _Marks, spans: Sequence[int], issue: int) -> bool:
     less what is issued, are at each end no less than at all starts before."""
     sums = [*accumulate([spans[place] for place in known.places], initial=0)]
     most = 0
-    for count, issued, ends in known.marks:
-        ahead = sums[count] - issue * issued
+    for done, issued, ends in known.marks:
+        ahead = sums[done] - issue * issued
         if not ends:
             most = max(most, ahead)
         elif ahead < most:

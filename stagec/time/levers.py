@@ -31,5 +31,5 @@ def _changed(machine: Machine) -> Iterator[tuple[str, Machine]]:
     for level in machine.network:
         yield f"2 x {level.name}", machine.scaled(f"network.{level.name}.bandwidth", 2)
     yield "no latency", machine.changed({"network.latency": 0.0, "host.latency": 0.0})
-    none = {"compute.launch": 0.0, "efficiency.host.issue": 0.0}
-    yield "no launch gaps", machine.changed(none)
+    host = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
+    yield "no launch gaps", machine.changed({"compute.launch": 0.0, **host})

@@ -147,13 +147,15 @@ def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Flo
     """Seconds of a ring through all n ranks, node by node, the fastest protocol.
 
     start + rounds * sum over levels(steps * hop) + rounds * (n - 1 + copy)/n * bytes / rate
-          + (n - 1)/n * bytes * adds / memory bandwidth, where it reduces
+          + rounds * (n - 1) * gap + (n - 1)/n * bytes * adds / memory bandwidth, where it reduces
 
     Of the n - 1 steps of a round those that cross a level cost its hop; the rate is that of the
     slowest level, where all members of a unit send. `copy`: each rank also copies the part that is
-    its own (an all_reduce works in place). Source: NVIDIA/nccl, src/graph/tuning.cc
-    (ncclTopoTuneModel: nsteps, nInterSteps, latencies, bandwidths); `copy` by fit; `adds`:
-    astra-sim/astra-sim, astra-sim/system/PacketBundle.cc.
+    its own (an all_reduce works in place). `gap`: n - 1 messages of a round pass each link, one
+    after the other; the link that needs the most for each counts. Source: NVIDIA/nccl,
+    src/graph/tuning.cc (ncclTopoTuneModel: nsteps, nInterSteps, latencies, bandwidths); `copy` by
+    fit; `gap`: Alexandrov et al., LogGP, 1995; `adds`: astra-sim/astra-sim,
+    astra-sim/system/PacketBundle.cc.
     """
     n, rounds = over[-1].size, ROUNDS[kind]
     steps = _steps(over)
@@ -162,7 +164,8 @@ def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Flo
         hops = sum(s * _hop(p, q) for s, p, q in zip(steps, over, lanes, strict=True))
         own = 0.0 if kind == "all_reduce" else lanes[0].copy_
         moved = size * ((n - 1 + own) / n)
-        time = _start(lanes) + rounds * (hops + moved / _rate(over, lanes))
+        gaps = (n - 1) * max(lane.gap for lane in lanes)
+        time = _start(lanes) + rounds * (hops + gaps + moved / _rate(over, lanes))
         adds = 0.0 if kind == "all_gather" else lanes[0].adds
         return time + size * ((n - 1) / n * adds / machine.memory.bandwidth.value)
 

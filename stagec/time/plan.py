@@ -4,7 +4,7 @@ the places of its inputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run, RunKind
+from stagec.program.stamp import Inputs, Instance
 from stagec.time.shapes import Shape, make_shape
 from stagec.time.streams import COMPUTE, streams_of
 
@@ -47,8 +48,8 @@ class _Cut:
     nodes: Sequence[Node]
     inner: Sequence[Sequence[int]]
     outer: Sequence[Sequence[int]]
-    places: Ints
-    always: npt.NDArray[np.bool_]
+    places: Sequence[int]
+    always: Sequence[bool]
     beside_compute: npt.NDArray[np.bool_]
     order: Ints
 
@@ -107,8 +108,8 @@ class Planner:
             [node for node, _, _ in items],
             inner,
             outer,
-            np.array([*numbers], dtype=np.int64),
-            np.array(always, dtype=bool),
+            [*numbers],
+            always,
             ~np.array(computes, dtype=bool),
             np.arange(len(items), dtype=np.int64),
         )
@@ -155,6 +156,8 @@ class _ClassPlan:
         self._beside = np.zeros(most, dtype=bool)
         self._joined = np.zeros(most, dtype=bool)
         self._count = 0
+        #: The inputs of a part that may have to be waited for, by where its instance has them from.
+        self._candidates: dict[tuple[Inputs, _Cut], Sequence[int]] = {}
 
     def pieces(self) -> Iterator[Planned]:
         """The pieces, in the order of issue."""
@@ -175,38 +178,55 @@ class _ClassPlan:
                 yield self._together(once)
                 once = []
             for cut in self._planner.cuts(kind, self._alone):
-                first = run.start + cut.first
-                table = None if run.instance is None else run.instance.table
-                handles = cut.places if table is None else table[cut.places]
-                yield self._planned(cut, slice(first, first + len(cut.nodes)), handles)
+                yield self._of_run(cut, run)
         if once:
             yield self._together(once)
 
     def _together(self, items: Sequence[_Item]) -> Planned:
         cut = self._planner.part(items)
         own = np.array([handle for _, handle, _ in items], dtype=np.int64)
-        return self._planned(cut, own, cut.places)
+        return self._planned(cut, own, enumerate(cut.places))
 
-    def _planned(self, cut: _Cut, own: slice | Ints, handles: Ints) -> Planned:
-        """The piece of nodes with their `own` handles, that wait for others."""
-        used: tuple[int, ...] = ()
-        inputs: tuple[At, ...] = ()
-        if len(handles):
-            wanted = (cut.always | self._beside[handles]).nonzero()[0]
-            used, needed = tuple(wanted.tolist()), handles[wanted]
-            pieces, places = self._piece[needed].tolist(), self._place[needed].tolist()
-            inputs = tuple(zip(pieces, places, strict=True))
-        self._beside[own] = cut.beside_compute
+    def _of_run(self, cut: _Cut, run: Run) -> Planned:
+        """A part of a run."""
+        instance = run.instance
+        inputs: Iterable[tuple[int, int]] = enumerate(cut.places)
+        if instance is not None and cut.places:
+            key = instance.inputs, cut
+            candidates = self._candidates.get(key)
+            if candidates is None:
+                candidates = self._candidates[key] = self._found(cut, instance)
+            inputs = ((i, instance.handle(cut.places[i])) for i in candidates)
+        first = run.start + cut.first
+        return self._planned(cut, slice(first, first + len(cut.nodes)), inputs)
+
+    def _found(self, cut: _Cut, instance: Instance) -> Sequence[int]:
+        """The inputs of a part that such an instance may have to wait for: all but computations of
+        the instances that it takes from, since it follows these anyway."""
+        return [
+            i
+            for i, place in enumerate(cut.places)
+            if cut.always[i] or instance.passes(place) or self._beside[instance.handle(place)]
+        ]
+
+    def _planned(self, cut: _Cut, own: slice | Ints, inputs: Iterable[tuple[int, int]]) -> Planned:
+        """The piece of a part with its `own` handles, of which these inputs, by number, are these
+        handles."""
+        always, beside = cut.always, self._beside.item
+        wanted = [(i, handle) for i, handle in inputs if always[i] or beside(handle)]
+        piece, place = self._piece.item, self._place.item
+        at = tuple([(piece(handle), place(handle)) for _, handle in wanted])
         self._piece[own], self._place[own] = self._count, cut.order
+        self._beside[own] = cut.beside_compute
         if cut.joins:
             self._joined[own] = True
         self._count += 1
-        return Planned(self._planner.shape(cut, used), inputs)
+        return Planned(self._planner.shape(cut, tuple([i for i, _ in wanted])), at)
 
 
 def _items(run: Run) -> Iterator[_Item]:
     """The nodes of a run by their handles."""
-    kind, table = run.kind, None if run.instance is None else run.instance.table
+    kind, instance = run.kind, run.instance
     for handle, node in enumerate(kind.nodes, run.start):
         places = [kind.place(d) for d in (*node.deps, *node.after)]
-        yield node, handle, places if table is None else table[places].tolist()
+        yield node, handle, places if instance is None else [instance.handle(p) for p in places]

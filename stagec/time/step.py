@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeVar
+
+import numpy as np
 
 from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
 from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
-from stagec.program.groups import Groups, number_groups
+from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node
 from stagec.program.runs import Run
 from stagec.program.sizes import Resizable
 from stagec.time.costs import CostTable, Measurements, picoseconds
-from stagec.time.hosts import Hosts, host_costs
+from stagec.time.hosts import Hosts, HostTimes, host_costs
 from stagec.time.join import Joined, joined
+from stagec.time.network import spans
 from stagec.time.pieces import Piece
 from stagec.time.replay import ClassReplay, replay
 from stagec.time.shapes import Shape
@@ -101,24 +105,27 @@ class _Programs:
     def late_hosts(
         self,
         mesh: Mapping[str, int],
-        issue: int,
+        spent: HostTimes,
         devices: Sequence[ClassReplay],
         *,
         overlap: bool,
         one_stream: bool,
     ) -> Replayed | None:
-        """The replay of hosts that take so many picoseconds for a computation, unless it is clear
-        without one that they are never behind these devices; the last one asked for is kept."""
-        how = overlap, one_stream
-        if self._replayed is not None and self._replayed[0] == (issue, how):
+        """The replay of hosts that spend so much time, unless it is clear without one that they are
+        never behind these devices; the last one asked for is kept. Hosts that compare what they
+        call wait for each collective."""
+        how = overlap and not spent.checks, one_stream
+        if self._replayed is not None and self._replayed[0] == (spent, how):
             return self._replayed[1]
-        plans = self.plans(mesh, overlap=overlap, one_stream=one_stream)
-        if how not in self._hosts:
-            self._hosts[how] = Hosts(plans)
-        if self._hosts[how].never_late({p for each in devices for p in each.pieces}, issue):
-            return None
-        cost = 0, partial(host_costs, issue)
-        self._replayed = (issue, how), _replayed(plans, [cost] * len(plans), 0)
+        plans = self.plans(mesh, overlap=how[0], one_stream=one_stream)
+        if not spent.checks:
+            if how not in self._hosts:
+                self._hosts[how] = Hosts(plans)
+            pieces = {p for each in devices for p in each.pieces}
+            if self._hosts[how].never_late(pieces, spent.issue):
+                return None
+        cost = 0, partial(host_costs, spent)
+        self._replayed = (spent, how), _replayed(plans, [cost] * len(plans), 0)
         return self._replayed[1]
 
 
@@ -181,16 +188,16 @@ class Issued:
 
     def late_hosts(
         self,
-        issue: int,
+        spent: HostTimes,
         devices: Sequence[ClassReplay],
         *,
         overlap: bool,
         one_stream: bool = False,
     ) -> Replayed | None:
-        """The replay of hosts that take so many picoseconds to issue a computation and do nothing
-        else: the same in all sizes. None if they are never behind these devices."""
+        """The replay of hosts that spend so much time and do nothing else: the same in all sizes.
+        None if they are never behind these devices."""
         return self._programs.late_hosts(
-            self.mesh, issue, devices, overlap=overlap, one_stream=one_stream
+            self.mesh, spent, devices, overlap=overlap, one_stream=one_stream
         )
 
     @cached_property
@@ -269,10 +276,11 @@ def step_time(
     one_stream = efficiency.streams == "one"
     plans = issued.plans(overlap=overlap, one_stream=one_stream)
     devices = StepTime(*_replayed(plans, costs, slowdown), table.ways)
-    issue = picoseconds(0 if efficiency.kernels == "roofline" else efficiency.host.issue)
-    if not issue:
+    checks = _checks(issued, machine) if communicates else ()
+    spent = HostTimes(picoseconds(efficiency.host.issue), checks)
+    if efficiency.kernels == "roofline" or not any(spent):
         return devices
-    hosts = issued.late_hosts(issue, devices.classes, overlap=overlap, one_stream=one_stream)
+    hosts = issued.late_hosts(spent, devices.classes, overlap=overlap, one_stream=one_stream)
     if hosts is None:
         return devices
     return max(devices, StepTime(*hosts, table.ways), key=lambda step: step.picoseconds)
@@ -291,3 +299,18 @@ def _replayed(plans: Sequence[Joined], costs: Sequence[ClassCosts], slowdown: in
 
         classes.append(ClassReplay(i, plans[i], piece))
     return replay(classes, slowdown), classes
+
+
+def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:
+    """What hosts spend on a collective of each group, where they compare what they call."""
+    levels = machine.efficiency.network
+    if not any(level.check for level in levels.values()):
+        return ()
+    found: list[tuple[GroupAxes, int]] = []
+    for axes, members in issued.groups.members.items():
+        over = spans(machine, np.sort(members[0]))
+        reached = [0, *(span.size for span in over)]
+        ranks = zip(over, pairwise(reached), strict=True)
+        time = sum((b - a) * levels[span.level.name].check for span, (a, b) in ranks)
+        found.append((axes, picoseconds(time)))
+    return tuple(found)

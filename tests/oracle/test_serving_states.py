@@ -54,11 +54,11 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"dp": 2, "microbatches": 2},
 )
 #: Sizes of a tiny encoder and decoder.
-HEARD = {"B": 4, "S": 5, "T": 8, "D": 8, "H": 4, "K": 2, "F": 8, "L": 2, "L_dec": 2, "V": 16}
+HEARD = {"B": 4, "S": 5, "T": 8, "D": 8, "H": 4, "K": 2, "F": 8, "V": 16}
 #: Encoders and decoders, of another length each.
 ENCODERS: Mapping[str, Mapping[str, int]] = {
-    "t5-base": {"N": 4},
-    "whisper-large-v3": {"M": 4, "P": 16, "P_enc": 8},
+    "t5-base": {"N": 4, "L_encoder": 2, "L_decoder": 2},
+    "whisper-large-v3": {"L": 2, "L_dec": 2, "M": 4, "P": 16, "P_enc": 8},
 }
 #: One row for each expert and sequence, also of a single token.
 EXPERTS = {"E": 2, "T": 2}

@@ -218,6 +218,11 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     assert "has no readable 'stagec.json'" in empty.err
     no = stagec("simulate", folder, "--astra-sim", tmp_path / "none")
     assert "is no program" in no.err
+    other = stagec("simulate", folder, "--astra-sim", "/bin/true")
+    assert (other.code, "prints nothing and exits with 0: it is not ASTRA-sim" in other.err) == (
+        1,
+        True,
+    )
     (folder / "llama3-8b.1.et").unlink()
     gone = stagec("simulate", folder, "--astra-sim", binary)
     assert "ASTRA-sim needs the traces of all 2 ranks" in gone.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -210,3 +211,10 @@ def test_what_is_refused(job: Path, tmp_path: Path) -> None:
     host.write_text('{"schema": "1.0.2-chakra.0.0.4", "pid": 1, "nodes": []}')
     done = stagec("show", host)
     assert "found a host trace of PyTorch" in done.err
+    host.write_text('{"schemaVersion": 1, "traceEvents": []}')
+    done = stagec("show", host)
+    assert "found a profile of PyTorch" in done.err
+    (tmp_path / "jobs").mkdir()
+    shutil.copytree(job, tmp_path / "jobs" / "one")
+    done = stagec("convert", tmp_path / "jobs", "-o", tmp_path / "x", "--to", "json")
+    assert f"name the directory that holds traces: {tmp_path / 'jobs' / 'one'}" in done.err

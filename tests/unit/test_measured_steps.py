@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from math import prod
+from statistics import median
 from typing import Any
 
 import pytest
 
-from stagec.analysis.measured import MeasuredStep, measured_steps
+from stagec.analysis.measured import MeasuredStep, measured_steps, read
+from stagec.analysis.measured.sweeps import CHECKS, layers_of_stages
 from stagec.analysis.step_errors import StepError, regret, spearman, summaries
 from stagec.driver.job import JobBuilder
 from stagec.driver.measured import issued_of, machine_of, options_of, seconds_of
@@ -33,7 +35,7 @@ ROWS = {
     "deepspeed-multi": (41, 41),
     "deepspeed-single": (720, 720),
     "b200": (15, 15),
-    "nanotron": (897, 85),
+    "nanotron": (897, 318),
 }
 
 
@@ -74,20 +76,65 @@ def test_the_batch_divides_into_microbatches() -> None:
 
 
 def test_one_convention_for_each_source() -> None:
-    """Rows of a source differ in mesh, batch and recompute; the rest is the framework's."""
+    """Rows of a source differ in mesh, batch and recompute; the rest is the framework's. Runs of
+    nanotron differ in what they measured of their nodes, too."""
     varied = {*AXES, "ep", "microbatches", "schedule", "chunks", "recompute", "recompute_every"}
-    varied |= {"sp", "zero", "scatter_gather", "fp8", "cp_mode", "capacity_factor"}
+    varied |= {
+        "sp",
+        "zero",
+        "scatter_gather",
+        "stage_layers",
+        "ddp_bucket",
+        "fp8",
+        "cp_mode",
+        "capacity_factor",
+    }
     for name, rows in STEPS.items():
-        same = {
-            json.dumps([row.machine, dict(row.changes), row.overlap]): {
-                n: v for n, v in row.flags.items() if n not in varied
-            }
-            for row in rows
-        }
-        assert len(same) == 1, name
-        (flags,) = same.values()
+        assert len({(row.machine, row.tables, row.overlap) for row in rows}) == 1, name
+        changes = {json.dumps(dict(row.changes)) for row in rows}
+        assert len(changes) == (2 if name == "nanotron" else 1), name
+        flags = {n: v for n, v in rows[0].flags.items() if n not in varied}
         for row in rows:
             assert flags == {n: v for n, v in row.flags.items() if n not in varied}, row.row
+
+
+def test_stages_of_nanotron_end_where_the_cost_comes_to_their_part() -> None:
+    assert layers_of_stages(16, 1, 4, 1) == (16,)
+    assert layers_of_stages(16, 1, 4, 2) == (10, 6)
+    assert layers_of_stages(16, 1, 4, 8) == (3, 2, 3, 2, 3, 2, 1, 0)  # the last has the head alone
+    assert layers_of_stages(3, 10, 1, 3) == (2, 1, 0)
+    for row in STEPS["nanotron"]:
+        layers = row.flags.get("stage_layers", (row.sizes["L"],))
+        assert len(layers) == row.flags["pp"]
+        assert sum(layers) == row.sizes["L"]
+
+
+def loop(column: str, ranks: int, rounds: int, *, compare: bool, nodes: int = 0) -> float:
+    """Seconds of ten collectives of 1 GiB and a barrier that runs of nanotron measured."""
+    rates = [
+        float(row[column])
+        for row in read("nanotron_h100")
+        if (445 if not compare else 380)
+        < float(row["all_reduce_inside"])
+        < (445 if compare else 999)
+        and nodes in (0, int(row["nodes"]))
+    ]
+    return rounds * (ranks - 1) / ranks * 10 * 2**30 / (median(rates) * 1e9)
+
+
+@pytest.mark.parametrize("nodes", [8, 16, 32, 64])
+def test_what_comparing_calls_takes_is_what_the_runs_measured(nodes: int) -> None:
+    """Between nodes the hosts take longer than the devices."""
+    inside, beyond = map(float, CHECKS.values())
+    hosts = 11 * (8 * inside + 8 * (nodes - 1) * beyond)
+    assert loop("all_gather", 8 * nodes, 1, compare=True, nodes=nodes) == pytest.approx(hosts, 0.05)
+
+
+def test_what_comparing_calls_takes_inside_a_node() -> None:
+    """The devices take longer; the first call and the barrier come on top."""
+    compared, free = (loop("all_reduce_inside", 8, 2, compare=c) for c in (True, False))
+    (inside, _) = map(float, CHECKS.values())
+    assert compared - free == pytest.approx(2 * 8 * inside, rel=0.1)
 
 
 def test_models_have_the_parameters_that_rows_are_named_after() -> None:
@@ -125,7 +172,7 @@ MEDIANS = {
     "torchtitan": 0.06,
     "deepspeed-multi": 0.08,
     "b200": 0.05,
-    "nanotron": 0.16,
+    "nanotron": 0.1,
 }
 
 
@@ -231,6 +278,19 @@ def test_a_slow_host_takes_its_time_for_every_computation() -> None:
     count = sum(n.phase != "optimizer" for n in nodes)
     assert found.seconds == pytest.approx(count * 1e-3)
     assert list(found.parts(found.slowest)) == [LAUNCH]
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_hosts_that_compare_calls_wait_for_each_rank_of_a_group(tp: int) -> None:
+    issued = Issued.of(JobBuilder(JobOptions("llama3-8b", sizes=TINY, tp=tp, dp=2)).lower())
+    hosts = {"efficiency.host.issue": 0.0, "efficiency.network.check": 1e-2}
+    found = step_time(issued, load_machine("h100-sxm").changed(hosts))
+    nodes = issued.classes[0].program().nodes
+    ranks = sum(node.group.size(issued.mesh) for node in nodes if node.group)
+    assert ranks > 2 * tp
+    assert found.seconds == pytest.approx(ranks * 1e-2)
+    free = step_time(issued, load_machine("h100-sxm").changed(hosts), communicates=False)
+    assert free.seconds < 1e-2
 
 
 def test_slow_hosts_wait_for_each_other_in_a_pipeline() -> None:

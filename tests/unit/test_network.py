@@ -37,7 +37,8 @@ pairs = { simple = { start = "0 us" } }
 def bare(name: str = "h100-sxm") -> Machine:
     """A machine whose links carry data at their full rate and at once."""
     machine = machines()[name]
-    ideal = {"start": 0.0, "hops": 1.0, "share": 1.0, "copy": 0.0, "adds": 0.0}
+    ideal = dict.fromkeys(("start", "copy", "adds", "gap", "check"), 0.0)
+    ideal |= {"hops": 1.0, "share": 1.0}
     paths = [p for p in machine.paths() if p.startswith("efficiency.network.")]
     changes: dict[str, float | str] = {p: ideal[p.rpartition(".")[2].strip("_")] for p in paths}
     return machine.changed({**changes, "network.latency": 0.0})
@@ -178,6 +179,16 @@ def test_steps_of_a_ring_cost_the_level_that_they_cross() -> None:
     assert message_seconds(machine, 0, machine.network[1]) == 100
 
 
+@pytest.mark.parametrize(("kind", "rounds"), network.ROUNDS.items())
+def test_the_messages_of_a_ring_follow_each_other(kind: str, rounds: int) -> None:
+    """15 messages of a round pass each link; those inside a node have no gap."""
+    machine = read_machine("x", IDEAL)
+    slow = machine.changed({"efficiency.network.infiniband.protocols.gap": 1.0})
+    more = seconds(slow, kind, SIZE, *range(16)) - seconds(machine, kind, SIZE, *range(16))
+    assert more == pytest.approx(15 * rounds)
+    assert seconds(slow, kind, SIZE, *range(8)) == seconds(machine, kind, SIZE, *range(8))
+
+
 @pytest.mark.parametrize(
     ("kind", "times"), [("all_reduce", 3), ("reduce_scatter", 3), ("all_gather", 0)]
 )
@@ -305,6 +316,18 @@ def test_large_collectives_as_measured(case: tuple[str, str, int], measured: flo
     name, kind, n = case
     found = seconds(machines()[name], kind, SIZE, *range(n))
     assert found * 1e3 == pytest.approx(measured, rel=0.13)
+
+
+#: GB/s on the bus of an all_gather of 1 GiB in nodes of AWS: the medians of the runs of nanotron
+#: whose hosts do not compare calls (all_gather of stagec/analysis/measured/nanotron_h100.csv).
+EFA = {32: 226.1, 64: 176.8, 128: 124.3, 256: 75.3, 512: 44.5}
+
+
+@pytest.mark.parametrize("ranks", EFA)
+def test_messages_over_efa_as_measured(ranks: int) -> None:
+    found = seconds(machines()["h100-p5"], "all_gather", 1024 * MIB, *range(ranks))
+    bus = (ranks - 1) / ranks * 1024 * MIB / found / 1e9
+    assert bus == pytest.approx(EFA[ranks], rel=0.08)
 
 
 def test_small_collectives_as_measured() -> None:

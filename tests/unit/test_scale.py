@@ -145,6 +145,7 @@ def test_traces_without_a_manifest(tmp_path: Path) -> None:
         (("--pp", "2", "--microbatches", "2"), "pp=4", "run different programs"),
         (("--dp", "2", "--tp", "2"), "tp=2,dp=4", "does not have the axes of dp=2,tp=2 in their"),
         (("--dp", "2", "--tp", "2"), "dp=4", "does not have the axes of dp=2,tp=2 in their"),
+        (("--dp", "2"), "dp=4194305", "has 4,194,305 ranks, expected at most 4,194,304"),
         (("--dp", "4"), "dp=2", "dp = 2 is less than the 4 of the traces"),
         (("--dp", "2", "--tensor-names"), "dp=4", "'inputs' would be lost"),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import stagec.machines
 from stagec.driver.pods import PREFILL, lower_pods
 from stagec.machines import load_machine
 from stagec.time.network import message_seconds

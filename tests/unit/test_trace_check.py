@@ -188,7 +188,7 @@ def test_full_record_cache_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_missing_directory(tmp_path: Path) -> None:
     report = check_directory(tmp_path / "none")
-    assert codes(report.errors) == {"no-directory", "no-traces"}
+    assert codes(report.errors) == {"no-directory"}
     assert not report.ok()
 
 

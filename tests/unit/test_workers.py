@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from stagec.ir.expr import UnboundError
-from stagec.job.workers import run_units
+from stagec.job.workers import crew, run_units
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError, error
 
 
@@ -99,3 +99,12 @@ def test_errors_cross_processes(problem: Exception) -> None:
         list(run_units(failing, range(4), 2))
     assert str(caught.value) == str(problem)
     assert vars(caught.value) == vars(problem)
+
+
+def test_units_of_a_kind_stay_with_a_worker() -> None:
+    """From list to list, whatever else there is to do; kinds are spread over all workers."""
+    with crew(who, 2, lambda unit: unit % 4) as run:
+        seen = [dict(run(range(16))) for _ in range(3)]
+    homes = [{found[n][1] for found in seen for n in range(kind, 16, 4)} for kind in range(4)]
+    assert all(len(home) == 1 for home in homes)
+    assert len(set.union(*homes)) == 2

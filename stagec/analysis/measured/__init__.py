@@ -24,9 +24,11 @@ class MeasuredStep:
     """A measured step of `seconds` on `ranks` GPUs, and the job as `stagec time` takes it.
 
     `model` is a model of the library, or a text of this folder. `changes` are figures of the
-    machine that the source states. `sweep` names the steps that compare configurations of one model
-    on as many GPUs and with one batch; it is empty where a source has no such steps. Constants of
-    the machine were fitted on rows that are `fitted`. Errors are told for rows that are `judged`.
+    machine that the source states, `tables` a file of this folder with what it measured of the
+    machine, as `--measured` takes it. `sweep` names the steps that compare configurations of one
+    model on as many GPUs and with one batch; it is empty where a source has no such steps.
+    Constants of the machine were fitted on rows that are `fitted`. Errors are told for rows that
+    are `judged`.
     """
 
     source: str
@@ -38,7 +40,8 @@ class MeasuredStep:
     sizes: Mapping[str, int]
     flags: Mapping[str, Any]
     sweep: str = ""
-    changes: Mapping[str, str] = field(default_factory=dict[str, str])
+    changes: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+    tables: str = ""
     overlap: bool = True
     judged: bool = True
     fitted: bool = False
@@ -52,10 +55,13 @@ def read(name: str) -> Iterator[Row]:
 
 def model_of(step: MeasuredStep) -> str:
     """The name of the model as a job takes it: of the library, or the path of a text."""
-    if not step.model.endswith(SUFFIX):
-        return step.model
-    with as_file(files(__name__) / step.model) as path:
-        return str(Path(path))
+    return str(path_of(step.model)) if step.model.endswith(SUFFIX) else step.model
+
+
+def path_of(name: str) -> Path:
+    """The path of a file of this folder."""
+    with as_file(files(__name__) / name) as path:
+        return Path(path)
 
 
 def measured_steps() -> dict[str, list[MeasuredStep]]:

@@ -14,7 +14,8 @@ from stagec.analysis.measured.published import BLOCKING, MEGATRON, MEGATRON_CORE
 def _deepspeed(
     source: str, name: str, flags: Mapping[str, Any], changes: Mapping[str, str]
 ) -> Iterator[MeasuredStep]:
-    """GPT of Megatron-DeepSpeed: feed-forward width 4D, 51,200 words as in its examples."""
+    """GPT of Megatron-DeepSpeed: feed-forward width 4D, 51,200 words as in its examples. The source
+    measured all_reduces of one node, too."""
     for row in read(name):
         n = {k: int(v) for k, v in row.items() if k not in ("ms", "billions")}
         width, gpus = n["width"], n["gpus"]
@@ -34,6 +35,7 @@ def _deepspeed(
             {**flags, **axes, "microbatches": microbatches, **scattered(axes)},
             f"D {width} L {n['layers']} B {n['batch']} on {gpus}",
             changes,
+            "vtrain_a100.csv",
         )
 
 
@@ -84,43 +86,102 @@ def b200() -> Iterator[MeasuredStep]:
         yield MeasuredStep("b200", title, seconds, 8, "b200", model, sizes, flags)
 
 
-#: Tokens of a sequence of all runs.
+#: Tokens of a sequence of all runs of nanotron.
 _TOKENS = 4096
 #: Errors are told up to so many GPUs.
 _JUDGED = 64
+#: Feed-forward widths by the width of the model (nanotron, branch nouamane/bench2,
+#: scaling_benchmarks.py). The memory that was measured agrees: 18 bytes for each parameter.
+_FEED_FORWARD: Final[Mapping[int, int]] = {
+    2048: 8192,
+    3072: 8192,
+    4096: 14336,
+    8192: 28672,
+    16384: 53248,
+}
+#: The runs measured collectives of 1 GiB before their steps. Inside a node an all_reduce moves 458
+#: GB/s, or 425 where hosts compare their calls first, or 45 where messages between GPUs of a node
+#: are off.
+_COMPARES, _NO_MESSAGES = 445.0, 380.0
+#: What a compared call takes hosts for each rank of its group, inside a node and beyond: loops of
+#: ten collectives and a barrier. Inside a node devices take longer than hosts, but for the first
+#: call and the barrier, which make 3.2 ms of 8 ranks; on 64 to 512 ranks hosts do.
+CHECKS: Final[Mapping[str, float | str]] = {
+    "efficiency.network.nvlink.check": 200e-6,
+    "efficiency.network.efa.check": 297e-6,
+}
+#: Before this job, and where messages inside a node are off, runs with stages wait for each of two
+#: small messages before a tensor by looking every 0.1 s whether it has come (branch
+#: nouamane/bench2, p2p.py): all take 0.6 to 4 s for a microbatch, whatever its size.
+_POLLS = 14_097_000
+#: The attention of nanotron is FlashAttention 2, of which version 3, that the tables of the device
+#: have, is 1.5 to 2 times as fast forward and 1.5 to 1.75 times backward (arXiv 2407.08608).
+FLASH_2: Final[Mapping[str, float | str]] = {"efficiency.attention.rate.bf16": 1 / 1.6}
+
+
+def layers_of_stages(layers: int, layer: int, head: int, stages: int) -> tuple[int, ...]:
+    """The layers of each stage as nanotron shares them out (models/base.py, build_model): a stage
+    ends with the block that takes the cost of all blocks so far to its part of the whole. `layer`
+    and `head` are elements of the weights of a layer and of the head, which comes last. Where the
+    cost meets the part the memory of the first stage says that it ends there."""
+    found, stage, cost = [0] * stages, 0, 0
+    for _ in range(layers):
+        found[stage] += 1
+        cost += layer
+        if cost * stages >= (layers * layer + head) * (stage + 1):
+            stage += 1
+    return tuple(found)
 
 
 def nanotron() -> Iterator[MeasuredStep]:
-    """nanotron on 8 to 512 H100: an eager framework, SwiGLU in two computations, sequence-parallel
-    tp, ZeRO-0 or 1 over dp, no recompute; untied embeddings here for all widths.
+    """nanotron on 8 to 512 H100 of AWS (p5.48xlarge): an eager framework, SwiGLU in two
+    computations, sequence-parallel tp, ZeRO-0 or 1 over dp, no recompute; untied embeddings here
+    for all widths.
 
-    Judged are runs of up to 64 GPUs without pipeline and with tp inside a node. Of the others many
-    are ill: 40 s where 1 s is expected. With pp > 1 and tp >= 4 a layer takes 80 us for each
-    tensor-parallel rank and computation, whatever the size of the microbatch.
+    Some runs compare the calls of all ranks before each collective: what they measured of the
+    network before their steps says which (`_COMPARES`), and how long that takes (`CHECKS`). Judged
+    are runs of up to 64 GPUs, but for those whose stages look for messages (`_POLLS`).
     """
     for row in read("nanotron_h100"):
-        n = {k: int(v) for k, v in row.items() if k not in ("tied", "tokens_per_second_per_gpu")}
+        inside = float(row["all_reduce_inside"])
+        words = ("tied", "tokens_per_second_per_gpu", "all_gather", "all_reduce_inside")
+        n = {k: int(v) for k, v in row.items() if k not in words}
         width, gpus = n["width"], 8 * n["nodes"]
         batch = n["microbatch"] * n["microbatches"] * n["dp"]
+        wide = _FEED_FORWARD[width]
         sizes = {"L": n["layers"], "D": width, "H": n["heads"], "G": n["kv_heads"]}
-        sizes |= {"K": width // n["heads"], "F": 14336 if width == 4096 else 4 * width}
+        sizes |= {"K": width // n["heads"], "F": wide}
         sizes |= {"V": n["vocabulary"], "S": _TOKENS, "B": batch}
         axes = {axis: n[axis] for axis in ("tp", "dp", "pp")}
-        flags = {**axes, "microbatches": n["microbatches"], "sp": n["tp"] > 1}
+        flags: dict[str, Any] = {
+            **axes,
+            "microbatches": n["microbatches"],
+            "sp": n["tp"] > 1,
+        }
+        if n["pp"] > 1:
+            layer, head = 4 * width**2 + 3 * wide * width, n["vocabulary"] * width
+            flags["stage_layers"] = layers_of_stages(n["layers"], layer, head, n["pp"])
         if n["dp"] > 1:
             flags["zero"] = n["zero"]
+            if n["zero"]:  # in one call after backward: trainer.py, make_ddp
+                flags["ddp_bucket"] = 0
         mesh = " ".join(f"{axis} {size}" for axis, size in axes.items())
+        changes: dict[str, float | str] = {**FLASH_2}
+        if inside < _COMPARES:
+            changes |= CHECKS
+        polls = n["pp"] > 1 and (n["job"] < _POLLS or inside < _NO_MESSAGES)
         yield MeasuredStep(
             "nanotron",
             f"D {width}, {mesh} zero {n['zero']}, {n['microbatches']} x {n['microbatch']}",
             batch * _TOKENS / (gpus * float(row["tokens_per_second_per_gpu"])),
             gpus,
-            "h100-sxm",
+            "h100-p5",
             "llama_eager.stg",
             sizes,
             flags,
             f"D {width} B {batch} on {gpus}",
-            judged=gpus <= _JUDGED and n["pp"] == 1 and n["tp"] <= 8,
+            changes,
+            judged=gpus <= _JUDGED and not polls,
         )
 
 

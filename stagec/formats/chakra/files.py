@@ -182,16 +182,21 @@ def _text(path: Path, file: BinaryIO, reader: _Reader) -> Iterator[Record]:
         raise TraceError(path, 0, told.message, place) from None
 
 
+#: What JSON of other tools holds, by a name in it.
+_OTHERS = {"nodes": "a host trace", "traceEvents": "a profile"}
+
+
 def _values(stream: JsonStream) -> Iterator[bytes]:
     """Records of protobuf's JSON, one after the other."""
     first = True
     for value in stream.values():
         if not isinstance(value, dict):
             raise stream.error("expects a record, an object")
-        if first and "nodes" in value:
+        other = next((what for key, what in _OTHERS.items() if first and key in value), None)
+        if other is not None:
             raise stream.error(
-                "expected a Chakra trace, found a host trace of PyTorch: chakra_trace_link and "
-                "chakra_converter make one of it"
+                f"expected a Chakra trace, found {other} of PyTorch: chakra_trace_link and "
+                "chakra_converter make one of both"
             )
         try:
             yield record_of_json(cast("dict[str, object]", value), metadata=first)

@@ -1,0 +1,29 @@
+"""What is the same for all operations that are alike is found once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from stagec.ir.core import Operation
+
+Found = TypeVar("Found")
+
+
+class Alike(Generic[Found]):
+    """A function of operations without a region that reads their definition, attributes and types
+    and nothing else, as the costs of `OpDef` do: called once for operations of one module that have
+    the same."""
+
+    def __init__(self, of: Callable[[Operation], Found]) -> None:
+        self._of = of
+        self._known: dict[Hashable, Found] = {}
+
+    def __call__(self, op: Operation) -> Found:
+        """What the function finds of an operation."""
+        operands = tuple([v.type for v in op.operands])
+        results = tuple([v.type for v in op.results])
+        key = op.definition, operands, results, tuple(op.attrs.items())
+        if key not in self._known:
+            self._known[key] = self._of(op)
+        return self._known[key]
