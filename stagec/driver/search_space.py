@@ -226,7 +226,7 @@ def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> b
 
 @lru_cache(4096)
 def _without_numbers(message: str) -> str:
-    return re.sub("[0-9]+", "#", message)
+    return re.sub(r"\b[0-9][0-9,]*\b", "N", message)
 
 
 def _sized(base: JobOptions, axes: Point) -> bool:
