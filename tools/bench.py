@@ -2,9 +2,9 @@
 bytes.
 
 `python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. `python tools/bench.py
-scale` measures emission at scale, `memory` planning, `search` searches of strategies, `time`
-evaluations of the time of a step. Every measured run is a process of its own, so that its peak
-memory is its own; both sides of a ratio are measured in the same run.
+scale` measures emission at scale, `formats` all formats of 512 ranks, `memory` planning, `search`
+searches of strategies, `time` evaluations of the time of a step. Every measured run is a process of
+its own, so that its peak memory is its own; both sides of a ratio are measured in the same run.
 """
 
 from __future__ import annotations
@@ -52,16 +52,8 @@ TIMED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **{name: ("", {"preset": name}) for name in PLANNED},
 }
-#: Formats that are written beside Chakra's.
-FORMATS = (
-    "simai",
-    "goal",
-    "goal{binary}",
-    "kineto{ranks=all}",
-    "perfetto{ranks=all}",
-    "chrome{ranks=all}",
-    "pytorch-et",
-)
+#: Formats that are written beside Chakra's. Perfetto's and Chrome's are for some ranks of a job.
+FORMATS = ("simai", "goal", "goal{binary}", "kineto{ranks=all}", "pytorch-et")
 #: Bytes that are written at once where files are large.
 _BLOCK = 1 << 24
 

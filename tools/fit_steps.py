@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 import stagec.machines
 from stagec.analysis.measured import MeasuredStep, measured_steps
-from stagec.driver.measured import issued_of, machine_of, time_of
+from stagec.driver.measured import issued_of, machine_of
 from stagec.machines import Machine
-from stagec.time.step import Issued
+from stagec.time.step import Issued, step_time
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = dict[str, float]
@@ -65,7 +65,8 @@ class Prepared:
     def error(self, values: Values) -> float:
         """Logarithm of predicted over measured seconds, on the machine with these constants."""
         machine: Machine = machine_of(self.step).changed(values)
-        return float(np.log(time_of(self.step, self.issued, machine) / self.step.seconds))
+        found = step_time(self.issued, machine, overlap=self.step.overlap)
+        return float(np.log(found.seconds / self.step.seconds))
 
 
 _PREPARED: list[Prepared] = []

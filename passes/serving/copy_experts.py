@@ -17,6 +17,7 @@ from stagec.api import (
     evaluate,
     read_strategy,
 )
+from stagec.ir.facts import Relation
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir_spec.ops.copies import CopiesRule
 
@@ -46,6 +47,7 @@ class CopyExperts(Pass):
         stg.strategy @s {
           stg.redundant_experts[count = 32]
         }
+        stg.assume[E >= 64]
         stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E - 32 | frozen]) {
           %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E - 32]
           %g, %e = stg.route[k = T, copies = 32](%l) : (f32[B, S, T], i32[B, S, T])
@@ -88,6 +90,7 @@ def copy_experts(module: Module, count: int) -> None:
             )
             value.type = replace(value.tensor, dims=dims)
         op.attrs[COPIES] = const(count)
+        _assume(module, op, Relation(experts, ">=", const(2 * count)))
     for op in module.main.body.ops:
         forget_types(op)
     infer_module(module)
@@ -101,6 +104,13 @@ def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
             op.loc,
             remedy="choose at most as many copies as there are experts",
         )
+
+
+def _assume(module: Module, op: Operation, relation: Relation) -> None:
+    if relation not in {r for r, _ in module.relations}:
+        definition = module.registry["stg.assume"]
+        stated = Operation(definition, (), {"relations": (relation,)}, loc=op.loc)
+        module.root.body.insert(module.main.position(), stated)
 
 
 def _chosen_by(op: Operation, experts: Expr) -> Iterator[Value]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
-from stagec.analysis.measured import model_of, path_of
+from stagec.analysis.measured import model_of
 from stagec.driver.common import kept_reports
 from stagec.driver.job import JobBuilder
 from stagec.driver.options import JobOptions
@@ -14,7 +13,6 @@ from stagec.machines import load_machine
 if TYPE_CHECKING:
     from stagec.analysis.measured import MeasuredStep
     from stagec.machines import Machine
-    from stagec.time.costs import Measurements
     from stagec.time.step import Issued
 
 
@@ -36,27 +34,8 @@ def issued_of(step: MeasuredStep) -> Issued:
         return Issued.of(JobBuilder(options_of(step)).lower(verify=False))
 
 
-def measurements_of(step: MeasuredStep) -> Measurements | None:
-    """What its source measured of the machine."""
-    return _measurements(step.tables) if step.tables else None
-
-
-@cache
-def _measurements(name: str) -> Measurements:
-    from stagec.time.costs import Measurements
-    from stagec.time.measured import read_measured
-
-    return Measurements(read_measured(path_of(name)))
-
-
-def time_of(step: MeasuredStep, issued: Issued, machine: Machine) -> float:
-    """The seconds of what its ranks issue, on a machine. Raises `DiagnosticError`."""
-    from stagec.time.step import step_time
-
-    found = step_time(issued, machine, overlap=step.overlap, measured=measurements_of(step))
-    return found.seconds
-
-
 def seconds_of(step: MeasuredStep) -> float:
     """The seconds that we predict for it. Raises `DiagnosticError`."""
-    return time_of(step, issued_of(step), machine_of(step))
+    from stagec.time.step import step_time
+
+    return step_time(issued_of(step), machine_of(step), overlap=step.overlap).seconds

@@ -110,7 +110,7 @@ def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Spa
     """What practitioners vary for a kind of model: dense, with experts, or of long context."""
     node = machine.network[0].ranks or ranks
     knobs: dict[str, tuple[Any, ...]] = {
-        "pp": doubled(1, min(64 if ranks >= 4096 else 16, ranks, sizes.get("L", 1))),
+        "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, sizes.get("L", 1))),
         "tp": doubled(1, min(8, node, ranks)),
         "cp": doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
         "sp": (True,),
@@ -226,7 +226,7 @@ def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> b
 
 @lru_cache(4096)
 def _without_numbers(message: str) -> str:
-    return re.sub("[0-9]+", "#", message)
+    return re.sub(r"\b[0-9][0-9,]*\b", "N", message)
 
 
 def _sized(base: JobOptions, axes: Point) -> bool:

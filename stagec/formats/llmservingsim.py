@@ -125,7 +125,6 @@ def _check(program: Program) -> None:
             remedy="compile a step of serving: --serve decode --context 4096",
         )
 
-
     if any("/mb1/" in node.name for node in program.nodes):
         raise error(
             "a trace of LLMServingSim is one batch, and this step has several microbatches",

@@ -57,8 +57,12 @@ def asked_formats(text: str, extra: Iterable[Format] = ()) -> list[Format]:
         name, options = match[1], match[2] or ""
         if name in found:
             raise error(f"--format names '{name}' twice", remedy="drop one")
-        pairs = (part.partition("=") for part in options.split(",") if part.strip())
-        given = {key.strip(): value.strip() for key, _, value in pairs}
+        given: dict[str, str] = {}
+        for part in filter(str.strip, options.split(",")):
+            key, _, value = (each.strip() for each in part.partition("="))
+            if key in given:
+                raise error(f"option '{key}' of '{name}' is given twice", remedy="drop one")
+            given[key] = value
         found[name] = find_format(name, extra).with_options(given)
         at = match.end()
         if at == len(text) and not text.endswith(","):

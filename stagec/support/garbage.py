@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 #: Objects between two looks for garbage. A compile makes many that stay, and little garbage: at
@@ -12,7 +12,7 @@ _ALLOCATIONS = 200_000
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
+def seldom_collected() -> Generator[None]:
     """Look for garbage seldom for the time being. Who looks less often, or never, goes on so."""
     before = gc.get_threshold()
     if before[0]:

@@ -34,15 +34,12 @@ def logits_of(job: JobOptions, past: int, inputs: dict[str, Array], copies: int)
     args = stated.main.body.args
     fresh = random_inputs(args, stated.env, 5)
     for name, value in fresh.items():
-        known = inputs.setdefault(name, value)
-        for d in (
-            d for d, (a, b) in enumerate(zip(known.shape, value.shape, strict=True)) if a != b
-        ):
+        known: Array = inputs.setdefault(name, value)
+        other = [d for d in range(value.ndim) if known.shape[d] != value.shape[d]]
+        fresh[name] = known
+        for d in other:
             first = known.take(range(copies), axis=d)
             fresh[name] = np.concatenate([known, first], axis=d)
-            break
-        else:
-            fresh[name] = known
     found = run_named(ready, ready.env, fresh)
     logits = stated.main.body.terminator.operands[0].name
     return found[logits]
@@ -119,3 +116,10 @@ def test_a_text_of_training_cannot_have_copies(tmp_path: Path) -> None:
     ran = stagec("analyze", "mixtral-8x7b", str(file))
     assert ran.code == 1
     assert "s.stg:2:3: error: copies of experts are about a step of serving" in ran.err
+
+
+def test_passes_after_it_keep_what_a_step_computes() -> None:
+    words = ("mixtral-8x7b", "--set", "L=2", "--serve", "decode", "--context", "4", "--batch", "24")
+    split = ("--dp", "2", "--ep", "2", "--redundant-experts", "4", "--check-numerics")
+    ran = stagec("analyze", *words, *split)
+    assert ran.code == 0, ran.err

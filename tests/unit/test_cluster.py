@@ -93,6 +93,17 @@ def test_a_cluster_writes_what_one_process_writes(local: Any, tmp_path: Path) ->
     assert sorted(p.name for p in tmp_path.iterdir()) == names, "an archive was left"
 
 
+def test_a_cluster_writes_pods(local: Any, tmp_path: Path) -> None:
+    sizes = "L=2,D=64,H=8,G=4,K=8,F=128,V=128"
+    step = ("--serve", "disaggregated", "--batch", "8", "--prompt", "16", "--set", sizes)
+    pods = ("--prefill", "tp=2,pp=2,microbatches=2", "--decode", "tp=2,dp=2", "--quiet")
+    words = ("compile", "llama3-8b", *step, *pods)
+    assert stagec(*words, "-o", tmp_path / "here").code == 0
+    ran = stagec(*words, "-o", tmp_path / "there", "--scheduler", local.scheduler_address)
+    assert ran.code == 0, ran.err
+    assert content(tmp_path / "there") == content(tmp_path / "here")
+
+
 def test_a_cluster_completes_what_an_interrupted_run_left(local: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert stagec(*JOB, "-o", out).code == 0

@@ -287,6 +287,7 @@ def test_several_formats_have_a_folder_each(tmp_path: Path) -> None:
         ("whole{loud=3}", "option 'loud' of format 'whole' expects true or false, found '3'"),
         ("chakra{a=1}", "format 'chakra' has no option 'a'"),
         ("whole,whole", "--format names 'whole' twice"),
+        ("whole{a=1,a=2}", "option 'a' of 'whole' is given twice"),
         ("whole{", "--format expects the name of a format, found 'whole{'"),
         ("whole,", "--format expects the name of a format, found ''"),
         ("", "--format expects the name of a format, found ''"),

@@ -90,7 +90,7 @@ def test_one_convention_for_each_source() -> None:
         "capacity_factor",
     }
     for name, rows in STEPS.items():
-        assert len({(row.machine, row.tables, row.overlap) for row in rows}) == 1, name
+        assert len({(row.machine, row.overlap) for row in rows}) == 1, name
         changes = {json.dumps(dict(row.changes)) for row in rows}
         assert len(changes) == (2 if name == "nanotron" else 1), name
         flags = {n: v for n, v in rows[0].flags.items() if n not in varied}

@@ -24,8 +24,7 @@ class MeasuredStep:
     """A measured step of `seconds` on `ranks` GPUs, and the job as `stagec time` takes it.
 
     `model` is a model of the library, or a text of this folder. `changes` are figures of the
-    machine that the source states, `tables` a file of this folder with what it measured of the
-    machine, as `--measured` takes it. `sweep` names the steps that compare configurations of one
+    machine that the source states. `sweep` names the steps that compare configurations of one
     model on as many GPUs and with one batch; it is empty where a source has no such steps.
     Constants of the machine were fitted on rows that are `fitted`. Errors are told for rows that
     are `judged`.
@@ -41,7 +40,6 @@ class MeasuredStep:
     flags: Mapping[str, Any]
     sweep: str = ""
     changes: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
-    tables: str = ""
     overlap: bool = True
     judged: bool = True
     fitted: bool = False
@@ -55,13 +53,10 @@ def read(name: str) -> Iterator[Row]:
 
 def model_of(step: MeasuredStep) -> str:
     """The name of the model as a job takes it: of the library, or the path of a text."""
-    return str(path_of(step.model)) if step.model.endswith(SUFFIX) else step.model
-
-
-def path_of(name: str) -> Path:
-    """The path of a file of this folder."""
-    with as_file(files(__name__) / name) as path:
-        return Path(path)
+    if not step.model.endswith(SUFFIX):
+        return step.model
+    with as_file(files(__name__) / step.model) as path:
+        return str(Path(path))
 
 
 def measured_steps() -> dict[str, list[MeasuredStep]]:

@@ -14,8 +14,7 @@ from stagec.analysis.measured.published import BLOCKING, MEGATRON, MEGATRON_CORE
 def _deepspeed(
     source: str, name: str, flags: Mapping[str, Any], changes: Mapping[str, str]
 ) -> Iterator[MeasuredStep]:
-    """GPT of Megatron-DeepSpeed: feed-forward width 4D, 51,200 words as in its examples. The source
-    measured all_reduces of one node, too."""
+    """GPT of Megatron-DeepSpeed: feed-forward width 4D, 51,200 words as in its examples."""
     for row in read(name):
         n = {k: int(v) for k, v in row.items() if k not in ("ms", "billions")}
         width, gpus = n["width"], n["gpus"]
@@ -35,7 +34,6 @@ def _deepspeed(
             {**flags, **axes, "microbatches": microbatches, **scattered(axes)},
             f"D {width} L {n['layers']} B {n['batch']} on {gpus}",
             changes,
-            "vtrain_a100.csv",
         )
 
 

@@ -1,0 +1,62 @@
+"""Configurations in the form of public releases: parameters, and forward FLOPs of 512 tokens, are
+those that the reference has.
+
+`tests/data/counted.json` holds them. `parameters` are the sum of `numel()` over the parameters of
+the class of `transformers` 5.23.0, or of `diffusers` 0.42.1, made of the configuration on the meta
+device, each shared one counted once; `flops` are what `FlopCounterMode` of PyTorch 2.15.0 counts
+of its forward pass at B = 1, S = 512, with eager attention. Some values are recalled from the
+releases; both sides have the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.analysis.count import count_module
+from stagec.driver.job import JobBuilder
+from stagec.driver.options import JobOptions
+from stagec.ir.expr import evaluate
+from stagec.ir.loads import planned_env
+from stagec.ir.module import Module
+from tests.support import EXHAUSTIVE
+
+COUNTED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/counted.json").read_text())
+#: Models that stand for the others in `make test`: one of each kind.
+SOME = (
+    "falcon-40b",
+    "gemma-4-e2b",
+    "lfm2-1.2b",
+    "electra-small",
+    "opus-mt-en-de",
+    "dinov2-giant",
+    "sd3.5-medium",
+    "qwen3-vl-30b-a3b",
+)
+
+
+def _rows(names: list[str]) -> list[Any]:
+    return [pytest.param(n, marks=() if n in SOME else EXHAUSTIVE) for n in names]
+
+
+def _lowered(name: str, folder: Path, sizes: dict[str, int]) -> Module:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(COUNTED[name]["config"]))
+    return JobBuilder(JobOptions(str(path), sizes=sizes)).lower(verify=False)
+
+
+@pytest.mark.parametrize("name", _rows(list(COUNTED)))
+def test_parameters_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
+    module = _lowered(name, tmp_path, {"B": 8})
+    found = evaluate(count_module(module).parameters, planned_env(module))
+    assert found == COUNTED[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", _rows([n for n, row in COUNTED.items() if "flops" in row]))
+def test_products_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
+    module = _lowered(name, tmp_path, {"B": 1, "S": 512})
+    found = evaluate(count_module(module).matmul["forward"], planned_env(module))
+    assert found == COUNTED[name]["flops"]
