@@ -66,7 +66,8 @@ class Probe:
     before a computation of forward and of backward, seconds of a further layer on the stream of
     communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
     beside them, and those of a further layer's parameters and their state; the actions of a
-    pipeline, and seconds of a further layer once all backward is done; or why it is no job."""
+    pipeline, and seconds of a further layer once all backward is done; or why it is no job. `again`
+    is no less than what a layer computes again: its forward is done twice then, so at most half."""
 
     layer: float = 0.0
     rest: float = 0.0
@@ -80,6 +81,7 @@ class Probe:
     times: ActionTimes | None = None
     tail: float = 0.0
     refused: str = ""
+    again: float = 0.0
 
 
 def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
@@ -162,7 +164,10 @@ def _work(asked: Asked) -> Probe:
     held = [float(job.figures().memory["others"]) for job in jobs]
     stash = max(0.0, _slope(held))
     times = _times(steps, asked.before)
-    return replace(found, stash=stash, more=max(0.0, held[0] - _FEW[0] * stash), times=times)
+    again = layer / 2 if asked.options.recompute != "none" else 0.0
+    return replace(
+        found, stash=stash, more=max(0.0, held[0] - _FEW[0] * stash), times=times, again=again
+    )
 
 
 def _times(steps: Sequence[StepTime], before: int) -> ActionTimes | None:

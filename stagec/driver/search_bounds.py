@@ -38,7 +38,7 @@ from stagec.machines import Machine
 #: Makes probes, in order.
 Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
 #: What the bounds take of probes of work, in the order of `Work` and `Held`.
-_WORK = ("layer", "rest", "head", "cut", "back", "link", "stash", "more")
+_WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more")
 #: The job is the same as one before it.
 SAME = -1.0
 
@@ -134,7 +134,7 @@ class JobBounds:
             times, job = mine.times.exchanging(other, tail.tail), self._jobs[number]
             ready = Pair(*(phase.border if phase else 0.0 for phase in mine.times.phases))
             about = job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers
-            seconds = pipelined(self._layers, Pipeline(*about), times, ready)
+            seconds = pipelined(self._layers, Pipeline(*about), times, ready, mine.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
 
     def _is_piped(self, number: int) -> bool:

@@ -311,6 +311,7 @@ def test_what_an_action_leaves_delays_the_next() -> None:
     assert pipelined(layers, shape, ActionTimes(phases, waits)) == plain + 0.25
     assert pipelined(layers, shape, ActionTimes(phases), Pair(0.5, 0.125)) == plain + 0.625
     assert pipelined(layers, shape, ActionTimes(phases, tail=0.5)) == plain + 0.5
+    assert pipelined(layers, shape, ActionTimes(phases), again=0.5) == plain - 0.5
     for name in ("zb-h1", "zbv", "dualpipe"):
         assert pipelined(layers, Pipeline(name, 2, 4, 0), ActionTimes(phases)) == 0
     assert pipelined(layers, shape, ActionTimes((phases[0], None))) == 0
