@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from stagec.analysis.count import count_module
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module

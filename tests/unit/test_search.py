@@ -19,17 +19,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.driver.combine import complete
-from stagec.driver.legal import checked
-from stagec.driver.machine import machine_of
-from stagec.driver.probes import Probe
-from stagec.driver.search_bounds import JobBounds
-from stagec.driver.search_jobs import Evaluated, Probes, work
-from stagec.driver.search_question import questions
-from stagec.driver.search_run import Answer, Question, search
-from stagec.driver.search_space import KNOBS, default_space, listed
-from stagec.driver.search_table import command_of
-from stagec.driver.serving import CACHES, STEP
+from stagec.driver.job.legal import checked
+from stagec.driver.request.combine import complete
+from stagec.driver.request.machine import machine_of
+from stagec.driver.request.serving import CACHES, STEP
+from stagec.driver.search.bounds import JobBounds
+from stagec.driver.search.jobs import Evaluated, Probes, work
+from stagec.driver.search.probes import Probe
+from stagec.driver.search.question import questions
+from stagec.driver.search.run import Answer, Question, search
+from stagec.driver.search.space import KNOBS, default_space, listed
+from stagec.driver.search.table import command_of
 from stagec.explore.bounds import Floats, Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
 from stagec.explore.layout import Layers, Layout, laid_out

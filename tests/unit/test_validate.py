@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stagec.analysis import published, published_counters
-from stagec.driver import validate
+from stagec.driver.commands import validate
 from stagec.models import library
 from tests.support import LONG, stagec
 from tests.unit import test_docs
