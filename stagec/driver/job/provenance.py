@@ -29,7 +29,7 @@ _OF_TRACES: Mapping[str, object] = {
     "policy": "fcfs",
     "cache_blocks": None,
     "bucket": 1,
-    "tick": 10 * 10**6,
+    "tick": None,
     "machine": None,
     "kernels_from": None,
     "peak_tflops": None,
