@@ -31,7 +31,7 @@ help:
 	@echo "make clean   remove build outputs              make distclean   ... and .venv"
 
 test: $(VENV)/.stamp-test
-	$(PYTEST) -m 'not exhaustive and not long' --most=2 --hypothesis-profile=quick
+	$(PYTEST) -m 'not exhaustive and not long' --most=1 --hypothesis-profile=quick
 
 test-ci: $(VENV)/.stamp-test
 	$(PYTEST) --share=24 --hypothesis-profile=quick
