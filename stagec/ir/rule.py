@@ -35,8 +35,8 @@ class Rule:
     operand may be split further than the result: the op gathers what it lacks while it computes.
     `linear`: partial sums may pass if *all* operands named here are partial over the same axes;
     `each`: from each of these operands alone, which strategies ask for by deferring axes.
-    A dimension joined of a `numbered` factor and others holds rows that an op counts within its part
-    of the factor: all ops of these rows need the same split of it.
+    A dimension joined of a `numbered` factor and others holds rows that an op counts within its
+    part of the factor: all ops of these rows need the same split of it.
     `reduction` is the kind of partial value that a split contracted factor leaves. `sizes` gives
     factors that appear in no operand, `loads` those whose rows differ between ranks.
     """

@@ -417,7 +417,8 @@ class Propagation:
         It moves in any case, and fewer bytes of it move once it is reduced."""
         if factor in node.rule.numbered:
             fillers = [self._nodes[f] for f in self._rows.taken(node.op, factor)]
-            return any(use.axis in f.assignment.get(g, ()) for f in fillers for g in f.rule.numbered)
+            splits = [f.assignment.get(g, ()) for f in fillers for g in f.rule.numbered]
+            return any(use.axis in split for split in splits)
         return use.priority > 0 and any(
             split and node.rule.whole.issuperset(group)
             for i in node.rule.linear

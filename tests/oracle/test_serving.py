@@ -100,7 +100,13 @@ def test_experts_serve(model: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    first({"tp": 2}, {"dp": 2, "ep": 2, "tp": 2}, {"tp": 4}, {"tp": 2, "etp": 1}, {"cp": 2, "tp": 2}),
+    first(
+        {"tp": 2},
+        {"dp": 2, "ep": 2, "tp": 2},
+        {"tp": 4},
+        {"tp": 2, "etp": 1},
+        {"cp": 2, "tp": 2, "cp_mode": "all-gather"},
+    ),
     ids=named,
 )
 @pytest.mark.parametrize("model", first(MIXTRAL, QWEN, DEEPSEEK))
