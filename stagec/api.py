@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from stagec.analysis.family import Family
     from stagec.analysis.figures import Figures
     from stagec.analysis.time_report import TimeReport
-    from stagec.driver.time_step import time_step
+    from stagec.driver.time.step import time_step
 
 __all__ = [
     "Action",
@@ -170,7 +170,7 @@ _LATER: Mapping[str, str] = {
     "Family": "stagec.analysis.family",
     "Figures": "stagec.analysis.figures",
     "TimeReport": "stagec.analysis.time_report",
-    "time_step": "stagec.driver.time_step",
+    "time_step": "stagec.driver.time.step",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.job.emit import Job, make_job
 from stagec.job.writer import Emission, write_source
 from stagec.machines import load_machine

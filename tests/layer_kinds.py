@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.ir.module import Module
 from stagec.ir.order import LayerOrder
 from tests.support import parse_one, run_passes

@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from stagec.driver.options import JobOptions
-from stagec.driver.planned import Planned
-from stagec.driver.pods import DECODE, PODS, PREFILL, lower_pods, options_of_pod
+from stagec.driver.job.planned import Planned
+from stagec.driver.job.pods import DECODE, PODS, PREFILL, lower_pods, options_of_pod
+from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import Locals, Meeting
 from stagec.interp.pipeline import run_named

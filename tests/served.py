@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
-from stagec.driver.serving import sequence_of
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import sequence_of
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.interp.pipeline import run_named

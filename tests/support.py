@@ -19,8 +19,8 @@ from hypothesis import settings
 
 from stagec.analysis.report import analysis
 from stagec.driver.cli import main
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.core import Operation

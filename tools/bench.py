@@ -107,8 +107,8 @@ def _planned(preset: str) -> dict[str, Any]:
     """Seconds to compile a published run up to its memory plan, to find the worst moment of every
     class, and to place all buffers of the first one; and peak memory."""
     from stagec.analysis.footprint import footprint, timelines
-    from stagec.driver.job import JobBuilder
-    from stagec.driver.options import JobOptions
+    from stagec.driver.job.builder import JobBuilder
+    from stagec.driver.request.options import JobOptions
     from stagec.memory.arena import placed
 
     times = [time.perf_counter()]
@@ -136,10 +136,10 @@ def _searched(name: str) -> dict[str, Any]:
     structures are compiled."""
     from click import Context
 
-    from stagec.driver.search import command
-    from stagec.driver.search_jobs import Task, evaluate, work
-    from stagec.driver.search_question import questions
-    from stagec.driver.search_run import search
+    from stagec.driver.commands.search import command
+    from stagec.driver.search.jobs import Task, evaluate, work
+    from stagec.driver.search.question import questions
+    from stagec.driver.search.run import search
 
     line = [*SEARCHED[name], "--machine", "h100-sxm"]
     with Context(command) as context:
@@ -202,8 +202,8 @@ def pipeline() -> dict[str, Any]:
 
 
 def _staged(microbatches: int) -> dict[str, Any]:
-    from stagec.driver.job import JobBuilder
-    from stagec.driver.options import JobOptions
+    from stagec.driver.job.builder import JobBuilder
+    from stagec.driver.request.options import JobOptions
 
     began = time.perf_counter()
     options = JobOptions(
@@ -235,8 +235,8 @@ def layers(repeat: int) -> dict[str, Any]:
 
 
 def _lower_seconds(count: int) -> float:
-    from stagec.driver.job import JobBuilder
-    from stagec.driver.options import JobOptions
+    from stagec.driver.job.builder import JobBuilder
+    from stagec.driver.request.options import JobOptions
 
     def once() -> float:
         began = time.perf_counter()
@@ -252,8 +252,8 @@ def _passes() -> dict[str, float]:
     """Seconds of each pass for llama3-70b on 64 ranks."""
     from io import StringIO
 
-    from stagec.driver.job import TRAIN, JobBuilder
-    from stagec.driver.options import JobOptions
+    from stagec.driver.job.builder import TRAIN, JobBuilder
+    from stagec.driver.request.options import JobOptions
     from stagec.pipeline.instrument import Timing
     from stagec.pipeline.manager import PassManager
 
@@ -272,9 +272,9 @@ def _many(count: int) -> dict[str, Any]:
     its own, put into one compile (`Compiles`), and as a row of a sweep; and how many compiles that
     took."""
     from stagec.analysis.family import Compiles
-    from stagec.driver.figures import figures
-    from stagec.driver.job import TRAIN, JobBuilder
-    from stagec.driver.options import JobOptions
+    from stagec.driver.job.builder import TRAIN, JobBuilder
+    from stagec.driver.job.figures import figures
+    from stagec.driver.request.options import JobOptions
 
     job = JobOptions("llama3-8b", tp=8, dp=8, **STRATEGY)
     jobs = [job.changed(sizes={"S": 1024 + 128 * i}) for i in range(count)]
@@ -305,8 +305,8 @@ def _many(count: int) -> dict[str, Any]:
 
 def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     """Compile and write llama3-70b for 8 x dp ranks; write the same bytes plainly."""
-    from stagec.driver.job import JobBuilder
-    from stagec.driver.options import JobOptions
+    from stagec.driver.job.builder import JobBuilder
+    from stagec.driver.request.options import JobOptions
     from stagec.formats.registry import asked_formats
     from stagec.job.emit import emit_module
     from stagec.machines import load_machine

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stagec.driver.simulate import simulated
+from stagec.driver.commands.simulate import simulated
 from stagec.formats.astra_sim import files
 from stagec.formats.astra_sim.topology import dimensions, network_text
 from stagec.machines import Machine, load_machine

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import stagec.machines
 from stagec.analysis.measured import MeasuredStep, measured_steps
-from stagec.driver.measured import issued_of, machine_of
+from stagec.driver.job.measured import issued_of, machine_of
 from stagec.machines import Machine
 from stagec.time.step import Issued, step_time
 

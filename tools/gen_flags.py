@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stagec.driver.flags import FLAGS, STATEMENTS
+from stagec.driver.request.flags import FLAGS, STATEMENTS
 from stagec.ir_spec.ops.axes import EXPERTS
 from stagec.ir_spec.ops.statement import Flag
 from tools.markup import anchor, page

@@ -11,13 +11,13 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
+    Relation,
     Value,
     const,
     error,
     evaluate,
     read_strategy,
 )
-from stagec.ir.facts import Relation
 from stagec.ir.infer import forget_types, infer_module
 from stagec.ir_spec.ops.copies import CopiesRule
 

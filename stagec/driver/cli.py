@@ -13,32 +13,32 @@ import click
 
 from stagec import __version__
 
-#: name -> (module that holds the click command `command`, one line of help)
+#: name -> (module that holds `command`, or its whole name; one line of help)
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "compile": ("stagec.driver.compile", "Compile a model to one execution trace per rank."),
-    "import": ("stagec.driver.import_", "Write the text of a model from its config.json."),
-    "materialize": ("stagec.driver.materialize", "Write traces of ranks from an archive."),
-    "analyze": ("stagec.driver.analyze", "Count parameters, FLOPs, communication and memory."),
-    "simulate": ("stagec.driver.simulate", "Run ASTRA-sim on a folder of traces."),
-    "memory": ("stagec.driver.memory", "Plan what every rank holds, when, and whether it fits."),
-    "time": ("stagec.driver.time", "Tell how long a step takes on a machine, and why."),
-    "serve": ("stagec.driver.serve", "Tell what a server gives: TTFT, TPOT, tokens a second."),
-    "search": ("stagec.driver.search", "Search the strategies that fit and are fastest."),
-    "opt": ("stagec.driver.opt", "Run passes over a module, text in, text out."),
-    "check": ("stagec.driver.check", "Prove a folder of traces well-formed and free of deadlock."),
-    "show": ("stagec.driver.show", "Print an execution trace."),
-    "convert": ("stagec.driver.convert", "Convert traces, also of other tools, between formats."),
-    "scale": ("stagec.driver.scale", "Extend traces to more replicas."),
-    "diff": ("stagec.driver.diff", "Tell what differs between two traces or jobs."),
-    "measure": ("stagec.driver.measure", "Read times of kernels from profiler traces."),
-    "fit": ("stagec.driver.fit", "Fit the constants of a machine to measured kernels."),
-    "validate": ("stagec.driver.validate", "Print published figures beside those computed here."),
-    "schedule": ("stagec.driver.schedule", "Draw a pipeline schedule, or list them."),
-    "models": ("stagec.driver.models", "List the models of the library."),
-    "presets": ("stagec.driver.presets", "List published runs, or print the strategy of one."),
-    "machines": ("stagec.driver.machines", "List machines, or print the figures of one."),
-    "passes": ("stagec.driver.passes", "List passes and pipelines, or describe one."),
-    "ops": ("stagec.driver.ops", "List ops, or describe one."),
+    "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
+    "import": (".commands.import_", "Write the text of a model from its config.json."),
+    "materialize": (".commands.materialize", "Write traces of ranks from an archive."),
+    "analyze": (".commands.analyze", "Count parameters, FLOPs, communication and memory."),
+    "simulate": (".commands.simulate", "Run ASTRA-sim on a folder of traces."),
+    "memory": (".commands.memory", "Plan what every rank holds, when, and whether it fits."),
+    "time": (".commands.time", "Tell how long a step takes on a machine, and why."),
+    "serve": (".commands.serve", "Tell what a server gives: TTFT, TPOT, tokens a second."),
+    "search": (".commands.search", "Search the strategies that fit and are fastest."),
+    "opt": (".commands.opt", "Run passes over a module, text in, text out."),
+    "check": (".commands.check", "Prove a folder of traces well-formed and free of deadlock."),
+    "show": (".commands.show", "Print an execution trace."),
+    "convert": (".commands.convert", "Convert traces, also of other tools, between formats."),
+    "scale": (".commands.scale", "Extend traces to more replicas."),
+    "diff": (".commands.diff", "Tell what differs between two traces or jobs."),
+    "measure": (".commands.measure", "Read times of kernels from profiler traces."),
+    "fit": (".commands.fit", "Fit the constants of a machine to measured kernels."),
+    "validate": (".commands.validate", "Print published figures beside those computed here."),
+    "schedule": (".commands.schedule", "Draw a pipeline schedule, or list them."),
+    "models": (".commands.models", "List the models of the library."),
+    "presets": (".commands.presets", "List published runs, or print the strategy of one."),
+    "machines": (".commands.machines", "List machines, or print the figures of one."),
+    "passes": (".commands.passes", "List passes and pipelines, or describe one."),
+    "ops": (".commands.ops", "List ops, or describe one."),
     "test": ("stagec.testing.command", "Run the lit and golden tests of a folder."),
 }
 
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        command = importlib.import_module(COMMANDS[cmd_name][0], __package__).command
         if not isinstance(command, click.Command):
             raise TypeError(f"{COMMANDS[cmd_name][0]}.command is not a click command")
         return command
@@ -85,7 +85,7 @@ def cli() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run `stagec ARGV`; the exit code. Never raises for what a user can do."""
-    from stagec.driver.common import run_safely
+    from stagec.driver.output.common import run_safely
 
     def run() -> object:
         # not cli.main, which exits by itself where nobody reads the output
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 def entry() -> None:
     """The console script."""
-    from stagec.driver.streams import flush_streams, prepare_streams
+    from stagec.driver.output.streams import flush_streams, prepare_streams
     from stagec.support.garbage import seldom_collected
 
     prepare_streams()

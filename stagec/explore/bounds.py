@@ -30,7 +30,8 @@ class Work:
     all that is outside of the layers that are many, of which `head` runs on the last stage. `cut`
     and `back` are the longest waits between two computations of forward and of backward, which may
     hide where a stage ends. `link` is what
-    a further layer takes on the stream of communication that it uses most."""
+    a further layer takes on the stream of communication that it uses most. `again` is no less than
+    what a layer computes again, which a rank may do before its input is there."""
 
     layer: Floats
     rest: Floats
@@ -38,6 +39,7 @@ class Work:
     cut: Floats
     back: Floats
     link: Floats
+    again: Floats | float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ def time_bound(work: Work, shape: Layout) -> Floats:
     mean: Floats = m * shape.layers / p
     found: list[Floats] = [
         mean * work.layer + m * work.rest / p - cuts,
-        shape.busy * work.layer - cuts,
-        shape.last * work.layer + m * work.head - cuts,
+        shape.busy * work.layer - cuts - p * work.again,
+        shape.last * work.layer + m * work.head - cuts - p * work.again,
         np.maximum(mean, shape.work) * work.link,
         0 * m,
     ]

@@ -95,10 +95,18 @@ class Pipeline(NamedTuple):
     cut: tuple[int, ...] = ()
 
 
-def pipelined(layers: Layers, shape: Pipeline, times: ActionTimes, ready: Pair = NONE) -> float:
+def pipelined(
+    layers: Layers,
+    shape: Pipeline,
+    times: ActionTimes,
+    ready: Pair = NONE,
+    again: float = 0.0,
+) -> float:
     """Seconds that a step takes at least; `ready` is how long after its last computation the result
-    of an action is there. 0 where nothing is known: actions without a plain order, and models whose
-    layers are mixed."""
+    of an action is there, `again` what backward may compute before its input is there.
+
+    0 where nothing is known: actions without a plain order, and models whose layers are mixed.
+    """
     actions = _actions(*shape[:4])
     forward, backward = times.phases
     if not actions or forward is None or backward is None or layers.mixed:
@@ -111,7 +119,7 @@ def pipelined(layers: Layers, shape: Pipeline, times: ActionTimes, ready: Pair =
     parts = layers.of_parts(given)
     whole = given[0] >= layers.before, given[-1] >= layers.after
     takes = [_takes(phase, parts, whole) for phase in (forward, backward)]
-    ends = _ends(actions, takes, times.gaps, ready, shape.stages)
+    ends = _ends(actions, takes, times.gaps, Pair(ready[0], ready[1] - again), shape.stages)
     own = [sum(parts[rank :: shape.stages]) for rank in range(shape.stages)]
     return max(end + count * times.tail for end, count in zip(ends, own, strict=True))
 

@@ -32,6 +32,21 @@ def read_mistral(config: Config) -> ModelText:
     return kin.stack(mixers, kin.all(FeedForward(kin.activation())), Decoder(tied=kin.tied()))
 
 
+def read_qwen(config: Config) -> ModelText:
+    """Qwen (arXiv 2309.16609): biases of queries, keys and values; `intermediate_size` is that of
+    gate and up together."""
+    kin = Kin(config, "Qwen", Sizes(4096, 22016, 32, 32, 151936, 8192), read_groups=False)
+    if kin.inner % 2:
+        raise config.wrong("intermediate_size", "an even number")
+    kin.text.replace("F", kin.inner // 2, "half of intermediate_size")
+    config.only("no_bias", True)
+    config.skip("fp16", "bf16", "fp32", "onnx_safe", "use_cache_quantization", "use_cache_kernel")
+    config.skip("use_dynamic_ntk", "use_logn_attn", "softmax_in_fp32", "seq_length")
+    mixer = Attention("H", qkv_bias=True, rope=kin.rope())
+    block = FeedForward(kin.activation())
+    return kin.stack(kin.all(mixer), kin.all(block), Decoder(tied=kin.tied()))
+
+
 def read_qwen2(config: Config) -> ModelText:
     """Qwen2 (arXiv 2407.10671): biases of queries, keys and values."""
     kin = Kin(config, "Qwen2", Sizes(4096, 22016, 32, 32, 151936, 32768))
@@ -234,6 +249,7 @@ def read_arcee(config: Config) -> ModelText:
 FAMILIES = (
     ModelFamily("Llama", ("llama", "Yi", "aquila", "xverse"), read_llama, "biases by keys"),
     ModelFamily("Mistral", ("mistral", "ministral"), read_mistral, "windows"),
+    ModelFamily("Qwen", ("qwen",), read_qwen, "biases of q, k, v"),
     ModelFamily("Qwen2", ("qwen2", "mimo"), read_qwen2, "biases of q, k, v; windows"),
     ModelFamily("Qwen3", ("qwen3",), read_qwen3, "q and k normed per head; windows"),
     ModelFamily("Phi-3", ("phi3",), read_phi3, "windows, partial rotation"),

@@ -78,7 +78,7 @@ class _Runs:
         self._kinds: Sequence[Hashable] = [None] * count if kind is None else [*map(kind, units)]
         if kind is None:
             return
-        self._runs = [deque() for _ in range(workers)]
+        self._runs = [deque[int]() for _ in range(workers)]
         for each in sorted(dict.fromkeys(self._kinds), key=lambda k: k not in homes):
             shortest = min(range(workers), key=lambda i: len(self._runs[i]))
             home = homes.get(each, shortest)

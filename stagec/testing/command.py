@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.streams import tell
+from stagec.driver.output.streams import tell
 from stagec.support.diagnostics import error
 from stagec.testing import golden, suite
 from stagec.testing.suite import Found, Result

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.ir.opdef import Array
 from tests.configurations import small
 from tests.support import inputs_of, run_numeric, run_passes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.ir.module import Module
 from stagec.pipeline.instrument import DumpDir
 from stagec.pipeline.manager import PassManager

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.job.emit import make_job, write_job

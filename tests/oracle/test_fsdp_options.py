@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from stagec.analysis.footprint import timelines
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.program.classes import rank_classes

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.configurations import import_configuration
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.configurations import import_configuration
+from stagec.driver.request.options import JobOptions
 from stagec.interp.pipeline import run_named
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.job.emit import Job, make_job, write_job
 from stagec.program.nodes import Node, Program
 from tests.support import GPT, LLAMA, MIXTRAL, each_value, pairwise, tiny_options

@@ -16,9 +16,9 @@ import pytest
 
 from stagec.analysis.footprint import timelines
 from stagec.analysis.picture import SMALLER, Picture, pictures
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
-from stagec.driver.planned import Planned
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.planned import Planned
+from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.traits import CopiesMemory, Free

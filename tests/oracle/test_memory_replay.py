@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from stagec.analysis.footprint import timelines
 from stagec.analysis.report import analysis
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module, is_parameter

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from stagec.analysis.footprint import footprint
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind
 from stagec.ir.opdef import Array

@@ -159,6 +159,33 @@ def test_llama3_frequencies() -> None:
     np.testing.assert_allclose(angles_of(attrs, 32), expected, rtol=1e-9)
 
 
+def test_proportional_frequencies() -> None:
+    """The first pairs turn as those of the whole head do, over the factor; the others are still."""
+    plain = [1000000.0 ** (-2 * i / 32) for i in range(16)]
+    attrs = "base = 1000000, scaling = proportional, share = 1/4"
+    np.testing.assert_allclose(angles_of(attrs, 32), [*plain[:4], *[0.0] * 12], rtol=1e-9)
+    halved = [each / 2 for each in plain[:4]]
+    found = angles_of(f"{attrs}, factor = 2", 32)
+    np.testing.assert_allclose(found, [*halved, *[0.0] * 12], rtol=1e-9)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_where_a_temperature_rises(start: int) -> None:
+    """It rises where the position, counted from `start` on, is a multiple of the floor."""
+    module = compiled(
+        f"""stg.module @m {{
+      stg.func @f(%x: f32[1, 6, 1]) {{
+        %y = stg.temperature[floor = 2, scale = 1/2, start = {start}](%x)
+        stg.return(%y)
+      }}
+    }}""",
+        "infer-shapes",
+    )
+    (found,) = run_numeric(module, {"x": np.ones((1, 6, 1))})
+    expected = [1 + math.log1p((i + start) // 2) / 2 for i in range(6)]
+    np.testing.assert_allclose(np.asarray(found)[0, :, 0], expected, rtol=1e-9)
+
+
 def test_yarn_frequencies() -> None:
     """Between two pairs, found from their turns over the old context, stretching sets in."""
     size, base, factor, original = 64, 10000, 40, 4096

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.types import WEIGHTS
 from stagec.ir_spec.ops.quantized import FORMATS

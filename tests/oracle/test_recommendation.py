@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.interp.pipeline import run_named
 from tests.support import STEP, TINY_CLICKS, analyse, inputs_of, operations, run_passes, tiny_module
 

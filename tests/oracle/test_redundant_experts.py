@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.pipeline import run_named
 from stagec.ir.opdef import Array

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.module import Module

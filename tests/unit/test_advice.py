@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from stagec.analysis.figures import Figures
-from stagec.driver.advice import Advice, Suggestion, advise
-from stagec.driver.job import JobBuilder, mesh_axes
-from stagec.driver.knobs import Change, Space, stretch
-from stagec.driver.legal import count_of
-from stagec.driver.options import JobOptions
-from stagec.driver.prediction import Prediction, cost
+from stagec.driver.advice.knobs import Change, Space, stretch
+from stagec.driver.advice.prediction import Prediction, cost
+from stagec.driver.advice.search import Advice, Suggestion, advise
+from stagec.driver.job.builder import JobBuilder, mesh_axes
+from stagec.driver.job.legal import count_of
+from stagec.driver.request.options import JobOptions
 from stagec.ir_spec.ops.axes import DATA_AXES
 from tests.support import DEEPSEEK, LLAMA
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode
 from stagec.importers.library import model_source

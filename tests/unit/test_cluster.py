@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.job import cluster as engine
 from stagec.job import remote, writer
 from stagec.job.archive import Archive

@@ -167,7 +167,13 @@ VALIDATES = "stagec validate"
 
 
 #: Pages of many commands, or of large jobs, on what other pages show too.
-LARGE = ("docs/memory.md", "docs/scale.md", "docs/strategies.md", "docs/studies.md")
+LARGE = [
+    f"docs/{name}.md"
+    for name in (
+        *("consumers", "memory", "models", "scale", "search"),
+        *("serving", "serving-steps", "strategies", "studies"),
+    )
+]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stagec.driver import cli, common
+from stagec.driver import cli
 from stagec.driver.cli import COMMANDS
+from stagec.driver.output import common
 from stagec.support.limits import MAX_BYTES
 from tests.support import stagec
 
@@ -227,7 +228,7 @@ def test_every_command_of_the_table_is_there() -> None:
     for name, (module, line) in COMMANDS.items():
         outcome = stagec(name, "--help")
         assert outcome.code == 0, (name, outcome.err)
-        assert module.startswith(("stagec.driver.", "stagec.testing."))
+        assert module.startswith((".commands.", "stagec.testing."))
         assert line.endswith(".")
         assert line in stagec("--help").out
 

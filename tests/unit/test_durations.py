@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
-from stagec.driver.timed import time_of
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
+from stagec.driver.time.timed import time_of
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceNode

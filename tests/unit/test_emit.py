@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_node
 from stagec.ir.param import attr_text

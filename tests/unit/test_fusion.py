@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stagec.analysis.memory_events import EventPlans
-from stagec.driver.job import JobBuilder
-from stagec.driver.planned import Planned
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.planned import Planned
 from stagec.ir.module import Module
 from stagec.program.classes import rank_classes
 from stagec.program.kernels import Kernel

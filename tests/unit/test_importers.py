@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.count import count_module
-from stagec.driver.configurations import import_configuration
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.configurations import import_configuration
+from stagec.driver.request.options import JobOptions
 from stagec.importers.family import import_model
 from stagec.importers.registry import BUILT_IN
 from stagec.ir.expr import evaluate

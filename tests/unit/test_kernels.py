@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, product, same
 from stagec.ir.kernel import EXTENTS

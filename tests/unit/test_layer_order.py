@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.report import analysis
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.ir.module import Module
 from stagec.ir.order import LayerOrder, compact
 from stagec.pipeline.passes import Pass

@@ -13,10 +13,10 @@ import pytest
 from stagec.analysis.measured import MeasuredStep, measured_steps, read
 from stagec.analysis.measured.sweeps import CHECKS, layers_of_stages
 from stagec.analysis.step_errors import StepError, regret, spearman, summaries
-from stagec.driver.job import JobBuilder
-from stagec.driver.measured import issued_of, machine_of, options_of, seconds_of
-from stagec.driver.options import JobOptions
-from stagec.driver.validate_time import chosen
+from stagec.driver.commands.validate_time import chosen
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.measured import issued_of, machine_of, options_of, seconds_of
+from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.types import TensorType
 from stagec.machines import load_machine
@@ -231,7 +231,8 @@ def test_a_summary_tells_fitted_rows_from_others() -> None:
 
 def test_validate_prints_rows_and_sources_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = STEPS["torchtitan"][:1]
-    monkeypatch.setattr("stagec.driver.validate_time.measured_steps", lambda: {"torchtitan": steps})
+    where = "stagec.driver.commands.validate_time.measured_steps"
+    monkeypatch.setattr(where, lambda: {"torchtitan": steps})
     result = stagec("validate", "--time", "--source", "torchtitan", "--json")
     assert result.code == 0
     found = json.loads(result.out)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from stagec.analysis.footprint import timelines, worst_moments
-from stagec.driver import suggestions
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
-from stagec.driver.tables import bytes_text
+from stagec.driver.advice import suggestions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.output.tables import bytes_text
+from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.memory.buffers import Buffer

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stagec.analysis.picture import MOST_OPERATIONS
-from stagec.driver.memory_page import ALL_COLUMNS, FEWEST, MOST, columns_for
+from stagec.driver.memory.page import ALL_COLUMNS, FEWEST, MOST, columns_for
 from tests.support import LLAMA, stagec
 
 SIZES = "L=2,D=64,F=64,V=64,H=4,G=4,K=16,S=64,B=8,theta=100"
@@ -140,7 +140,7 @@ def test_the_page_is_written_though_nobody_reads_the_table(
     def closed(*_: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("stagec.driver.memory.write_output", closed)
+    monkeypatch.setattr("stagec.driver.commands.memory.write_output", closed)
     page = tmp_path / "page.html"
     assert stagec("memory", *JOB, "--json", "--html", page).code == 141
     assert drawn(page)["jobs"]

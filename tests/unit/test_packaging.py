@@ -38,9 +38,9 @@ def setuptools_config() -> dict[str, Any]:
 
 
 def layers() -> list[str]:
-    """The layers that import-linter checks, top first."""
+    """The layers of the package that import-linter checks, top first."""
     contracts = tools_config()["importlinter"]["contracts"]
-    (found,) = (c["layers"] for c in contracts if c["type"] == "layers")
+    (found,) = (c["layers"] for c in contracts if c.get("containers") == ["stagec"])
     return list(found)
 
 

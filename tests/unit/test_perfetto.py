@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as public_untyped
 
-from stagec.driver.timed import Timed, time_job
+from stagec.driver.time.timed import Timed, time_job
 from stagec.formats.timeline import ranks as timeline
 from stagec.machines import load_machine
 from stagec.time.intervals import node_times, stream_name, title_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.models import library, presets
 from tests.support import EXHAUSTIVE, analyse, stagec
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.ir.module import Module
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node, Program

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.job import writer
 from stagec.job.emit import Job, make_job, write_job
 from stagec.job.folder import MANIFEST

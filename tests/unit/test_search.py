@@ -19,17 +19,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.driver.combine import complete
-from stagec.driver.legal import checked
-from stagec.driver.machine import machine_of
-from stagec.driver.probes import Probe
-from stagec.driver.search_bounds import JobBounds
-from stagec.driver.search_jobs import Evaluated, Probes, work
-from stagec.driver.search_question import questions
-from stagec.driver.search_run import Answer, Question, search
-from stagec.driver.search_space import KNOBS, default_space, listed
-from stagec.driver.search_table import command_of
-from stagec.driver.serving import CACHES, STEP
+from stagec.driver.job.legal import checked
+from stagec.driver.request.combine import complete
+from stagec.driver.request.machine import machine_of
+from stagec.driver.request.serving import CACHES, STEP
+from stagec.driver.search.bounds import JobBounds
+from stagec.driver.search.jobs import Evaluated, Probes, work
+from stagec.driver.search.probes import Probe
+from stagec.driver.search.question import questions
+from stagec.driver.search.run import Answer, Question, search
+from stagec.driver.search.space import KNOBS, default_space, listed
+from stagec.driver.search.table import command_of
 from stagec.explore.bounds import Floats, Work, time_bound
 from stagec.explore.branch import Front, Search, beats, exhaustive
 from stagec.explore.layout import Layers, Layout, laid_out
@@ -311,6 +311,7 @@ def test_what_an_action_leaves_delays_the_next() -> None:
     assert pipelined(layers, shape, ActionTimes(phases, waits)) == plain + 0.25
     assert pipelined(layers, shape, ActionTimes(phases), Pair(0.5, 0.125)) == plain + 0.625
     assert pipelined(layers, shape, ActionTimes(phases, tail=0.5)) == plain + 0.5
+    assert pipelined(layers, shape, ActionTimes(phases), again=0.5) == plain - 0.5
     for name in ("zb-h1", "zbv", "dualpipe"):
         assert pipelined(layers, Pipeline(name, 2, 4, 0), ActionTimes(phases)) == 0
     assert pipelined(layers, shape, ActionTimes((phases[0], None))) == 0
@@ -451,10 +452,10 @@ def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_several_ranks_and_fronts() -> None:
     """By ranks a row for each; on a front no row beats another."""
-    few = ("--pp", "1", "--zero", "0", "--microbatch-size", "1")
-    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--json", *few).out)
+    few = ("--json", "--pp", "1", "--microbatch-size", "1")
+    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--zero", "0", *few).out)
     assert [s["ranks"] for s in found["searches"]] == [4, 8]
-    front = json.loads(stagec(*SMALL, "--pareto", "time,memory", "--json").out)["best"]
+    front = json.loads(stagec(*SMALL, *few, "--pareto", "time,memory").out)["best"]
     points = [(row["step_seconds"], row["memory_peak"]) for row in front]
     assert len(points) > 1
     assert not any(beats(a, b) for a in points for b in points)

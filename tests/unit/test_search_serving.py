@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.machine import machine_of
-from stagec.driver.search_jobs import Evaluated
-from stagec.driver.search_question import questions
-from stagec.driver.search_run import Answer, Question
-from stagec.driver.search_space import KNOBS
+from stagec.driver.request.machine import machine_of
+from stagec.driver.search.jobs import Evaluated
+from stagec.driver.search.question import questions
+from stagec.driver.search.run import Answer, Question
+from stagec.driver.search.space import KNOBS
 from tests.support import EXHAUSTIVE, stagec
 from tests.unit.test_search import NOT_GIVEN, answer_of
 

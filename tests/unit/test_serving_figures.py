@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
-from stagec.driver.planned import Planned
-from stagec.driver.serving import serving_figures
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.planned import Planned
+from stagec.driver.job.serving import serving_figures
+from stagec.driver.request.options import JobOptions
 
 DATA = Path(__file__).parents[1] / "data"
 FIGURES: dict[str, Any] = json.loads((DATA / "models.json").read_text())

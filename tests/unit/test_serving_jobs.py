@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.options import JobOptions
-from stagec.driver.step_modules import StepModules
+from stagec.driver.job.step_modules import StepModules
+from stagec.driver.request.options import JobOptions
 from stagec.program.nodes import Node, Program
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.step import parse_step

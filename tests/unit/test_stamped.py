@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job import JobBuilder
+from stagec.driver.job.builder import JobBuilder
 from stagec.formats.base import Durations, Layout
 from stagec.formats.chakra.format import CHAKRA
 from stagec.job.emit import Job, make_job

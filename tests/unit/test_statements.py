@@ -13,10 +13,10 @@ import click
 import pytest
 
 from stagec.driver.cli import cli
-from stagec.driver.command_line import job_words
-from stagec.driver.flags import FLAGS, SHORTHANDS, STATEMENTS
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions, job_options, take_options
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.command_line import job_words
+from stagec.driver.request.flags import FLAGS, SHORTHANDS, STATEMENTS
+from stagec.driver.request.options import JobOptions, job_options, take_options
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.ops import BUILTIN
 from stagec.ir_spec.ops.axes import EXPERTS

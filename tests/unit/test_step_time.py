@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
 from stagec.ir.expr import evaluate
 from stagec.machines import Machine, load_machine
 from stagec.program.groups import crosses_pods, neighbours
@@ -427,7 +427,7 @@ def spiky(node: Node) -> Cost:
     return Cost(5000 if code % 7 == 0 else code % 20)
 
 
-def slowest_issue(devices: list[ClassReplay]) -> float:
+def slowest_issue(devices: list[ClassReplay]) -> float | Fraction:
     """The least time for each computation that is issued, of all stretches from one that may wait
     for something else to one that something else waits for: pair by pair."""
     every = [p.shape for each in devices for p in each.plan]
@@ -440,7 +440,7 @@ def slowest_issue(devices: list[ClassReplay]) -> float:
         for planned in each.plan
         for number, place in planned.inputs
     }
-    least = inf
+    least: float | Fraction = inf
     for piece in {piece for each in devices for piece in each.pieces}:
         steps = piece.shape.steps
         run = [i for i, step in enumerate(steps) if step.computes]

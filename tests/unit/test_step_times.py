@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.driver.machine import machine_of
-from stagec.driver.step_modules import StepModules
-from stagec.driver.step_times import StepTimes
+from stagec.driver.job.step_modules import StepModules
+from stagec.driver.job.step_times import StepTimes
+from stagec.driver.request.machine import machine_of
 from stagec.serving.engine import Served
 from stagec.serving.latency import Spread, latencies
 from stagec.serving.requests import Request

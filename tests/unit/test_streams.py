@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.driver import common
+from stagec.driver.output import common
 from tests.support import crossed
 
 ROOT = Path(__file__).parents[2]

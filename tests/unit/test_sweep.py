@@ -12,15 +12,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stagec.driver import sweep, sweep_rows
 from stagec.driver.cli import main
-from stagec.driver.options import JobOptions
-from stagec.driver.sweep_rows import Case
+from stagec.driver.request.options import JobOptions
+from stagec.driver.sweep import rows as sweep_rows
+from stagec.driver.sweep import run as sweep
+from stagec.driver.sweep.rows import Case
 from stagec.support.diagnostics import error
 from tests.support import LLAMA, MIXTRAL, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep.schema.json").read_text())
+SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep/sweep.schema.json").read_text())
 VALIDATOR: Any = jsonschema.Draft202012Validator(SCHEMA)
 BASE = ["analyze", LLAMA, "--set", "L=4,B=32", "--pp", "2", "--sp"]
 SWEPT = ["--sweep", "tp=1,2,3", "--sweep", "S=1024,2048"]

@@ -16,7 +16,7 @@ import pytest
 
 from stagec.analysis import time_picture as pictures
 from stagec.analysis.time_picture import time_picture
-from stagec.driver.timed import Timed, time_job
+from stagec.driver.time.timed import Timed, time_job
 from stagec.machines import load_machine
 from stagec.program.nodes import MICROBATCH, marker_of
 from stagec.time.held import Held

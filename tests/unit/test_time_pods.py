@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.pods import PREFILL, lower_pods
+from stagec.driver.job.pods import PREFILL, lower_pods
 from stagec.machines import load_machine
 from stagec.time.network import message_seconds
 from stagec.time.step import Issued

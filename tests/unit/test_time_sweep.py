@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.api import time_step
-from stagec.driver.sweep_order import unbeaten
-from stagec.driver.sweep_rows import time_row
+from stagec.driver.sweep.order import unbeaten
+from stagec.driver.sweep.rows import time_row
 from stagec.machines import load_machine
 from stagec.time.measured import read_measured
 from stagec.time.tables import Table
 from tests.support import LLAMA, examples, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep.schema.json").read_text())
+SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/driver/sweep/sweep.schema.json").read_text())
 VALIDATOR: Any = jsonschema.Draft202012Validator(SCHEMA)
 SIZES = {"L": 2, "B": 8}
 JOB = ("time", LLAMA, "--set", "L=2,B=8", "--ranks", "8", "--jobs", "1")

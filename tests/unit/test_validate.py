@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from stagec.analysis import published, published_counters
-from stagec.driver import validate
+from stagec.driver.commands import validate
 from stagec.models import library
-from tests.support import stagec
+from tests.support import LONG, stagec
 from tests.unit import test_docs
 from tests.unit.test_docs import VALIDATES, blocks, check_commands, name_of
 
@@ -64,6 +64,7 @@ def rows() -> list[dict[str, object]]:
     return found
 
 
+@LONG
 def test_every_row_is_right() -> None:
     found = rows()
     assert all(set(r) == {"source", "row", "published", "ours", "ok"} for r in found)
@@ -116,11 +117,11 @@ COUNTERS = (
 
 def test_counters_are_met() -> None:
     """Each row has our bytes, to a tenth of an MB, and how far off they are."""
-    found = [r for r in rows() if r["source"] == published_counters.STAGE]
-    assert [str(r["ours"]).split()[0] for r in found] == [*COUNTERS]
+    found = list(published_counters.counter_rows(_compiled()))
+    assert [row.ours.split()[0] for row in found] == [*COUNTERS]
     for row in found:
-        ours, off = str(row["ours"]).split()
-        measured = float(str(row["published"]).split()[0])
+        ours, off = row.ours.split()
+        measured = float(row.published.split()[0])
         assert off == f"({round(100 * (float(ours) / measured - 1), 2) + 0.0:+.2f}%)"
 
 
@@ -134,6 +135,7 @@ def test_counters_that_are_off_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not row.ok
 
 
+@LONG
 @pytest.mark.parametrize("page", SESSIONS, ids=name_of)
 def test_pages_show_what_is_printed(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +143,7 @@ def test_pages_show_what_is_printed(
     check_commands(page, tmp_path, monkeypatch, lambda command: command.startswith(VALIDATES))
 
 
+@LONG
 def test_flops_of_an_iteration_equal_the_closed_form() -> None:
     """96 B s L h² (1 + s/6h + V/16Lh), from the sizes of the library."""
     by_name = {str(r["row"]): r for r in rows()}
@@ -155,6 +158,7 @@ def test_flops_of_an_iteration_equal_the_closed_form() -> None:
         assert int(ours) == closed
 
 
+@LONG
 def test_a_figure_that_is_off_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table shows every row, and says which one is off."""
     expected = rows()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stagec.api import DiagnosticError, time_step
-from stagec.driver import figures
-from stagec.driver.job import JobBuilder
-from stagec.driver.options import JobOptions
-from stagec.driver.timed import time_of
+from stagec.driver.job import figures
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.options import JobOptions
+from stagec.driver.time.timed import time_of
 from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
 from stagec.time.replay import replay

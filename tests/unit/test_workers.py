@@ -107,4 +107,4 @@ def test_units_of_a_kind_stay_with_a_worker() -> None:
         seen = [dict(run(range(16))) for _ in range(3)]
     homes = [{found[n][1] for found in seen for n in range(kind, 16, 4)} for kind in range(4)]
     assert all(len(home) == 1 for home in homes)
-    assert len(set.union(*homes)) == 2
+    assert len({process for home in homes for process in home}) == 2

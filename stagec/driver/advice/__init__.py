@@ -1,0 +1,1 @@
+"""What would make a job hold less."""

@@ -1,0 +1,177 @@
+"""`stagec compile` of several steps of serving: from their list to traces, and what is printed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from stagec.driver.job.provenance import provenance
+from stagec.driver.job.serve_steps import Asked, StepList
+from stagec.driver.job.step_modules import StepModules
+from stagec.driver.job.step_times import StepTimes
+from stagec.driver.job.written import (
+    check_name,
+    check_targets,
+    formats_asked,
+    tell_written,
+    write_formats,
+    write_one_archive,
+)
+from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import STEP
+from stagec.driver.time.table import seconds_text
+from stagec.job.emit import Job
+from stagec.program.steps import Sequel, SteppedClass, stepped_classes
+from stagec.serving.latency import PERCENTILES, latencies
+from stagec.serving.requests import SECOND
+from stagec.serving.step import Step
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
+from stagec.time.durations import Durations
+
+_TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "a request"}
+#: Of many steps the first and the last ones are shown.
+_SHOWN = 4
+
+
+def compile_steps(options: JobOptions, given: dict[str, Any], durations: Durations | None) -> int:
+    """Compile the steps that are asked for and write their traces. Raises `DiagnosticError`."""
+    began = time.perf_counter()
+    modules = StepModules(options)
+    builder = modules.builder
+    strategy = builder.strategy()
+    if options.print_strategy:
+        sys.stdout.write(strategy)
+        return 0
+    steps = _asked(options, given, modules, durations).steps()
+    formats = formats_asked(given["format"], builder.module.registry, given)
+    if given["memory_events"] or given["tensor_names"]:
+        raise error("memory events are those of one step", remedy="write one step, without --steps")
+    folder: Path | None = given["output"]
+    if folder is not None and not given["dry_run"]:
+        check_targets(formats, folder, given)
+    classes = [modules.classes(step) for step in steps.distinct]
+    groups = modules.local_groups
+    sequel = Sequel(steps.order, steps.after, [groups * s.sampled for s in steps.distinct])
+    job = _job(modules, stepped_classes(classes, sequel), given, durations)
+    compiled = time.perf_counter() - began
+    if not given["quiet"]:
+        print_steps(steps, modules.compiles)
+    if given["dry_run"]:
+        return 0
+    asked = {n: getattr(options, n) for n in ("serve", "microbatches", *STEP)}
+    builder.options = builder.options.changed(**asked)  # those of the command, not of one step
+    about = {**provenance(builder, strategy, given), "serving": steps.manifest()}
+    if given["archive"] is not None:
+        write_one_archive(
+            replace(job, format=formats[0]), given["archive"], about, quiet=given["quiet"]
+        )
+        return 0
+    output: Path = given["output"]
+    written = write_formats(lambda each: replace(job, format=each), formats, output, about, given)
+    if not given["quiet"]:
+        wrote = time.perf_counter() - began - compiled
+        times = f"(compiled in {compiled:.2f} s, wrote in {wrote:.2f} s)"
+        tell_written(written, output, times)
+    return 0
+
+
+def _asked(
+    options: JobOptions,
+    given: Mapping[str, Any],
+    modules: StepModules,
+    durations: Durations | None,
+) -> Asked:
+    module = modules.builder.module
+    strategy, mesh = read_strategy(module), module.mesh
+    axis = strategy.pipeline.over if strategy.pipeline is not None else ""
+    depth = dict(mesh.sizes).get(axis) if mesh else None
+    serving = modules.builder.serving
+    positions, longest = (serving.positions, serving.longest) if serving is not None else (0, 0)
+    groups = module.env[strategy.batch]
+    times = None
+    if given["machine"] is not None and durations is not None:
+        times = StepTimes(modules, durations.machine, durations.measured, depth or 1)
+    return Asked(options, given, module.registry, depth or 1, positions, longest, groups, times)
+
+
+def _job(
+    modules: StepModules,
+    classes: Sequence[SteppedClass],
+    given: Mapping[str, Any],
+    durations: Durations | None,
+) -> Job:
+    name = given["name"] or modules.builder.model_name
+    check_name(name)
+    mesh = modules.builder.module.mesh
+    sizes = {a: n or 1 for a, n in mesh.sizes.items()} if mesh else {}
+    machine = durations.machine if durations is not None else None
+    how = durations, given["names"], given["granularity"]
+    return Job(name, classes, sizes, *how, machine=machine)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def print_steps(steps: StepList, compiles: int) -> None:
+    """The composition of the steps: the first and the last ones, and what they hold together."""
+    from stagec.driver.output.tables import console, table
+
+    out = console(sys.stdout)
+    count, distinct = len(steps.steps), len(steps.distinct)
+    about = ", ".join(f"{name} {value}" for name, value in steps.about.items())
+    out.print(f"{count:,} steps, {distinct:,} distinct, {compiles} compiled ({about})")
+    shown = table("Steps", "step", "composition", "tokens", "sampled", text_columns=2)
+    for number in _shown(count):
+        if number is None:
+            shown.add_row("...", "", "", "")
+            continue
+        step = steps.steps[number]
+        shown.add_row(str(number), _text(step), f"{step.tokens:,}", f"{step.sampled:,}")
+    out.print(shown)
+    kinds = Counter[str]()
+    for each in (c for step in steps.steps for c in step.classes):
+        kinds[each.kind] += each.tokens
+    tokens = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(kinds.items()))
+    sampled = sum(step.sampled for step in steps.steps)
+    out.print(f"Tokens: {tokens}; {sampled:,} sampled; each of the steps of one group of sequences")
+    if steps.served:
+        print_times(steps, out)
+
+
+def print_times(steps: StepList, out: Console) -> None:
+    """What users of the server meet, and tokens a second of a group."""
+    from stagec.driver.output.tables import table
+
+    names = ("mean", *(f"p{n}" for n in PERCENTILES))
+    shown = table("Requests that were served", "", *names, text_columns=1)
+    for name, spread in latencies(steps.served).items():
+        found = spread.as_json()
+        shown.add_row(_TIMES[name], *(seconds_text(found[n]) for n in names))
+    out.print(shown)
+    tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
+    out.print(
+        f"{len(steps.served):,} requests and {tokens:,} tokens of theirs in "
+        f"{seconds_text(seconds)}: {tokens / seconds:,.1f} tokens/s of a group"
+    )
+
+
+def _shown(count: int) -> list[int | None]:
+    if count <= 2 * _SHOWN + 1:
+        return list(range(count))
+    return [*range(_SHOWN), None, *range(count - _SHOWN, count)]
+
+
+def _text(step: Step) -> str:
+    """The classes of a step, of many the first ones."""
+    texts = [str(c) for c in step.classes]
+    if len(texts) <= _SHOWN + 1:
+        return " ".join(texts)
+    return " ".join([*texts[:_SHOWN], f"and {len(texts) - _SHOWN} more classes"])

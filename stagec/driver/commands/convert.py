@@ -1,0 +1,156 @@
+"""`stagec convert`: Chakra traces from one format to another, as far as they say enough."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from stagec.driver.output.streams import tell
+from stagec.driver.output.trace_files import check_is_trace
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.formats.timeline.ranks import Timeline
+
+_FORMATS = ("chakra", "json", "kineto", "chrome", "perfetto")
+_ENDS = {"chakra": ".et", "json": ".json"}
+
+
+@click.command("convert")
+@click.argument("source", metavar="TRACE_OR_DIR", type=Path)
+@click.option(
+    "-o", "--output", type=Path, required=True, metavar="FILE|DIR", help="What to write; new."
+)
+@click.option(
+    "--to",
+    type=click.Choice(_FORMATS),
+    required=True,
+    help="chakra and json hold the same; kineto, chrome and perfetto need durations.",
+)
+@click.option("--gzip", "packs", is_flag=True, help="Pack the files.")
+@click.option("--quiet", is_flag=True, help="Print no summary.")
+def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> int:
+    """Convert a Chakra trace, or a folder of the traces of a job.
+
+    Reads protobuf, JSON and gzip, of any tool. A trace becomes a file, a folder a folder with the
+    groups file; chrome and perfetto make one file of all ranks.
+    """
+    traces = _traces(source)
+    if traces.folder is None or to in ("chrome", "perfetto"):
+        if output.exists():
+            raise error(f"'{output}' is there already", remedy="choose another -o")
+        ((_, parts),) = _files(traces, to, packs=packs)
+        sizes = [_write(output, parts, packs=packs)]
+    else:
+        from stagec.job.folder import working_folder
+
+        with working_folder(output, force=False, resume=False) as folder:
+            found = _files(traces, to, packs=packs)
+            sizes = [_write(folder / name, parts, packs=packs) for name, parts in found]
+            if to in ("chakra", "json") and traces.groups is not None:
+                shutil.copyfile(traces.groups, folder / f"{traces.name}.json")
+    if not quiet:
+        from stagec.driver.output.tables import bytes_text
+
+        count = f"{len(sizes)} file" + ("s" if len(sizes) > 1 else "")
+        tell(f"wrote {count}, {bytes_text(sum(sizes))}, to {output}")
+    return 0
+
+
+@dataclass(frozen=True)
+class _Traces:
+    """The traces of a job by rank, and its groups: the file, and the members by number."""
+
+    name: str
+    folder: Path | None
+    paths: Mapping[int, Path]
+    groups: Path | None
+    members: Mapping[int, tuple[int, ...]]
+
+
+def _traces(source: Path) -> _Traces:
+    """What is to be converted. Raises `DiagnosticError`."""
+    from stagec.check.files import discover, job_of, read_groups
+    from stagec.check.findings import CheckReport
+
+    report = CheckReport()
+    if source.is_dir():
+        name, paths = discover(source, report)
+        groups = read_groups(source, name, report)
+    else:
+        check_is_trace(source)
+        name, rank = job_of(source)
+        paths = {rank or 0: source}
+        groups = read_groups(source.parent, name, CheckReport())
+    if report.errors:
+        raise DiagnosticError(
+            *(Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in report.errors)
+        )
+    where = groups.path if groups is not None else None
+    members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
+    return _Traces(name, source if source.is_dir() else None, paths, where, members)
+
+
+def _files(traces: _Traces, to: str, *, packs: bool) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """The files by name, and their parts, which are made as they are asked for."""
+    end = ".gz" if packs else ""
+    if to in ("chakra", "json"):
+        for rank, path in traces.paths.items():
+            yield f"{traces.name}.{rank}{_ENDS[to]}{end}", _records(path, to)
+        return
+    from stagec.formats.perfetto.encode import perfetto_trace
+    from stagec.formats.timeline.chrome import chrome_trace
+    from stagec.formats.timeline.kineto import KinetoWriter
+    from stagec.formats.timeline.recorded import recorded_timeline
+
+    timeline: Timeline = recorded_timeline(traces.paths, traces.members)
+    if to == "kineto":
+        groups = {str(number): [*ranks] for number, ranks in traces.members.items()}
+        writer = KinetoWriter(timeline, groups)
+        for rank in traces.paths:
+            yield f"{traces.name}.{rank}.json{end}", writer.rank(rank)
+    else:
+        yield "", (perfetto_trace if to == "perfetto" else chrome_trace)(timeline)
+
+
+def _records(path: Path, to: str) -> Iterator[bytes]:
+    """A trace with the same records, as protobuf or as JSON. Raises `DiagnosticError`."""
+    from stagec.formats.chakra.files import read_all_records
+    from stagec.formats.chakra.nodes import TraceError, json_of_record, prefixed
+
+    first = True
+    try:
+        for offset, record in read_all_records(path):
+            try:
+                yield (
+                    json_of_record(record, metadata=first).encode()
+                    if to == "json"
+                    else prefixed(record)
+                )
+            except ValueError as problem:
+                raise TraceError(path, offset, f"expected a Chakra node: {problem}") from None
+            first = False
+    except TraceError as problem:
+        raise error(str(problem), remedy="give a complete trace, protobuf or JSON") from None
+
+
+def _write(path: Path, parts: Iterable[bytes], *, packs: bool) -> int:
+    """Write a file, whole or not at all; its bytes."""
+    from stagec.support.files import new_file
+
+    with new_file(path) as file:
+        if packs:
+            with gzip.GzipFile("", "wb", 6, cast("io.BytesIO", file), mtime=0) as packed:
+                for part in parts:
+                    packed.write(part)
+        else:
+            for part in parts:
+                file.write(part)
+    return path.stat().st_size

@@ -1,0 +1,160 @@
+"""`stagec fit`: measured tables as constants of a machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from stagec.driver.output.common import write_output
+from stagec.driver.request.emission import progress_on_terminal
+from stagec.driver.request.machine import machine_of
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+    from stagec.time.fit import Errors, Fit, Part
+
+_MANY = 2
+_STDOUT = "-"
+
+
+@click.command("fit")
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    metavar="TABLE",
+    help="Measured times (CSV or JSON, see docs/measured.md); may be given again.",
+)
+@click.option(
+    "--machine",
+    "base",
+    metavar="NAME|FILE",
+    required=True,
+    help="The machine whose constants are the base: one that 'stagec machines' lists, or a file.",
+)
+@click.option("-o", "--output", metavar="FILE", help="The text of the machine, NAME.toml.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quiet", is_flag=True, help="Print no progress.")
+def command(
+    measured: tuple[Path, ...], base: str, output: str | None, as_json: bool, quiet: bool
+) -> None:
+    """Fit the efficiency constants of a machine to measured kernels and collectives.
+
+    Of each kind every second row, in order of size, is left out of the fit. The table says how far
+    the model is from the rows that were fitted and from those that were left out, before and after.
+    Without -o that is all; with it the fitted machine is written, a text for --machine FILE.
+    """
+    from stagec.machines import is_file, read_machine
+    from stagec.time.fit import fit_tables
+    from stagec.time.measured import read_measured
+
+    machine = machine_of(base)
+    name = machine.name
+    if output is not None and output != _STDOUT:
+        if not output.endswith(".toml"):
+            raise error(f"{output}: no name of a machine text", remedy="let it end in .toml")
+        if is_file(base) and os.path.realpath(output) == os.path.realpath(base):
+            raise error(f"{output} is the base itself", remedy="give -o another name")
+    if is_file(base):
+        folder = Path(output).parent if output is not None else Path()
+        name = _as_file(os.path.relpath(base, folder))
+    tables = [table for path in measured for table in read_measured(path)]
+    origin = " and ".join(dict.fromkeys(path.name for path in measured))
+    with progress_on_terminal("fitting", "kinds", quiet) as progress:
+        found = fit_tables(tables, machine, origin, progress)
+    to_stdout = output == _STDOUT
+    if as_json:
+        _print_json(found, machine, sys.stderr if to_stdout else sys.stdout)
+    else:
+        _print_table(found, machine, sys.stderr if to_stdout else sys.stdout)
+    if not found.sections:
+        raise error(
+            "no constants to fit: no kind has enough rows",
+            remedy="measure more; the lines above say how many rows each kind needs",
+        )
+    if output is not None:
+        text = _text(name, found)
+        # Read as it will be: nothing is written that is no machine.
+        read_machine(Path(output).stem, text, "fitted.toml" if to_stdout else output)
+        write_output(text, output)
+
+
+def _as_file(path: str) -> str:
+    """A path that a text takes for a file and not for a name."""
+    from stagec.machines import is_file
+
+    return path if is_file(path) else f"./{path}"
+
+
+def _text(base: str, found: Fit) -> str:
+    from stagec.machines.writing import quoted, with_sections
+
+    return with_sections(f"base = {quoted(base)}\n", found.sections)
+
+
+def _print_json(found: Fit, machine: Machine, stream: TextIO) -> None:
+    result: dict[str, Any] = {
+        "base": machine.name,
+        "parts": [_object(part) for part in found.parts],
+    }
+    stream.write(json.dumps(result, indent=1) + "\n")
+    stream.flush()
+
+
+def _object(part: Part) -> dict[str, Any]:
+    def both(place: int) -> dict[str, Any]:
+        before, after = part.before[place], part.after[place]
+        return {
+            "rows": part.rows[place],
+            "before": None if before is None else dataclasses.asdict(before),
+            "after": None if after is None else dataclasses.asdict(after),
+        }
+
+    return {
+        "kind": part.kind,
+        "dtype": part.dtype,
+        "level": part.level,
+        "constants": list(part.constants),
+        "fitted": both(0),
+        "left_out": both(1),
+        "note": part.note,
+    }
+
+
+def _print_table(found: Fit, machine: Machine, stream: TextIO) -> None:
+    from stagec.driver.output.tables import console, table
+
+    rows = table(
+        f"Errors of {machine.name} before and after the fit: median (p90)",
+        *("kind", "", "constants", "fitted", "before", "after", "left out", "before", "after"),
+        text_columns=3,
+    )
+    for part in found.parts:
+        cells = [_constants(part.constants)]
+        for place in (0, 1):
+            both = part.before[place], part.after[place]
+            cells += [f"{part.rows[place]:,}", *map(_told, both)]
+        rows.add_row(part.kind, part.dtype or part.level, *cells)
+    out = console(stream, 140)
+    out.print(rows)
+    for part in found.parts:
+        if part.note:
+            named = " ".join(n for n in (part.kind, part.dtype or part.level) if n)
+            out.print(f"{named}: {part.note}", markup=False)
+
+
+def _constants(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _MANY else f"all {len(names)}"
+
+
+def _told(errors: Errors | None) -> str:
+    return "" if errors is None else f"{errors.median:.1%} ({errors.p90:.1%})"

@@ -1,0 +1,37 @@
+"""`stagec import`: the text of a model from its own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import click
+
+from stagec.driver.output.common import write_output
+from stagec.driver.request.configurations import import_configuration
+
+
+@click.command("import")
+@click.argument("config")
+@click.option("-o", "--output", metavar="FILE", help="Write the text here instead of stdout.")
+@click.option(
+    "--ignore-key",
+    "ignored",
+    multiple=True,
+    metavar="NAME",
+    help="Take a key as left out; one inside of another is written as text_config.NAME.",
+)
+@click.option("--images", is_flag=True, help="A step that takes images beside words.")
+@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+def command(
+    config: str,
+    output: str | None,
+    ignored: Collection[str],
+    images: bool,
+    plugin: tuple[Path, ...],
+) -> None:
+    """Write the STG text of a model from CONFIG, a config.json or a folder that holds one.
+
+    A key that changes the computation and is not understood is an error. Nothing is downloaded.
+    """
+    write_output(import_configuration(config, ignored, plugin, images=images).text, output)

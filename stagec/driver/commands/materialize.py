@@ -1,0 +1,74 @@
+"""`stagec materialize`: from an archive to the traces of any ranks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagec.driver.job.written import formats_asked, tell_written, write_formats
+from stagec.driver.request.emission import emission_options
+from stagec.driver.request.machine import MachineType
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.formats.base import Format
+    from stagec.job.archive import Archive
+
+
+@click.command("materialize")
+@click.argument("archive", type=Path)
+@click.option(
+    "-o",
+    "--output",
+    type=Path,
+    metavar="DIR",
+    required=True,
+    help="The folder to write (it must be new or empty).",
+)
+@emission_options
+@click.option(
+    "--format",
+    metavar="NAME[,NAME]",
+    help="Formats of the files (default: that of the archive). Others than Chakra's are made from "
+    "what its records say: operations, bytes, partners and order.",
+)
+@click.option(
+    "--machine",
+    type=MachineType(),
+    help="The machine that a format such as astra-sim describes.",
+)
+@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+def command(archive: Path, output: Path, **given: Any) -> int:
+    """Write the traces of ranks from an archive of stagec compile --archive.
+
+    Files, groups file and manifest are those that stagec compile -o would have written.
+    """
+    from stagec.formats.registry import formats_of
+    from stagec.job.archive import Archive
+    from stagec.pipeline.plugins import load_plugins
+
+    registry = load_plugins(given["plugin"]).registry
+    source = Archive.open(archive, formats_of(registry))
+    asked = given["format"]
+    formats = [source.format] if asked is None else formats_asked(asked, registry, given)
+    began = time.perf_counter()
+    written = write_formats(
+        lambda each: _source(source, each, given), formats, output, source.about, given
+    )
+    if not given["quiet"]:
+        tell_written(written, output, f"in {time.perf_counter() - began:.2f} s")
+    return 0
+
+
+def _source(archive: Archive, format_: Format, given: dict[str, Any]) -> Archive:
+    """The job in a format. Raises `DiagnosticError` if a cluster is to make it anew."""
+    found = archive.as_format(format_, given["machine"])
+    if given["scheduler"] is not None and found is not archive:
+        raise error(
+            f"a cluster writes what the archive holds, '{archive.format.name}'",
+            remedy="drop --format or --scheduler",
+        )
+    return found

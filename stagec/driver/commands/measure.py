@@ -1,0 +1,119 @@
+"""`stagec measure`: traces of the PyTorch profiler as a table of measured kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stagec.driver.output.common import write_output
+from stagec.driver.request.emission import progress_on_terminal
+
+if TYPE_CHECKING:
+    from stagec.job.writer import Progress
+    from stagec.time.kineto import Reading
+    from stagec.time.observed import Row
+
+_MISSED = 12
+#: Ops without shapes are told of beyond this share of the time.
+_TOO_MUCH = 0.1
+
+
+@click.command("measure")
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "output", metavar="FILE", help="The table (CSV, or JSON by its name); stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Write the table as JSON.")
+@click.option("--quiet", is_flag=True, help="Print no summary and no progress.")
+def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: bool) -> None:
+    """Read traces of torch.profiler, plain or gzip, one for each rank, and write the median time of
+    each kernel that can be told: a table for --measured. docs/measured.md says how they join.
+
+    What was read, and what of the GPU's time is not in the table, goes to stderr.
+    """
+    from stagec.support.diagnostics import error
+    from stagec.time.measured import table_text
+    from stagec.time.observed import rows
+
+    named = (output or "").lower().endswith(".json")
+    if as_json and output not in (None, "-") and not named:
+        raise error(f"{output}: JSON in a file of another name", remedy="let it end in .json")
+    readings = _readings(traces, quiet)
+    found = rows(readings)
+    if not quiet or not found:
+        _summary(readings, found)
+    if not found:
+        raise error(
+            "no kernel can be told", remedy="profile with record_shapes=True, and with the host"
+        )
+    write_output(table_text(found, as_json=as_json or named), output)
+
+
+def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
+    from stagec.time.kineto import read_trace
+
+    before, whole = 0, sum(path.stat().st_size for path in traces)
+    found: list[Reading] = []
+    with progress_on_terminal("reading traces", "MiB", quiet) as progress:
+        for path in traces:
+            found.append(read_trace(path, partial(_tell_bytes, progress, before, whole)))
+            before += path.stat().st_size
+    return found
+
+
+def _tell_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
+    progress((before + at) >> 20, whole >> 20)
+
+
+def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
+    from stagec.driver.output.streams import tell
+    from stagec.time.torch_ops import NO_SHAPES
+
+    kinds: dict[str, list[float]] = {}
+    missed: dict[tuple[str, str], list[float]] = {}
+    for reading in readings:
+        _tell_trace(reading)
+        for key, found in reading.kernels.items():
+            kinds.setdefault(key.kind, []).extend(found)
+        for calls in reading.collectives.values():
+            for key, seconds in calls:
+                kinds.setdefault(key.kind, []).append(seconds)
+        for what, found in reading.missed.items():
+            missed.setdefault(what, []).extend(found)
+    whole = sum(r.gpu_seconds for r in readings) or 1.0
+    share = sum(map(sum, kinds.values())) / whole
+    tell(f"{len(rows)} rows from {share:.1%} of the GPU's time: {_kinds(kinds, whole) or 'none'}")
+    unshaped = sum(sum(found) for (_, why), found in missed.items() if why == NO_SHAPES)
+    if unshaped > _TOO_MUCH * whole:
+        tell(f"{unshaped / whole:.1%} are of ops without shapes: profile with record_shapes=True")
+    if missed:
+        tell("not in the table:")
+    ordered = sorted(missed.items(), key=lambda item: -sum(item[1]))
+    for (name, why), found in ordered[:_MISSED]:
+        tell(f"  {_line(found, whole)}  {name:.90} ({why})")
+    if rest := [s for _, found in ordered[_MISSED:] for s in found]:
+        tell(f"  {_line(rest, whole)}  {len(ordered) - _MISSED} others")
+
+
+def _tell_trace(reading: Reading) -> None:
+    from stagec.driver.output.streams import tell
+
+    rank = "" if reading.rank is None else f", rank {reading.rank}"
+    device = f", {reading.device}" if reading.device else ""
+    step = ", without the first step" if reading.first_left_out else ""
+    tell(
+        f"{reading.path}{rank}{device}: {reading.events:,} events; {reading.gpu_events:,} on the "
+        f"GPU, {reading.gpu_seconds * 1e3:,.3f} ms{step}"
+    )
+
+
+def _kinds(kinds: dict[str, list[float]], whole: float) -> str:
+    ordered = sorted(kinds.items(), key=lambda item: -sum(item[1]))
+    return ", ".join(f"{kind} {sum(found) / whole:.1%}" for kind, found in ordered)
+
+
+def _line(found: Sequence[float], whole: float) -> str:
+    seconds = sum(found)
+    return f"{seconds * 1e3:10,.3f} ms {seconds / whole:6.1%} {len(found):7,} x"

@@ -1,0 +1,90 @@
+"""`stagec memory`: what every GPU holds, when and why; whether it fits, and what would make it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import click
+
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.memory.picture import draw, picture_options
+from stagec.driver.output.common import report, write_output
+from stagec.driver.output.streams import tell
+from stagec.driver.request.limit import Limit, limit_option
+from stagec.driver.request.options import job_options, take_options
+from stagec.driver.sweep.rows import Case
+from stagec.driver.sweep.run import check_alone, sweep, sweep_options
+from stagec.pipeline.instrument import PLAN
+
+
+@click.command("memory")
+@job_options
+@limit_option(
+    "Exit with 1 if a rank holds more than a size, or a device such as h100 has; say what would "
+    "fit."
+)
+@click.option(
+    "--fit",
+    type=click.Choice(["best-fit", "caching"]),
+    help="Place all buffers: in one arena, or as PyTorch's caching allocator does.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@picture_options
+@sweep_options
+@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+def command(**given: Any) -> int:
+    """Plan the memory of one training step: what every rank holds at its worst moment.
+
+    MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
+    """
+    options = take_options(given)
+    if given["sweep"]:
+        from stagec.driver.sweep.table import FOOTPRINT
+
+        return sweep(Case(options), given, FOOTPRINT)
+    check_alone(given)
+    builder = JobBuilder(options)
+    if options.print_strategy:
+        write_output(builder.strategy(), given["output"])
+        return 0
+    from stagec.analysis.footprint import footprint
+
+    module = builder.lower(PLAN)
+    result = footprint(module, builder.model_name, given["fit"])
+    draw(builder, options, result, given)  # first: a reader of the table may close the pipe
+    _print(result, given)
+    limit: Limit | None = given["limit"]
+    return 0 if limit is None or _fits(builder, result, limit) else 1
+
+
+def _fits(builder: JobBuilder, result: dict[str, Any], limit: Limit) -> bool:
+    """Whether the worst class holds no more; else say what dominates, and what would fit."""
+    from stagec.driver.advice.suggestions import suggest
+    from stagec.driver.output.tables import bytes_text
+
+    for remark in limit.remarks(result["mesh"]):
+        report(remark)
+    worst, room = max(result["classes"], key=lambda c: c["peak"]), limit.room(result["mesh"])
+    if worst["peak"] <= room:
+        return True
+    category = max(worst["categories"], key=lambda c: worst["categories"][c])
+    over, size = bytes_text(worst["peak"] - room), bytes_text(worst["categories"][category])
+    tell(f"{worst['name']} needs {bytes_text(worst['peak'])}, {over} more than the limit")
+    tell(f"most of it is {category}: {size}; the peak is at {worst['at']}")
+    suggest(builder, limit)
+    return False
+
+
+def _print(result: dict[str, Any], given: dict[str, Any]) -> None:
+    if given["as_json"]:
+        write_output(json.dumps(result, indent=1) + "\n", given["output"])
+        return
+    from stagec.driver.output.tables import print_footprint
+
+    text = io.StringIO()
+    print_footprint(result, text if given["output"] else sys.stdout)
+    if given["output"]:
+        write_output(text.getvalue(), given["output"])

@@ -1,0 +1,173 @@
+"""`stagec opt`: a filter that runs passes over modules, for tests and for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from stagec.driver.commands.expect import Expectations
+from stagec.driver.job.instruments import instruments
+from stagec.driver.output.common import read_source, remember, report, write_output
+from stagec.driver.output.streams import tell
+from stagec.ir.module import Module
+from stagec.pipeline.instrument import (
+    reproducer_pipeline,
+)
+from stagec.pipeline.manager import PassManager
+from stagec.pipeline.plugins import Loaded, load_plugins
+from stagec.pipeline.spec import PIPELINE, Pipeline
+from stagec.pipeline.verify import verify_module
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.source import Source
+from stagec.text.build import parse_module
+from stagec.text.printer import print_module
+
+SPLIT = "// -----"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command, as click gives them."""
+
+    file: str
+    pipeline: str
+    print_after: tuple[str, ...]
+    dump_dir: Path | None
+    time_passes: bool
+    print_generic: bool
+    print_locations: bool
+    verify_diagnostics: bool
+    split_input_file: bool
+    reproducer: Path | None
+    run_reproducer: bool
+    plugin: tuple[Path, ...]
+    check_numerics: bool
+    allow_unregistered: bool
+    output: str | None
+
+
+@click.command("opt")
+@click.argument("file", default="-")
+@click.option(
+    "-p",
+    "--pipeline",
+    default="",
+    metavar="PASSES",
+    help="Run these passes: 'a,b{x=1}'; '+after(a):c', '+before(a):c' and '-a' edit those before.",
+)
+@click.option(
+    "--print-after", multiple=True, metavar="NAME|all|change", help="Print the module after passes."
+)
+@click.option("--dump-dir", type=Path, metavar="DIR", help="Write the module after every pass.")
+@click.option("--time-passes", is_flag=True, help="Print the time of each pass.")
+@click.option("--print-generic", is_flag=True, help="Print the generic form of MLIR.")
+@click.option("--print-locations", is_flag=True, help="Print where each operation comes from.")
+@click.option(
+    "--verify-diagnostics", is_flag=True, help="Expect '// error: TEXT' on the offending lines."
+)
+@click.option("--split-input-file", is_flag=True, help=f"Treat parts between '{SPLIT}' one by one.")
+@click.option("--reproducer", type=Path, metavar="FILE", help="Where to write a crash reproducer.")
+@click.option(
+    "--run-reproducer", is_flag=True, help="Run the passes that line 1 of the file names."
+)
+@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+@click.option("--check-numerics", is_flag=True, help="Compare numbers before and after each pass.")
+@click.option("--allow-unregistered", is_flag=True, help="Accept ops that nobody has defined.")
+@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+def command(**given: object) -> int:
+    """Read a module from FILE (default: stdin), run passes, print the module."""
+    return _Opt(Options(**given)).run()  # type: ignore[arg-type]
+
+
+class _Opt:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._loaded: Loaded = load_plugins(options.plugin)
+
+    def run(self) -> int:
+        options = self._options
+        source = read_source(options.file)
+        pipeline = self._pipeline(source)
+        _check_names(options.print_after, pipeline)
+        parts = split_source(source) if options.split_input_file else [source]
+        if options.verify_diagnostics:
+            return self._expect(parts, pipeline)
+        results: list[str] = []
+        problems: list[DiagnosticError] = []
+        for part in parts:
+            try:
+                results.append(self._text(self._process(part, pipeline)))
+            except DiagnosticError as e:
+                problems.append(e)
+        write_output(f"{SPLIT}\n".join(results), options.output)
+        for problem in problems:
+            for diagnostic in problem.diagnostics:
+                report(diagnostic)
+        return 1 if problems else 0
+
+    def _pipeline(self, source: Source) -> Pipeline:
+        text = self._options.pipeline
+        if self._options.run_reproducer:
+            found = reproducer_pipeline(source.text)
+            if found is None:
+                raise error(
+                    f"{source.name} is no reproducer: line 1 has no -p '...'",
+                    remedy="give the passes with -p, or a file that --reproducer wrote",
+                )
+            text = found
+        remember(Source(PIPELINE, text))
+        return self._loaded.pipeline(text)
+
+    def _process(self, source: Source, pipeline: Pipeline) -> Module:
+        allow = self._options.allow_unregistered
+        module = parse_module(source, self._loaded.registry, allow_unregistered=allow)
+        if not pipeline.passes:
+            verify_module(module)
+        known = self._loaded.passes.values()
+        PassManager(pipeline, instruments(self._options, pipeline), known=known).run(module)
+        return module
+
+    def _text(self, module: Module) -> str:
+        for diagnostic in module.diagnostics.items:
+            report(diagnostic)
+        if self._options.print_generic:
+            from stagec.text.generic import print_generic
+
+            return print_generic(module, locations=self._options.print_locations)
+        return print_module(module, locations=self._options.print_locations)
+
+    def _expect(self, parts: list[Source], pipeline: Pipeline) -> int:
+        code = 0
+        for part in parts:
+            expected = Expectations(part)
+            try:
+                self._process(part, pipeline)
+            except DiagnosticError as e:
+                expected.take(e.diagnostics)
+            for diagnostic in expected.problems():
+                report(diagnostic)
+                code = 1
+        return code
+
+
+def _check_names(names: tuple[str, ...], pipeline: Pipeline) -> None:
+    known = {"all", "change", *(p.name for p in pipeline.passes), *pipeline.ends}
+    for name in names:
+        if name not in known:
+            tell(f"warning: --print-after={name}: no such pass in the pipeline")
+
+
+def split_source(source: Source) -> list[Source]:
+    """The parts between lines `// -----`; lines keep their numbers."""
+    parts: list[Source] = []
+    lines: list[str] = []
+    start = 0
+    for number, line in enumerate(source.text.splitlines()):
+        if line.strip() == SPLIT:
+            parts.append(Source(source.name, "\n" * start + "\n".join(lines)))
+            lines, start = [], number + 1
+        else:
+            lines.append(line)
+    return [*parts, Source(source.name, "\n" * start + "\n".join(lines))]

@@ -1,0 +1,59 @@
+"""`stagec presets`: published runs as strategy texts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+
+import click
+
+from stagec.driver.output.common import write_output
+from stagec.driver.output.streams import tell
+from stagec.models import Preset, presets
+from stagec.support.diagnostics import error
+from stagec.support.suggest import did_you_mean
+
+
+@click.command("presets")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the presets, or print the text of mesh and strategy of one: a file that can be changed
+    and given as STRATEGY."""
+    known = presets()
+    if name is not None:
+        if name not in known:
+            raise error(
+                f"no preset '{name}'",
+                remedy=did_you_mean(name, known) or f"choose among {', '.join(known)}",
+            )
+        write_output(known[name].text, None)
+    elif as_json:
+        rows = [
+            {
+                "name": p.name,
+                "title": p.title,
+                "model": p.model,
+                "sizes": dict(p.values),
+                "step": dict(p.step),
+            }
+            for p in known.values()
+        ]
+        write_output(json.dumps(rows, indent=1) + "\n", None)
+    else:
+        _print_table(known)
+
+
+def _print_table(known: Mapping[str, Preset]) -> None:
+    from stagec.driver.output.tables import console, table
+
+    rows = table("Presets", "name", "run", "model", "sizes", text_columns=4)
+    for p in known.values():
+        sizes = ", ".join(f"{n} = {v}" for n, v in {**p.values, **p.step}.items())
+        rows.add_row(p.name, p.title, p.model, sizes)
+    console(sys.stdout, 150).print(rows)
+    tell(
+        "'stagec compile --preset NAME -o DIR' compiles one; 'stagec presets NAME' prints its "
+        "text; --pp, --dp, --tp and --set change single sizes."
+    )

@@ -1,0 +1,200 @@
+"""`stagec scale`: from the traces of a small job to those of one with more replicas."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from stagec.driver.job.written import formats_asked, tell_written, write_formats
+from stagec.driver.request.emission import emission_options
+from stagec.driver.request.machine import MachineType
+from stagec.driver.request.options import Sizes
+from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.ir.opdef import Registry
+    from stagec.job.recorded import Microbatches, Recording
+    from stagec.sharding.strategy import PipelineRule
+
+
+@click.command("scale")
+@click.argument("traces", metavar="DIR", type=Path)
+@click.option(
+    "--from",
+    "old",
+    type=Sizes(),
+    metavar="AXIS=N,...",
+    help="The mesh of the traces, the axis of neighbouring ranks last (default: the manifest's).",
+)
+@click.option(
+    "--to",
+    "new",
+    type=Sizes(),
+    metavar="AXIS=N,...",
+    help="The mesh to write (default: that of the traces).",
+)
+@click.option(
+    "--microbatches",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Microbatches of each rank to write, as large as the recorded ones (default: as many).",
+)
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    help="The pipeline schedule of the traces (default: the manifest's).",
+)
+@click.option(
+    "-o", "--output", type=Path, metavar="DIR", required=True, help="The folder to write."
+)
+@click.option("--format", default="chakra", metavar="NAME[,NAME]", help="Formats of the files.")
+@click.option("--machine", type=MachineType(), help="The machine that a format describes.")
+@emission_options
+@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+def command(traces: Path, output: Path, **given: Any) -> int:
+    """Extend the traces of a job to more ranks along axes that replicate, such as data parallelism,
+    and to more microbatches.
+
+    Every rank keeps its program, and its batch or the size of its microbatches, so the batch of the
+    job grows. What compile would
+    write for the larger job is written, byte for byte, or refused with the reason.
+    """
+    from dataclasses import replace
+
+    from stagec.job.recorded import scaled
+    from stagec.pipeline.plugins import load_plugins
+
+    if given["scheduler"] is not None:
+        raise error("traces are scaled by processes here", remedy="drop --scheduler")
+    if given["new"] is None and given["microbatches"] is None:
+        raise error(
+            "what is to grow is not said",
+            remedy="give --to, the mesh to write, or --microbatches",
+        )
+    registry = load_plugins(given["plugin"]).registry
+    formats = formats_asked(given["format"], registry, given)
+    began = time.perf_counter()
+    recording, manifest = _recording(traces, given["old"])
+    more = _microbatches(given["microbatches"], given["schedule"], recording, manifest, registry)
+    job = scaled(recording, given["new"] or recording.mesh, more)
+    about = {"scaled_from": {"traces": str(traces), "mesh": dict(job.recording.mesh)}}
+    written = write_formats(
+        lambda each: replace(job, format=each, machine=given["machine"]),
+        formats,
+        output,
+        about,
+        given,
+    )
+    if not given["quiet"]:
+        tell_written(written, output, f"in {time.perf_counter() - began:.2f} s")
+    return 0
+
+
+def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording, Mapping[str, Any]]:
+    """The traces of a folder, and its manifest, if it has one. Raises `DiagnosticError`."""
+    from stagec.check.files import discover, read_groups
+    from stagec.check.findings import CheckReport
+    from stagec.job.recorded import Recording
+
+    report = CheckReport()
+    name, paths = discover(folder, report)
+    groups = read_groups(folder, name, report)
+    if report.errors:
+        raise DiagnosticError(
+            *(Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in report.errors)
+        )
+    manifest = _manifest(folder)
+    if mesh is None:
+        found: Any = manifest.get("mesh")
+        if not isinstance(found, dict) or not all(
+            type(n) is int and n > 0 for n in cast("dict[str, object]", found).values()
+        ):
+            raise error(
+                f"'{folder}' has no manifest that says its mesh",
+                remedy="give it, the axis of neighbouring ranks last: --from dp=2,tp=4",
+            )
+        mesh = cast("dict[str, int]", found)
+    members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
+    return Recording(name, paths, members, mesh, _entries(manifest, mesh)), manifest
+
+
+def _microbatches(
+    count: int | None,
+    schedule: str | None,
+    recording: Recording,
+    manifest: Mapping[str, Any],
+    registry: Registry,
+) -> Microbatches | None:
+    """What is asked for of microbatches. Raises `DiagnosticError`."""
+    from stagec.job.recorded import Microbatches
+    from stagec.job.turns import Pipelining
+    from stagec.schedule.attached import schedule_of
+
+    if count is None:
+        if schedule is not None:
+            raise error("--schedule is for more microbatches", remedy="give --microbatches N, too")
+        return None
+    rule = _pipeline(manifest, registry)
+    if rule is None and schedule is None:
+        return Microbatches(count)
+    axis = rule.over if rule is not None else "pp"
+    if axis not in recording.mesh:
+        raise error(
+            f"the mesh of the traces has no axis {axis}, along which stages are",
+            remedy="call the axis of the stages pp: --from pp=2,dp=4",
+        )
+    name = schedule or (rule.schedule if rule is not None else "")
+    return Microbatches(count, Pipelining(axis, schedule_of(registry, name)))
+
+
+def _pipeline(manifest: Mapping[str, Any], registry: Registry) -> PipelineRule | None:
+    """What the strategy in a manifest says of pipeline stages. Raises `DiagnosticError`."""
+    from stagec.sharding.strategy import read_strategy
+    from stagec.support.source import Source
+    from stagec.text.build import parse_module
+
+    text = manifest.get("strategy")
+    if not isinstance(text, str) or not text:
+        return None
+    return read_strategy(
+        parse_module(Source("the strategy in the manifest", text), registry)
+    ).pipeline
+
+
+def _manifest(folder: Path) -> Mapping[str, Any]:
+    from stagec.job.folder import MANIFEST
+
+    try:
+        found: Any = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _entries(manifest: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[int, Mapping[str, Any]]:
+    """What the manifest says of each rank's class."""
+    from stagec.job.recorded import coordinates
+
+    found: dict[int, Mapping[str, Any]] = {}
+    classes: Any = manifest.get("classes")
+    for entry in filter(_is_object, classes if _is_list(classes) else ()):
+        if not _is_object(entry.get("coords")):
+            continue
+        for rank in range(prod(mesh.values())):
+            if entry["coords"].items() <= coordinates(mesh, rank).items():
+                found[rank] = entry
+    return found
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)

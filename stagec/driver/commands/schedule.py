@@ -1,0 +1,191 @@
+"""`stagec schedule`: pipeline schedules drawn, with their bubble and what they hold in flight."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stagec.driver.output.common import write_output
+from stagec.driver.output.streams import tell
+from stagec.schedule.attached import schedules_of
+from stagec.schedule.base import Schedule
+from stagec.schedule.costs import Costs
+from stagec.schedule.draw import CellKind, cells, columns_for
+from stagec.schedule.registry import find_schedule, known_schedules
+from stagec.schedule.report import ScheduleRun, as_json, facts, run_schedule
+from stagec.schedule.svg import timeline_svg
+
+_COLOURS: dict[CellKind, tuple[str, str]] = {
+    "F": ("black on #9cc2f5", "black on #6fa4ea"),
+    "B": ("black on #9fd8a4", "black on #6fbf77"),
+    "W": ("black on #f3cf7a", "black on #e3b13f"),
+    "FB": ("black on #7fd0cf", "black on #7fd0cf"),
+    "": ("dim", "dim"),
+}
+_NAMES = {"F": "forward", "B": "backward", "W": "weight", "FB": "overlapped"}
+_TIME = re.compile(r"\d{1,9}(\.\d{1,6}|/[1-9]\d{0,8})?")
+
+
+class Times(click.ParamType[Costs]):
+    """`F=1,B=2,W=1,FB=3`, in any order and with any left out."""
+
+    name = "F=..,B=..,W=..,FB=.."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Costs:
+        """The costs; times are integers, decimals or fractions such as 5/2."""
+        if isinstance(value, Costs):
+            return value
+        found: dict[str, Fraction] = {}
+        for part in filter(None, (p.strip() for p in str(value).split(","))):
+            name, _, time = (p.strip() for p in part.partition("="))
+            if name not in _NAMES or not _TIME.fullmatch(time):
+                self.fail(f"'{part}' is not one of F, B, W, FB with a time: F=1", param, ctx)
+            if _NAMES[name] in found:
+                self.fail(f"{name} is given twice", param, ctx)
+            found[_NAMES[name]] = Fraction(time)
+        return Costs(**found)
+
+
+class Time(click.ParamType[Fraction]):
+    """An integer, a decimal or a fraction such as 5/2."""
+
+    name = "TIME"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Fraction:
+        """The exact time."""
+        if not _TIME.fullmatch(str(value)):
+            self.fail(f"'{value}' is not a time such as 1, 0.5 or 1/3", param, ctx)
+        return Fraction(str(value))
+
+
+@click.command("schedule")
+@click.argument("name", required=False)
+@click.option("--stages", type=click.IntRange(1), help="Ranks of the pipeline.")
+@click.option("--microbatches", type=click.IntRange(1), help="Microbatches of a step.")
+@click.option("--chunks", type=click.IntRange(1), help="Chunks of the model on each rank.")
+@click.option(
+    "--costs",
+    type=Times(),
+    default="F=1,B=2,W=1",
+    show_default=True,
+    help="Times of a microbatch on a rank: forward, whole backward, the weight gradient in it, and "
+    "FB, an overlapped forward and backward (default F + B).",
+)
+@click.option("--transfer", type=Time(), default="0", help="Time from one rank to another.")
+@click.option(
+    "--svg", metavar="FILE", help="Also write a picture; '-' writes only that, to stdout."
+)
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
+@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+def command(
+    name: str | None,
+    stages: int | None,
+    microbatches: int | None,
+    chunks: int | None,
+    costs: Costs,
+    transfer: Fraction,
+    svg: str | None,
+    json_wanted: bool,
+    plugin: tuple[Path, ...],
+) -> None:
+    """Draw a pipeline schedule; without a name, list them with their closed forms."""
+    extra = _from_plugins(plugin) if plugin else []
+    if name is None:
+        list_schedules = _list_json if json_wanted else _list
+        list_schedules(known_schedules(extra).values())
+        return
+    schedule = find_schedule(name, extra)
+    if stages is None or microbatches is None:
+        raise click.UsageError(
+            "give --stages and --microbatches, such as --stages 4 --microbatches 8"
+        )
+    run = run_schedule(schedule, stages, microbatches, chunks, costs, transfer)
+    if svg is not None:
+        write_output(timeline_svg(run.timeline, run.title, facts(run)), svg)
+    if svg == "-":
+        return
+    if json_wanted:
+        write_output(json.dumps(as_json(run), indent=1) + "\n", None)
+    else:
+        _draw(run)
+
+
+def _from_plugins(files: tuple[Path, ...]) -> list[Schedule]:
+    from stagec.pipeline.plugins import load_plugins
+
+    return schedules_of(load_plugins(files).registry)
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def _list(schedules: Iterable[Schedule]) -> None:
+    from rich.markup import escape
+
+    from stagec.driver.output.tables import console, table
+
+    columns = "name", "what it does", "bubble of a rank", "in flight on rank r", "when", "source"
+    rows = table("Pipeline schedules", *columns, text_columns=len(columns))
+    for s in schedules:
+        f = s.formulas
+        row = s.name, s.summary, f.bubble, f.in_flight, f.condition, s.source
+        rows.add_row(*map(escape, row))
+    console(sys.stdout, 160).print(rows)
+    tell(
+        "p stages, m microbatches, v chunks per rank; F forward, B whole backward, W gradient of "
+        "the weights,\nF&B an overlapped pair, each for a rank's share of the model."
+    )
+
+
+def _draw(run: ScheduleRun) -> None:
+    from rich.text import Text
+
+    from stagec.driver.output.tables import console
+
+    out = console(sys.stdout)
+    coloured = out.color_system is not None
+    digits = len(str(run.stages - 1))
+    columns = columns_for(run.timeline, max(20, out.width - len("rank ") - digits - 1))
+    out.print(Text(run.title, style="bold"))
+    for rank in range(run.stages):
+        line = Text(f"rank {rank:>{digits}} ", no_wrap=True, overflow="crop")
+        for cell in cells(run.timeline, rank, columns):
+            text = cell.text.replace("=", " ") if coloured else cell.text
+            line.append(text, _COLOURS[cell.kind][cell.chunk % 2])
+        if not coloured:
+            line.rstrip()
+        out.print(line)
+    for fact in facts(run):
+        out.print(Text(fact))
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def _list_json(schedules: Iterable[Schedule]) -> None:
+    rows = [
+        {
+            "name": s.name,
+            "summary": s.summary,
+            "chunks": s.default_chunks,
+            "splits_weight_gradient": s.splits_weight_gradient,
+            "bubble": s.formulas.bubble,
+            "bubble_scope": s.scope,
+            "in_flight": s.formulas.in_flight,
+            "condition": s.formulas.condition,
+            "source": s.source,
+        }
+        for s in schedules
+    ]
+    write_output(json.dumps(rows, indent=1) + "\n", None)

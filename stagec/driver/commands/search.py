@@ -1,0 +1,215 @@
+"""`stagec search`: the strategies that fit and are fastest, why the others lose, and the command
+that compiles each."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagec.driver.output.common import write_output
+from stagec.driver.request.emission import worker_options
+from stagec.driver.request.limit import limit_option
+from stagec.driver.request.options import Sizes, merged_sizes
+from stagec.driver.search.question import Machines, Pareto, Prices, questions, space_text
+from stagec.driver.search.serving import serving_options
+from stagec.driver.search.space import BATCHES, KNOBS, RANKS, Values, knob_option
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.driver.search.jobs import Run
+    from stagec.driver.search.run import Answer, Question, Tell
+
+_OPTIONS = (
+    click.argument("model", required=False, default=""),
+    click.option(
+        "--set",
+        "sizes",
+        type=Sizes(),
+        multiple=True,
+        callback=merged_sizes,
+        help="Sizes of symbols; B is the global batch in sequences.",
+    ),
+    click.option(
+        "--batch",
+        type=Values(BATCHES),
+        metavar="N|A..B",
+        help="The global batch in sequences, as --set B=N; several (512..2048 doubles): which is "
+        "best by the time of a sequence.",
+    ),
+    click.option(
+        "--ranks",
+        type=Values(RANKS),
+        metavar="N|A..B",
+        help="All ranks; several (256..4096 doubles): the best for each.",
+    ),
+    click.option(
+        "--machine",
+        type=Machines(),
+        help="The machine that the job runs on: a name that 'stagec machines' lists, or a file; "
+        "several: which is best.",
+    ),
+    click.option("--space", metavar="FILE", help="What varies, as a text with a stg.space."),
+    click.option(
+        "--seed-from",
+        metavar="PRESET",
+        help="Start from a published run: its model and sizes, and degrees next to its own.",
+    ),
+    *(knob_option(flag) for flag in KNOBS.values()),
+    limit_option("What a rank may hold (default: the device, less what is not for the job)."),
+    click.option("--top", type=click.IntRange(1, 1000), default=5, help="How many to show."),
+    click.option(
+        "--objective",
+        type=click.Choice(["time", "tokens-per-rank", "cost", "memory"]),
+        help="What is best: the shortest step (default), most tokens/s of a rank, fewest "
+        "rank-seconds, or the smallest peak of memory.",
+    ),
+    click.option(
+        "--price",
+        type=Prices(),
+        help="What a rank costs an hour, in any currency; for several machines one for each.",
+    ),
+    click.option(
+        "--pareto",
+        type=Pareto(),
+        help="Instead of the best: all that no other beats in these respects.",
+    ),
+    click.option("--exhaustive", is_flag=True, help="Evaluate every legal point: no bounds."),
+    click.option(
+        "--neighbours", is_flag=True, help="Evaluate all that differ from the best in one flag."
+    ),
+    click.option(
+        "--sensitivity",
+        is_flag=True,
+        help="Tell which figure of the machine, halved or doubled, changes which of them is best.",
+    ),
+    click.option("--print-space", is_flag=True, help="Print what varies, and stop."),
+    click.option(
+        "--overlap/--no-overlap",
+        default=True,
+        help="Whether collectives run beside computations, or all of them are blocking.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values."),
+    click.option(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="Write a page: memory over time, all flags side by side, and what each is.",
+    ),
+    click.option(
+        "--cache/--no-cache", default=True, help="Whether to keep answers and to use kept ones."
+    ),
+    click.option("-o", "--output", metavar="FILE", help="Write the result here, not to stdout."),
+)
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = serving_options(worker_options(function))
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command("search")
+@_options
+def command(**given: Any) -> int:
+    """Search the strategies that fit and are fastest, and tell why the others lose.
+
+    Each flag of a strategy takes several values (--tp 1..8 --zero 0,1,3; A..B doubles from A). What
+    is not given varies as practitioners vary it (--print-space), or has its default.
+    """
+    if given["as_json"] and given["as_csv"]:
+        raise error("--json and --csv are two forms of the answer", remedy="choose one of them")
+    asked = questions(given)
+    if given["print_space"]:
+        write_output(space_text(asked[0].space), given["output"])
+        return 0
+    from stagec.driver.search.cache import cached
+
+    found = cached(given, asked, lambda: _found(asked, given))
+    if given["html"] is not None:
+        from stagec.driver.search.page import write_page
+
+        write_page(given["html"], found)
+    _print(found, given)
+    return 0 if found["best"] else 1
+
+
+def _found(asked: list[Question], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers as plain data."""
+    from stagec.driver.search.extra import neighbours, sensitivity
+    from stagec.driver.search.run import search
+    from stagec.driver.search.table import as_json, least
+
+    answers: list[Answer] = []
+    with _crew(given) as (run, at_a_time), _line() as tell:
+        for question in asked:
+            answers.append(search(question, run, at_a_time, tell))
+            if answers[-1].interrupted:
+                break
+        found = as_json(answers)
+        first = min((a for a in answers if a.best), key=least, default=None)
+        if first is not None and not first.interrupted:
+            found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
+            if given["sensitivity"]:
+                found["sensitivity"] = sensitivity(first, run)
+    return found
+
+
+def _print(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    from stagec.driver.search.table import csv_text, print_answer
+
+    if given["as_json"]:
+        text = json.dumps(found, indent=1) + "\n"
+    elif given["as_csv"]:
+        text = csv_text(found)
+    else:
+        table = StringIO()
+        straight = sys.stdout.isatty() and not given["output"]
+        print_answer(found, sys.stdout if straight else table)
+        text = table.getvalue()
+    write_output(text, given["output"])
+
+
+@contextmanager
+def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
+    """Who evaluates, and how many jobs at a time."""
+    from stagec.driver.search.jobs import kind_of, work
+
+    if given["scheduler"] is not None:
+        from stagec.job.cluster import cluster
+
+        with cluster(given["scheduler"], given["jobs"]) as run:
+            yield partial(run, work), 64
+        return
+    from stagec.job.workers import crew
+
+    processes = given["jobs"] or len(os.sched_getaffinity(0))
+    with crew(work, processes, kind_of) as local:
+        yield local, 2 * processes
+
+
+@contextmanager
+def _line() -> Generator[Tell]:
+    """A line of progress on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+
+    def tell(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text[:110]}")
+        sys.stderr.flush()
+
+    try:
+        yield tell
+    finally:
+        tell("")

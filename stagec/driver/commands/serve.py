@@ -1,0 +1,311 @@
+"""`stagec serve`: what users of a server would meet, and what its ranks give, over batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import StringIO
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from stagec.analysis.serving_rates import Engine, ServingRates, colocated, disaggregated
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.pods import DECODE, PREFILL, options_of_pod
+from stagec.driver.output.common import kept_reports, reports_once, write_output
+from stagec.driver.output.tables import bytes_text, console, ranks_text, table
+from stagec.driver.request.machine import captured, machine_option
+from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.request.times import TimeType
+from stagec.driver.sweep.page import page_of
+from stagec.driver.sweep.plot import PlotAxis, Point, plot
+from stagec.driver.time.table import seconds_text
+from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.files import write_file
+
+if TYPE_CHECKING:
+    from stagec.analysis.figures import Figures
+    from stagec.machines import Machine
+
+SCHEMA = 1
+_LARGEST = 1 << 16
+
+
+class Batches(click.ParamType[tuple[int, ...]]):
+    """`1,2,4,8`."""
+
+    name = "N,N,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The batches, in order."""
+        parts = [p.strip() for p in str(value).split(",")]
+        if not all(p.isascii() and p.isdigit() and 0 < int(p) <= _LARGEST for p in parts):
+            self.fail(f"expects batches such as 1,8,64, found '{value}'", param, ctx)
+        return tuple(sorted({int(p) for p in parts}))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A batch: what it gives, the bytes that a rank holds, and whether these fit."""
+
+    rates: ServingRates
+    ranks: int
+    peak: int
+    fits: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        found = {**asdict(self.rates), "per_user": self.rates.per_user}
+        return {**found, "memory_peak": self.peak, "fits": self.fits}
+
+
+@click.command("serve")
+@job_options
+@machine_option("The machine that serves: a name that 'stagec machines' lists.", required=True)
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(min=2),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Tokens that each sequence makes.",
+)
+@click.option(
+    "--batches",
+    type=Batches(),
+    help="Sequences in decode at any time, of all ranks together (default: 1, 2, 4, ... as fit).",
+)
+@click.option("--ttft", type=TimeType(), help="A limit of the time to the first token: 500ms.")
+@click.option("--tpot", type=TimeType(), help="A limit of the time for each further token: 30ms.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--html", type=Path, metavar="FILE", help="Write a page, or FILE.svg, with the curve."
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+def command(**given: Any) -> int:
+    """Tell what a server gives: time to the first token (TTFT), time for each further one (TPOT),
+    and tokens a second, over batches.
+
+    Sequences come with --prompt tokens and make --output-tokens each. The same ranks prefill and
+    decode; with --serve disaggregated some pods prefill, with the strategy of --prefill, and others
+    decode, with that of --decode. Engines capture steps as graphs, so hosts do not hold devices up.
+    """
+    machine: Machine = given.pop("machine")
+    output = given["output_tokens"]
+    asked = take_options(given)
+    options, apart = _options(asked), asked.serve == DISAGGREGATED
+    with reports_once():
+        prefill = _prefill(options[PREFILL], machine)
+        rows = list(_rows(options, machine, prefill, output, given["batches"], apart=apart))
+    if not rows:
+        raise error(
+            "no batch fits the machine",
+            remedy="split the model over more ranks, or give a shorter --prompt",
+        )
+    best = _best(rows, given["ttft"], given["tpot"])
+    result = {
+        "schema": SCHEMA,
+        "model": options[PREFILL].model,
+        "machine": machine.name,
+        "ranks": {PREFILL: prefill.ranks, DECODE: rows[0].ranks},
+        "apart": apart,
+        "prompt": options[PREFILL].prompt,
+        "output": output,
+        "points": [row.as_json() for row in rows],
+        "best": best.as_json() if best is not None else None,
+    }
+    if given["html"] is not None:
+        _draw(given["html"], result, rows)
+    if given["as_json"]:
+        write_output(json.dumps(result, indent=1) + "\n", given["output"])
+        return 0
+    text = StringIO()
+    _print(result, rows, best, text)
+    write_output(text.getvalue(), given["output"])
+    return 0
+
+
+def _options(options: JobOptions) -> Mapping[str, JobOptions]:
+    """The options of both steps. Raises `DiagnosticError`."""
+    if options.serve not in (None, DISAGGREGATED):
+        raise error(
+            f"--serve {options.serve} is one step: 'stagec time' has it",
+            remedy="leave it out, or give --serve disaggregated",
+        )
+    if options.batch is not None:
+        raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
+    if options.prompt is None:
+        raise error("expected --prompt: the tokens of each request", remedy="give --prompt 2048")
+    if options.serve == DISAGGREGATED:
+        found = {pod: options_of_pod(pod, options) for pod in (PREFILL, DECODE)}
+        return {**found, DECODE: found[DECODE].changed(context=None)}
+    return {
+        PREFILL: options.changed(serve=PREFILL, speculative=None),
+        DECODE: options.changed(serve=DECODE, prompt=None, chunk=None, context=None),
+    }
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def _step(options: JobOptions, machine: Machine) -> tuple[float, Figures]:
+    """The seconds of a step, whose launches are captured in a graph, and its figures. Raises
+    `DiagnosticError`."""
+    from stagec.driver.job.figures import CompiledJob
+
+    job = CompiledJob.of(options)
+    return job.time(captured(machine)).step_seconds, job.figures()
+
+
+def _sequences(options: JobOptions) -> Iterator[int]:
+    """Numbers of sequences of which a strategy may take the least at once: the divisors of its
+    ranks."""
+    mesh = JobBuilder(options.changed(batch=1)).module.mesh
+    ranks = prod(n or 1 for n in mesh.sizes.values()) if mesh else 1
+    yield from (n for n in range(1, ranks + 1) if ranks % n == 0)
+
+
+def _prefill(options: JobOptions, machine: Machine) -> Engine:
+    """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
+    together. Raises `DiagnosticError`."""
+    problem: DiagnosticError | None = None
+    for batch in _sequences(options):
+        *before, last = _chunks(options.changed(batch=batch))
+        try:
+            with kept_reports():  # the last chunk reaches the last position
+                found = [_step(each, machine) for each in before]
+            found.append(_step(last, machine))
+        except DiagnosticError as told:
+            problem = problem or told
+            continue
+        return Engine(batch, sum(seconds for seconds, _ in found), found[0][1].ranks)
+    raise problem or error("the strategy has no ranks")
+
+
+def _chunks(options: JobOptions) -> Iterator[JobOptions]:
+    """The steps of a prompt: one, or one for each chunk."""
+    prompt, past = options.prompt or 1, options.context or 0
+    chunk = options.chunk or prompt
+    for start in range(0, prompt, chunk):
+        size = min(chunk, prompt - start)
+        yield options.changed(prompt=size, chunk=None, context=past + start)
+
+
+def _rows(
+    options: Mapping[str, JobOptions],
+    machine: Machine,
+    prefill: Engine,
+    output: int,
+    wanted: Sequence[int] | None,
+    *,
+    apart: bool,
+) -> Iterator[Row]:
+    """A row for each batch: those that are wanted, or as they double, while they fit."""
+    rates = disaggregated if apart else colocated
+    held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
+    decode = options[DECODE].changed(context=held)
+    problem: DiagnosticError | None = None
+    found = False
+    for batch in wanted or (1 << power for power in range(_LARGEST.bit_length())):
+        try:
+            seconds, figures = _step(decode.changed(batch=batch), machine)
+        except DiagnosticError as told:
+            problem = problem or told
+            if wanted:
+                raise
+            continue
+        found = True
+        fits = figures.peak <= machine.left(sum(n > 1 for n in figures.mesh.values()))
+        if not fits and not wanted:
+            return
+        engine = Engine(batch, seconds, figures.ranks)
+        yield Row(rates(prefill, engine, output), figures.ranks, figures.peak, fits)
+    if not found and problem is not None:
+        raise problem
+
+
+def _best(rows: Sequence[Row], ttft: float | None, tpot: float | None) -> Row | None:
+    """The row that gives most for each rank within the limits."""
+    within = [
+        row
+        for row in rows
+        if row.fits
+        and (ttft is None or row.rates.ttft <= ttft)
+        and (tpot is None or row.rates.tpot <= tpot)
+    ]
+    return max(within, key=lambda row: row.rates.per_rank, default=None)
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def _print(
+    result: Mapping[str, Any], rows: Sequence[Row], best: Row | None, stream: TextIO
+) -> None:
+    out = console(stream)
+    ranks = result["ranks"]
+    pods = f", {ranks_text(ranks[DECODE])}"
+    if result["apart"]:
+        pods = f", pods of {ranks_text(ranks[PREFILL])} and {ranks_text(ranks[DECODE])}"
+    out.print(
+        f"{result['model']} on {result['machine']}{pods}: prompts of {result['prompt']:,} tokens, "
+        f"{result['output']:,} tokens come out",
+        markup=False,
+    )
+    apart = result["apart"]
+    titles = ["batch", "TTFT", "TPOT", "a request", "tokens/s", "a rank", "a user", "memory"]
+    made = table("Serving", *titles, *(["prefill pods"] if apart else []), text_columns=0)
+    for row in rows:
+        r = row.rates
+        cells = [f"{r.batch:,}", *map(seconds_text, (r.ttft, r.tpot, r.latency))]
+        cells += [f"{v:,.1f}" for v in (r.tokens_per_second, r.per_rank, r.per_user)]
+        cells.append(bytes_text(row.peak) + ("" if row.fits else " (too much)"))
+        made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if apart else []))
+    out.print(made)
+    if best is None:
+        out.print("no batch is within the limits")
+    else:
+        r = best.rates
+        out.print(
+            f"most for each rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s a rank, TTFT "
+            f"{seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}",
+            markup=False,
+        )
+
+
+def _draw(file: Path, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """The curve: tokens of a rank over tokens of a user."""
+    title = f"{result['model']} on {result['machine']}"
+    points = [
+        Point(row.rates.per_user, row.rates.per_rank, title, _about(row), row.fits) for row in rows
+    ]
+    x = PlotAxis("tokens/s of a user", lambda v: f"{v:,.3g}")
+    y = PlotAxis("tokens/s of a rank", lambda v: f"{v:,.3g}")
+    drawn = plot(points, x, y, joined=True)
+    head = ["batch", "TTFT", "TPOT", "a request", "tokens/s a rank", "tokens/s a user", "memory"]
+    cells = [
+        [
+            f"{r.batch:,}",
+            *map(seconds_text, (r.ttft, r.tpot, r.latency)),
+            f"{r.per_rank:,.1f}",
+            f"{r.per_user:,.1f}",
+            bytes_text(peak),
+        ]
+        for r, peak in ((row.rates, row.peak) for row in rows)
+    ]
+    page = drawn if file.suffix == ".svg" else page_of(title, drawn, head, cells)
+    write_file(file, page)
+
+
+def _about(row: Row) -> str:
+    r = row.rates
+    return (
+        f"batch {r.batch:,}: TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}, "
+        f"{r.per_rank:,.1f} tokens/s a rank, {bytes_text(row.peak)}"
+    )

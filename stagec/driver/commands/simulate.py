@@ -1,0 +1,312 @@
+"""`stagec simulate`: run ASTRA-sim on a folder of `--format astra-sim`, and tell what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from stagec.support.diagnostics import DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.formats.astra_sim.log import Breakdown, RankEnd
+
+#: ASTRA-sim may spoil its memory while it ends, and then lose what it has to tell.
+_TRIES = 5
+#: Open files beside one a rank.
+_FILES = 256
+_LOGGING = """\
+[[sink]]
+name = "nodes"
+type = "basic_file_sink_st"
+filename = "nodes.log"
+truncate = true
+level = "debug"
+
+[[logger]]
+name = "workload"
+sinks = ["nodes"]
+level = "debug"
+"""
+#: Ends of ranks go to the console in any case. Without a configuration ASTRA-sim writes lines of
+#: every node into a log, and waits for the thread that does.
+_NO_NODES = """\
+[[sink]]
+name = "none"
+type = "null_sink_st"
+
+[[logger]]
+name = "workload"
+sinks = ["none"]
+level = "info"
+"""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What ASTRA-sim tells of a job: when each rank ends (ns), where the time of the slowest goes,
+    and its peak of local memory in bytes, if the job has tensor names."""
+
+    name: str
+    ends: Mapping[int, RankEnd]
+    parts: Breakdown | None
+    mfu: float | None
+    peak_bytes: int | None
+
+    @property
+    def slowest(self) -> RankEnd:
+        """The rank that ends last."""
+        return max(self.ends.values(), key=lambda each: (each.end, -each.rank))
+
+    def as_json(self) -> dict[str, object]:
+        """For programs: seconds and bytes."""
+        found: dict[str, object] = {
+            "job": self.name,
+            "ranks": len(self.ends),
+            "step_seconds": self.slowest.end / 1e9,
+            "slowest_rank": self.slowest.rank,
+            "exposed_seconds": self.slowest.exposed / 1e9,
+            "mfu": self.mfu,
+            "peak_bytes": self.peak_bytes,
+            "rank_seconds": [self.ends[rank].end / 1e9 for rank in sorted(self.ends)],
+        }
+        if self.parts is not None:
+            found["computation_seconds"] = self.parts.computation / 1e9
+            found["idle_seconds"] = self.parts.idle / 1e9
+            rows = [asdict(row) for row in self.parts.exposed]
+            found["communication"] = [
+                {
+                    "collective": row["kind"],
+                    "over": row["over"],
+                    "calls": row["calls"],
+                    "bytes": row["bytes"],
+                    "seconds": row["busy"] / 1e9,
+                    "exposed_seconds": row["exposed"] / 1e9,
+                }
+                for row in rows
+            ]
+        return found
+
+
+@click.command("simulate")
+@click.argument("folder", type=Path, metavar="DIR")
+@click.option(
+    "--astra-sim",
+    "binary",
+    type=Path,
+    required=True,
+    metavar="BINARY",
+    help="ASTRA-sim's program, AstraSim_Analytical_Congestion_Unaware.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--totals",
+    is_flag=True,
+    help="When ranks end, and nothing of nodes: for large jobs, whose log takes about 200 bytes a "
+    "node and rank.",
+)
+def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
+    """Run ASTRA-sim on a folder of stagec compile --format astra-sim: the time of a step, exposed
+    communication by collective and group, and MFU.
+
+    Ranks that do not end are an error, though ASTRA-sim exits with 0.
+    """
+    found = simulated(folder, binary, totals=totals)
+    if as_json:
+        sys.stdout.write(json.dumps(found.as_json(), indent=1) + "\n")
+    else:
+        from stagec.driver.commands.simulate_table import print_simulated
+
+        print_simulated(found, sys.stdout)
+    return 0
+
+
+def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
+    """Run ASTRA-sim on a folder. Raises `DiagnosticError` for a folder that is none, and for ranks
+    that do not end."""
+    from stagec.formats.astra_sim.log import peaks, rank_ends
+
+    about = _about(folder)
+    name, ranks = str(about["name"]), int(about["ranks"])
+    _check_files(folder, binary, name, ranks)
+    with TemporaryDirectory(prefix="stagec-simulate-") as place:
+        where = Path(place)
+        system = json.loads((folder / "system.json").read_bytes())
+        system["trace-enabled"] = int(not totals)
+        (where / "system.json").write_text(json.dumps(system))
+        (where / "logging.toml").write_text(_NO_NODES if totals else _LOGGING)
+        words = _words(folder.resolve(), binary, name, where)
+        text = _run(words, where, ranks)
+        ends = rank_ends(text)
+        slowest = max(ends.values(), key=lambda each: (each.end, -each.rank))
+        parts = None if totals else _parts(folder, where, about, slowest)
+        told = peaks(text)
+        peak = _peak_bytes(where, max(told, key=lambda r: _bytes(told[r]))) if told else None
+    return Simulated(name, ends, parts, _mfu(about, slowest.end / 1e9), peak)
+
+
+def _mfu(about: Mapping[str, Any], seconds: float) -> float | None:
+    """FLOPs of the model by what the devices could do meanwhile, if they are known."""
+    flops, peak = about.get("model_flops"), about.get("peak_flops")
+    if not isinstance(flops, int) or not isinstance(peak, int | float) or not seconds * peak:
+        return None
+    return flops / (seconds * int(about["ranks"]) * peak)
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What `stagec.json` says. Raises `DiagnosticError` for a folder without it."""
+    from stagec.formats.astra_sim.files import ABOUT
+
+    path = folder / ABOUT
+    try:
+        found: object = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        found = None
+    given = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    sound = isinstance(given.get("name"), str) and isinstance(given.get("ranks"), int)
+    if not sound or not isinstance(given.get("groups"), dict):
+        raise error(
+            f"'{folder}' has no readable '{ABOUT}', so it is no job for ASTRA-sim",
+            remedy="write one: stagec compile MODEL --format astra-sim --machine h100-sxm -o DIR",
+        )
+    return given
+
+
+def _check_files(folder: Path, binary: Path, name: str, ranks: int) -> None:
+    """Refuse what ASTRA-sim fails on without a word. Raises `DiagnosticError`."""
+    if not binary.is_file() or not os.access(binary, os.X_OK):
+        raise error(
+            f"'{binary}' is no program",
+            remedy="build ASTRA-sim (docs/consumers.md), and name "
+            "AstraSim_Analytical_Congestion_Unaware",
+        )
+    for rank in range(ranks):
+        path = folder / f"{name}.{rank}.et"
+        if not path.is_file():
+            raise error(
+                f"'{path}' is missing: ASTRA-sim needs the traces of all {ranks} ranks",
+                remedy="write the job without --only-ranks",
+            )
+        if not os.access(path, os.W_OK):
+            raise error(
+                f"'{path}' is not writable, and ASTRA-sim opens traces for appending",
+                remedy=f"chmod u+w {folder}/*.et, or simulate a copy",
+            )
+    _raise_limit(ranks + _FILES)
+
+
+def _raise_limit(files: int) -> None:
+    """Let programs hold so many open files. Raises `DiagnosticError`."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        if hard != resource.RLIM_INFINITY and hard < files:
+            raise error(
+                f"ASTRA-sim holds one open file a rank, {files} with its own, and {hard} are "
+                "allowed",
+                remedy=f"raise the hard limit: ulimit -Hn {files}",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+
+
+def _words(folder: Path, binary: Path, name: str, where: Path) -> list[str]:
+    return [
+        str(binary.resolve()),
+        f"--workload-configuration={folder / name}",
+        f"--comm-group-configuration={folder / name}.json",
+        f"--system-configuration={where / 'system.json'}",
+        f"--network-configuration={folder / 'network.yml'}",
+        f"--remote-memory-configuration={folder / 'memory.json'}",
+        f"--logging-configuration={where / 'logging.toml'}",
+    ]
+
+
+def _run(words: list[str], where: Path, ranks: int) -> str:
+    """What the program prints. Raises `DiagnosticError` if a rank does not end."""
+    from stagec.formats.astra_sim.log import rank_ends
+
+    for left in reversed(range(_TRIES)):
+        try:
+            run = subprocess.run(
+                words, check=False, capture_output=True, text=True, errors="replace", cwd=where
+            )
+        except OSError as problem:
+            raise error(
+                f"'{words[0]}' cannot be run: {problem.strerror}",
+                remedy="name a program for this machine",
+            ) from None
+        ended = len(rank_ends(run.stdout).keys() & set(range(ranks)))
+        if ended == ranks:
+            return run.stdout
+        if run.returncode >= 0 or not left:
+            text = run.stdout + run.stderr
+            if not text.strip():
+                raise error(
+                    f"'{words[0]}' prints nothing and exits with {run.returncode}: it is not "
+                    "ASTRA-sim",
+                    remedy="name AstraSim_Analytical_Congestion_Unaware, see docs/consumers.md",
+                )
+            raise _stuck(text, ranks, ended, run.returncode)
+    raise AssertionError("the last try returns or raises")
+
+
+def _stuck(text: str, ranks: int, ended: int, code: int) -> DiagnosticError:
+    lines = [line for line in text.splitlines() if line.strip()]
+    wrong = next((w for w in reversed(lines) if "critical" in w or "rror" in w), None)
+    told = f": {(wrong or lines[-1])[:200]}" if lines else ""
+    return error(
+        f"{ranks - ended} of {ranks} ranks do not end in ASTRA-sim, which exits with {code}{told}",
+        remedy="'stagec check DIR' proves the traces free of deadlock; with one stream for all "
+        "communication some pipelines stand still, see docs/simulators.md",
+    )
+
+
+def _parts(folder: Path, where: Path, about: Mapping[str, Any], slowest: RankEnd) -> Breakdown:
+    from stagec.formats.astra_sim.log import breakdown, spans_of
+    from stagec.formats.chakra.files import read_trace
+    from stagec.formats.chakra.nodes import TraceError
+
+    over = {
+        number: axes
+        for axes, (first, last) in about["groups"].items()
+        for number in range(first, last + 1)
+    }
+    try:
+        with (where / "nodes.log").open(errors="replace") as lines:
+            spans = spans_of(lines, slowest.rank)
+        nodes = read_trace(folder / f"{about['name']}.{slowest.rank}.et")
+        return breakdown(nodes, spans, over, slowest.end)
+    except (OSError, ValueError, TraceError) as problem:
+        raise error(
+            f"ASTRA-sim's log does not tell when each node ran: {problem}",
+            remedy="--totals does without it",
+        ) from None
+
+
+_UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+
+
+def _bytes(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * _UNITS[unit]
+
+
+def _peak_bytes(where: Path, rank: int) -> int | None:
+    """The peak of a rank, exactly, from the counter that ASTRA-sim writes in MiB."""
+    try:
+        found = json.loads((where / f"local_mem_trace.{rank}.json").read_bytes())
+        used: list[float] = [
+            e["args"]["Memory_MB"] for e in found["traceEvents"] if e.get("ph") == "C"
+        ]
+        return round(max(used) * 2**20)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

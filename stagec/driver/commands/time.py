@@ -1,0 +1,115 @@
+"""`stagec time`: how long a training step takes on a machine, why, and what would help."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagec.driver.job.pods import PREFILL
+from stagec.driver.output.common import write_output
+from stagec.driver.request.limit import limit_option
+from stagec.driver.request.machine import captured, machine_option
+from stagec.driver.request.measurements import measured_options, measurements
+from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.serving import DISAGGREGATED
+from stagec.driver.sweep.rows import Case
+from stagec.driver.sweep.run import check_alone, sweep, sweep_options
+from stagec.driver.time.files import draw, draws, time_files
+from stagec.driver.time.pods import time_pods
+from stagec.driver.time.timed import time_job
+from stagec.support.diagnostics import DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+
+
+@click.command("time")
+@job_options
+@machine_option("The machine that the job runs on: a name that 'stagec machines' lists, or a file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--overlap/--no-overlap",
+    default=True,
+    help="Whether collectives run beside computations, or all of them are blocking.",
+)
+@measured_options
+@click.option(
+    "--levers/--no-levers",
+    default=None,
+    help="Whether to try what would help. By default for steps of few actions.",
+)
+@click.option(
+    "--graphs/--no-graphs",
+    default=True,
+    help="Of --serve: whether steps are captured as graphs, as engines do, or launched op by op.",
+)
+@sweep_options
+@time_files
+@limit_option(
+    "Of --sweep: say what holds no more, of a size, a device, or 'machine': that of the row."
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+def command(**given: Any) -> int:
+    """Tell how long one training step takes on a machine, where the time goes, and what would help.
+
+    MODEL is a .stg file or the name of a library model; STRATEGY a .stg file with a stg.strategy.
+    """
+    options = take_options(given)
+    if given["sweep"]:
+        return _swept(options, given)
+    if given["machine"] is None:
+        raise _no_machine()
+    check_alone(given)
+    if given["limit"] is not None:
+        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+    machine = given["machine"]
+    if options.serve == DISAGGREGATED:
+        return time_pods(options, given)
+    timed = time_job(
+        options,
+        captured(machine) if options.serve and given["graphs"] else machine,
+        overlap=given["overlap"],
+        levers=given["levers"],
+        measured=measurements(given["measured"], given["kernels_from"], given["machine"]),
+        memory=draws(given),
+    )
+    draw(timed, given)
+    found = timed.report
+    if given["as_json"]:
+        told = {**found.as_json(), **_served(options, found)}
+        write_output(json.dumps(told, indent=1) + "\n", given["output"])
+        return 0
+    from stagec.driver.time.table import print_time
+
+    table = StringIO()
+    print_time(found, table if given["output"] else sys.stdout)
+    if given["output"]:
+        write_output(table.getvalue(), given["output"])
+    return 0
+
+
+def _served(options: JobOptions, found: TimeReport) -> dict[str, Any]:
+    """Of a step of serving: the time to the first token, or that for each further one."""
+    if options.serve is None:
+        return {}
+    name = "ttft_seconds" if options.serve == PREFILL else "tpot_seconds"
+    return {"serving": {"mode": options.serve, name: found.step_seconds}}
+
+
+def _swept(options: JobOptions, given: dict[str, Any]) -> int:
+    """The times of many configurations."""
+    from stagec.driver.sweep.table import TIME
+
+    if given["machine"] is None and not any("machine" in axis.sets for axis in given["sweep"]):
+        raise _no_machine()
+    files = tuple(path.resolve() for path in given["measured"])
+    case = Case(options, given["machine"], given["overlap"], files, given["kernels_from"])
+    return sweep(case, given, TIME)
+
+
+def _no_machine() -> DiagnosticError:
+    return error("a time needs a machine", remedy="add --machine h100-sxm, for example")

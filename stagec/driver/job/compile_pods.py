@@ -1,0 +1,203 @@
+"""`compile` and `analyze` of `--serve disaggregated`: both pods, and what goes from one to the
+other."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stagec.driver.job.builder import model_name
+from stagec.driver.job.planned import Planned
+from stagec.driver.job.pods import DECODE, PODS, PREFILL, Pods, lower_pods, strategies
+from stagec.driver.output.common import write_output
+from stagec.driver.request.options import JobOptions
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.analysis.memory_events import EventPlans
+    from stagec.formats.base import Format
+    from stagec.ir.opdef import Registry
+    from stagec.job.pods import PodsJob
+    from stagec.job.writer import Written
+    from stagec.time.durations import Durations
+
+#: Options of `compile` and `analyze` that say nothing of several pods, and why.
+_REFUSED: Mapping[str, tuple[str, str]] = {
+    "steps": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
+    "requests": ("writes steps of one server", "leave it out: a job of pods is one step of each"),
+    "symbolic": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
+    "limit": ("is of one pod", "look at one: --serve prefill, or --serve decode"),
+    "html": ("of one job is for 'stagec memory'", "look at one pod with that"),
+}
+
+
+def analyze_pods(options: JobOptions, given: Mapping[str, Any]) -> int:
+    """`analyze`: both pods, and what goes from one to the other. Raises `DiagnosticError`."""
+    _refuse(given)
+    if options.print_strategy:
+        write_output(strategies(options), given["output"])
+        return 0
+    result = _analysis(lower_pods(options))
+    if given["as_json"]:
+        write_output(json.dumps(result, indent=1) + "\n", given["output"])
+        return 0
+    table = StringIO()
+    _print(result, table)
+    write_output(table.getvalue(), given["output"])
+    return 0
+
+
+def compile_pods(options: JobOptions, given: Mapping[str, Any], durations: Durations | None) -> int:
+    """`compile`: the traces of both pods as one job. Raises `DiagnosticError`."""
+    from stagec.driver.job.written import (
+        check_name,
+        check_targets,
+        formats_asked,
+        tell_written,
+        write_formats,
+        write_one_archive,
+    )
+
+    _refuse(given)
+    if options.print_strategy:
+        sys.stdout.write(strategies(options))
+        return 0
+    began = time.perf_counter()
+    formats = formats_asked(given["format"], _registry(options), given)
+    _check_formats(formats)
+    if given["tensor_names"]:
+        formats = [each.with_options({"tensor-names": "true"}) for each in formats]
+    output: Path | None = given["output"]
+    if output is not None and not given["dry_run"]:
+        check_targets(formats, output, given)
+    name = given["name"] or model_name(options)
+    check_name(name)
+    events = given["memory_events"] or any(getattr(f, "tensor_names", False) for f in formats)
+    plans = _event_plans(PODS if events else ())
+    pods = lower_pods(options, {pod: [plan] for pod, plan in plans.items()})
+    result = _analysis(pods)
+    compiled = time.perf_counter() - began
+    about = {**_provenance(pods, options, given), "serving": result["handover"]}
+    job = _job(pods, name, given, durations, plans)
+    written: list[Written] = []
+    if output is not None and not given["dry_run"]:
+        written = write_formats(job.as_format, formats, output, about, given)
+    archive: Path | None = given["archive"]
+    if archive is not None and not given["dry_run"]:
+        write_one_archive(job.as_format(formats[0]), archive, about, quiet=given["quiet"])
+    if not given["quiet"]:
+        _print(result, sys.stdout)
+        if output is not None and written:
+            wrote = time.perf_counter() - began - compiled
+            tell_written(written, output, f"(compiled in {compiled:.2f} s, wrote in {wrote:.2f} s)")
+    return 0
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    for name, (why, remedy) in _REFUSED.items():
+        if given.get(name):
+            option = "--" + name.replace("_", "-")
+            raise error(f"{option} {why}, and the job has two pods", remedy=remedy)
+
+
+def _check_formats(formats: Sequence[Format]) -> None:
+    """Refuse formats of one mesh. Raises `DiagnosticError`."""
+    from stagec.job.pods import of_one_mesh
+
+    for each in formats:
+        if not each.pods:
+            raise of_one_mesh(each)
+
+
+def _registry(options: JobOptions) -> Registry:
+    from stagec.pipeline.plugins import load_plugins
+
+    return load_plugins(options.plugin).registry
+
+
+def _event_plans(pods: Iterable[str]) -> Mapping[str, Planned[EventPlans]]:
+    from stagec.analysis.memory_events import EventPlans
+
+    return {pod: Planned(EventPlans) for pod in pods}
+
+
+def _job(
+    pods: Pods,
+    name: str,
+    given: Mapping[str, Any],
+    durations: Durations | None,
+    plans: Mapping[str, Planned[EventPlans]],
+) -> PodsJob:
+    from stagec.job.emit import make_job
+    from stagec.job.pods import Pod, PodsJob
+
+    found = pods.crossings
+    far = {PREFILL: {DECODE: found.to}, DECODE: {PREFILL: found.of}}
+    machine = durations.machine if durations is not None else None
+    each: list[Pod] = []
+    for pod in PODS:
+        annotate = plans[pod].needed("--memory-events").annotate if plans else None
+        how = durations, given["names"], given["granularity"], annotate
+        job = make_job(pods.modules[pod], name, *how, machine=machine)
+        each.append(Pod(pod, job, far[pod]))
+    return PodsJob(name, each)
+
+
+def _provenance(pods: Pods, options: JobOptions, given: Mapping[str, Any]) -> dict[str, object]:
+    """What a manifest says of both pods."""
+    from stagec.driver.job.provenance import command_of, provenance
+
+    each = {p: provenance(pods.builders[p], pods.builders[p].strategy(), given) for p in PODS}
+    apart = {p: {n: each[p][n] for n in ("symbols", "strategy")} for p in PODS}
+    alike = {"command": command_of(options, given), "symbols": None, "strategy": None}
+    return {**each[PREFILL], **alike, "pods": apart}
+
+
+def _analysis(pods: Pods) -> dict[str, Any]:
+    """What `analyze` says of each pod, and of what goes from one to the other."""
+    from stagec.analysis.report import analysis
+
+    each = {p: analysis(pods.modules[p], f"{pods.name} ({p})") for p in PODS}
+    found = _sent(each[PREFILL])
+    crossed = {"messages": found.messages, "bytes": found.bytes}
+    return {"schema": 1, "model": pods.name, "pods": each, "handover": crossed}
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What goes from one pod to the other: messages and bytes of all ranks."""
+
+    messages: int
+    bytes: int
+
+
+def handed_over(pods: Pods) -> HandedOver:
+    """What goes from one pod to the other in a step."""
+    from stagec.analysis.report import analysis
+
+    return _sent(analysis(pods.modules[PREFILL], pods.name))
+
+
+def _sent(prefill: Mapping[str, Any]) -> HandedOver:
+    messages = total = 0
+    for each in prefill["classes"]:
+        rows = [row for row in each["p2p"] if row["over"] == DECODE]
+        messages += each["count"] * sum(row["count"] for row in rows)
+        total += each["count"] * sum(row["bytes"] for row in rows)
+    return HandedOver(messages, total)
+
+
+def _print(result: Mapping[str, Any], out: TextIO) -> None:
+    from stagec.driver.output.tables import bytes_text, print_analysis
+
+    for pod in PODS:
+        print_analysis(result["pods"][pod], out)
+    crossed = result["handover"]
+    size = bytes_text(crossed["bytes"])
+    out.write(f"From prefill to decode: {size} of caches in {crossed['messages']:,} messages\n")

@@ -1,0 +1,99 @@
+"""What the job of some options costs, in a few numbers, of which sweeps and searches are made."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stagec.analysis.family import Compiled, Compiles
+from stagec.analysis.figures import Figures
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.instruments import instruments
+from stagec.driver.output.common import report
+from stagec.driver.request.options import JobOptions
+from stagec.text.printer import print_op
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs import Measurements
+
+#: Structures that a process has compiled, the latest ones; what differs in sizes and degrees only
+#: is one of them.
+_structures: dict[Hashable, Compiles] = {}
+_MOST_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledJob:
+    """A job, whose structure is compiled once in a process: its figures and its time."""
+
+    name: str
+    compiled: Compiled
+    values: Mapping[str, int]
+
+    @classmethod
+    def of(cls, options: JobOptions) -> CompiledJob:
+        """The job of some options. Raises `DiagnosticError`."""
+        builder = JobBuilder(options)
+        values = dict(builder.module.env)
+        if builder.serving is not None:
+            values |= builder.serving.values
+        compiled = compiles_of(builder).find(values, lambda: builder.module)
+        for diagnostic in compiled.diagnostics:
+            report(diagnostic)
+        return cls(builder.model_name, compiled, values)
+
+    def figures(self) -> Figures:
+        """What it costs. Raises `DiagnosticError`."""
+        return self.compiled.at(self.values)
+
+    def time(
+        self,
+        machine: Machine,
+        *,
+        overlap: bool = True,
+        levers: bool = False,
+        measured: Measurements | None = None,
+    ) -> TimeReport:
+        """The time of its step on a machine. Raises `DiagnosticError`."""
+        from stagec.analysis.time_report import time_report
+
+        return time_report(
+            self.name,
+            self.compiled.issued(self.values),
+            machine,
+            self.values,
+            model_flops=self.compiled.model_flops,
+            tokens=self.compiled.tokens,
+            overlap=overlap,
+            levers=levers,
+            measured=measured,
+        )
+
+
+def figures(options: JobOptions) -> Figures:
+    """The figures of a job. Raises `DiagnosticError`."""
+    return CompiledJob.of(options).figures()
+
+
+def compiles_of(builder: JobBuilder) -> Compiles:
+    """What was compiled of the jobs of these texts: model, names of axes, strategy, passes and
+    plug-ins."""
+    module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
+    serving = builder.serving
+    same = pipeline
+    if serving is not None and options.pipeline is None:
+        same = serving.structure  # steps that differ in sizes alone are one
+    texts = tuple(source.text for source in module.sources.values())
+    stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
+    axes = module.mesh.axes if module.mesh else ()
+    key = texts, stated, axes, same, options.plugin, options.check_numerics
+    if key not in _structures:
+        while len(_structures) >= _MOST_KEPT:
+            del _structures[next(iter(_structures))]
+        passes = builder.loaded.pipeline(pipeline)
+        around = instruments(options, passes)
+        _structures[key] = Compiles(passes, around)
+    return _structures[key]

@@ -1,0 +1,173 @@
+"""`--serve disaggregated`: one pod prefills, another one decodes, and caches go from the first to
+the second."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.output.common import kept_reports, reports_once
+from stagec.driver.request.flags import FLAGS
+from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.ir.module import Module
+from stagec.pipeline.instrument import Hooks
+from stagec.support.diagnostics import DiagnosticError, error, note
+from stagec.support.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from stagec.program.crossings import Crossings
+
+PREFILL, DECODE = "prefill", "decode"
+PODS = (PREFILL, DECODE)
+#: The last pass before caches cross, and the one behind it.
+_PLACED, _BEHIND = "eliminate-dead-code", "offload-to-host"
+_OF_MESH = ("mesh", "ranks")
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The builder and the lowered module of each pod, and how the caches cross."""
+
+    builders: Mapping[str, JobBuilder]
+    modules: Mapping[str, Module]
+    crossings: Crossings
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self.builders[PREFILL].model_name
+
+
+def lower_pods(options: JobOptions, watching: Mapping[str, Sequence[Hooks]] | None = None) -> Pods:
+    """Compile both pods, each with its further instruments. Raises `DiagnosticError`.
+
+    Each is compiled up to where caches cross first, in silence, since who sends what to whom takes
+    the placements of both.
+    """
+    from stagec.program.crossings import crossings
+    from stagec.text.printer import print_module
+
+    asked = {pod: options_of_pod(pod, options) for pod in PODS}
+    placed: dict[str, Module] = {}
+    passes: dict[str, str] = {}
+    for pod, each in asked.items():
+        with kept_reports(), _about(pod):
+            builder = JobBuilder(each.changed(**_SILENT))
+            passes[pod], placed[pod] = builder.pipeline_text(), builder.lower(until=_PLACED)
+    builders: dict[str, JobBuilder] = {}
+    modules: dict[str, Module] = {}
+    with tempfile.TemporaryDirectory() as folder, reports_once():
+        texts = {pod: Path(folder) / f"{pod}.stg" for pod in PODS}
+        for pod, module in placed.items():
+            texts[pod].write_text(print_module(module), encoding="utf-8")
+        for pod, way, other in ((PREFILL, "to", DECODE), (DECODE, "source", PREFILL)):
+            crossing = f"hand-over{{{way}={other},module={texts[other]}}}"
+            text = f"{passes[pod]},+before({_BEHIND}):{crossing}"
+            with _about(pod):
+                builders[pod] = JobBuilder(asked[pod].changed(pipeline=text))
+                modules[pod] = builders[pod].lower(watching=(watching or {}).get(pod, ()))
+    return Pods(builders, modules, crossings(placed[PREFILL], placed[DECODE]))
+
+
+#: What shows passes at work, off.
+_SILENT: Mapping[str, Any] = {
+    "print_after": (),
+    "dump_dir": None,
+    "time_passes": False,
+    "check_numerics": False,
+}
+
+
+@contextmanager
+def _about(pod: str) -> Generator[None]:
+    """Say of errors which pod they are about."""
+    try:
+        yield
+    except DiagnosticError as found:
+        which = note(f"in the pod of --{pod}")
+        raise DiagnosticError(
+            *(replace(d, notes=(*d.notes, which)) for d in found.diagnostics)
+        ) from None
+
+
+def strategies(options: JobOptions) -> str:
+    """The texts of mesh and strategy of both pods. Raises `DiagnosticError`."""
+    with reports_once():
+        texts = [f"// {p}\n{JobBuilder(options_of_pod(p, options)).strategy()}" for p in PODS]
+    return "".join(texts)
+
+
+def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
+    """The options of a pod: those of the job, with the strategy that --prefill or --decode gives.
+
+    Raises `DiagnosticError`.
+    """
+    if options.prompt is None:
+        raise error(
+            "--serve disaggregated expects --prompt: the tokens of each sequence that are handed "
+            "over",
+            remedy="give --prompt 4096",
+        )
+    if options.pipeline is not None or options.strategy is not None or options.preset:
+        raise error(
+            "--serve disaggregated has a strategy for each pod",
+            remedy="give flags: --prefill 'tp=4' --decode 'dp=8,tp=2'",
+        )
+    past = options.context or 0
+    steps: Mapping[str, Mapping[str, Any]] = {
+        PREFILL: {"serve": PREFILL, "speculative": None, "context": past},
+        DECODE: {"serve": DECODE, "prompt": None, "context": past + options.prompt},
+    }
+    dumps = options.dump_dir and options.dump_dir / pod
+    found = options.changed(prefill=None, decode=None, dump_dir=dumps, **steps[pod])
+    given = _read(pod, getattr(options, pod) or "")
+    named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
+    found = found.changed(explicit=found.explicit | given.explicit)
+    return found.changed(**{name: getattr(given, name) for name in named})
+
+
+@click.command()
+@job_options
+def _given(**given: Any) -> JobOptions:
+    return take_options(given)
+
+
+def _read(pod: str, text: str) -> JobOptions:
+    """The flags of `tp=4,sp`, or of `--tp 4 --sp`. Raises `DiagnosticError`."""
+    words = _words(pod, text)
+    try:
+        with _given.make_context(pod, words) as context:
+            found: JobOptions = _given.invoke(context)
+            return found
+    except click.UsageError as problem:
+        raise error(
+            f"--{pod} '{text}': {problem.format_message()}", remedy="as in --prefill 'tp=4,sp'"
+        ) from None
+
+
+def _words(pod: str, text: str) -> list[str]:
+    """The words of a command line: what is no flag belongs to the value before it."""
+    found: list[str] = []
+    for part in text.replace("--", " ").replace(",", " ").split():
+        name, _, value = part.partition("=")
+        known = name.replace("-", "_")
+        if value and known not in FLAGS and known not in _OF_MESH:
+            options = {f.option.removeprefix("--") for f in FLAGS.values()}
+            raise error(
+                f"--{pod} '{text}': no flag '{name}' of a strategy",
+                remedy=did_you_mean(name, options) or "as in --prefill 'tp=4,sp'",
+            )
+        if value or known in FLAGS or known in _OF_MESH:
+            found += [f"--{name}", *([value] if value else [])]
+        elif found and not found[-1].startswith("--"):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found

@@ -1,0 +1,80 @@
+"""What a manifest says of where its traces come from."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from stagec import __version__
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.request.command_line import job_words
+from stagec.driver.request.flags import words
+from stagec.driver.request.options import JobOptions
+
+#: What `compile` takes beside the options of a job and makes traces differ, with the defaults.
+_OF_TRACES: Mapping[str, object] = {
+    "format": "chakra",
+    "names": "full",
+    "granularity": "op",
+    "memory_events": False,
+    "tensor_names": False,
+    "name": None,
+    "steps": None,
+    "requests": None,
+    "policy": "fcfs",
+    "cache_blocks": None,
+    "bucket": 1,
+    "tick": 10 * 10**6,
+    "machine": None,
+    "kernels_from": None,
+    "peak_tflops": None,
+    "memory_gbps": None,
+}
+_PACKAGES = ("lark", "numpy", "protobuf", "sympy")
+
+
+def provenance(builder: JobBuilder, strategy: str, given: Mapping[str, Any]) -> dict[str, object]:
+    """The command, digests of the texts, sizes, strategy and versions."""
+    from stagec.machines import file_text, files_of
+
+    texts = {
+        n: hashlib.sha256(s.text.encode()).hexdigest() for n, s in builder.module.sources.items()
+    }
+    machine: str | None = given["machine"]
+    for path in files_of(machine) if machine is not None else ():
+        texts[path] = hashlib.sha256(file_text(Path(path)).encode()).hexdigest()
+    for table in given["measured"]:
+        texts[str(table)] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
+    return {
+        "model": builder.model_name,
+        "command": command_of(builder.options, given),
+        "inputs": texts,
+        "symbols": builder.module.symbols,
+        "strategy": strategy,
+        "versions": {"stagec": __version__, **{p: version(p) for p in _PACKAGES}},
+    }
+
+
+def command_of(options: JobOptions, given: Mapping[str, Any]) -> str:
+    """The command line that gives the same traces."""
+    return shlex.join(_command(options, given))
+
+
+def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
+    """Its words."""
+    yield from ("stagec", "compile", *job_words(options))
+    for table in given["measured"]:
+        yield from words("measured", table)
+    for name, usual in _OF_TRACES.items():
+        if given[name] != usual:
+            yield from words(name, _shown(name, given[name]))
+
+
+def _shown(name: str, value: object) -> object:
+    """A value as the option takes it: a tick in milliseconds."""
+    return str(Decimal(value) / 10**6) if name == "tick" and isinstance(value, int) else value

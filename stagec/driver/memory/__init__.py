@@ -1,0 +1,1 @@
+"""The files of `stagec memory`: pages and snapshots."""

@@ -1,0 +1,1 @@
+"""How people and scripts are told: streams, tables, errors, pages."""

@@ -1,0 +1,155 @@
+"""The flags of statements, and of the axes of the mesh: as click options, as words of a command and
+as the strategy that they stand for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from fractions import Fraction
+from typing import Any, TypeAlias, cast
+
+import click
+
+from stagec.driver.request.expert_load import LoadFile
+from stagec.ir_spec.ops import BUILTIN
+from stagec.ir_spec.ops.axes import AXES, EXPERTS
+from stagec.ir_spec.ops.axes import FLAGS as AXIS_FLAGS
+from stagec.ir_spec.ops.statement import Flag, Request, Statement
+
+#: The statements of a strategy, in the order in which flags write them.
+STATEMENTS = tuple(op for op in BUILTIN if isinstance(op, Statement))
+#: Axes behind which the help has the flags that need the same: the axis, or experts.
+_GROUPS = {"pp": "pp", "cp": "cp", "ep": EXPERTS}
+
+
+def _in_order() -> Iterator[Flag]:
+    """All flags in the order of the help: an axis, then what is about it."""
+    left = [flag for statement in STATEMENTS for flag in statement.flags]
+    for axis in AXIS_FLAGS:
+        yield axis
+        need = _GROUPS.get(axis.name)
+        yield from (flag for flag in left if need is not None and flag.needs[:1] == (need,))
+    yield from (flag for flag in left if flag.needs[:1] not in [(n,) for n in _GROUPS.values()])
+
+
+FLAGS: Mapping[str, Flag] = {flag.name: flag for flag in _in_order()}
+#: The flags that write statements.
+SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
+
+
+def option(flag: Flag) -> Callable[[Any], Any]:
+    """The click option of a flag."""
+    about: dict[str, Any] = {"default": flag.default, "metavar": flag.metavar, "help": flag.help}
+    if flag.kind != "switch":
+        return click.option(flag.option, type=type_of(flag), **about)
+    negation = f"/--no-{flag.option[2:]}" if flag.default else ""
+    return click.option(flag.option + negation, is_flag=True, **about)
+
+
+def type_of(flag: Flag) -> click.ParamType[Any]:
+    """The type of its values on the command line."""
+    return click.BOOL if flag.kind == "switch" else _TYPES[flag.kind](flag)
+
+
+def words(name: str, value: object) -> Iterator[str]:
+    """The words of a command line that give an option a value: `--zero 3`, `--sp`."""
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        yield option if value else f"--no-{option[2:]}"
+        return
+    yield option
+    if name in FLAGS and FLAGS[name].kind == "loads":
+        yield json.dumps(value)
+    elif isinstance(value, tuple):
+        yield ",".join(map(str, cast("tuple[object, ...]", value)))
+    else:
+        yield str(value)
+
+
+def strategy_text(request: Request) -> str:
+    """The strategy that flags stand for, as the text that could have been given instead."""
+    serves = bool(request.flags.get("serve"))
+    said = (statement for statement in STATEMENTS if not (serves and statement.training))
+    lines = (line for statement in said for line in statement.text(request))
+    body = "".join(f"  {line}\n" for line in lines)
+    return f"stg.strategy @shorthand[mesh = @pod] {{\n{body}}}"
+
+
+# -- types of values -------------------------------------------------------------------------------
+
+
+class Layers(click.ParamType[tuple[int, ...]]):
+    """`7,8*14,7`: numbers of layers, each with how often it stands."""
+
+    name = "LAYERS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """One number for each part."""
+        if not isinstance(value, str):
+            return ()  # the default
+        found: list[int] = []
+        for part in value.split(","):
+            size, star, times = (p.strip() for p in part.partition("*"))
+            if not _is_count(size) or (star and not _is_count(times)):
+                self.fail(f"'{part}' is not a number of layers, or NUMBER*TIMES", param, ctx)
+            found += [int(size)] * (int(times) if star else 1)
+        return tuple(found)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 5
+
+
+class Names(click.ParamType[str]):
+    """Some of several names, with commas between them; without choices, names of values."""
+
+    name = "NAMES"
+
+    def __init__(self, choices: Collection[str]) -> None:
+        self._choices = choices
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The names, without spaces."""
+        names = [n.strip() for n in str(value).split(",")] if value else []
+        for name in names:
+            if self._choices and name not in self._choices:
+                self.fail(f"'{name}' is not one of {', '.join(self._choices)}", param, ctx)
+            if not name.isidentifier():
+                self.fail(f"'{name}' is no name of a value, such as wq", param, ctx)
+        return ",".join(names)
+
+
+class Ratio(click.ParamType[Fraction]):
+    """A fraction, such as `5/4` or `1.25`."""
+
+    name = "RATIO"
+
+    def __init__(self, least: int | None) -> None:
+        self._least = least
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Fraction:
+        """The fraction."""
+        text = str(value)
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?", text):
+            self.fail(f"expects a fraction such as 5/4 or 1.25, found '{text}'", param, ctx)
+        found = Fraction(text)
+        if self._least is not None and found < self._least:
+            self.fail(f"expects {self._least} or more, found {text}", param, ctx)
+        return found
+
+
+_Type: TypeAlias = click.ParamType[Any]
+_TYPES: Mapping[str, Callable[[Flag], _Type]] = {
+    "int": lambda flag: click.IntRange(flag.least, flag.most),
+    "choice": lambda flag: click.Choice(flag.choices),
+    "text": lambda flag: click.STRING,
+    "names": lambda flag: Names(flag.choices),
+    "ratio": lambda flag: Ratio(flag.least),
+    "layers": lambda flag: Layers(),
+    "loads": lambda flag: LoadFile(),
+}

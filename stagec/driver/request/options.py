@@ -1,0 +1,192 @@
+"""The options that say which job to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from stagec.driver.request.flags import FLAGS, option
+from stagec.driver.request.serving import OPTIONS
+from stagec.ir.expr import MAX_INTEGER
+from stagec.ir_spec.ops.statement import Request
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Sizes(click.ParamType[dict[str, int | None]]):
+    """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
+
+    name = "NAME=VALUE,..."
+
+    def __init__(self, *, open_names: bool = False) -> None:
+        self._open = open_names
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, int | None]:
+        """The values by name."""
+        found: dict[str, int | None] = {}
+        for part in filter(None, (p.strip() for p in str(value).split(","))):
+            name, equals, number = (p.strip() for p in part.partition("="))
+            if not name.isidentifier() or not name.isascii():
+                self.fail(f"'{part}' is not NAME=VALUE", param, ctx)
+            if name in found:
+                self.fail(f"{name} is given twice", param, ctx)
+            if not equals and self._open:
+                found[name] = None
+                continue
+            digits = number.replace("_", "")
+            if (
+                not digits.isascii()
+                or not digits.isdigit()
+                or len(digits) > 19
+                or not 0 < int(digits) <= MAX_INTEGER
+            ):
+                self.fail(
+                    f"{name} expects a positive integer below 2^63, found '{number}'", param, ctx
+                )
+            found[name] = int(digits)
+        return found
+
+
+def merged_sizes(
+    ctx: click.Context, param: click.Parameter, given: Sequence[dict[str, int | None]]
+) -> dict[str, int | None]:
+    """The sizes of several --set; of two for one symbol the later one counts."""
+    return {name: value for sizes in given for name, value in sizes.items()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The options of a job that write no strategy, as click gives them."""
+
+    model: str
+    strategy: str | None = None
+    preset: str = ""
+    sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
+    mesh: Mapping[str, int | None] | None = None
+    ranks: int | None = None
+    serve: str | None = None
+    batch: int | None = None
+    prompt: int | None = None
+    context: int | None = None
+    chunk: int | None = None
+    speculative: int | None = None
+    step: str | None = None
+    prefill: str | None = None
+    decode: str | None = None
+    page: int = 1
+    kv_dtype: str | None = None
+    pipeline: str | None = None
+    print_strategy: bool = False
+    print_after: tuple[str, ...] = ()
+    dump_dir: Path | None = None
+    time_passes: bool = False
+    reproducer: Path | None = None
+    check_numerics: bool = False
+    plugin: tuple[Path, ...] = ()
+    explicit: frozenset[str] = frozenset()
+
+    def changed(self, **given: Any) -> JobOptions:
+        """The options with these values."""
+        return cast("JobOptions", replace(self, **given))
+
+
+if TYPE_CHECKING:
+
+    @dataclass(frozen=True, init=False)
+    class JobOptions(_Job):
+        """The options of a job: those of `_Job`, and one for each flag (`FLAGS`)."""
+
+        def __init__(self, model: str, **given: Any) -> None: ...
+
+        def __getattr__(self, flag: str) -> Any: ...
+
+else:
+    _FLAGS = [(flag.name, Any, field(default=flag.default)) for flag in FLAGS.values()]
+    JobOptions = make_dataclass("JobOptions", _FLAGS, bases=(_Job,), frozen=True)
+    JobOptions.__module__ = __name__  # so that it can be sent to another process
+
+
+_OPTIONS = (
+    click.argument("model", required=False, default=""),
+    click.argument("strategy", required=False),
+    click.option(
+        "--preset",
+        default="",
+        metavar="NAME",
+        help="A published run: model, sizes, mesh and strategy ('stagec presets' lists them).",
+    ),
+    click.option(
+        "--set",
+        "sizes",
+        type=Sizes(),
+        multiple=True,
+        callback=merged_sizes,
+        help="Sizes of symbols; B is the global batch in sequences.",
+    ),
+    click.option(
+        "--mesh",
+        type=Sizes(open_names=True),
+        help="Mesh axes, slowest first: pp=2,dp=4,tp=8 (a name alone is left open).",
+    ),
+    click.option(
+        "--ranks",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="All ranks: fills in the axis left open (--dp if no --mesh), or checks their product.",
+    ),
+    *OPTIONS,
+    *map(option, FLAGS.values()),
+    click.option(
+        "--pipeline",
+        metavar="PASSES",
+        help="Passes to run (default: train; forward if no argument is a param), such as "
+        "'train,+after(infer-shapes):my-pass'.",
+    ),
+    click.option("--print-strategy", is_flag=True, help="Print the strategy and stop."),
+    click.option(
+        "--print-after",
+        multiple=True,
+        metavar="NAME|all|change",
+        help="Print the module after passes.",
+    ),
+    click.option("--dump-dir", type=Path, metavar="DIR", help="Write the module after every pass."),
+    click.option("--time-passes", is_flag=True, help="Print the time of each pass."),
+    click.option(
+        "--reproducer", type=Path, metavar="FILE", help="Where to write a crash reproducer."
+    ),
+    click.option(
+        "--check-numerics",
+        is_flag=True,
+        help="Compare numbers before and after each pass, on tiny sizes.",
+    ),
+    click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file."),
+)
+
+
+def request(
+    options: JobOptions, axes: Mapping[str, int | None], sizes: Mapping[str, int | None]
+) -> Request:
+    """What options ask for, on a mesh of these axes, of a model of these sizes."""
+    return Request(vars(options), axes, sizes)
+
+
+def job_options(function: F) -> F:
+    """The shared options, in this order in the help."""
+    for decorate in reversed(_OPTIONS):
+        function = decorate(function)
+    return function
+
+
+def take_options(given: dict[str, Any]) -> JobOptions:
+    """Move the shared options out of what click gave, with the names of those that were given."""
+    context = click.get_current_context()
+    written = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+    explicit = frozenset(n for n in given if context.get_parameter_source(n) in written)
+    taken = {f.name: given.pop(f.name) for f in fields(JobOptions) if f.name in given}
+    return JobOptions(**taken, explicit=explicit)

@@ -1,0 +1,1 @@
+"""`stagec search`: spaces, bounds, exact evaluation, the answer."""

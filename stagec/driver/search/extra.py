@@ -1,0 +1,98 @@
+"""What else a search tells: the neighbours of the best, and what its place depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stagec.driver.search.jobs import Evaluated, Run, Task
+from stagec.driver.search.near import neighbours_of
+from stagec.driver.search.run import Answer
+from stagec.driver.search.table import strategy_of
+from stagec.machines import Machine
+
+_FACTORS = (0.5, 2.0)
+
+
+def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
+    """The jobs of the space that differ from the best in one flag (ranks and batch stay, so that
+    data parallelism and microbatches follow), fastest first. With `run` they are evaluated, else
+    they are told by what is known: their values, or their bounds."""
+    best = answer.best[0]
+    jobs, sizes = answer.listed.jobs, answer.question.sizes
+    near = neighbours_of(jobs, best.number, sizes)
+    if run is not None:
+        question = answer.question
+        about = question.machine, question.limit, question.overlap, question.measured
+        open_ = [n for n in near if n not in answer.known]
+        for i, found in run([Task(jobs[n], *about) for n in open_]):
+            answer.known[open_[i]] = found
+    seconds = answer.question.per_group(best.what.seconds or 1.0, best.what.tokens)
+    told = [_told(answer, n, change, seconds) for n, change in near.items()]
+    return sorted(told, key=lambda row: (row["more"] is None, row["more"] or 0.0))
+
+
+def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, Any]:
+    found = answer.known.get(number)
+    row: dict[str, Any] = {
+        "change": change,
+        "strategy": strategy_of(answer.listed.jobs[number]),
+        "more": None,
+        "exact": isinstance(found, Evaluated),
+        "note": "",
+    }
+    if isinstance(found, str):
+        return {**row, "note": found}
+    if found is not None:
+        if found.seconds is None:
+            return {**row, "note": "does not fit", "memory_peak": found.peak}
+        if (most := answer.question.most_seconds) is not None and found.seconds > most:
+            return {**row, "note": "beyond the limit of its time", "memory_peak": found.peak}
+        seconds = answer.question.per_group(found.seconds, found.tokens)
+        return {**row, "more": seconds / best - 1, "memory_peak": found.peak}
+    if answer.bounds is None:
+        return row
+    bounds, held = answer.bounds
+    limit = answer.question.limit
+    room = limit.room({}, answer.question.machine) if limit else None
+    if room is not None and held[number] > room:
+        return {**row, "note": "does not fit", "memory_peak": int(held[number])}
+    return {**row, "more": float(bounds[number]) / best - 1, "note": "at least"}
+
+
+def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
+    """For each figure of the machine, halved and doubled: which of the best is best then. Jobs that
+    are not among them are not asked."""
+    question = answer.question
+    jobs = [answer.job(found) for found in answer.best]
+    changed = list(_changed(question.machine))
+    tasks = [
+        Task(job, machine, None, question.overlap) for _, _, machine in changed for job in jobs
+    ]
+    seconds: list[float | None] = [None] * len(tasks)
+    for number, found in run(tasks):
+        if isinstance(found, Evaluated) and found.seconds is not None:
+            seconds[number] = question.per_group(found.seconds, found.tokens)
+    rows: list[dict[str, Any]] = []
+    for i, (figure, factor, _) in enumerate(changed):
+        mine = [s or float("inf") for s in seconds[i * len(jobs) : (i + 1) * len(jobs)]]
+        first = mine.index(min(mine))
+        rows.append(
+            {
+                "figure": figure,
+                "factor": factor,
+                "best": first + 1,
+                "strategy": strategy_of(jobs[first]),
+                "step_seconds": mine[first],
+                "step_of_winner": mine[0],
+            }
+        )
+    return rows
+
+
+def _changed(machine: Machine) -> Iterator[tuple[str, float, Machine]]:
+    figures = ["compute.matrix", "memory.bandwidth"]
+    figures += [f"network.{level.name}.bandwidth" for level in machine.network]
+    for figure in figures:
+        for factor in _FACTORS:
+            yield figure, factor, machine.scaled(figure, factor)

@@ -1,0 +1,275 @@
+"""Probes of a search: small jobs that say what a microbatch takes and holds, for lower bounds.
+
+A probe has the work of a microbatch: as many ranks as that is split over, one stage, one microbatch
+and few layers; from two numbers of layers follows what each further layer adds. Many points of a
+space share a probe, and probes share compiles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from stagec.analysis.figures import Figures
+from stagec.driver.job.figures import CompiledJob
+from stagec.driver.job.legal import BATCH
+from stagec.driver.output.common import kept_reports
+from stagec.driver.request.flags import FLAGS
+from stagec.driver.request.options import JobOptions
+from stagec.driver.search.probe_times import action_times, span_of, tail_of
+from stagec.driver.search.space import data_ranks, microbatch_of
+from stagec.explore.pipelined import ActionTimes
+from stagec.machines import Machine
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.time.replay import ClassReplay
+from stagec.time.step import StepTime, step_time
+from stagec.time.streams import PICOSECONDS
+
+#: The symbol of the layers that are many, and how many of them probes have: as many as share a
+#: compile with any larger number.
+LAYERS, _FEW = "L", (8, 12)
+#: Probes are of the clock of the devices; that of the hosts can only make a step longer.
+_NO_HOST = {"efficiency.host.issue": 0.0, "efficiency.network.check": 0.0}
+_OF_MICROBATCH = ("forward", "backward")
+_STATIC = ("parameters", "gradients", "optimizer")
+#: Flags of which a probe of the work of a microbatch has the default: they are about many
+#: microbatches, stages or data-parallel ranks.
+_OF_STEPS = (
+    *("pp", "dp", "dp_replicate", "dp_shard", "schedule", "chunks", "stage_layers"),
+    *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
+    *("ddp_bucket", "recompute_layers", "recompute_every"),
+)
+#: What is moved to the host and back for each microbatch.
+_ACTIVATIONS = "activations"
+#: Those of them of which it matters whether they are given.
+RECOMPUTED = ("recompute_layers", "recompute_every")
+#: Flags of which a probe of the state of a job has the default.
+_NOT_OF_STATE = (
+    *("recompute", "recompute_layers", "recompute_every", "pp", "schedule", "chunks"),
+    *("stage_layers", "scatter_gather", "microbatches"),
+)
+
+
+What: TypeAlias = Literal["work", "state", "tail"]
+
+
+def of_work(names: Iterable[str]) -> set[str]:
+    """The flags on which a probe of the work of a microbatch depends, beside its size."""
+    return {n for n in names if n not in _OF_STEPS or n in RECOMPUTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
+    before a computation of forward and of backward, seconds of a further layer on the stream of
+    communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
+    beside them, and those of a further layer's parameters and their state; the actions of a
+    pipeline, and seconds of a further layer once all backward is done; or why it is no job. `again`
+    is no less than what a layer computes again: its forward is done twice then, so at most half."""
+
+    layer: float = 0.0
+    rest: float = 0.0
+    head: float = 0.0
+    cut: float = 0.0
+    back: float = 0.0
+    link: float = 0.0
+    stash: float = 0.0
+    more: float = 0.0
+    static: float = 0.0
+    times: ActionTimes | None = None
+    tail: float = 0.0
+    refused: str = ""
+    again: float = 0.0
+
+
+def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+    """The work of a microbatch of a job."""
+    whole = options.etp == 1 and options.tp > 1 and options.ep > 1
+    data = options.ep // options.tp if whole else options.ep
+    batch = microbatch_of(options, sizes) * data
+    given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
+    if _recomputes_some(options):
+        given["recompute"] = "none"  # the least time; nothing is said of what is kept
+    kept = [n.strip() for n in options.offload.split(",")]
+    given["offload"] = _ACTIVATIONS if _ACTIVATIONS in kept else ""  # the rest is once a step
+    return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
+
+
+def _recomputes_some(options: JobOptions) -> bool:
+    """Whether layers differ in what is computed again."""
+    return any(getattr(options, name) for name in RECOMPUTED)
+
+
+def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions | None:
+    """The work of a microbatch with what data-parallel ranks exchange for it; None where they
+    exchange nothing for each microbatch."""
+    if options.zero < 2:
+        return None
+    kept = ("dp", "dp_replicate", "dp_shard", "zero", "reshard_after_forward", "fsdp_prefetch")
+    batch = microbatch_of(options, sizes) * data_ranks(options)
+    given = {n: getattr(options, n) for n in kept}
+    found = work_probe(options, sizes)
+    return found.changed(**given, sizes=_sizes(options, batch))
+
+
+def state_probe(options: JobOptions) -> JobOptions:
+    """What stays in memory of a job: parameters, gradients and the state of the optimizer."""
+    given: dict[str, Any] = {n: FLAGS[n].default for n in _NOT_OF_STATE}
+    return options.changed(**given, ranks=None)
+
+
+def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
+    return {**options.sizes, BATCH: batch}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A probe to be made on a machine. `what` it is about: the work of a microbatch, the state of a
+    job, or what follows the last microbatch. `before` are the layers before those that are many."""
+
+    options: JobOptions
+    machine: Machine
+    what: What = "work"
+    overlap: bool = True
+    before: int = 0
+
+
+def probe(asked: Asked) -> Probe:
+    """Make a probe; one that says nothing if it is no job, or the model has no layers."""
+    makers = {"work": _work, "state": _state, "tail": _tail}
+    try:
+        with kept_reports():
+            return makers[asked.what](asked)
+    except DiagnosticError as problem:
+        return Probe(refused=problem.diagnostics[0].message)
+    except NotAnIntegerError:
+        return Probe()
+
+
+def _work(asked: Asked) -> Probe:
+    jobs = [_job(asked.options, n, asked.options.sizes[BATCH] or 1) for n in _FEW]
+    steps = [_step(job, asked) for job in jobs]
+    spans = [_spans(step) for step in steps]
+    layer = max(0.0, _slope([s.whole for s in spans]))
+    found = Probe(
+        layer,
+        max(0.0, spans[0].whole - _FEW[0] * layer),
+        min(s.head for s in spans),
+        max(s.cut for s in spans),
+        max(s.back for s in spans),
+        link=_link(spans) if asked.options.zero >= 2 else 0.0,
+    )
+    held = [float(job.figures().memory["others"]) for job in jobs]
+    stash = max(0.0, _slope(held))
+    times = _times(steps, asked.before)
+    again = layer / 2 if asked.options.recompute != "none" else 0.0
+    return replace(
+        found, stash=stash, more=max(0.0, held[0] - _FEW[0] * stash), times=times, again=again
+    )
+
+
+def _times(steps: Sequence[StepTime], before: int) -> ActionTimes | None:
+    """The actions of a pipeline, if the nodes tell layers apart."""
+    few, many = (
+        [span_of(each, before, layers) for each in step.classes]
+        for step, layers in zip(steps, _FEW, strict=True)
+    )
+    if None in few or None in many:
+        return None
+    one, two = ([s for s in spans if s is not None] for spans in (few, many))
+    return action_times(one, two, _FEW[1] - _FEW[0])
+
+
+def _link(spans: Sequence[_Spans]) -> float:
+    """What a further layer takes on the stream that it uses most; gathers and reductions of
+    parameters that are sharded are those of each microbatch."""
+    streams = {stream for s in spans for stream in s.streams}
+    slopes = [_slope([s.streams.get(stream, 0.0) for s in spans]) for stream in streams]
+    return max([0.0, *slopes])
+
+
+def _state(asked: Asked) -> Probe:
+    batch, (few, many) = data_ranks(asked.options), _FEW
+    job = _job(asked.options, many, batch)
+    less = {**job.values, LAYERS: few}
+    other = job.compiled.at(less) if job.compiled.decisions.same(less) else None
+    first = other or _job(asked.options, few, batch).figures()
+    return Probe(static=(_static(job.figures()) - _static(first)) / (many - few))
+
+
+def _tail(asked: Asked) -> Probe:
+    batch = data_ranks(asked.options)
+    steps = [_step(_job(asked.options, n, batch), asked) for n in _FEW]
+    return Probe(tail=max(0.0, _slope([min(map(tail_of, s.classes)) for s in steps])))
+
+
+def _slope(values: list[float]) -> float:
+    return (values[1] - values[0]) / (_FEW[1] - _FEW[0])
+
+
+def _job(options: JobOptions, layers: int, batch: int) -> CompiledJob:
+    return CompiledJob.of(options.changed(sizes={**options.sizes, LAYERS: layers, BATCH: batch}))
+
+
+def _static(figures: Figures) -> float:
+    return float(sum(figures.memory[n] for n in _STATIC))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    streams: Mapping[Hashable, float]
+    whole: float
+    head: float
+    cut: float
+    back: float
+
+
+def _step(job: CompiledJob, asked: Asked) -> StepTime:
+    """The replay of a probe by the clock of the devices."""
+    issued = job.compiled.issued(job.values)
+    return step_time(issued, asked.machine.changed(_NO_HOST), overlap=asked.overlap)
+
+
+def _spans(step: StepTime) -> _Spans:
+    """Seconds of a step up to the end of backward, between the layers of forward and those of
+    backward, and the longest wait between two computations; the least of all classes."""
+    found = [_of_class(each) for each in step.classes]
+    streams = {stream for s in found for stream in s.streams}
+    return _Spans(
+        {stream: min(s.streams.get(stream, 0.0) for s in found) for stream in streams},
+        min(s.whole for s in found),
+        min(s.head for s in found),
+        max(s.cut for s in found),
+        max(s.back for s in found),
+    )
+
+
+def _of_class(each: ClassReplay) -> _Spans:
+    streams: Counter[Hashable] = Counter()
+    whole = last_forward = 0
+    cuts = dict.fromkeys(_OF_MICROBATCH, 0)
+    first_backward: int | None = None
+    before = 0
+    for number, planned in enumerate(each.plan):
+        costs, ends, base = each.pieces[number].costs, each.ends[number], each.bases[number]
+        for step, cost, after in zip(planned.shape.steps, costs, ends, strict=True):
+            node, end = step.node, base + after
+            if not node.is_computation or node.phase == "optimizer":
+                if not step.computes and "/L" in node.scope and node.phase in _OF_MICROBATCH:
+                    streams[step.streams[-1]] += cost.time
+                continue
+            start = end - cost.time - cost.launch
+            phase = "forward" if node.phase == "forward" else "backward"
+            cuts[phase] = max(cuts[phase], start - before)
+            before = whole = end
+            if "/L" in node.scope:
+                if node.phase == "forward":
+                    last_forward = end
+                elif first_backward is None:
+                    first_backward = start
+    head = max(0, (first_backward or 0) - last_forward)
+    used = {stream: time / PICOSECONDS for stream, time in streams.items()}
+    waits = (cuts[phase] / PICOSECONDS for phase in _OF_MICROBATCH)
+    return _Spans(used, whole / PICOSECONDS, head / PICOSECONDS, *waits)

@@ -1,0 +1,260 @@
+"""The space of a search: what flags let vary, the default for a kind of model, and the jobs that
+its points are."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import Any, TypeVar, cast
+
+import click
+
+from stagec.driver.job.legal import BATCH, count_of, needless, rules
+from stagec.driver.request.combine import complete
+from stagec.driver.request.flags import FLAGS, type_of
+from stagec.driver.request.options import JobOptions
+from stagec.driver.search.listed import Jobs
+from stagec.explore.remembered import Reading, Remembered
+from stagec.explore.space import Point, Space, doubled
+from stagec.ir_spec.ops.axes import AXES, DATA_AXES, EXPERTS
+from stagec.ir_spec.ops.statement import Flag
+from stagec.machines import Machine
+from stagec.support.diagnostics import DiagnosticError, error
+
+R = TypeVar("R")
+#: A knob that is no flag: sequences of a microbatch on a rank. It gives `--microbatches`.
+MICROBATCH = "microbatch_size"
+MICROBATCH_FLAG = Flag(MICROBATCH, "Sequences of a microbatch on a rank.", "int", 0, least=1)
+RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
+BATCHES = Flag("batch", "The global batch in sequences.", "int", 0, least=1)
+KNOBS: Mapping[str, Flag] = {**FLAGS, MICROBATCH: MICROBATCH_FLAG}
+#: Kinds of flags whose values have commas: alternatives stand between bars.
+_WITH_COMMAS = ("names", "layers", "loads")
+_MOST_VALUES = 1000
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+class Values(click.ParamType[tuple[Any, ...]]):
+    """`1,2,4`, or `1..8`: doubled from 1 up to 8."""
+
+    name = "VALUES"
+
+    def __init__(self, flag: Flag) -> None:
+        self._flag = flag
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """The values, each as the flag takes it."""
+        text = str(value)
+        parts = text.split("|" if self._flag.kind in _WITH_COMMAS else ",")
+        found: list[Any] = []
+        for part in (p.strip() for p in parts):
+            if self._flag.kind == "int" and ".." in part:
+                found += self._doubled(part, param, ctx)
+            elif not part and self._flag.kind not in _WITH_COMMAS:
+                self.fail(f"'{text}' has an empty value; expected 1,2,4 or 1..8", param, ctx)
+            else:
+                found.append(type_of(self._flag).convert(part, param, ctx))
+        if len(found) > _MOST_VALUES:
+            self.fail(f"expects at most {_MOST_VALUES} values, found {len(found)}", param, ctx)
+        return tuple(dict.fromkeys(found))
+
+    def _doubled(
+        self, part: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Iterator[int]:
+        low, _, high = (p.strip() for p in part.partition(".."))
+        kind = type_of(self._flag)
+        first, last = (kind.convert(p, param, ctx) for p in (low, high))
+        if not 1 <= first <= last:
+            self.fail(f"'{part}' has no values; expected 1..8, from 1 on upwards", param, ctx)
+        while first <= last:
+            yield first
+            first *= 2
+
+
+def knob_option(flag: Flag) -> Callable[[Any], Any]:
+    """The option of a search that says which values a flag may have."""
+    more: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if flag.kind == "switch" else {}
+    metavar = "VALUES" if flag.kind != "switch" else "on,off"
+    return click.option(flag.option, flag.name, type=Values(flag), metavar=metavar, **more)
+
+
+def values_text(name: str, values: Sequence[Any]) -> str:
+    """`1,2,4`: values as the option takes them."""
+    between = "|" if KNOBS[name].kind in _WITH_COMMAS else ","
+    return between.join(_text(v) for v in values)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(map(str, cast("tuple[object, ...]", value)))
+    return str(value)
+
+
+# -- the default -----------------------------------------------------------------------------------
+
+#: Sequences from this length on make context parallelism worth a try.
+_LONG = 32_768
+
+
+def default_space(sizes: Mapping[str, int], ranks: int, machine: Machine) -> Space:
+    """What practitioners vary for a kind of model: dense, with experts, or of long context."""
+    node = machine.network[0].ranks or ranks
+    knobs: dict[str, tuple[Any, ...]] = {
+        "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, sizes.get("L", 1))),
+        "tp": doubled(1, min(8, node, ranks)),
+        "cp": doubled(1, min(16 if sizes.get("S", 0) >= _LONG else 2, ranks)),
+        "sp": (True,),
+        "zero": (0, 1, 2, 3),
+        "schedule": ("1f1b", "interleaved"),
+        "chunks": (0, 4, 8),
+        MICROBATCH: (1, 2, 4, 8),
+        "recompute": ("none", "selective", "full"),
+    }
+    if experts := sizes.get(EXPERTS):
+        knobs["ep"] = doubled(1, min(experts, 64, ranks))
+        knobs["etp"] = (0, 1)
+    return Space(knobs)
+
+
+# -- points ----------------------------------------------------------------------------------------
+
+#: The names of the knobs that give the mesh.
+_MESH = frozenset((*AXES, "etp"))
+
+
+@dataclass(slots=True)
+class Listed:
+    """The jobs of a space. `refused` says how many points each rule left out, by its message
+    without numbers; `same` are points that are the same job as another one."""
+
+    points: int
+    jobs: Jobs
+    refused: Counter[str]
+    same: int = 0
+
+
+def listed(
+    space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None = None
+) -> Listed:
+    """All legal jobs of a space. `base` has the model, its sizes and the ranks; `sizes` are those
+    of all symbols, `layers` all that a pipeline may cut. What a rule of combination refuses is left
+    out, and flags without effect are taken back, so that no job stands twice."""
+    return _Listing(space, base, sizes, layers).listed()
+
+
+class _Listing:
+    def __init__(
+        self, space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None
+    ) -> None:
+        names = {*space.knobs, *AXES, "microbatches"} - {MICROBATCH}
+        self._names = [n for n in FLAGS if n in names]
+        self._row = itemgetter(*self._names)
+        self._space, self._base, self._sizes = space, base, sizes
+        self._rules = [Remembered(_on_options(rule)) for rule in rules(sizes, layers or None)]
+        self._needless = [
+            (flag, Remembered(_on_options(partial(_is_needless, flag, sizes))))
+            for flag in FLAGS.values()
+            if flag.needs and flag.name in names
+        ]
+        self._ranks = Remembered(_on_options(data_ranks))
+        self._found = Listed(space.count, Jobs(base, self._names), Counter())
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def listed(self) -> Listed:
+        knobs = self._space.knobs
+        outer = self._space.part(_MESH)
+        inside = list(self._space.part(frozenset(knobs) - _MESH))
+        for axes in outer:
+            if not _sized(self._base, axes):
+                self._refuse("the ranks do not divide over the axes", len(inside))
+                continue
+            try:
+                meshed = vars(complete(self._base.changed(**axes)))
+            except DiagnosticError as problem:
+                self._refuse(problem.diagnostics[0].message, len(inside))
+                continue
+            for rest in inside:
+                self._take({**meshed, **rest})
+        return self._found
+
+    def _take(self, values: dict[str, Any]) -> None:
+        size = values.pop(MICROBATCH, 0)
+        if size:
+            count, rest = divmod(self._sizes.get(BATCH, 0), self._ranks(values) * size)
+            if rest or not count:
+                self._refuse("the batch does not divide over microbatches of this size")
+                return
+            values["microbatches"] = count
+        for _ in range(3):  # what has no effect may leave something else without effect
+            for rule in self._rules:
+                if (problem := rule(values)) is not None:
+                    self._refuse(problem.message)
+                    return
+            idle = [flag for flag, is_idle in self._needless if is_idle(values)]
+            if not idle:
+                break
+            values |= {flag.name: flag.default for flag in idle}
+        row = self._row(values)
+        if row in self._seen:
+            self._found.same += 1
+            return
+        self._seen.add(row)
+        self._found.jobs.rows.append(row)
+
+    def _refuse(self, message: str, times: int = 1) -> None:
+        self._found.refused[_without_numbers(message)] += times
+
+
+def _on_options(function: Callable[[JobOptions], R]) -> Callable[[Reading], R]:
+    """A function of options, of whatever has their values."""
+    return lambda values: function(cast("JobOptions", values))
+
+
+def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> bool:
+    return needless(flag, options, sizes)
+
+
+@lru_cache(4096)
+def _without_numbers(message: str) -> str:
+    return re.sub(r"\b[0-9][0-9,]*\b", "N", message)
+
+
+def _sized(base: JobOptions, axes: Point) -> bool:
+    """Whether axes of given sizes make up the ranks, where no axis is left open."""
+    ranks = 1
+    for axis in (a for a in AXES if a != "ep"):
+        ranks *= int(axes.get(axis, getattr(base, axis)))
+    return base.ranks is None or base.ranks % ranks == 0
+
+
+def data_ranks(options: JobOptions) -> int:
+    """The ranks over which the batch is split."""
+    ranks = 1
+    for axis in DATA_AXES:
+        ranks *= int(getattr(options, axis))
+    return ranks
+
+
+def microbatch_of(options: JobOptions, sizes: Mapping[str, int]) -> int:
+    """Sequences of a microbatch on a rank, 0 if those of all ranks are open."""
+    return sizes.get(BATCH, 0) // (data_ranks(options) * count_of(options))
+
+
+def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+    """A job of flags whose batch is written down. Raises `DiagnosticError` without a batch."""
+    if BATCH not in sizes:
+        raise error(
+            "a search needs the global batch: which strategy is best depends on it",
+            remedy="add --batch 1024, for example",
+        )
+    return options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})

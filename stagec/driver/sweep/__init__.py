@@ -1,0 +1,1 @@
+"""`--sweep`: rows of many jobs, as tables, files and plots."""

@@ -1,0 +1,93 @@
+"""A row of a sweep: what is known of one configuration, or why it is none."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.driver.output.common import kept_reports
+from stagec.driver.request.options import JobOptions
+from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+
+if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+
+SweepRow = dict[str, Any]
+#: The compiler takes a worker of a cluster for one thread.
+_one_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A configuration: a job, and where its time is asked for the machine. Without `overlap` all
+    collectives are blocking. Files and a package may have measured times."""
+
+    options: JobOptions
+    machine: Machine | None = None
+    overlap: bool = True
+    measured: tuple[Path, ...] = ()
+    kernels_from: str | None = None
+
+
+def row(case: Case) -> SweepRow:
+    """What is known of a job in a line: the most that any of its ranks has, the time of its slowest
+    class, or why it is none."""
+    with _one_at_a_time, kept_reports() as told:
+        try:
+            found = _summary(case)
+        except DiagnosticError as problem:
+            return refused(problem)
+        except NotAnIntegerError as problem:
+            return {"error": str(problem), "remedy": "choose sizes that divide"}
+    return {**found, "warnings": [d.message for d in told]}
+
+
+def refused(problem: DiagnosticError) -> SweepRow:
+    """The row of what is no configuration."""
+    first = problem.diagnostics[0]
+    return {"error": first.message, "remedy": first.remedy}
+
+
+def _summary(case: Case) -> SweepRow:
+    from stagec.driver.job.figures import CompiledJob
+
+    job = CompiledJob.of(case.options)
+    found = job.figures()
+    counts = {
+        "model": job.name,
+        "ranks": found.ranks,
+        "mesh": found.mesh,
+        "parameters": found.parameters,
+        "flops": found.flops,
+        "sent_bytes": found.sent,
+        "peak_bytes": found.peak,
+        "host_bytes": found.host,
+        "memory": found.memory,
+    }
+    if case.machine is None:
+        return counts
+    from stagec.driver.request.measurements import measurements
+
+    measured = measurements(case.measured, case.kernels_from, case.machine)
+    return counts | {
+        "time": time_row(job.time(case.machine, overlap=case.overlap, measured=measured))
+    }
+
+
+def time_row(found: TimeReport) -> SweepRow:
+    """The figures of a time that rows have; shares are those of the slowest class."""
+    step = found.step_seconds
+    exposed = sum(time for part, time in found.breakdown.items() if part.startswith("exposed "))
+    return {
+        "machine": found.machine,
+        "step_seconds": step,
+        "tokens_per_second": found.tokens_per_second,
+        "tokens_per_second_per_rank": found.tokens_per_second_per_rank,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "bubble_share": found.breakdown.get("bubble", 0.0) / step,
+        "exposed_share": exposed / step,
+    }

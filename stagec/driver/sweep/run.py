@@ -1,0 +1,227 @@
+"""`--sweep` of `analyze`, `memory` and `time`: one job in many configurations, a row for each.
+
+Rows are computed by worker processes or by a cluster. A configuration that is none is a row too,
+with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from io import StringIO
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from stagec.driver.job.builder import is_file_name
+from stagec.driver.output.common import report, write_output
+from stagec.driver.request.emission import progress_bar, worker_options, workers
+from stagec.driver.request.limit import Limit
+from stagec.driver.request.options import JobOptions
+from stagec.driver.sweep.axes import Axis, Choice, SweepType, conflicts
+from stagec.driver.sweep.rows import Case, SweepRow, refused, row
+from stagec.support.diagnostics import DiagnosticError, error
+
+if TYPE_CHECKING:
+    from stagec.driver.sweep.table import SweepColumn
+
+F = TypeVar("F", bound=Callable[..., Any])
+Numbered = tuple[int, SweepRow]
+
+#: What is about one job.
+_ALONE = (
+    "symbolic",
+    "print_strategy",
+    "print_after",
+    "dump_dir",
+    "time_passes",
+    "reproducer",
+    "fit",
+    "snapshot",
+    "stage",
+    "levers",
+    "perfetto",
+    "perfetto_ranks",
+)
+_MOST_ROWS = 100_000
+
+_OPTIONS = (
+    click.option(
+        "--sweep",
+        type=SweepType(),
+        multiple=True,
+        help="One row for each of these values of a flag (sp=on,off) or symbol (S=4096,8192), or "
+        "each table of a file; several: for each combination.",
+    ),
+    click.option(
+        "--sort",
+        metavar="KEY",
+        help="Of --sweep: the rows by this column, least first; -KEY: greatest first.",
+    ),
+    click.option(
+        "--pareto",
+        metavar="KEY,...",
+        help="Of --sweep: only rows that no other beats in these columns (time,memory).",
+    ),
+    click.option(
+        "--plot",
+        metavar="X,Y",
+        help="Of --sweep with --html: the columns to draw (default: time or counts, and memory).",
+    ),
+    click.option("--csv", "as_csv", is_flag=True, help="Of --sweep: print comma-separated values."),
+)
+
+
+def sweep_options(function: F) -> F:
+    """Give a command the options of a sweep."""
+    function = worker_options(function)
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def check_alone(given: Mapping[str, Any]) -> None:
+    """Raise `DiagnosticError` for options of a sweep where there is none."""
+    wrong = [n for n in ("sort", "pareto", "plot", "as_csv", "jobs", "scheduler") if given[n]]
+    if wrong:
+        flag = wrong[0].removeprefix("as_")
+        raise error(f"--{flag} is for many configurations", remedy="add --sweep")
+
+
+def sweep(case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn]) -> int:
+    """Print a row for each combination, in a table with these columns; 1 if none of them is a job,
+    or holds no more than the limit. Raises `DiagnosticError`."""
+    from stagec.driver.sweep.order import front, key_of
+    from stagec.driver.sweep.page import plotted, write_page
+
+    axes: Sequence[Axis] = given["sweep"]
+    _check(case.options, axes, given)
+    if given["limit"] is not None:
+        from stagec.driver.sweep.table import FITS
+
+        columns = [*columns, FITS]
+    swept = [axis.name for axis in axes]
+    key = key_of(given["sort"], swept, columns) if given["sort"] is not None else None
+    best = front(given["pareto"], swept, columns) if given["pareto"] is not None else None
+    file: Path | None = given["html"]
+    names = plotted(given["plot"], axes, columns) if file is not None else None
+    rows = list(_rows(case, axes, given))
+    shown = best(rows) if best is not None else rows
+    _print(sorted(shown, key=key) if key is not None else shown, columns, given)
+    if file is not None and names is not None:
+        title = f"{_title(case)}: {' x '.join(swept)}"
+        write_page(file, title, rows, names, columns)
+    return 0 if any(found.get("fits", "error" not in found) for found in rows) else 1
+
+
+def _title(case: Case) -> str:
+    from stagec.driver.job.builder import model_name
+
+    return model_name(case.options) if case.options.model or case.options.preset else "a sweep"
+
+
+def _rows(case: Case, axes: Sequence[Axis], given: Mapping[str, Any]) -> Iterator[SweepRow]:
+    """The row of each combination, in order. Raises `DiagnosticError` if none can be configured."""
+    choices = list(product(*(axis.choices for axis in axes)))
+    cases: dict[int, Case] = {}
+    results: dict[int, SweepRow] = {}
+    for number, choice in enumerate(choices):
+        try:
+            cases[number] = _configured(case, choice)
+        except DiagnosticError as problem:
+            if number == len(choices) - 1 and not cases:
+                raise
+            results[number] = refused(problem)
+    numbers = list(cases)
+    with workers(given) as run:
+        for i, found in _with_progress(run(row, list(cases.values())), len(numbers)):
+            results[numbers[i]] = _judged(found, cases[numbers[i]], given["limit"])
+    for number, choice in enumerate(choices):
+        shown = {a.name: c.shown for a, c in zip(axes, choice, strict=True)}
+        yield {"configuration": shown, **results[number]}
+
+
+def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
+    """A row that says whether it fits, if there is a limit and it is a job."""
+    if limit is None or "error" in found:
+        return found
+    return {**found, "fits": found["peak_bytes"] <= limit.room(found["mesh"], case.machine)}
+
+
+def _print(
+    rows: Sequence[SweepRow], columns: Sequence[SweepColumn], given: Mapping[str, Any]
+) -> None:
+    from stagec.driver.sweep.table import csv_text, print_sweep
+
+    limit: Limit | None = given["limit"]
+    for remark in limit.remarks() if limit is not None else ():
+        report(remark)
+    if given["as_json"]:
+        text = json.dumps(rows, indent=1) + "\n"
+    elif given["as_csv"]:
+        text = csv_text(rows)
+    else:
+        table = StringIO()
+        print_sweep(
+            rows, columns, table if given["output"] or not sys.stdout.isatty() else sys.stdout
+        )
+        text = table.getvalue()
+    write_output(text, given["output"])
+
+
+def _check(options: JobOptions, axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
+    for name in conflicts(axes):
+        flag = name.replace("_", "-")
+        raise error(f"--sweep {flag} is given twice", remedy=f"one --sweep {flag}=VALUE,...")
+    alone = [n for n in _ALONE if _is_given(given.get(n)) or getattr(options, n, None)]
+    if alone:
+        flag = alone[0].replace("_", "-")
+        raise error(f"--{flag} is about one job, --sweep about many", remedy=f"leave out --{flag}")
+    if given["as_json"] and given["as_csv"]:
+        raise error("--json and --csv are two forms of the rows", remedy="choose one of them")
+    if "-" in (options.model, options.strategy):
+        raise error("--sweep reads a text many times", remedy="give a file instead of '-'")
+    count = prod(len(axis.choices) for axis in axes)
+    if count > _MOST_ROWS:
+        raise error(
+            f"--sweep asks for {count:,} configurations, expected at most {_MOST_ROWS:,}",
+            remedy="sweep over less at a time",
+        )
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _configured(case: Case, choices: Sequence[Choice]) -> Case:
+    """A combination, for a process with another working directory. Figures of a machine change
+    those of the machine that is chosen beside them."""
+    settings = [setting for choice in choices for setting in choice.settings]
+    for setting in sorted(settings, key=lambda each: each.what == "figure"):
+        case = setting.chosen(case)
+    options = case.options
+    changed = options.changed(
+        model=_absolute(options.model) or "",
+        strategy=_absolute(options.strategy),
+        plugin=tuple(path.resolve() for path in options.plugin),
+    )
+    return replace(case, options=changed)
+
+
+def _absolute(name: str | None) -> str | None:
+    return str(Path(name).resolve()) if name and is_file_name(name) else name
+
+
+def _with_progress(results: Iterator[Numbered], total: int) -> Iterator[Numbered]:
+    if not sys.stderr.isatty():
+        yield from results
+        return
+    with progress_bar("analyzing", "configurations") as progress:
+        for done, result in enumerate(results, 1):
+            progress(done, total)
+            yield result

@@ -1,0 +1,1 @@
+"""The answers of `stagec time`: tables, pages, timelines."""

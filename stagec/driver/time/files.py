@@ -1,0 +1,136 @@
+"""The files of `stagec time`: a page, and a trace for Perfetto."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from stagec.driver.output.common import report
+from stagec.driver.request.command_line import job_words
+from stagec.support.diagnostics import Diagnostic, error
+from stagec.support.files import new_file, write_file
+
+if TYPE_CHECKING:
+    from stagec.driver.time.timed import Timed
+    from stagec.machines import Machine
+    from stagec.program.nodes import Events
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def time_files(function: F) -> F:
+    """Give a command the options of `draw`."""
+    for decorate in reversed(
+        (
+            click.option(
+                "--html",
+                type=Path,
+                metavar="FILE",
+                help="Write a page that shows the step; with --sweep a plot (FILE.svg: alone).",
+            ),
+            click.option(
+                "--perfetto",
+                type=Path,
+                metavar="FILE",
+                help="Write a trace for ui.perfetto.dev.",
+            ),
+            click.option(
+                "--perfetto-ranks",
+                metavar="0-7,64",
+                help="The ranks of that trace (default: the first of each class).",
+            ),
+        )
+    ):
+        function = decorate(function)
+    return function
+
+
+def draws(given: Mapping[str, Any]) -> bool:
+    """Whether a file is asked for."""
+    if given["perfetto_ranks"] is not None and given["perfetto"] is None:
+        raise click.UsageError("--perfetto-ranks needs a trace: --perfetto FILE")
+    return given["html"] is not None or given["perfetto"] is not None
+
+
+def draw(timed: Timed, given: Mapping[str, Any]) -> None:
+    """Write the files that are asked for. Raises `DiagnosticError`."""
+    if given["html"] is not None:
+        write_file(given["html"], _page(timed, given["machine"], overlap=given["overlap"]))
+    if given["perfetto"] is not None:
+        write_perfetto(timed, given["perfetto"], given["perfetto_ranks"])
+
+
+def _page(timed: Timed, machine: Machine, *, overlap: bool) -> str:
+    from stagec.analysis.time_picture import time_picture
+    from stagec.driver.time.page import time_page
+
+    words = ["stagec", "time", *job_words(timed.options), "--machine", machine.name]
+    command = shlex.join([*words, *([] if overlap else ["--no-overlap"])])
+    picture = time_picture(timed.issued, timed.step, timed.plans)
+    capacity = machine.memory.capacity.value
+    return time_page(timed.report, picture, command, machine.title, capacity)
+
+
+# -- Perfetto --------------------------------------------------------------------------------------
+
+
+def write_perfetto(timed: Timed, path: Path, ranks: str | None) -> None:
+    """Write a trace of these ranks, by default of the first rank of each class, those that end last
+    before others. Raises `DiagnosticError` for ranks that are not there, and for more nodes than a
+    viewer takes."""
+    from stagec.formats.perfetto.encode import perfetto_trace
+    from stagec.formats.timeline.ranks import replayed_timeline
+
+    chosen = _first_ranks(timed) if ranks is None else _given_ranks(timed, ranks)
+    timeline = replayed_timeline(
+        timed.issued, timed.step, chosen, "", lambda number: _events(timed, number)
+    )
+    with new_file(path) as file:
+        for part in perfetto_trace(timeline):
+            file.write(part)
+
+
+def _first_ranks(timed: Timed) -> dict[int, int]:
+    """The first rank of each class, as far as a viewer takes them."""
+    from stagec.formats.timeline import ranks
+
+    found = ranks.first_ranks(timed.issued.members, timed.step, ranks.MOST_NODES)
+    classes = len(timed.step.classes)
+    if len(found) < classes:
+        text = (
+            f"the trace has {len(found)} of {classes} rank classes, the busiest: more than "
+            f"{ranks.MOST_NODES:,} nodes are more than a viewer takes; --perfetto-ranks chooses "
+            "others"
+        )
+        report(Diagnostic(text, severity="remark"))
+    return found
+
+
+def _given_ranks(timed: Timed, text: str) -> dict[int, int]:
+    from stagec.formats.timeline import ranks
+    from stagec.job.writer import parse_ranges
+
+    of = ranks.classes_of(timed.issued.members)
+    wanted: list[int] = parse_ranges(text).tolist()
+    missing = [rank for rank in wanted if rank not in of]
+    if missing:
+        raise error(
+            f"--perfetto-ranks {text}: there is no rank {missing[0]}",
+            remedy=f"the ranks are 0 to {len(of) - 1}",
+        )
+    counts = ranks.count_nodes(timed.step)
+    nodes = sum(counts[of[rank]] for rank in wanted)
+    if nodes > ranks.MOST_NODES:
+        raise ranks.too_many(f"--perfetto-ranks {text}", nodes, len(wanted))
+    return {rank: of[rank] for rank in wanted}
+
+
+def _events(timed: Timed, number: int) -> Events | None:
+    if timed.plans is None:
+        return None
+    each = timed.issued.classes[number]
+    return timed.plans.annotate(each, each.program()).events

@@ -1,0 +1,90 @@
+"""How long a step of one job takes: from its options to the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stagec.driver.job.builder import JobBuilder
+from stagec.driver.job.planned import Planned
+from stagec.driver.output.streams import tell
+from stagec.driver.request.options import JobOptions
+from stagec.pipeline.instrument import PLAN, TYPED
+
+if TYPE_CHECKING:
+    from stagec.analysis.memory_events import EventPlans
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+    from stagec.time.costs import Measurements
+    from stagec.time.step import Issued, StepTime
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A job on a machine: its command line is of `options`; `plans` are those of its memory, if
+    they were asked for."""
+
+    options: JobOptions
+    report: TimeReport
+    issued: Issued
+    plans: EventPlans | None
+
+    @property
+    def step(self) -> StepTime:
+        """The replay of its step."""
+        return self.report.step
+
+
+def time_of(
+    options: JobOptions,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
+) -> TimeReport:
+    """The time of a job's step. Raises `DiagnosticError`."""
+    return time_job(options, machine, overlap=overlap, levers=levers, measured=measured).report
+
+
+def time_job(
+    options: JobOptions,
+    machine: Machine,
+    *,
+    overlap: bool = True,
+    levers: bool | None = None,
+    measured: Measurements | None = None,
+    memory: bool = False,
+) -> Timed:
+    """The time of a job's step, and what it was found from; with `memory`, the plans of that too.
+    Raises `DiagnosticError`."""
+    from stagec.analysis.memory_events import EventPlans
+    from stagec.analysis.model_flops import model_flops, step_flops, step_tokens
+    from stagec.analysis.time_report import time_report
+    from stagec.time.step import Issued
+
+    builder = JobBuilder(options)
+    tokens = step_tokens(builder.module)
+    forward = Planned(model_flops, after=TYPED)
+    plans = Planned(EventPlans)
+    module = (
+        builder.lower(watching=[forward, plans])
+        if memory
+        else builder.lower(watching=[forward], without={PLAN})
+    )
+    issued = Issued.of(module)
+    flops = None if forward.found is None else step_flops(forward.found, module.graphs)
+    report = time_report(
+        builder.model_name,
+        issued,
+        machine,
+        module.env,
+        model_flops=flops,
+        tokens=tokens,
+        overlap=overlap,
+        levers=levers,
+        measured=measured,
+    )
+    if levers is None and not report.levers:
+        tell("--levers tries what would help")
+    return Timed(options, report, issued, plans.needed("memory over time") if memory else None)
