@@ -166,8 +166,9 @@ class Dispatch(OpDef):
     C = S k capacity / E rows per sequence and expert. The buffers are filled in the order of the
     tokens; with a capacity factor above 1 the rows left over are zero, and rows beyond C would be
     dropped (there are none under balanced load). A split of the tokens splits B and C alike, so
-    each rank fills its own part; the all_to_all is the change to where the experts are. With
-    weights each copy is multiplied by its own: the gradient of `stg.combine`.
+    each rank fills its own part, and what takes rows out again needs the same split of the tokens;
+    the all_to_all is the change to where the experts are. With weights each copy is multiplied by
+    its own: the gradient of `stg.combine`.
     """
 
     name = "stg.dispatch"
@@ -186,6 +187,7 @@ class Dispatch(OpDef):
             ",".join(("bsd", "bst", "bst")[: len(op.operands)]) + "->eb(sc)d",
             whole="etc",
             linear=[0],
+            numbered="s",
             sizes={"e": count, "c": k * capacity / count},
             loads={"c": load} if (load := _load(op)) else {},
         )
@@ -234,7 +236,7 @@ class Combine(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         operands = ("eb(sc)d", "bst", "bst")[: len(op.operands)]
-        return make_rule(",".join(operands) + "->bsd", whole="etc", linear=[0])
+        return make_rule(",".join(operands) + "->bsd", whole="etc", linear=[0], numbered="s")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * (len(op.operands) - 1)
@@ -273,7 +275,7 @@ class CombineWeightsGrad(OpDef):
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
 
     def rule(self, op: Operation) -> Rule:
-        return make_rule("bsd,eb(sc)d,bst->bst", whole="etc", linear=[1])
+        return make_rule("bsd,eb(sc)d,bst->bst", whole="etc", linear=[1], numbered="s")
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return ["f32"]

@@ -31,6 +31,7 @@ from stagec.api import (
 )
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import MAKE_PARTS
+from stagec.sharding.numbered import check_rows
 from stagec.sharding.propagate import Propagation, is_carried
 from stagec.sharding.weigh import Split
 
@@ -71,7 +72,7 @@ class PropagateSharding(Pass):
 def propagate_sharding(module: Module) -> None:
     """Give every value of every function a placement, in place.
 
-    Raises `DiagnosticError` for pins that contradict each other.
+    Raises `DiagnosticError` for pins that contradict each other, also where rows are numbered.
     """
     for func in module.functions:
         constraints = _part_pins(module, func.body)
@@ -79,6 +80,7 @@ def propagate_sharding(module: Module) -> None:
         found.run()
         _write(func.body, found)
         _join_pins(constraints)
+        check_rows(func.body)
 
 
 # -- the types -------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ class Rule:
     operand may be split further than the result: the op gathers what it lacks while it computes.
     `linear`: partial sums may pass if *all* operands named here are partial over the same axes;
     `each`: from each of these operands alone, which strategies ask for by deferring axes.
+    A dimension joined of a `numbered` factor and others holds rows that an op counts within its
+    part of the factor: all ops of these rows need the same split of it.
     `reduction` is the kind of partial value that a split contracted factor leaves. `sizes` gives
     factors that appear in no operand, `loads` those whose rows differ between ranks.
     """
@@ -48,6 +50,7 @@ class Rule:
     gathered: frozenset[str] = frozenset()
     linear: frozenset[int] = frozenset()
     each: frozenset[int] = frozenset()
+    numbered: frozenset[str] = frozenset()
     reduction: str = "sum"
     sizes: Mapping[str, Expr] = field(default_factory=dict[str, Expr], hash=False)
     loads: Mapping[str, Load] = field(default_factory=dict[str, Load], hash=False)
@@ -88,6 +91,7 @@ def make_rule(
     gathered: str = "",
     linear: Iterable[int] = (),
     each: Iterable[int] = (),
+    numbered: str = "",
     reduction: str = "sum",
     sizes: Mapping[str, Expr] | None = None,
     loads: Mapping[str, Load] | None = None,
@@ -114,6 +118,7 @@ def make_rule(
         frozenset(gathered),
         frozenset(linear),
         frozenset(each),
+        frozenset(numbered),
         reduction,
         sizes or {},
         loads or {},

@@ -29,6 +29,7 @@ from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import distribute, unreduced
+from stagec.sharding.numbered import Rows
 from stagec.sharding.strategy import read_strategy
 from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing
 from stagec.support.diagnostics import error, note
@@ -46,6 +47,7 @@ class Propagation:
         self._order = module.mesh.axes if module.mesh else ()
         self._deferred = read_strategy(module).deferred
         self._weighing = Weighing(module)
+        self._rows = Rows()
         self._nodes: dict[Operation, ShardedOp] = {}
         #: Carried arguments get their placements from the values around them; those of a stack of
         #: several kinds of layers have one.
@@ -379,7 +381,7 @@ class Propagation:
             if (
                 use.axis in taken
                 or not node.takes(factor, use.axis)
-                or (use.axis in self._passing(node) and not self._reduces_first(node, use))
+                or (use.axis in self._passing(node) and not self._reduces_first(node, factor, use))
                 or not self._facts.divides(axis_size(axes), node.sizes[factor])
             ):
                 break
@@ -409,10 +411,14 @@ class Propagation:
         parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
         return parts[0].intersection(*parts[1:])
 
-    def _reduces_first(self, node: ShardedOp, use: AxisUse) -> bool:
-        """Whether a split that gives way elsewhere stops partial sums here. A linear operand has
-        another placement than the op needs. It moves in any case, and fewer bytes of it move
-        once it is reduced."""
+    def _reduces_first(self, node: ShardedOp, factor: str, use: AxisUse) -> bool:
+        """Whether a split stops partial sums here. It does if rows are numbered by it. One that
+        gives way elsewhere also does if a linear operand has another placement than the op needs.
+        It moves in any case, and fewer bytes of it move once it is reduced."""
+        if factor in node.rule.numbered:
+            fillers = [self._nodes[f] for f in self._rows.taken(node.op, factor)]
+            splits = [f.assignment.get(g, ()) for f in fillers for g in f.rule.numbered]
+            return any(use.axis in split for split in splits)
         return use.priority > 0 and any(
             split and node.rule.whole.issuperset(group)
             for i in node.rule.linear

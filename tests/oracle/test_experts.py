@@ -55,6 +55,16 @@ MIXED: Sequence[Mapping[str, int]] = (
     {"dp": 2, "ep": 2, "cp": 2, "tp": 2},
     {"dp_replicate": 2, "dp_shard": 2, "ep": 2},
 )
+#: Meshes that split the tokens over the ranks that split each expert, or experts between them.
+SPLIT: Sequence[Mapping[str, int]] = (
+    {"tp": 2},
+    {"dp": 2, "ep": 2, "tp": 2},
+    {"tp": 4},
+    {"dp": 2, "tp": 2},
+    {"tp": 2, "etp": 1},
+    {"cp": 2, "tp": 2},
+    {"pp": 2, "tp": 2},
+)
 FACTORS: Mapping[str, Sequence[Any]] = {
     "axes": AXES,
     "sp": (True, False),
@@ -109,6 +119,12 @@ def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None
 @crossed(axes=MIXED, model=MODELS)
 def test_every_model_on_mixed_meshes(axes: dict[str, int], model: str) -> None:
     assert_same(model, {**axes, "sp": True, "zero": 3, "cp_mode": "all-gather"})
+
+
+@crossed(axes=SPLIT, model=MODELS)
+def test_rows_left_over_are_where_they_were_filled(axes: dict[str, int], model: str) -> None:
+    """Ranks fill rows by their own tokens, so those that take them out count these tokens too."""
+    assert_same(model, {**axes, "sp": True, "capacity_factor": Fraction(2)})
 
 
 def test_tokens_go_to_their_experts_and_come_back() -> None:
@@ -214,6 +230,15 @@ def test_split_experts_gather_rows_after_the_exchange() -> None:
     gathers = L * (act + message) + act
     assert found["all_gather", ("tp",), "forward"] == (2 * L + 1, gathers)
     assert found["reduce_scatter", ("tp",), "forward"] == (2 * L + 1, gathers)
+
+
+def test_split_experts_gather_rows_without_an_exchange_too() -> None:
+    """The rows are reduced, not the tokens: each rank takes out those that it has filled."""
+    found = rows(dp=4, tp=2, sp=True)
+    message, act = B * S // 4 * T * D * 2, B * S // 4 * D * 2
+    moved = (2 * L + 1, L * (act + message) + act)
+    assert found["all_gather", ("tp",), "forward"] == moved
+    assert found["reduce_scatter", ("tp",), "forward"] == moved
 
 
 def test_without_sequence_parallelism_the_combined_tokens_are_reduced() -> None:

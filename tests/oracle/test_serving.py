@@ -12,7 +12,7 @@ import pytest
 from stagec.driver.request.options import JobOptions
 from tests.configurations import sizes_of, small
 from tests.served import assert_serves
-from tests.support import EXHAUSTIVE, GPT, LLAMA, MIXTRAL, PALM, QWEN, tiny_options
+from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, PALM, QWEN, tiny_options
 
 Steps = tuple[tuple[str, int], ...]
 ONE_BY_ONE: Steps = (("prefill", 4), ("decode", 1), ("decode", 1), ("decode", 2))
@@ -96,6 +96,24 @@ def test_stages_serve() -> None:
 @pytest.mark.parametrize("model", first(MIXTRAL, QWEN))
 def test_experts_serve(model: str, options: dict[str, Any]) -> None:
     assert_serves(job_of(model, **options), ONE_BY_ONE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    first(
+        {"tp": 2},
+        {"dp": 2, "ep": 2, "tp": 2},
+        {"tp": 4},
+        {"tp": 2, "etp": 1},
+        {"cp": 2, "tp": 2, "cp_mode": "all-gather"},
+    ),
+    ids=named,
+)
+@pytest.mark.parametrize("model", first(MIXTRAL, QWEN, DEEPSEEK))
+def test_experts_prefill_split_sequences(model: str, options: dict[str, Any]) -> None:
+    """Experts have rows left over; ranks fill rows by their own tokens."""
+    job = tiny_options(model, sp=True, capacity_factor=Fraction(2), **options)
+    assert_serves(job, (("prefill", 8),))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""Rows that an op counts within its part of a split: who has filled them.
+
+`stg.dispatch` fills the rows of experts in the order of the tokens of a rank. With the tokens over
+tp, and room left over, rows of the ranks stand one after the other, each with its own gaps:
+
+    rank 0     rank 1         one rank with all tokens
+    a b . .    c d . .        a b c d . . . .
+
+What takes the rows out again counts tokens too, so it must have the same split of them. A gather
+of the rows between the two changes nothing about that.
+"""
+
+from __future__ import annotations
+
+from stagec.ir.core import Operation, Region, Value
+from stagec.ir.rule import Group, Rule
+from stagec.ir.traits import HasRegion, Repeats
+from stagec.support.diagnostics import error, note
+
+
+class Rows:
+    """Where the rows of dimensions come from. Placements do not matter, so what is found stays."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Value, int], Operation | None] = {}
+
+    def taken(self, op: Operation, factor: str) -> list[Operation]:
+        """The ops that filled the rows that an op finds in dimensions joined of this factor and
+        others."""
+        rule = op.definition.rule(op)
+        groups = {g for s in rule.operands for g in s if factor in g and len(g) > 1} if rule else ()
+        return [f for group in groups for f in self.of_group(op, group)]
+
+    def of_group(self, op: Operation, group: Group) -> list[Operation]:
+        """The ops that filled the rows of operands that have a dimension of these factors."""
+        rule = op.definition.rule(op)
+        shapes = zip(op.operands, rule.operands, strict=True) if rule is not None else ()
+        found = [self.filler(v, s.index(group)) for v, s in shapes if group in s]
+        return list(dict.fromkeys(f for f in found if f is not None))
+
+    def filler(self, value: Value, dim: int) -> Operation | None:
+        """The op that filled the rows of a dimension; None if they are not numbered."""
+        if (value, dim) not in self._found:
+            self._found[value, dim] = None  # what a layer hands to the next one does not say
+            self._found[value, dim] = self._look(value, dim)
+        return self._found[value, dim]
+
+    def _look(self, value: Value, dim: int) -> Operation | None:
+        op = value.producer
+        if op is None:
+            return self._entered(value, dim)
+        if op.region is not None:
+            return self._left(op, value, dim)
+        rule = op.definition.rule(op)
+        if rule is None:
+            return None
+        group = rule.results[value.index][dim]
+        if len(group) > 1 and not rule.numbered.isdisjoint(group):
+            return op
+        return next(iter(self.of_group(op, group)), None)
+
+    def _entered(self, arg: Value, dim: int) -> Operation | None:
+        """Of an argument of a region: what enters it."""
+        owner = arg.region.owner
+        if not owner.has(HasRegion) or arg.index >= len(owner.operands):
+            return None
+        carried = not owner.has(Repeats) or arg.index < owner.integer("carry", 1)
+        return self.filler(owner.operands[arg.index], dim if carried else dim + 1)
+
+    def _left(self, op: Operation, value: Value, dim: int) -> Operation | None:
+        """Of a result of an op with a region: what the region yields."""
+        inner = op.body.terminator.operands[value.index]
+        if not op.has(Repeats) or value.index < op.integer("carry", 1):
+            return self.filler(inner, dim)
+        return self.filler(inner, dim - 1) if dim else None
+
+
+def check_rows(region: Region) -> None:
+    """Raises `DiagnosticError` for an op that takes or joins rows that were numbered by another
+    split than its own. All types have placements."""
+    rows = Rows()
+    for op in region.walk():
+        rule = op.definition.rule(op) if op.region is None else None
+        for group in {g: None for s in rule.operands for g in s} if rule is not None else ():
+            fillers = rows.of_group(op, group)
+            if rule is not None and not rule.numbered.isdisjoint(group) and len(group) > 1:
+                fillers.append(op)
+            for other in fillers[1:]:
+                _compare(op, fillers[0], other)
+
+
+def _compare(op: Operation, filler: Operation, other: Operation) -> None:
+    one, two = _split(filler), _split(other)
+    if one == two:
+        return
+    raise error(
+        f"'{op.name}' takes rows that '{filler.name}' numbers by tokens "
+        f"{_over(one)}, as if they were numbered by tokens {_over(two)}",
+        op.loc,
+        remedy="split the tokens of both alike: change the placement that one of them is given",
+        notes=[note("the rows are filled here", filler.loc)],
+    )
+
+
+def _split(op: Operation) -> tuple[str, ...]:
+    """The axes of the numbered factor of an op, which every one of its results has."""
+    rule: Rule | None = op.definition.rule(op)
+    assert rule is not None
+    return next(
+        d.axes
+        for v, s in zip(op.results, rule.results, strict=True)
+        for d, g in zip(v.tensor.dims, s, strict=True)
+        if not rule.numbered.isdisjoint(g)
+    )
+
+
+def _over(axes: tuple[str, ...]) -> str:
+    return f"split over {', '.join(axes)}" if axes else "that are not split"
