@@ -244,7 +244,7 @@ def deepseek_v32(x: Array, p: Params, i: int) -> Array:
         chosen = experts_of(s, 2)
         for which in chosen:
             one = {name: value[which] for name, value in e.items()}
-            share = shares[which] / shares[chosen].sum()
+            share = 2.5 * shares[which] / shares[chosen].sum()  # what its class scales by, unless told
             out[s] += share * gated(n[s : s + 1], one)[0]
     return x + out
 
