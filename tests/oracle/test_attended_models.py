@@ -244,7 +244,8 @@ def deepseek_v32(x: Array, p: Params, i: int) -> Array:
         chosen = experts_of(s, 2)
         for which in chosen:
             one = {name: value[which] for name, value in e.items()}
-            share = 2.5 * shares[which] / shares[chosen].sum()  # what its class scales by, unless told
+            # 2.5 is what its class scales by, unless told
+            share = 2.5 * shares[which] / shares[chosen].sum()
             out[s] += share * gated(n[s : s + 1], one)[0]
     return x + out
 

@@ -26,6 +26,7 @@ def stand_in(folder: Path, ends: str) -> Path:
     return program
 
 
+@pytest.mark.long
 def test_the_last_rank_is_compared(tmp_path: Path) -> None:
     more = ", exposed communication 2 cycles."
     ends = f"sys[0] finished, 70 cycles{more}\nsys[1] finished, 90 cycles{more}"

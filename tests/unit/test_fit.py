@@ -302,6 +302,7 @@ def written(tmp_path: Path, tables: list[Table], name: str = "h100.csv") -> Path
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", [pytest.param("h100", marks=EXHAUSTIVE), "own/base.toml"])
 def test_the_text_is_the_machine_that_was_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str

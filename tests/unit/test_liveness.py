@@ -160,6 +160,7 @@ def test_a_long_chain_of_views() -> None:
     assert buffer.value.name == "v0"
 
 
+@pytest.mark.long
 def test_too_many_iterations_end_in_a_diagnostic() -> None:
     repeat = "%y = stg.repeat[count = N, carry = 1] (%h = %x) {\n stg.yield(%h)\n}\n"
     body = body_of(f"{repeat} stg.return(%y)\n", f"B, D, N = {10**12}")

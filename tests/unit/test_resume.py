@@ -146,6 +146,7 @@ class Runs:
         self._process.communicate()
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_a_run_is_completed_to_the_same_bytes(tmp_path: Path) -> None:
     write(job(), tmp_path / "expected")
     expected = content(tmp_path / "expected")
