@@ -71,8 +71,14 @@ class CopyExperts(Pass):
 def copy_experts(module: Module, count: int) -> None:
     """Make so many of the experts copies, in place.
 
-    Raises `DiagnosticError` for a model without routers, and for more copies than experts.
+    Raises `DiagnosticError` for a model without routers, for more copies than experts, and for less
+    than none.
     """
+    if count < 0:
+        raise error(
+            f"copy-experts expects how many experts are copies, found {count}",
+            remedy="give a positive number, as in copy-experts{count=32}",
+        )
     routers = [op for op in module.walk() if COPIES in op.definition.params_by_name]
     if not routers:
         raise error(

@@ -124,8 +124,7 @@ def _check(program: Program) -> None:
             "LLMServingSim simulates servers, and this step trains",
             remedy="compile a step of serving: --serve decode --context 4096",
         )
-
-    if any("/mb1/" in node.name for node in program.nodes):
+    if program.microbatch.any():
         raise error(
             "a trace of LLMServingSim is one batch, and this step has several microbatches",
             remedy="add --microbatches 1",

@@ -146,6 +146,7 @@ def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, A
     [
         (("--prefill", "tp=2"), "expects --prompt"),
         (("--prompt", "16", "--prefill", "tq=2"), "no flag 'tq' of a strategy"),
+        (("--prompt", "16", "--prefill", "sp,foo"), "no flag 'foo' of a strategy"),
         (("--prompt", "16", "--prefill", "tp=x"), "--prefill 'tp=x'"),
         (
             ("--prompt", "16", "--prefill", "microbatches=2", "--decode", "microbatches=3"),

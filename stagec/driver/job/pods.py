@@ -145,11 +145,21 @@ def _read(pod: str, text: str) -> JobOptions:
     try:
         with _given.make_context(pod, words) as context:
             found: JobOptions = _given.invoke(context)
-            return found
     except click.UsageError as problem:
         raise error(
             f"--{pod} '{text}': {problem.format_message()}", remedy="as in --prefill 'tp=4,sp'"
         ) from None
+    if found.model:  # what belongs to no flag
+        raise _no_flag(pod, text, found.model)
+    return found
+
+
+def _no_flag(pod: str, text: str, name: str) -> DiagnosticError:
+    options = {f.option.removeprefix("--") for f in FLAGS.values()}
+    return error(
+        f"--{pod} '{text}': no flag '{name}' of a strategy",
+        remedy=did_you_mean(name, options) or "as in --prefill 'tp=4,sp'",
+    )
 
 
 def _words(pod: str, text: str) -> list[str]:
@@ -159,11 +169,7 @@ def _words(pod: str, text: str) -> list[str]:
         name, _, value = part.partition("=")
         known = name.replace("-", "_")
         if value and known not in FLAGS and known not in _OF_MESH:
-            options = {f.option.removeprefix("--") for f in FLAGS.values()}
-            raise error(
-                f"--{pod} '{text}': no flag '{name}' of a strategy",
-                remedy=did_you_mean(name, options) or "as in --prefill 'tp=4,sp'",
-            )
+            raise _no_flag(pod, text, name)
         if value or known in FLAGS or known in _OF_MESH:
             found += [f"--{name}", *([value] if value else [])]
         elif found and not found[-1].startswith("--"):

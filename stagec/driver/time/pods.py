@@ -34,9 +34,9 @@ class TransferTime:
     """The caches of a step on their way.
 
     `bytes` and `messages` are those of all ranks. `alone_seconds` are those of the rank that sends
-    most, if it did nothing else; `exposed_seconds` are what is left of them
-    behind the step of prefill, since layers are sent as they finish. `level` is the level of the
-    network between the pods.
+    most, if it did nothing else; `exposed_seconds` are what is left of them behind the step of
+    prefill, since layers are sent as they finish. `level` is the level of the network between the
+    pods.
     """
 
     bytes: int
