@@ -14,8 +14,9 @@ from math import prod
 import numpy as np
 
 from stagec.driver.job.planned import Planned
-from stagec.driver.job.pods import DECODE, PODS, PREFILL, lower_pods, options_of_pod
+from stagec.driver.job.pods import lower_pods, options_of_pod
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import PODS
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import Locals, Meeting
 from stagec.interp.pipeline import run_named
@@ -23,6 +24,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
+from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir.types import CACHED, TensorType
 from stagec.program.crossings import Crossings, microbatches
 from stagec.program.nodes import Ints

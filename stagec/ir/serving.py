@@ -24,8 +24,8 @@ from stagec.ir.traits import Repeats
 from stagec.ir.types import Dim, TensorType
 
 #: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.
-MIXED = "mixed"
-MODES = ("prefill", "decode", MIXED)
+PREFILL, DECODE, MIXED = "prefill", "decode", "mixed"
+MODES = (PREFILL, DECODE, MIXED)
 #: The symbol of the tokens of each sequence that are cached before a step.
 PAST = "past"
 

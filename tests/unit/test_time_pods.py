@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stagec.driver.job.pods import PREFILL, lower_pods
+from stagec.driver.job.pods import lower_pods
+from stagec.ir.serving import PREFILL
 from stagec.machines import load_machine
 from stagec.time.network import message_seconds
 from stagec.time.step import Issued

@@ -18,7 +18,7 @@ import click
 from stagec.driver.output.common import write_output
 from stagec.driver.request.emission import worker_options
 from stagec.driver.request.limit import limit_option
-from stagec.driver.request.options import Sizes, merged_sizes
+from stagec.driver.request.options import SIZES
 from stagec.driver.search.question import Machines, Pareto, Prices, questions, space_text
 from stagec.driver.search.serving import serving_options
 from stagec.driver.search.space import BATCHES, KNOBS, RANKS, Values, knob_option
@@ -30,14 +30,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     click.argument("model", required=False, default=""),
-    click.option(
-        "--set",
-        "sizes",
-        type=Sizes(),
-        multiple=True,
-        callback=merged_sizes,
-        help="Sizes of symbols; B is the global batch in sequences.",
-    ),
+    SIZES,
     click.option(
         "--batch",
         type=Values(BATCHES),

@@ -14,7 +14,7 @@ import click
 
 from stagec.analysis.serving_rates import Engine, ServingRates, colocated, disaggregated
 from stagec.driver.job.builder import JobBuilder
-from stagec.driver.job.pods import DECODE, PREFILL, options_of_pod
+from stagec.driver.job.pods import options_of_pod
 from stagec.driver.output.common import kept_reports, reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console, ranks_text, table
 from stagec.driver.request.machine import captured, machine_option
@@ -24,6 +24,7 @@ from stagec.driver.request.times import TimeType
 from stagec.driver.sweep.page import page_of
 from stagec.driver.sweep.plot import PlotAxis, Point, plot
 from stagec.driver.time.table import seconds_text
+from stagec.ir.serving import DECODE, PREFILL
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.files import write_file
 

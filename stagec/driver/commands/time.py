@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.job.pods import PREFILL
 from stagec.driver.output.common import write_output
 from stagec.driver.request.limit import limit_option
 from stagec.driver.request.machine import captured, machine_option
@@ -21,6 +20,7 @@ from stagec.driver.sweep.run import check_alone, sweep, sweep_options
 from stagec.driver.time.files import draw, draws, time_files
 from stagec.driver.time.pods import time_pods
 from stagec.driver.time.timed import time_job
+from stagec.ir.serving import PREFILL
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:

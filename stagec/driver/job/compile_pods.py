@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.driver.job.builder import model_name
 from stagec.driver.job.planned import Planned
-from stagec.driver.job.pods import DECODE, PODS, PREFILL, Pods, lower_pods, strategies
+from stagec.driver.job.pods import Pods, lower_pods, strategies
 from stagec.driver.output.common import write_output
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import PODS
+from stagec.ir.serving import DECODE, PREFILL
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from stagec.driver.job.builder import JobBuilder
 from stagec.driver.output.common import kept_reports, reports_once
 from stagec.driver.request.flags import FLAGS
 from stagec.driver.request.options import JobOptions, job_options, take_options
+from stagec.driver.request.serving import PODS
 from stagec.ir.module import Module
+from stagec.ir.serving import DECODE, PREFILL
 from stagec.pipeline.instrument import Hooks
 from stagec.support.diagnostics import DiagnosticError, error, note
 from stagec.support.suggest import did_you_mean
@@ -24,8 +26,6 @@ from stagec.support.suggest import did_you_mean
 if TYPE_CHECKING:
     from stagec.program.crossings import Crossings
 
-PREFILL, DECODE = "prefill", "decode"
-PODS = (PREFILL, DECODE)
 #: The last pass before caches cross, and the one behind it.
 _PLACED, _BEHIND = "eliminate-dead-code", "offload-to-host"
 _OF_MESH = ("mesh", "ranks")

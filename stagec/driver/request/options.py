@@ -112,6 +112,15 @@ else:
     JobOptions.__module__ = __name__  # so that it can be sent to another process
 
 
+#: The sizes of a model's symbols.
+SIZES = click.option(
+    "--set",
+    "sizes",
+    type=Sizes(),
+    multiple=True,
+    callback=merged_sizes,
+    help="Sizes of symbols; B is the global batch in sequences.",
+)
 _OPTIONS = (
     click.argument("model", required=False, default=""),
     click.argument("strategy", required=False),
@@ -121,14 +130,7 @@ _OPTIONS = (
         metavar="NAME",
         help="A published run: model, sizes, mesh and strategy ('stagec presets' lists them).",
     ),
-    click.option(
-        "--set",
-        "sizes",
-        type=Sizes(),
-        multiple=True,
-        callback=merged_sizes,
-        help="Sizes of symbols; B is the global batch in sequences.",
-    ),
+    SIZES,
     click.option(
         "--mesh",
         type=Sizes(open_names=True),

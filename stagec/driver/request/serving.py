@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stagec.ir.expr import ZERO, Expr, const, symbol
-from stagec.ir.serving import MIXED, MODES, PAST
+from stagec.ir.serving import DECODE, MIXED, MODES, PAST, PREFILL
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.statement import Statement
 from stagec.serving.step import Step, parse_step
@@ -65,7 +65,7 @@ STEP = {
 }
 #: Two pods, one of which prefills; see `stagec.driver.job.pods`.
 DISAGGREGATED = "disaggregated"
-PODS = ("prefill", "decode")
+PODS = (PREFILL, DECODE)
 #: Options of what a step keeps.
 CACHES = {
     "page": click.option(

@@ -13,7 +13,7 @@ from stagec.driver.request.options import JobOptions
 from stagec.driver.request.serving import CACHES, STEP, mixed_step
 from stagec.driver.request.times import TimeType
 from stagec.explore.space import Space, doubled
-from stagec.ir.serving import MIXED, MODES
+from stagec.ir.serving import DECODE, MIXED, MODES, PREFILL
 from stagec.ir_spec.ops.axes import EXPERTS
 from stagec.serving.step import Step
 from stagec.support.diagnostics import error
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
-PREFILL, DECODE = "prefill", "decode"
 #: The most sequences of a step that are tried where none are given.
 _MOST = {DECODE: 4096, PREFILL: 64}
 #: The limits of the time of a step, and the steps that they are about.

@@ -14,10 +14,11 @@ from rich.markup import escape
 from stagec.driver.job.legal import BATCH
 from stagec.driver.output.tables import bytes_text, console, table
 from stagec.driver.request.command_line import job_words
-from stagec.driver.search.serving import DECODE, PREFILL, without_step
+from stagec.driver.search.serving import without_step
 from stagec.driver.time.table import seconds_text
 from stagec.explore.branch import Found, beats
 from stagec.explore.reasons import crossed, limits, reason
+from stagec.ir.serving import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from stagec.driver.request.options import JobOptions

@@ -10,15 +10,17 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from stagec.driver.job.compile_pods import handed_over
-from stagec.driver.job.pods import DECODE, PODS, PREFILL, lower_pods, options_of_pod, strategies
+from stagec.driver.job.pods import lower_pods, options_of_pod, strategies
 from stagec.driver.output.common import reports_once, write_output
 from stagec.driver.output.tables import bytes_text, console
 from stagec.driver.request.machine import captured
 from stagec.driver.request.measurements import measurements
 from stagec.driver.request.options import JobOptions
+from stagec.driver.request.serving import PODS
 from stagec.driver.time.files import draws
 from stagec.driver.time.table import print_time, seconds_text
 from stagec.driver.time.timed import time_job
+from stagec.ir.serving import DECODE, PREFILL
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
