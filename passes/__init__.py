@@ -23,6 +23,9 @@ from stagec.passes.partition.narrow_collectives import NarrowCollectives
 from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.partition.record_expert_rows import RecordExpertRows
 from stagec.passes.partition.reshard_parameters import ReshardParameters
+from stagec.passes.parts.connect_parts import ConnectParts
+from stagec.passes.parts.cut_part import CutPart
+from stagec.passes.parts.mark_parts import MarkParts
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
@@ -55,6 +58,7 @@ PLUGIN = Plugin(
         ToServing,
         AbsorbLatent,
         NormalizeStrategy,
+        MarkParts,
         AddLora,
         SetElementTypes,
         InsertFp8Casts,
@@ -70,6 +74,7 @@ PLUGIN = Plugin(
         RingAttention,
         Differentiate,
         AddOptimizer,
+        CutPart,
         PropagateSharding,
         InsertCollectives,
         NarrowCollectives,
@@ -81,6 +86,7 @@ PLUGIN = Plugin(
         CoalesceCollectives,
         ReshardParameters,
         HandOver,
+        ConnectParts,
         OffloadToHost,
         PlanMemory,
         PlaceBuffers,
@@ -95,7 +101,7 @@ PLUGIN = Plugin(
     ),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "normalize-strategy,copy-experts,add-lora,set-element-types,"
+        "apply-strategy": "normalize-strategy,mark-parts,copy-experts,add-lora,set-element-types,"
         "quantize-weights,insert-fp8-casts,size-experts,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

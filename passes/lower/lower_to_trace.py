@@ -36,7 +36,7 @@ from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats
 from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pods import BY_LAYER, Crossing, message_bytes
+from stagec.ir_spec.ops.pods import BY_LAYER, Crossing, end_type, message_bytes
 from stagec.passes.lower.kernels import (
     attributes,
     fused_attributes,
@@ -322,7 +322,7 @@ class _Lowering:
         attrs: dict[str, RawAttr] = {
             "pod": op.text("to" if sends else "source"),
             "bytes": message_bytes(op),
-            "dtype": op.operands[0].tensor.dtype,
+            "dtype": end_type(op).dtype,
             "channel": op.integer("stream"),
             "streams": op.integer("streams"),
         }
