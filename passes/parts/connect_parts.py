@@ -63,7 +63,6 @@ def connect_parts(module: Module, other: Module) -> None:
             continue
         attrs: dict[str, RawAttr] = {
             "first": crossing.first[pod],
-            "pieces": crossing.pieces,
             "stream": crossing.stream,
             "streams": len(found.values),
         }
@@ -84,20 +83,25 @@ def _message(
     b = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
     b.phase = op.phase
     if isinstance(op.definition, Arrive):
-        given = {"source": way.source, "ways": len(crossing.way.of), **attrs}
+        ways = len(crossing.way.of)
+        pieces = 1 if crossing.whole else ways
+        given = {"source": way.source, "ways": ways, "pieces": pieces, **attrs}
         types, names = [op.result.tensor], [op.result.name]
         return b.op("stg.take_over", (), given, types=types, names=names)
-    given = {"to": way.to, "ways": len(crossing.way.to), **attrs}
+    pieces = 1 if crossing.whole else crossing.way.pieces
+    given = {"to": way.to, "ways": len(crossing.way.to), "pieces": pieces, **attrs}
     return b.op("stg.hand_over", op.operands, given)
 
 
 def _check(module: Module, op: Operation, crossing: PartCrossing, way: Way) -> None:
     """Raises `DiagnosticError` for a dimension that is cut into parts which are not whole, and for
     messages without a whole number of bytes."""
+    if crossing.whole or not op.operands:
+        return
     remedy = "choose a batch and degrees that divide each other"
     for d, (dim, cuts) in enumerate(zip(crossed_type(op).dims, crossing.way.cuts, strict=True)):
         size = evaluate(dim.local, module.env)
-        if op.operands and size % cuts:
+        if size % cuts:
             what = f"dimension {d} has {size} on a rank, and crosses in {cuts} parts"
             raise error(f"{way} cannot cross: {what}", op.loc, remedy=remedy)
     try:

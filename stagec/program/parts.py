@@ -33,13 +33,13 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartCrossing:
-    """How a value crosses: who meets whom, the number of the first message in each pod, the parts
-    into which a rank cuts what it holds, and the number of the value."""
+    """How a value crosses: who meets whom, the number of the first message in each pod, the number
+    of the value, and whether each message is all of it."""
 
     way: Handover
     first: Mapping[str, int]
-    pieces: int
     stream: int
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,10 @@ def crossed_type(op: Operation) -> TensorType:
 def part_crossings(one: Module, other: Module) -> PartCrossings:
     """What crosses between the pods of two placed modules.
 
-    A scalar is not cut: each rank of the pod with more ranks sends it, or gets it, whole. Raises
-    `DiagnosticError` for ends that do not fit together, different numbers of microbatches,
-    sequences in zigzag order, and placements whose parts do not fall together.
+    A scalar is not cut: it goes the way of another value, and each message is all of it, so that
+    the messages of two ranks are in order. Raises `DiagnosticError` for ends that do not fit
+    together, different numbers of microbatches, sequences in zigzag order, and placements whose
+    parts do not fall together.
     """
     pods = {pod_of(module): module for module in (one, other)}
     ends = {pod: _ends_between(module, pods) for pod, module in pods.items()}
@@ -88,16 +89,18 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     meshes = {pod: pod_mesh(module) for pod, module in pods.items()}
     (a, b), found = pods, dict[Way, PartCrossing]()
     numbers = {a: Numbers(meshes[a], meshes[b]), b: Numbers(meshes[b], meshes[a])}
-    for stream, way in enumerate(sorted(ends[a])):
-        held = {pod: _held(meshes[pod], each[way]) for pod, each in ends.items()}
+    ways = sorted(ends[a])
+    tensors = [way for way in ways if crossed_type(ends[a][way]).rank]
+    for stream, way in enumerate(ways):
+        like = way if way in tensors else (*tensors, way)[0]
+        held = {pod: _held(meshes[pod], each[like]) for pod, each in ends.items()}
         met = _met(way, held, ends[way.source][way])
         sent, got = held[way.source], held[way.to]
         first = {
             way.source: numbers[way.source].end(sent, got, met.to, 1).first[0],
             way.to: numbers[way.to].end(got, sent, met.of, 1).first[0],
         }
-        pieces = met.pieces if sent.layouts.splits else 1
-        found[way] = PartCrossing(met, first, pieces, stream)
+        found[way] = PartCrossing(met, first, stream, whole=way not in tensors)
     return PartCrossings(found, {pod: each.peers for pod, each in numbers.items()})
 
 
